@@ -1,0 +1,1 @@
+"""The built-in architectures, each written exactly as a third party would."""

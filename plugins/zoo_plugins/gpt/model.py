@@ -1,0 +1,90 @@
+"""GPT: a pre-norm causal Transformer decoder (Radford et al. 2019; Brown et al. 2020).
+
+B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from zoo.nn import (
+    Cache,
+    FeedForward,
+    LayerCache,
+    MultiHeadAttention,
+    build_mask,
+    init_normal,
+    positions_of,
+    tied_linear,
+)
+from zoo_plugins.gpt.config import GPTConfig
+
+
+class GPTBlock(nn.Module):
+    """Attention, then feed-forward, each normalised before and added after."""
+
+    def __init__(self, c: GPTConfig) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.attention = MultiHeadAttention(
+            c.hidden_size, c.num_heads, num_kv_heads=c.num_kv_heads, dropout=c.dropout
+        )
+        self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
+        return x + self.dropout(self.mlp(self.norm_2(x)))
+
+
+class GPT(nn.Module):
+    """Token and position embeddings, blocks, a final norm and the language-model head."""
+
+    def __init__(self, c: GPTConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.position_embedding = nn.Embedding(c.max_seq_len, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(GPTBlock(c) for _ in range(c.num_layers))
+        self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.head = (
+            tied_linear(self.token_embedding)
+            if c.tie_embeddings
+            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        )
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """N(0, 0.02^2), divided by sqrt(residual layers) where a branch joins the residual stream (section 2.3)."""
+        init_normal(self, std=0.02)
+        for block in self.blocks:
+            for branch in (block.attention.output, block.mlp.down):
+                nn.init.normal_(branch.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Logits of the next token.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
+            past_key_values: what earlier calls saw; extended in place.
+
+        Returns:
+            (B, T, V).
+        """
+        length = input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
+        positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
+        x = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))  # (B, T, E)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, mask, past_key_values[layer] if past_key_values is not None else None)
+        return self.head(self.norm(x))

@@ -1,0 +1,20 @@
+"""The encoder-decoder Transformer of "Attention Is All You Need"."""
+
+from collections.abc import Sequence
+
+import zoo
+
+ZOO_API = 1
+
+
+@zoo.hookimpl
+def zoo_architectures() -> Sequence[zoo.Architecture]:
+    return [
+        zoo.Architecture(
+            name="transformer",
+            tasks=("text2text-generation",),
+            config="zoo_plugins.transformer.config:TransformerConfig",
+            model="zoo_plugins.transformer.model:Transformer",
+            reference="Vaswani et al. 2017, Attention Is All You Need",
+        )
+    ]

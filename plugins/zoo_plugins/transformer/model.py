@@ -1,0 +1,183 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017).
+
+B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from zoo.nn import (
+    Cache,
+    FeedForward,
+    LayerCache,
+    MultiHeadAttention,
+    Residual,
+    SinusoidalPositions,
+    build_mask,
+    init_xavier,
+    positions_of,
+    tied_linear,
+)
+from zoo_plugins.transformer.config import TransformerConfig
+
+
+def attention(c: TransformerConfig) -> MultiHeadAttention:
+    """The attention of section 3.2.2 at this configuration's sizes."""
+    return MultiHeadAttention(
+        c.hidden_size,
+        c.num_heads,
+        head_dim=c.head_dim,
+        value_head_dim=c.value_head_dim,
+        bias=c.attention_bias,
+        dropout=c.dropout,
+    )
+
+
+def feed_forward(c: TransformerConfig) -> FeedForward:
+    """The network of section 3.3 at this configuration's sizes."""
+    return FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation, dropout=c.dropout)
+
+
+def residual(c: TransformerConfig) -> Residual:
+    """Dropout, addition and norm around a sub-layer (section 5.4)."""
+    return Residual(c.hidden_size, eps=c.norm_eps, norm_first=c.norm_first, dropout=c.dropout)
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then feed-forward (figure 1, left)."""
+
+    def __init__(self, c: TransformerConfig) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention(c), feed_forward(c)
+        self.residual_1, self.residual_2 = residual(c), residual(c)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, S, E) -> (B, S, E)."""
+        x = self.residual_1(x, lambda y: self.attention(y, mask=mask))
+        return self.residual_2(x, self.mlp)
+
+
+class DecoderBlock(nn.Module):
+    """Masked self-attention, attention to the source, then feed-forward (figure 1, right)."""
+
+    def __init__(self, c: TransformerConfig) -> None:
+        super().__init__()
+        self.attention, self.cross, self.mlp = attention(c), attention(c), feed_forward(c)
+        self.residual_1, self.residual_2, self.residual_3 = residual(c), residual(c), residual(c)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        memory_mask: Tensor | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = self.residual_1(x, lambda y: self.attention(y, mask=mask, cache=cache))
+        x = self.residual_2(x, lambda y: self.cross(y, memory=memory, mask=memory_mask))
+        return self.residual_3(x, self.mlp)
+
+
+class Embedding(nn.Module):
+    """Token embedding times sqrt(E), plus positions (sections 3.4 and 3.5)."""
+
+    def __init__(self, c: TransformerConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.position = (
+            nn.Embedding(c.max_seq_len, c.hidden_size)
+            if c.positions == "learned"
+            else SinusoidalPositions(c.hidden_size)
+        )
+        self.scale = math.sqrt(c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """(B, T) and (B, T) -> (B, T, E)."""
+        tokens = self.token(ids) * self.scale
+        if isinstance(self.position, SinusoidalPositions):
+            return self.dropout(tokens + self.position(positions, tokens.dtype))
+        return self.dropout(tokens + self.position(positions))
+
+
+class Transformer(nn.Module):
+    """Encoder, decoder and the projection to the vocabulary."""
+
+    def __init__(self, c: TransformerConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.encoder_embedding, self.decoder_embedding = Embedding(c), Embedding(c)
+        self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.num_layers))
+        self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.num_layers))
+        self.encoder_norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if c.norm_first else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if c.norm_first else nn.Identity()
+        if c.tie_embeddings:
+            self.decoder_embedding.token.weight = self.encoder_embedding.token.weight
+            self.head = tied_linear(self.decoder_embedding.token)
+        else:
+            self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        init_xavier(self)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:
+        """Read the source.
+
+        Args:
+            input_ids: (B, S).
+            attention_mask: (B, S), 1 for a token and 0 for padding.
+
+        Returns:
+            ``last_hidden_state`` (B, S, E), and ``cross_key_values``: its keys and values in each decoder block.
+        """
+        length = input_ids.shape[1]
+        mask = build_mask(length, length, padding=attention_mask)
+        positions = positions_of(length, length, padding=attention_mask, device=input_ids.device)
+        x = self.encoder_embedding(input_ids, positions)
+        for block in self.encoder:
+            x = block(x, mask)
+        x = self.encoder_norm(x)
+        return {"last_hidden_state": x, "cross_key_values": Cache(b.cross.keys_values(x) for b in self.decoder)}
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        cross_key_values: Cache,
+        decoder_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Logits of the next target token.
+
+        Args:
+            decoder_input_ids: (B, T).
+            cross_key_values: from :meth:`encode`.
+            decoder_attention_mask: (B, past + T), 1 for a token and 0 for padding.
+            attention_mask: (B, S), of the source.
+            past_key_values: what earlier calls saw; extended in place.
+
+        Returns:
+            (B, T, V).
+        """
+        length = decoder_input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        padding, device = decoder_attention_mask, decoder_input_ids.device
+        mask = build_mask(length, total, padding=padding, causal=True, device=device)
+        memory_mask = build_mask(length, cross_key_values.length, padding=attention_mask)
+        x = self.decoder_embedding(decoder_input_ids, positions_of(length, total, padding=padding, device=device))
+        for layer, (block, memory) in enumerate(zip(self.decoder, cross_key_values.pairs(), strict=True)):
+            x = block(x, memory, mask, memory_mask, past_key_values[layer] if past_key_values is not None else None)
+        return self.head(self.decoder_norm(x))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        decoder_input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V) for a source (B, S) and the target so far (B, T), as in training."""
+        cross: Cache = self.encode(input_ids, attention_mask)["cross_key_values"]  # type: ignore[assignment]
+        return self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)

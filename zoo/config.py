@@ -1,0 +1,161 @@
+"""Typed, torch-free configurations: frozen dataclasses, read from TOML or JSON without a lenient cast."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Self
+
+from zoo.contract import Graph
+from zoo.cost import Cost
+from zoo.errors import UsageError, nearest
+
+__all__ = ["Activation", "Config"]
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+"""The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every architecture's configuration.
+
+    A subclass is a frozen, keyword-only dataclass whose fields are ``int``, ``float``, ``bool``, ``str``,
+    ``Literal``, ``tuple[T, ...]`` or an optional of these, each with a docstring. ``__post_init__`` checks what
+    types cannot say and raises ``ValueError`` with both offending values in the message.
+    """
+
+    @property
+    def task(self) -> str:
+        """What this configuration is for: one of the architecture's tasks."""
+        raise NotImplementedError(f"{type(self).__name__} declares no task")
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs that an export holds, in the order in which they run."""
+        raise NotImplementedError(f"{type(self).__name__} declares no graphs")
+
+    def cost(self) -> Cost | None:
+        """Parameters and FLOPs in closed form, or None: then they are counted on the meta device."""
+        return None
+
+    @classmethod
+    def field_types(cls) -> Mapping[str, Any]:
+        """The type of each field, in declaration order."""
+        return _field_types(cls)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: object = None) -> Self:
+        """Make a configuration from plain data.
+
+        Raises :class:`UsageError` for an unknown key, a wrong type or an invalid combination, naming ``where``.
+        """
+        checked = {key: cls.check_field(key, value, where) for key, value in values.items()}
+        try:
+            return cls(**checked)
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error), where) from error
+
+    @classmethod
+    def check_field(cls, key: str, value: Any, where: object = None) -> Any:
+        """``value`` as the field ``key`` holds it, or a :class:`UsageError` that says what was wanted."""
+        kind = cls._field_type(key, where)
+        for alternative in _alternatives(kind):
+            matched = _match(alternative, value)
+            if matched is not _NO_MATCH:
+                return matched
+        wanted = " or ".join(_name(alternative) for alternative in _alternatives(kind))
+        raise UsageError(f"{key} must be {wanted}, got {value!r} ({type(value).__name__})", where)
+
+    @classmethod
+    def _field_type(cls, key: str, where: object) -> Any:
+        fields = cls.field_types()
+        if key not in fields:
+            raise UsageError(f"unknown key {key!r} for {cls.__name__}", where, nearest(key, fields))
+        return fields[key]
+
+    @classmethod
+    def parse_setting(cls, key: str, text: str, where: object = "--set") -> Any:
+        """Read ``text`` as a value for the field ``key``: TOML, a bare word for a string, ``none`` for None."""
+        kinds = _alternatives(cls._field_type(key, where))
+        if type(None) in kinds and text.lower() == "none":
+            return None
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except (tomllib.TOMLDecodeError, KeyError):
+            value = text
+        if not isinstance(value, str) and any(kind is str or _is_literal(kind) for kind in kinds):
+            value = text
+        return cls.check_field(key, value, where)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data, such that ``from_dict`` gives back an equal configuration."""
+        return dataclasses.asdict(self)
+
+    def require_positive(self, *names: str) -> None:
+        """Raise ``ValueError`` unless each named field that is set is above zero."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+
+    def require_probability(self, *names: str) -> None:
+        """Raise ``ValueError`` unless each named field lies in [0, 1)."""
+        for name in names:
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+
+    def require_divisible(self, whole: str, part: str) -> None:
+        """Raise ``ValueError`` unless the field ``whole`` is a multiple of the field ``part``."""
+        if getattr(self, whole) % getattr(self, part):
+            raise ValueError(f"{whole} {getattr(self, whole)} is not divisible by {part} {getattr(self, part)}")
+
+
+@cache
+def _field_types(cls: type[Config]) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _is_literal(kind: Any) -> bool:
+    return typing.get_origin(kind) is Literal
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.get_args(kind)
+    return (kind,)
+
+
+def _name(kind: Any) -> str:
+    if _is_literal(kind):
+        return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    if kind is type(None):
+        return "none"
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+_NO_MATCH = object()
+
+
+def _match(kind: Any, value: Any) -> Any:
+    """``value`` as one of ``kind``, or ``_NO_MATCH``. An int is a float; a bool is never a number."""
+    if kind is type(None):
+        return None if value is None else _NO_MATCH
+    if _is_literal(kind):
+        fits = any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
+        return value if fits else _NO_MATCH
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            return _NO_MATCH
+        items = tuple(_match(typing.get_args(kind)[0], item) for item in value)
+        return _NO_MATCH if _NO_MATCH in items else items
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if math.isfinite(value) else _NO_MATCH
+    return value if type(value) is kind else _NO_MATCH

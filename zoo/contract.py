@@ -1,0 +1,163 @@
+"""The model contract: what a model's graphs take and give, with named dimensions.
+
+Everything downstream follows from these declarations: the exported signature, the dynamic shapes, the parity
+inputs and the runtime's feeds. The module is torch-free, so describing a model never loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Architecture", "Graph", "Importer", "KeyValues", "TensorSpec", "dim_size", "mask", "real", "token_ids"]
+
+Dim = str | int
+"""A fixed size, or the name of a dimension that is free at run time; a sum such as
+``past_sequence + sequence`` is a dimension whose size is the sum of the named ones."""
+
+
+def dim_size(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """The size of ``dim`` when each named dimension has its size in ``sizes``."""
+    if isinstance(dim, int):
+        return dim
+    return sum(sizes[name.strip()] for name in dim.split("+"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """One input or output tensor of a graph."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    dtype: Literal["real", "int64"] = "real"
+    """``real`` follows the model's own dtype."""
+    upper: int | None = None
+    """Integers lie in ``[0, upper)``: a vocabulary size, a number of types."""
+    is_mask: bool = False
+    """1 marks a position that counts, 0 one that is padding."""
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The concrete shape when each named dimension has its size in ``sizes``."""
+        return tuple(dim_size(dim, sizes) for dim in self.dims)
+
+
+def token_ids(name: str, upper: int, *, length: str = "sequence") -> TensorSpec:
+    """Integers of shape (batch, ``length``) in ``[0, upper)``."""
+    return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=upper)
+
+
+def mask(name: str, *, length: str = "sequence") -> TensorSpec:
+    """A padding mask of shape (batch, ``length``): 1 for a token, 0 for padding."""
+    return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=2, is_mask=True)
+
+
+def real(name: str, *dims: Dim) -> TensorSpec:
+    """A tensor of the model's dtype and the given dimensions."""
+    return TensorSpec(name=name, dims=dims)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyValues:
+    """Keys and values of every layer: tensors ``NAME.N.key`` and ``NAME.N.value``, (batch, heads, length, dim)."""
+
+    name: str
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    value_head_dim: int | None = None
+    length: str = "past_sequence"
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Two tensors a layer, key before value."""
+        sizes = (("key", self.head_dim), ("value", self.value_head_dim or self.head_dim))
+        return tuple(
+            real(f"{self.name}.{layer}.{part}", "batch", self.num_heads, self.length, size)
+            for layer in range(self.num_layers)
+            for part, size in sizes
+        )
+
+    def elements_per_token(self) -> int:
+        """Numbers kept for one token of one sequence."""
+        return self.num_layers * self.num_heads * (self.head_dim + (self.value_head_dim or self.head_dim))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graph:
+    """One exported graph, ``NAME.onnx``: a method of the model with named inputs and outputs.
+
+    The method takes each input by its name; a :class:`KeyValues` arrives as one :class:`zoo.nn.Cache`. It returns
+    a tensor when it has a single output, else a mapping from output names to tensors (or caches).
+
+    ``past`` is what a decoder keeps between calls. It adds the inputs ``past_key_values.N.key`` and ``.value``, handed to
+    the method as ``past_key_values``, which the method extends in place, and the outputs ``present.N.key`` and
+    ``.value``. A graph with a past obeys one law that the export checks: a call on a prefix followed by a call on
+    the rest equals one call on the whole.
+    """
+
+    name: str = "model"
+    method: str = "forward"
+    inputs: tuple[TensorSpec | KeyValues, ...]
+    outputs: tuple[TensorSpec | KeyValues, ...]
+    past: KeyValues | None = None
+
+    def input_tensors(self) -> tuple[TensorSpec, ...]:
+        """Every input tensor in the order of the exported signature, the past last."""
+        return _flatten((*self.inputs, *([self.past] if self.past else [])))
+
+    def output_tensors(self) -> tuple[TensorSpec, ...]:
+        """Every output tensor in the order of the exported signature, the present last."""
+        return (*_flatten(self.outputs), *self.present_tensors())
+
+    def present_tensors(self) -> tuple[TensorSpec, ...]:
+        """The past after this call, named ``present.N.key`` and ``present.N.value``."""
+        if self.past is None:
+            return ()
+        return tuple(
+            real(
+                tensor.name.replace(self.past.name, "present", 1),
+                *(f"{dim} + sequence" if dim == self.past.length else dim for dim in tensor.dims),
+            )
+            for tensor in self.past.tensors()
+        )
+
+    def dim_names(self) -> tuple[str, ...]:
+        """The free dimensions of the inputs, each once, sums taken apart."""
+        names = [
+            name.strip()
+            for tensor in self.input_tensors()
+            for dim in tensor.dims
+            if isinstance(dim, str)
+            for name in dim.split("+")
+        ]
+        return tuple(dict.fromkeys(names))
+
+
+def _flatten(items: tuple[TensorSpec | KeyValues, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        tensor for item in items for tensor in (item.tensors() if isinstance(item, KeyValues) else (item,))
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """An architecture by reference: ``config`` and ``model`` are ``module:Class``, imported on first use."""
+
+    name: str
+    tasks: tuple[str, ...]
+    config: str
+    """A :class:`zoo.Config` subclass; its module must not import torch."""
+    model: str
+    """A ``torch.nn.Module`` made by ``Model(config)``, which keeps its configuration as ``.config``."""
+    reference: str
+    """The paper, as a reader would cite it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Importer:
+    """How checkpoints of a foreign layout become ours; ``rules`` is ``module:OBJECT``, a :class:`zoo.importing.Rules`."""
+
+    model_type: str
+    """``model_type`` in the checkpoint's config.json."""
+    architecture: str
+    rules: str

@@ -1,0 +1,76 @@
+"""Exact parameter counts and forward FLOPs of the shared blocks, in closed form and without torch.
+
+Each function mirrors the block of the same name in :mod:`zoo.nn`. A FLOP is one multiplication or one addition, so
+a matrix product with m weights is 2 m FLOPs a token (Kaplan et al. 2020, section 2.1). Norms, activations and
+softmax are not counted. Tests compare the counts with the real modules and with torch's own FLOP counter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Cost", "attention", "embedding", "feed_forward", "layer_norm", "linear", "tied_linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Parameters, and forward FLOPs per token at full context length. Costs add, and multiply by a layer count."""
+
+    parameters: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.parameters + other.parameters, self.flops + other.flops)
+
+    def __mul__(self, count: int) -> Cost:
+        return Cost(self.parameters * count, self.flops * count)
+
+    __rmul__ = __mul__
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True) -> Cost:
+    """A dense layer applied to every token."""
+    return Cost(inputs * outputs + (outputs if bias else 0), 2 * inputs * outputs)
+
+
+def tied_linear(inputs: int, outputs: int) -> Cost:
+    """A dense layer that owns no weights."""
+    return Cost(0, 2 * inputs * outputs)
+
+
+def embedding(rows: int, hidden_size: int) -> Cost:
+    """A look-up: no arithmetic."""
+    return Cost(rows * hidden_size)
+
+
+def layer_norm(hidden_size: int) -> Cost:
+    """Weight and bias."""
+    return Cost(2 * hidden_size)
+
+
+def feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = True) -> Cost:
+    """Two dense layers."""
+    return linear(hidden_size, intermediate_size, bias=bias) + linear(intermediate_size, hidden_size, bias=bias)
+
+
+def attention(
+    hidden_size: int,
+    num_heads: int,
+    *,
+    head_dim: int,
+    context: int,
+    num_kv_heads: int | None = None,
+    value_head_dim: int | None = None,
+    bias: bool = True,
+) -> Cost:
+    """Four projections, and the two products of one query with ``context`` keys and values."""
+    num_kv_heads = num_kv_heads or num_heads
+    value_head_dim = value_head_dim or head_dim
+    scores = Cost(0, 2 * context * num_heads * (head_dim + value_head_dim))
+    return (
+        linear(hidden_size, num_heads * head_dim, bias=bias)
+        + linear(hidden_size, num_kv_heads * head_dim, bias=bias)
+        + linear(hidden_size, num_kv_heads * value_head_dim, bias=bias)
+        + linear(num_heads * value_head_dim, hidden_size, bias=bias)
+        + scores
+    )

@@ -1,0 +1,44 @@
+"""The whole plugin contract.
+
+A plugin is a torch-free module named by an entry point of the group ``zoo.plugins``. It states the contract it was
+written for and implements any of the hooks below::
+
+    ZOO_API = 1
+
+    @zoo.hookimpl
+    def zoo_architectures():
+        return [Architecture(name="gpt", tasks=("text-generation",), config="my_package.config:Config",
+                             model="my_package.model:Model", reference="Radford et al. 2019")]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pluggy
+
+from zoo.contract import Architecture, Importer
+
+__all__ = ["ENTRY_POINT_GROUP", "ZOO_API", "hookimpl", "hookspec"]
+
+ZOO_API = 1
+ENTRY_POINT_GROUP = "zoo.plugins"
+
+hookspec = pluggy.HookspecMarker("zoo")
+hookimpl = pluggy.HookimplMarker("zoo")
+
+
+@hookspec
+def zoo_architectures() -> Sequence[Architecture]:  # type: ignore[empty-body]
+    """Architectures, by reference."""
+
+
+@hookspec
+def zoo_presets() -> Sequence[Path]:  # type: ignore[empty-body]
+    """TOML files of presets, in the format of registry.toml."""
+
+
+@hookspec
+def zoo_importers() -> Sequence[Importer]:  # type: ignore[empty-body]
+    """Importers of foreign checkpoint layouts."""

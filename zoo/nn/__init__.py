@@ -1,0 +1,32 @@
+"""The shared blocks. Shape letters: B batch, T queries, S keys, H heads, K key-value heads, D head size, E hidden."""
+
+from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
+from zoo.nn.cache import Cache, LayerCache
+from zoo.nn.feed_forward import FeedForward
+from zoo.nn.graphs import GraphModule, call_graph
+from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
+from zoo.nn.masks import build_mask, positions_of
+from zoo.nn.pooling import pool
+from zoo.nn.positions import SinusoidalPositions, sinusoids
+from zoo.nn.residual import Residual
+
+__all__ = [
+    "Cache",
+    "FeedForward",
+    "GraphModule",
+    "LayerCache",
+    "MultiHeadAttention",
+    "Residual",
+    "SinusoidalPositions",
+    "attention_weights",
+    "build_mask",
+    "call_graph",
+    "init_normal",
+    "init_truncated_normal",
+    "init_xavier",
+    "pool",
+    "positions_of",
+    "scaled_dot_product_attention",
+    "sinusoids",
+    "tied_linear",
+]

@@ -1,0 +1,136 @@
+"""Scaled dot-product and multi-head attention (Vaswani et al. 2017, sections 3.2.1 and 3.2.2).
+
+B batch, T queries, S keys, H heads, K key-value heads, D head size, E hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.nn.cache import LayerCache
+
+__all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """softmax(Q K^T / sqrt(D)) V (equation 1): the one place where attention is computed.
+
+    Args:
+        query: (B, H, T, D).
+        key: (B, K, S, D); H is a multiple of K (grouped-query attention, Ainslie et al. 2023).
+        value: (B, K, S, D'), where D' may differ from D.
+        mask: boolean, (B or 1, 1 or H, T, S), True where a query may see a key. A query that sees nothing gives 0.
+        dropout: probability of dropping a weight.
+
+    Returns:
+        (B, H, T, D').
+    """
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped
+    )
+
+
+def attention_weights(query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """The softmax of :func:`scaled_dot_product_attention`, (B, H, T, S). Rows sum to 1, or to 0 where all is masked."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, H, T, S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = torch.softmax(scores, dim=-1)
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, ..., head_H) W^O, with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    Args:
+        hidden_size: E.
+        num_heads: H.
+        num_kv_heads: K; H by default, fewer for grouped-query attention, 1 for multi-query attention.
+        head_dim: D, the paper's d_k; E / H by default.
+        value_head_dim: the paper's d_v; D by default.
+        bias: whether the four projections have one.
+        dropout: on the attention weights, in training only.
+
+    Raises:
+        ValueError: when E is not divisible by H and no ``head_dim`` is given, or H is not divisible by K.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_kv_heads or num_heads
+        if head_dim is None:
+            if hidden_size % num_heads:
+                raise ValueError(f"hidden_size {hidden_size} is not divisible by num_heads {num_heads}")
+            head_dim = hidden_size // num_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads {num_heads} is not divisible by num_kv_heads {num_kv_heads}")
+        value_head_dim = value_head_dim or head_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.dropout = dropout
+        self.query = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
+        self.key = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
+        self.value = nn.Linear(hidden_size, num_kv_heads * value_head_dim, bias=bias)
+        self.output = nn.Linear(num_heads * value_head_dim, hidden_size, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        memory: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Attend from ``x`` (B, T, E) to itself, or to ``memory``, the :meth:`keys_values` of another sequence.
+
+        ``cache`` holds the keys and values of the tokens before ``x`` and is extended by those of ``x``.
+        """
+        query, key, value = self._query_key_value(x, memory, cache)
+        dropout = self.dropout if self.training else 0.0
+        return self._merge(scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout))
+
+    def with_weights(
+        self, x: Tensor, *, memory: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output of :meth:`forward` and the attention weights (B, H, T, S) it comes from."""
+        query, key, value = self._query_key_value(x, memory, None)
+        weights = attention_weights(query, key, mask=mask)
+        value = value.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+        dropped = F.dropout(weights, self.dropout, self.training)
+        return self._merge(dropped @ value), weights
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Project ``memory`` (B, S, E) to keys and values, (B, K, S, D) each."""
+        return self._split(self.key(memory), self.num_kv_heads), self._split(self.value(memory), self.num_kv_heads)
+
+    def _query_key_value(
+        self, x: Tensor, memory: tuple[Tensor, Tensor] | None, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        key, value = self.keys_values(x) if memory is None else memory
+        if cache is not None:
+            key, value = cache.extend(key, value)
+        return self._split(self.query(x), self.num_heads), key, value
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, T, H D) -> (B, H, T, D)
+
+    def _merge(self, x: Tensor) -> Tensor:
+        return self.output(x.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H D) -> (B, T, E)

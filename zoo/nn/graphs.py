@@ -1,0 +1,58 @@
+"""Calling a model through one of its declared graphs: flat, named tensors in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from zoo.contract import Graph, KeyValues
+from zoo.nn.cache import Cache
+
+__all__ = ["GraphModule", "call_graph"]
+
+
+def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name."""
+    arguments: dict[str, Any] = {
+        item.name: _gather(item, feeds) if isinstance(item, KeyValues) else feeds[item.name]
+        for item in graph.inputs
+    }
+    past = _gather(graph.past, feeds) if graph.past else None
+    if graph.past is not None:
+        arguments[graph.past.name] = past
+    result = getattr(model, graph.method)(**arguments)
+    if isinstance(result, Tensor):
+        result = {graph.outputs[0].name: result}
+    outputs: dict[str, Tensor] = {}
+    for item in graph.outputs:
+        outputs |= _scatter(item.name, result[item.name]) if isinstance(item, KeyValues) else {item.name: result[item.name]}
+    return outputs | (_scatter("present", past) if past is not None else {})
+
+
+def _gather(item: KeyValues, feeds: Mapping[str, Tensor]) -> Cache:
+    return Cache((feeds[f"{item.name}.{n}.key"], feeds[f"{item.name}.{n}.value"]) for n in range(item.num_layers))
+
+
+def _scatter(name: str, cache: Cache) -> dict[str, Tensor]:
+    return {
+        f"{name}.{layer}.{part}": tensor
+        for layer, pair in enumerate(cache.pairs())
+        for part, tensor in zip(("key", "value"), pair, strict=True)
+    }
+
+
+class GraphModule(nn.Module):
+    """One graph of a model as a module with positional tensors, which is what tracing wants."""
+
+    def __init__(self, model: nn.Module, graph: Graph) -> None:
+        super().__init__()
+        self.model = model
+        self.graph = graph
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Inputs and outputs in the order of the declaration."""
+        names = [tensor.name for tensor in self.graph.input_tensors()]
+        outputs = call_graph(self.model, self.graph, dict(zip(names, tensors, strict=True)))
+        return tuple(outputs[tensor.name] for tensor in self.graph.output_tensors())

@@ -1,0 +1,48 @@
+"""Masks and positions, built once per forward pass and shared by all layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["build_mask", "positions_of"]
+
+
+def build_mask(
+    query_length: int,
+    key_length: int,
+    *,
+    padding: Tensor | None = None,
+    causal: bool = False,
+    device: torch.device | None = None,
+) -> Tensor | None:
+    """Which key each query may see: boolean, (B or 1, 1, T, S), or None when every query sees all.
+
+    Args:
+        query_length: T.
+        key_length: S; the queries are the last T of the S positions.
+        padding: (B, S), non-zero for a token, zero for padding.
+        causal: whether a query sees only keys at its own position or before.
+        device: where to build the mask when there is no ``padding``.
+
+    The mask has its full (T, S) extent even where a broadcast would do, because ONNX Attention-23 asks for it.
+    """
+    mask = None
+    if causal:
+        device = padding.device if padding is not None else device
+        key_positions = torch.arange(key_length, device=device)
+        query_positions = torch.arange(key_length - query_length, key_length, device=device)
+        mask = (key_positions <= query_positions.unsqueeze(1)).unsqueeze(0).unsqueeze(0)  # (1, 1, T, S)
+    if padding is not None:
+        tokens = padding.bool().unsqueeze(1).unsqueeze(1)  # (B, 1, 1, S)
+        mask = tokens.expand(-1, -1, query_length, -1) if mask is None else mask & tokens
+    return mask
+
+
+def positions_of(
+    query_length: int, key_length: int, *, padding: Tensor | None = None, device: torch.device | None = None
+) -> Tensor:
+    """Position of each of the last T of S tokens: (B or 1, T). Padding takes no position, on whichever side it is."""
+    if padding is None:
+        return torch.arange(key_length - query_length, key_length, device=device).unsqueeze(0)
+    return (padding.cumsum(-1) - 1).clamp(min=0)[:, key_length - query_length :]

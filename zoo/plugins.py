@@ -1,0 +1,232 @@
+"""Discovery and guarded loading of plugins.
+
+One broken plugin must never break an unrelated command, end it, or print into its output. Built-in plugins go
+through the same door as third parties.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pluggy
+
+from zoo import hookspecs
+from zoo.contract import Architecture, Importer
+from zoo.errors import PluginError, UsageError, ZooError, nearest
+from zoo.hookspecs import ENTRY_POINT_GROUP, ZOO_API
+from zoo.presets import Preset, read_presets
+
+__all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "select"]
+
+BUILT_IN = {"bert": "zoo_plugins.bert", "gpt": "zoo_plugins.gpt", "transformer": "zoo_plugins.transformer"}
+DISTRIBUTION = "attention-zoo"
+
+Status = Literal["ok", "disabled", "broken", "conflict"]
+
+
+class ZooWarning(UserWarning):
+    """Something is wrong that the current task may survive. The command line prints it as one line on stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which plugins may be imported at all."""
+
+    third_party: bool = True
+    only: frozenset[str] | None = None
+    """Third parties to load, by plugin name; None loads all. Built-ins are not affected."""
+    disabled: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_environment(cls, *, third_party: bool = True, disabled: Iterable[str] = ()) -> Selection:
+        """The selection of the command line's options and of ``ZOO_PLUGINS=a,b``."""
+        listed = os.environ.get("ZOO_PLUGINS")
+        only = None if listed is None else frozenset(name.strip() for name in listed.split(",") if name.strip())
+        return cls(third_party, only, frozenset(disabled))
+
+    def allows(self, name: str, *, built_in: bool) -> bool:
+        """Whether the plugin ``name`` may be imported."""
+        if name in self.disabled:
+            return False
+        return built_in or (self.third_party and (self.only is None or name in self.only))
+
+
+@dataclass(slots=True)
+class Plugin:
+    """One entry point, what became of it and what it provides."""
+
+    name: str
+    module: str
+    built_in: bool
+    source: Distribution | None = None
+    status: Status = "ok"
+    reason: str | None = None
+    import_seconds: float | None = None
+    architectures: Sequence[Architecture] = ()
+    importers: Sequence[Importer] = ()
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+
+    @property
+    def distribution(self) -> str:
+        """Name of the distribution that ships the plugin."""
+        return self.source.name if self.source else DISTRIBUTION
+
+    @property
+    def version(self) -> str:
+        """Version of that distribution."""
+        from zoo import __version__
+
+        return self.source.version if self.source else __version__
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} ({self.distribution} {self.version})"
+
+
+class Plugins:
+    """The plugins of this process. Construction imports them, each on its own."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.all = sorted(_discover(), key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
+        known = {plugin.name for plugin in self.all}
+        for name in sorted((selection.only or frozenset()) | selection.disabled):
+            if name not in known:
+                raise UsageError(f"no plugin {name!r}", "ZOO_PLUGINS or -P", nearest(name, known))
+        manager = pluggy.PluginManager("zoo")
+        manager.add_hookspecs(hookspecs)
+        for plugin in self.all:
+            if selection.allows(plugin.name, built_in=plugin.built_in):
+                _load(plugin, manager)
+            else:
+                plugin.status = "disabled"
+        self._mark_conflicts()
+        for plugin in self.all:
+            if plugin.status in ("broken", "conflict"):
+                warnings.warn(f"{plugin}: {plugin.status}: {plugin.reason}", ZooWarning, stacklevel=2)
+
+    def loaded(self) -> Iterator[Plugin]:
+        """The plugins whose contributions count."""
+        return (plugin for plugin in self.all if plugin.status in ("ok", "conflict"))
+
+    def architecture_names(self) -> list[str]:
+        """Every name that some plugin provides."""
+        return sorted({architecture.name for plugin in self.loaded() for architecture in plugin.architectures})
+
+    def architecture(self, name: str, where: object = None) -> tuple[Plugin, Architecture]:
+        """The provider of ``name`` or of ``distribution:name``. None, or two of them, is a :class:`PluginError`."""
+        owner, _, short = name.rpartition(":")
+        found = [
+            (plugin, architecture)
+            for plugin in self.loaded()
+            for architecture in plugin.architectures
+            if architecture.name == short and owner in ("", plugin.distribution)
+        ]
+        if len(found) > 1:
+            owners = " and ".join(str(plugin) for plugin, _ in found)
+            raise PluginError(
+                f"architecture {short!r} is provided by {owners}", where, f"write {found[0][0].distribution}:{short}"
+            )
+        if not found:
+            broken = [str(plugin) for plugin in self.all if plugin.status == "broken"]
+            hint = f"broken: {', '.join(broken)}" if broken else nearest(short, self.architecture_names())
+            raise PluginError(f"no plugin provides the architecture {name!r}", where, hint)
+        return found[0]
+
+    def importer(self, model_type: str, where: object = None) -> Importer:
+        """The importer of checkpoints with this ``model_type``."""
+        found = {item.model_type: item for plugin in self.loaded() for item in plugin.importers}
+        if model_type not in found:
+            raise UsageError(f"no importer for model_type {model_type!r}", where, nearest(model_type, found))
+        return found[model_type]
+
+    def _mark_conflicts(self) -> None:
+        providers: dict[tuple[str, str], list[Plugin]] = {}
+        for plugin in self.loaded():
+            for architecture in plugin.architectures:
+                providers.setdefault(("architecture", architecture.name), []).append(plugin)
+            for preset in plugin.presets:
+                providers.setdefault(("preset", preset), []).append(plugin)
+            for importer in plugin.importers:
+                providers.setdefault(("importer", importer.model_type), []).append(plugin)
+        for (kind, name), plugins in providers.items():
+            for plugin in plugins if len(plugins) > 1 else ():
+                others = " and ".join(str(other) for other in plugins if other is not plugin) or "itself, twice"
+                plugin.status = "conflict"
+                plugin.reason = f"{kind} {name!r} is also provided by {others}"
+
+
+def _discover() -> Iterator[Plugin]:
+    for name, module in BUILT_IN.items():
+        yield Plugin(name, module, built_in=True)
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        yield Plugin(entry.name, entry.value, built_in=False, source=entry.dist)
+
+
+def _load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
+    """Import and register one plugin and call its hooks. Whatever it does, the plugin alone is to blame."""
+    key = f"{plugin.distribution}:{plugin.name}:{plugin.module}"
+    started = time.perf_counter()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # a plugin that prints must not spoil a result
+            module = EntryPoint(plugin.name, plugin.module, ENTRY_POINT_GROUP).load()
+            plugin.import_seconds = time.perf_counter() - started
+            _check_api(module)
+            manager.register(module, key)
+            manager.check_pending()
+            plugin.architectures = _collect(manager, key, "zoo_architectures", Architecture)
+            plugin.importers = _collect(manager, key, "zoo_importers", Importer)
+            for path in _collect(manager, key, "zoo_presets", Path):
+                plugin.presets = {**plugin.presets, **read_presets(path)}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        plugin.architectures, plugin.importers, plugin.presets = (), (), {}
+        plugin.status = "broken"
+        plugin.reason = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {error}"
+        plugin.reason = " ".join(plugin.reason.split())
+        if manager.has_plugin(key):
+            manager.unregister(name=key)
+
+
+def _check_api(module: ModuleType) -> None:
+    api = getattr(module, "ZOO_API", None)
+    if api != ZOO_API or isinstance(api, bool):
+        raise PluginError(f"written for ZOO_API {api!r}, this zoo has {ZOO_API}")
+
+
+def _collect(manager: pluggy.PluginManager, key: str, hook: str, kind: type[Any]) -> tuple[Any, ...]:
+    """Call one plugin's implementation of ``hook`` and check that it returned a sequence of ``kind``."""
+    for implementation in getattr(manager.hook, hook).get_hookimpls():
+        if implementation.plugin_name == key:
+            result = implementation.function()
+            if not isinstance(result, list | tuple) or not all(isinstance(item, kind) for item in result):
+                raise PluginError(f"{hook} must return a list of {kind.__name__}, got {result!r}")
+            return tuple(result)
+    return ()
+
+
+_selection: Selection | None = None
+_active: Plugins | None = None
+
+
+def select(selection: Selection) -> None:
+    """Choose what may be imported, before anything is. Forgets plugins loaded under another selection."""
+    global _selection, _active
+    _selection, _active = selection, None
+
+
+def active() -> Plugins:
+    """The plugins of this process, loaded on first use."""
+    global _active
+    if _active is None:
+        _active = Plugins(_selection or Selection.from_environment())
+    return _active

@@ -1,0 +1,220 @@
+"""Presets and architectures resolved into model descriptions, with the origin of every value."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo import plugins
+from zoo.config import Config
+from zoo.contract import Architecture
+from zoo.cost import Cost
+from zoo.errors import PluginError, UsageError, ZooError, nearest
+from zoo.plugins import Plugin, Plugins
+from zoo.presets import Preset, read_presets
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ModelSpec", "Origin", "Registry", "load_reference", "registry"]
+
+DEFAULT = "default"
+
+
+def load_reference(reference: str, plugin: Plugin) -> Any:
+    """Import ``module:Object``. Whatever goes wrong is the plugin's fault and a :class:`PluginError`."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"{plugin} cannot load {reference} ({type(error).__name__}: {error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value was set."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, fully described: enough to build it, and to say why each value is what it is."""
+
+    name: str
+    plugin: Plugin
+    architecture: Architecture
+    config: Config
+    description: str = ""
+    tokenizer: str | None = None
+    origins: Mapping[str, Sequence[Origin]] | None = None
+    """For each key every value it was given, the last of which holds."""
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """Closed-form parameters and FLOPs, when the architecture states them."""
+        return self.config.cost()
+
+    def parameters(self) -> int:
+        """Exact parameter count. Without a closed form the model is built on the meta device."""
+        if self.cost is not None:
+            return self.cost.parameters
+        from zoo.models import build_on_meta, count_parameters
+
+        return count_parameters(build_on_meta(self))
+
+    def model_class(self) -> type[nn.Module]:
+        """The model's class. This imports torch."""
+        cls: type[nn.Module] = load_reference(self.architecture.model, self.plugin)
+        return cls
+
+
+def config_class(plugin: Plugin, architecture: Architecture) -> type[Config]:
+    """The configuration class of an architecture."""
+    cls = load_reference(architecture.config, plugin)
+    if not (isinstance(cls, type) and issubclass(cls, Config)):
+        raise PluginError(f"{plugin}: {architecture.config} is not a subclass of zoo.Config")
+    return cls
+
+
+def built_in_presets() -> Path:
+    """registry.toml: beside this module in a wheel, in the repository root in an editable install."""
+    packaged = Path(__file__).with_name("registry.toml")
+    return packaged if packaged.exists() else packaged.parent.parent / "registry.toml"
+
+
+def user_presets() -> Path:
+    """The user's own registry.toml, in the platform's configuration directory."""
+    import click
+
+    return Path(click.get_app_dir("zoo")) / "registry.toml"
+
+
+def project_presets() -> Path | None:
+    """``zoo.toml`` of the nearest directory at or above the current one."""
+    here = Path.cwd()
+    return next((path for folder in (here, *here.parents) if (path := folder / "zoo.toml").is_file()), None)
+
+
+class Registry:
+    """Every preset of the built-in file, the plugins, the user and the project, in that order of precedence."""
+
+    def __init__(self, loaded: Plugins) -> None:
+        self.plugins = loaded
+        self._providers: dict[str, list[Plugin]] = {}
+        self._layers: list[Mapping[str, Preset]] = [read_presets(built_in_presets())]
+        for plugin in loaded.loaded():
+            self._layers.append(plugin.presets)
+            for name in plugin.presets:
+                self._providers.setdefault(name, []).append(plugin)
+        for path in (user_presets(), project_presets()):
+            if path is not None and path.is_file():
+                self._layers.append(read_presets(path))
+
+    def names(self) -> list[str]:
+        """Every preset's name, sorted."""
+        return sorted({name for layer in self._layers for name in layer})
+
+    def resolve(self, name: str, settings: Sequence[str] = ()) -> ModelSpec:
+        """Resolve a preset, or ``distribution:preset``, with ``key=value`` settings on top.
+
+        Raises :class:`UsageError` for an unknown name, key or value and :class:`PluginError` when no plugin, or
+        more than one, provides what is asked for.
+        """
+        owner, _, short = name.rpartition(":")
+        entries = self._chain(short, owner)
+        arch, arch_where = next(((entry.arch, entry.where) for entry in reversed(entries) if entry.arch), ("", ""))
+        if not arch:
+            raise UsageError("no architecture", entries[-1].where, "give it an arch or a base")
+        plugin, architecture = self.plugins.architecture(arch, arch_where)
+        cls = config_class(plugin, architecture)
+        origins: dict[str, list[Origin]] = {}
+        for entry in entries:
+            for key, value in entry.config.items():
+                origins.setdefault(key, []).append(Origin(cls.check_field(key, value, entry.where), entry.where))
+        for setting in settings:
+            key, separator, text = setting.partition("=")
+            if not separator:
+                raise UsageError(f"{setting!r} is not key=value", "--set")
+            origins.setdefault(key, []).append(Origin(cls.parse_setting(key, text), f"--set {setting}"))
+        where = f"{name} {' '.join(f'--set {setting}' for setting in settings)}".strip()
+        config = cls.from_dict(
+            {key: values[-1].value for key, values in origins.items()}, where if settings else entries[-1].where
+        )
+        for key, value in config.to_dict().items():
+            origins.setdefault(key, [Origin(value, DEFAULT)])
+        return ModelSpec(
+            name=short,
+            plugin=plugin,
+            architecture=architecture,
+            config=config,
+            description=next((entry.description for entry in reversed(entries) if entry.description), ""),
+            tokenizer=next((entry.tokenizer for entry in reversed(entries) if entry.tokenizer), None),
+            origins=origins,
+        )
+
+    def _chain(self, name: str, owner: str = "", seen: tuple[str, ...] = ()) -> list[Preset]:
+        """Every entry that shapes ``name``, the weakest first: the base's chain, then each layer's own entry."""
+        if name in seen:
+            cycle = " -> ".join((*seen, name))
+            raise UsageError(f"presets inherit in a cycle ({cycle})", self._entries(name)[-1].where)
+        entries = self._entries(name, owner)
+        if not entries:
+            where = f"base of {seen[-1]}" if seen else None
+            raise UsageError(f"unknown model {name!r}", where, nearest(name, self.names()))
+        base = next((entry.base for entry in reversed(entries) if entry.base), None)
+        return [*(self._chain(base, seen=(*seen, name)) if base else []), *entries]
+
+    def _entries(self, name: str, owner: str = "") -> list[Preset]:
+        providers = self._providers.get(name, [])
+        if owner:
+            providers = [plugin for plugin in providers if plugin.distribution == owner]
+            return [plugin.presets[name] for plugin in providers]
+        if len(providers) > 1:
+            owners = " and ".join(map(str, providers))
+            raise PluginError(
+                f"model {name!r} is provided by {owners}", None, f"write {providers[0].distribution}:{name}"
+            )
+        return [layer[name] for layer in self._layers if name in layer]
+
+    def search(
+        self,
+        pattern: str = "*",
+        *,
+        task: str | None = None,
+        architecture: str | None = None,
+        min_parameters: int | None = None,
+        max_parameters: int | None = None,
+    ) -> list[ModelSpec | tuple[str, ZooError]]:
+        """Presets that match every filter; one that cannot be resolved comes as its name and the reason."""
+        found: list[ModelSpec | tuple[str, ZooError]] = []
+        unfiltered = (task, architecture, min_parameters, max_parameters) == (None,) * 4
+        for name in self.names():
+            if not fnmatchcase(name, pattern):
+                continue
+            try:
+                spec = self.resolve(name)
+                if (
+                    task in (None, spec.config.task)
+                    and architecture in (None, spec.architecture.name)
+                    and (min_parameters is None or spec.parameters() >= min_parameters)
+                    and (max_parameters is None or spec.parameters() <= max_parameters)
+                ):
+                    found.append(spec)
+            except ZooError as error:
+                if unfiltered:
+                    found.append((name, error))
+        return found
+
+
+def registry() -> Registry:
+    """The registry as it is now: files are read afresh, plugins once a process."""
+    return Registry(plugins.active())
