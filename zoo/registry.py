@@ -123,8 +123,10 @@ class Registry:
         """Every preset's name, sorted."""
         return sorted({name for layer in self._layers for name in layer})
 
-    def resolve(self, name: str, settings: Sequence[str] = ()) -> ModelSpec:
-        """Resolve a preset, or ``distribution:preset``, with ``key=value`` settings on top.
+    def resolve(
+        self, name: str, settings: Sequence[str] = (), *, values: Mapping[str, Any] | None = None
+    ) -> ModelSpec:
+        """Resolve a preset, or ``distribution:preset``, with values and ``key=value`` settings on top.
 
         Raises :class:`UsageError` for an unknown name, key or value and :class:`PluginError` when no plugin, or
         more than one, provides what is asked for.
@@ -140,6 +142,8 @@ class Registry:
         for entry in entries:
             for key, value in entry.config.items():
                 origins.setdefault(key, []).append(Origin(cls.check_field(key, value, entry.where), entry.where))
+        for key, value in (values or {}).items():
+            origins.setdefault(key, []).append(Origin(cls.check_field(key, value, name), "argument"))
         for setting in settings:
             key, separator, text = setting.partition("=")
             if not separator:

@@ -1,0 +1,181 @@
+"""The model directory: config.json, weights, manifest, model card, and the export beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zoo import plugins, storage
+from zoo.errors import ArtifactError, PluginError, UsageError
+from zoo.registry import ModelSpec, config_class
+from zoo.weights import DTYPES, StoredTensor, load_json, plain_name, read_layout
+
+__all__ = ["CARD", "CONFIG", "EVIDENCE", "MANIFEST", "TOKENIZER", "ModelDirectory", "digest_file", "new_model"]
+
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+EVIDENCE = "parity.json"
+CARD = "README.md"
+SCHEMA = 1
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write JSON for people and for diffs."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A model on disk whose every listed file has been checked against the manifest."""
+
+    path: Path
+    files: Mapping[str, Mapping[str, Any]]
+    """Name to ``{"sha256", "size"}``, as the manifest says."""
+    description: Mapping[str, Any]
+    """config.json."""
+
+    @classmethod
+    def open(cls, path: Path | str) -> ModelDirectory:
+        """Open a model directory and check every digest. Anything amiss is an :class:`ArtifactError`."""
+        path = Path(path)
+        if not path.is_dir():
+            raise ArtifactError("not a directory" if path.exists() else "no such directory", path)
+        storage.recover(path)
+        if not (path / MANIFEST).is_file():
+            raise ArtifactError(f"not a model directory (no {MANIFEST})", path, "make one with zoo build")
+        files = _read_manifest(path / MANIFEST)
+        for name, entry in files.items():
+            _check_file(path / name, entry)
+        return cls(path, files, _read_description(path / CONFIG))
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The model's description, from the plugin that is installed now."""
+        stored, where = self.description, self.path / CONFIG
+        owner = stored["plugin"]
+        try:
+            plugin, architecture = plugins.active().architecture(f"{owner['distribution']}:{stored['architecture']}", where)
+        except PluginError as error:
+            made_by = f"{owner['distribution']} {owner['version']}"
+            raise PluginError(f"{error} (the model was made by {made_by})", None, f"pip install {owner['distribution']}") from error
+        try:
+            config = config_class(plugin, architecture).from_dict(stored["config"], where)
+        except UsageError as error:
+            raise ArtifactError(str(error)) from error
+        return ModelSpec(stored["name"], plugin, architecture, config, tokenizer=stored.get("tokenizer"))
+
+    @cached_property
+    def layout(self) -> Mapping[str, StoredTensor]:
+        """Where each tensor lies."""
+        layout = read_layout(self.path)
+        for tensor in layout.values():
+            if tensor.file not in self.files:
+                raise ArtifactError(f"{tensor.file} is not in the manifest", self.path / MANIFEST)
+        return layout
+
+    @property
+    def dtype(self) -> str:
+        """float32, float16 or bfloat16."""
+        return str(self.description["dtype"])
+
+    @contextmanager
+    def adding(self, *, remove: tuple[str, ...] = ()) -> Iterator[Path]:
+        """Yield a stage whose files join the directory, with a new manifest, when the block ends."""
+        with storage.add_to_directory(self.path) as stage:
+            yield stage
+            kept = {name: entry for name, entry in self.files.items() if name not in remove}
+            _write_manifest(stage, kept)
+
+
+@contextmanager
+def new_model(target: Path, description: Mapping[str, Any], *, force: bool) -> Iterator[Path]:
+    """Yield a stage that becomes a model directory: the caller writes weights and card, the rest is written here."""
+    with storage.new_directory(target, force=force, replaceable=is_model) as stage:
+        yield stage
+        write_json(stage / CONFIG, {"schema": SCHEMA, **description})
+        _write_manifest(stage, {})
+
+
+def describe(spec: ModelSpec, *, dtype: str, seed: int | None) -> dict[str, Any]:
+    """The content of config.json."""
+    return {
+        "name": spec.name,
+        "architecture": spec.architecture.name,
+        "task": spec.config.task,
+        "plugin": {
+            "name": spec.plugin.name,
+            "distribution": spec.plugin.distribution,
+            "version": spec.plugin.version,
+        },
+        "dtype": dtype,
+        "seed": seed,
+        "tokenizer": spec.tokenizer,
+        "config": spec.config.to_dict(),
+    }
+
+
+def is_model(path: Path) -> bool:
+    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+
+
+def _write_manifest(stage: Path, kept: Mapping[str, Mapping[str, Any]]) -> None:
+    new = {
+        path.name: {"sha256": digest_file(path), "size": path.stat().st_size} for path in stage.iterdir() if path.is_file()
+    }
+    write_json(stage / MANIFEST, {"schema": SCHEMA, "files": dict(sorted({**kept, **new}.items()))})
+
+
+def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
+    data = load_json(path)
+    files = data.get("files")
+    if data.get("schema") != SCHEMA or set(data) != {"schema", "files"} or not isinstance(files, dict):
+        raise ArtifactError("not a manifest of this zoo", path)
+    for name, entry in files.items():
+        if not plain_name(name) or name == MANIFEST or not isinstance(entry, dict) or set(entry) != {"sha256", "size"}:
+            raise ArtifactError(f"bad entry {name!r}", path)
+    if CONFIG not in files:
+        raise ArtifactError(f"{CONFIG} is not listed", path)
+    return files
+
+
+def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise ArtifactError("missing", path, "rebuild the model or restore the file")
+    try:
+        size = path.stat().st_size
+        if size != entry["size"]:
+            raise ArtifactError(f"has {size} bytes, the manifest says {entry['size']}", path, "restore the file")
+        if digest_file(path) != entry["sha256"]:
+            raise ArtifactError("altered: its SHA-256 differs from the manifest's", path, "restore the file")
+    except OSError as error:
+        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+
+
+_DESCRIPTION = {"schema": int, "name": str, "architecture": str, "task": str, "plugin": dict, "dtype": str, "config": dict}
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    data = load_json(path)
+    for key, kind in _DESCRIPTION.items():
+        if not isinstance(data.get(key), kind):
+            raise ArtifactError(f"{key} is missing or not a {kind.__name__}", path)
+    if data["schema"] != SCHEMA:
+        raise ArtifactError(f"schema {data['schema']}, this zoo reads {SCHEMA}", path)
+    if data["dtype"] not in DTYPES:
+        raise ArtifactError(f"unknown dtype {data['dtype']!r}", path)
+    if not all(isinstance(data["plugin"].get(key), str) for key in ("name", "distribution", "version")):
+        raise ArtifactError("plugin must name its distribution and version", path)
+    return data

@@ -1,0 +1,42 @@
+"""The model card, README.md of a model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.registry import ModelSpec
+
+__all__ = ["model_card"]
+
+
+def model_card(spec: ModelSpec, description: Mapping[str, Any], parameters: int, source: str | None) -> str:
+    """What the model is, where its weights come from and how to use it, in Markdown with the hub's front matter."""
+    origin = source or f"random initialisation from seed {description['seed']}; it has not been trained"
+    owner = description["plugin"]
+    rows = "\n".join(f"| {key} | {value} |" for key, value in description["config"].items())
+    return f"""---
+library_name: zoo
+pipeline_tag: {description["task"]}
+tags: [{spec.architecture.name}, onnx, safetensors]
+---
+
+# {spec.name}
+
+{spec.description or spec.architecture.name}. {parameters:,} parameters in {description["dtype"]}.
+
+- Architecture: {spec.architecture.name} ({spec.architecture.reference})
+- Plugin: {owner["name"]} of {owner["distribution"]} {owner["version"]}
+- Weights: {origin}
+- Evidence that the ONNX graph equals the model: `parity.json`, once exported
+
+```
+zoo export {spec.name} --onnx
+zoo verify {spec.name}
+zoo run {spec.name} "some text"
+```
+
+| setting | value |
+| --- | --- |
+{rows}
+"""

@@ -1,0 +1,110 @@
+"""The ``zoo`` command. Each subcommand is one module, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from zoo import __version__, plugins
+from zoo.errors import UsageError, ZooError
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "build": "Make a model directory from a preset.",
+    "doctor": "Show versions, execution providers and plugins.",
+    "export": "Write a verified ONNX model beside the weights.",
+    "import": "Make a model directory from a checkpoint.",
+    "list": "List the presets.",
+    "plugins": "Show the plugins.",
+    "run": "Run an exported model on text.",
+    "show": "Show a model's configuration, size and graphs.",
+    "verify": "Check an exported model's digests and repeat its comparison.",
+    "why": "Show where each configuration value comes from.",
+}
+
+
+class Commands(click.Group):
+    """Subcommands by name, so that ``zoo --help`` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"zoo.cli.{cmd_name}_command").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zoo")
+@click.option("--no-plugins", is_flag=True, help="Load the built-in plugins only.")
+@click.option("-P", "plugin_options", metavar="no:NAME", multiple=True, help="Do not load the plugin NAME.")
+@click.option("--debug", is_flag=True, help="Show tracebacks and the warnings of libraries.")
+def cli(no_plugins: bool, plugin_options: tuple[str, ...], debug: bool) -> None:
+    """Pick or write a transformer, get its weights, and an ONNX model shown to equal it."""
+    disabled = []
+    for option in plugin_options:
+        prefix, _, name = option.partition(":")
+        if prefix != "no" or not name:
+            raise UsageError(f"-P takes no:NAME, got {option!r}")
+        disabled.append(name)
+    if debug:
+        warnings.simplefilter("default")
+    plugins.select(plugins.Selection.from_environment(third_party=not no_plugins, disabled=disabled))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. Every failure is one line on stderr."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", plugins.ZooWarning)
+        warnings.showwarning = _show_warning
+        try:
+            cli.main(args=arguments, prog_name="zoo", standalone_mode=False)
+            sys.stdout.flush()
+        except ZooError as error:
+            return _fail(error, str(error), error.exit_code, arguments)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            return 0
+        except click.exceptions.Exit as error:
+            return error.exit_code
+        except click.ClickException as error:
+            return _fail(error, error.format_message(), error.exit_code, arguments)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("interrupted", err=True)
+            return 130
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; so be it
+            return 1
+        except Exception as error:
+            what = f"internal error: {type(error).__name__}: {error}: run again with --debug and report it"
+            return _fail(error, what, 1, arguments)
+    return 0
+
+
+def _fail(error: BaseException, message: str, status: int, arguments: Sequence[str]) -> int:
+    if "--debug" in arguments:
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return status
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    prefix = "" if issubclass(category, plugins.ZooWarning) else f"{category.__name__}: "
+    click.echo(f"warning: {prefix}{' '.join(str(message).split())}", err=True)

@@ -1,0 +1,64 @@
+"""``zoo plugins``."""
+
+from __future__ import annotations
+
+import click
+
+from zoo import plugins
+from zoo.cli.output import columns, emit_json, json_option
+from zoo.plugins import Plugin
+
+
+def provides(plugin: Plugin) -> dict[str, list[str]]:
+    """What a plugin contributes, by kind."""
+    return {
+        "architectures": [architecture.name for architecture in plugin.architectures],
+        "presets": sorted(plugin.presets),
+        "importers": [importer.model_type for importer in plugin.importers],
+    }
+
+
+@click.group("plugins")
+def command() -> None:
+    """Show the plugins."""
+
+
+@command.command("list")
+@json_option
+def list_plugins(as_json: bool) -> None:
+    """List every plugin with its distribution, status, contributions and import time."""
+    found = plugins.active().all
+    if as_json:
+        rows = [
+            {
+                "name": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "built_in": plugin.built_in,
+                "status": plugin.status,
+                "reason": plugin.reason,
+                "import_seconds": plugin.import_seconds,
+                "provides": provides(plugin),
+            }
+            for plugin in found
+        ]
+        emit_json("plugins.list", {"plugins": rows})
+        return
+    columns(
+        [
+            ("NAME", "DISTRIBUTION", "VERSION", "STATUS", "IMPORT", "PROVIDES"),
+            *(
+                (
+                    plugin.name,
+                    plugin.distribution,
+                    plugin.version,
+                    plugin.status,
+                    "-" if plugin.import_seconds is None else f"{1000 * plugin.import_seconds:.1f} ms",
+                    plugin.reason
+                    or "; ".join(f"{kind} {', '.join(names)}" for kind, names in provides(plugin).items() if names),
+                )
+                for plugin in found
+            ),
+        ],
+        right=[4],
+    )

@@ -1,0 +1,284 @@
+"""Making, saving and loading models. This module computes: importing it imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from zoo import plugins
+from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model
+from zoo.card import model_card
+from zoo.config import Config
+from zoo.errors import ArtifactError, PluginError, StorageError, UsageError, ZooError, nearest
+from zoo.registry import ModelSpec, registry
+from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor
+
+__all__ = [
+    "build_on_meta",
+    "count_parameters",
+    "create_model",
+    "list_models",
+    "load",
+    "save",
+    "save_spec",
+    "tensor_groups",
+]
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+
+def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
+    """Names of the presets that match a glob, a task and an architecture."""
+    found = registry().search(pattern, task=task, architecture=architecture)
+    return [item.name for item in found if isinstance(item, ModelSpec)]
+
+
+def create_model(name: str, *, seed: int = 0, dtype: str = "float32", **config: Any) -> nn.Module:
+    """Make a freshly initialised model from a preset.
+
+    Args:
+        name: a preset, see :func:`list_models`.
+        seed: the same seed gives the same weights.
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        config: configuration values that replace the preset's.
+
+    Raises:
+        UsageError: unknown name, key or value.
+        PluginError: no plugin, or more than one, provides the architecture.
+    """
+    return build(registry().resolve(name, values=config), seed=seed, dtype=dtype)
+
+
+def build(spec: ModelSpec, *, seed: int, dtype: str) -> nn.Module:
+    """Construct the model of ``spec`` under a seeded generator, leaving the global one untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return construct(spec).to(torch_dtype(dtype)).eval()
+
+
+def construct(spec: ModelSpec) -> nn.Module:
+    """Call the plugin's constructor; what it raises is a :class:`PluginError`."""
+    cls = spec.model_class()
+    try:
+        model = cls(spec.config)
+    except ZooError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{spec.plugin} cannot build {spec.name} ({type(error).__name__}: {error})") from error
+    if not isinstance(getattr(model, "config", None), Config):
+        raise PluginError(f"{spec.plugin}: {spec.architecture.model} keeps no .config")
+    return model
+
+
+def build_on_meta(spec: ModelSpec, dtype: str = "float32") -> nn.Module:
+    """The model without weights: shapes and names only."""
+    with torch.device("meta"):
+        return construct(spec).to(torch_dtype(dtype)).eval()
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``float32``, ``float16`` or ``bfloat16`` as torch's own."""
+    if name not in DTYPES:
+        raise UsageError(f"unknown dtype {name!r}", None, nearest(name, DTYPES))
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of parameters, a shared one once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def tensor_groups(model: nn.Module) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """What a model stores: for each distinct tensor its first name, the tensor, and all its names."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    return {aliases[0]: (tensors[key], tuple(aliases)) for key, aliases in names.items()}
+
+
+def find_spec(model: nn.Module) -> ModelSpec:
+    """The description of a model made by an installed plugin."""
+    config, loaded = model.config, plugins.active()
+    for plugin in loaded.loaded():
+        for architecture in plugin.architectures:
+            if architecture.model == f"{type(model).__module__}:{type(model).__qualname__}":
+                assert isinstance(config, Config)
+                return ModelSpec(architecture.name, plugin, architecture, config)
+    raise UsageError(f"no installed plugin provides {type(model).__qualname__}", None, "register it with zoo_architectures")
+
+
+def save(
+    model: nn.Module,
+    directory: str | Path,
+    *,
+    name: str | None = None,
+    tokenizer: str | Path | None = None,
+    seed: int | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    force: bool = False,
+) -> Path:
+    """Write a model directory, atomically.
+
+    Args:
+        model: made by an installed plugin's architecture.
+        directory: where; it must not exist unless ``force``.
+        name: for config.json and the model card; the directory's name by default.
+        tokenizer: ``bytes`` or the path of a tokenizer.json.
+        seed: recorded in config.json.
+        max_shard_bytes: weights above it are split into shards with an index.
+        force: replace an existing model directory.
+
+    Raises:
+        UsageError: the target exists.
+        StorageError: the file system refused; what was there before still is.
+    """
+    spec = find_spec(model)
+    label = str(tokenizer) if tokenizer == "bytes" else "file" if tokenizer else None
+    spec = ModelSpec(name or Path(directory).name, spec.plugin, spec.architecture, spec.config, tokenizer=label)
+    return save_spec(spec, model, Path(directory), tokenizer=tokenizer, seed=seed, max_shard_bytes=max_shard_bytes, force=force)
+
+
+def save_spec(
+    spec: ModelSpec,
+    model: nn.Module,
+    directory: Path,
+    *,
+    tokenizer: str | Path | None = None,
+    seed: int | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    force: bool = False,
+    source: str | None = None,
+) -> Path:
+    """:func:`save` with the description at hand; ``source`` says in the card where the weights come from."""
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in model.parameters()}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        raise UsageError(f"a model has one dtype of {', '.join(DTYPES)}, got {', '.join(sorted(dtypes))}")
+    description = describe(spec, dtype=dtypes.pop(), seed=seed)
+    with new_model(directory, description, force=force) as stage:
+        groups = tensor_groups(model)
+        write_weights(
+            stage,
+            {name: tensor.detach() for name, (tensor, _) in groups.items()},
+            aliases={alias: names[0] for _, names in groups.values() for alias in names[1:]},
+            max_shard_bytes=max_shard_bytes,
+        )
+        if tokenizer is not None:
+            from zoo.tokenizer import write_tokenizer
+
+            write_tokenizer(tokenizer, stage / TOKENIZER)
+        (stage / CARD).write_text(model_card(spec, description, count_parameters(model), source), encoding="utf-8")
+    return directory
+
+
+def write_weights(
+    directory: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str], max_shard_bytes: int
+) -> None:
+    """Write one safetensors file, or shards and the usual index. Aliases are recorded, not stored."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor.contiguous()
+        size += tensor.nbytes
+    metadata = {"format": "pt", **aliases}
+    if len(shards) == 1:
+        _save(shards[0], directory / SINGLE, metadata)
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _save(shard, directory / file, metadata)
+        weight_map |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # it wraps the system's refusal in a text
+        raise StorageError(f"cannot write ({error})", path) from error
+
+
+def load(directory: str | Path) -> nn.Module:
+    """Load a model, its weights mapped from the file and not copied, in evaluation mode.
+
+    Raises:
+        ArtifactError: a file is missing, truncated or altered, or does not hold this model's tensors.
+        PluginError: the architecture's plugin is not installed.
+    """
+    return load_directory(ModelDirectory.open(directory))
+
+
+def load_directory(stored: ModelDirectory) -> nn.Module:
+    """:func:`load` for a directory that is open already."""
+    model = build_on_meta(stored.spec, stored.dtype)
+    check_layout(model, stored.layout, stored.path)
+    with _reading(stored.path):
+        fill(model, _read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()}))
+    return model
+
+
+def check_layout(model: nn.Module, layout: Mapping[str, StoredTensor], where: object) -> None:
+    """Compare stored tensors with the model's: all that is missing, unexpected or misshapen is listed."""
+    groups = tensor_groups(model)
+    problems = [f"missing {name}" for name in groups if name not in layout]
+    problems += [f"unexpected {name}" for name in layout if name not in groups]
+    for name, (tensor, _) in groups.items():
+        if name in layout:
+            wanted = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+            if tuple(tensor.shape) != layout[name].shape:
+                problems.append(f"{name} has shape {layout[name].shape}, not {tuple(tensor.shape)}")
+            elif wanted is not None and wanted != layout[name].dtype:
+                problems.append(f"{name} is {layout[name].dtype}, not {wanted}")
+    if problems:
+        raise ArtifactError(f"the weights are not this model's ({'; '.join(problems)})", where)
+
+
+def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Put tensors into a model that was built on the meta device, at every name that shares each of them."""
+    groups = tensor_groups(model)
+    for name, value in tensors:
+        old, aliases = groups[name]
+        new = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+        for alias in aliases:
+            owner, _, leaf = alias.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, new)
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise PluginError(
+                f"buffer {name} of {type(model).__qualname__} has no data", None,
+                "register it as persistent, or compute it in forward",
+            )  # fmt: skip
+
+
+def _read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    for file in sorted(files):
+        with safe_open(directory / file, framework="pt") as reader:
+            for name in reader.keys():  # noqa: SIM118  (not a mapping)
+                yield name, reader.get_tensor(name)
+
+
+@contextmanager
+def _reading(where: object) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise ArtifactError(f"not valid safetensors ({error})", where) from error

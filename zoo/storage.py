@@ -1,0 +1,171 @@
+"""Atomic changes to a directory: a crash leaves the old state or the new one, never a mixture.
+
+A new directory is staged beside its target and renamed once. Additions to an existing directory are staged inside it;
+renaming the stage to ``.zoo-commit`` commits them, and whoever opens the directory next finishes the moves. A stage is
+locked while its writer lives, so an abandoned one is recognised and swept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zoo.errors import UsageError, storage_errors
+
+__all__ = ["add_to_directory", "check_target", "new_directory", "recover", "umask_mode"]
+
+STAGE = ".zoo-stage-"
+COMMIT = ".zoo-commit"
+LAST = "manifest.json"
+"""The file that is moved last: until it is, its predecessor does not mention the others."""
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def new_directory(target: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield an empty directory that becomes ``target`` when the block ends, and vanishes if it raises.
+
+    Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not ``replaceable``, and
+    ``StorageError`` when the file system refuses.
+    """
+    target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow a link that we replace)
+    check_target(target, force=force, replaceable=replaceable)
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent, f".{target.name}{STAGE}")
+        stage = target.parent / f".{target.name}{STAGE}{secrets.token_hex(4)}"
+        stage.mkdir()
+    with storage_errors(target), _locked(stage):
+        try:
+            yield stage
+            _make_durable(stage)
+            check_target(target, force=force, replaceable=replaceable)
+            if target.is_symlink() or target.exists():
+                _exchange(stage, target)
+            else:
+                stage.rename(target)
+            _sync(target.parent)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise UsageError("already exists", target, "use --force to replace it") from error
+            raise
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def add_to_directory(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory whose files are moved into ``directory`` when the block ends, all or none."""
+    with storage_errors(directory):
+        recover(directory)
+        _sweep(directory, STAGE)
+        stage = directory / f"{STAGE}{secrets.token_hex(4)}"
+        stage.mkdir()
+    with storage_errors(directory), _locked(stage):
+        try:
+            yield stage
+            _make_durable(stage)
+            stage.rename(directory / COMMIT)
+            _sync(directory)
+            recover(directory)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def recover(directory: Path) -> None:
+    """Finish a committed addition that a crash interrupted."""
+    commit = directory / COMMIT
+    if not commit.is_dir():
+        return
+    with storage_errors(directory):
+        for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
+            path.replace(directory / path.name)
+        _sync(directory)
+        commit.rmdir()
+
+
+def umask_mode() -> int:
+    """The mode of a file created without any wish of its own."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def check_target(target: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> None:
+    """Raise :class:`UsageError` unless ``target`` is free, or may be replaced."""
+    if not (target.is_symlink() or target.exists()):
+        return
+    if not force:
+        raise UsageError("already exists", target, "use --force to replace it")
+    if target.is_symlink() or not replaceable(target):
+        raise UsageError("exists and is not a model directory", target, "choose another place with -o")
+
+
+@contextmanager
+def _locked(stage: Path) -> Iterator[None]:
+    descriptor = os.open(stage, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Remove stages whose writer is gone: their lock can be had."""
+    for stage in parent.glob(f"{prefix}*"):
+        try:
+            descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # swept by someone else meanwhile
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(stage, ignore_errors=True)
+        except BlockingIOError:
+            pass  # its writer lives
+        finally:
+            os.close(descriptor)
+
+
+def _make_durable(stage: Path) -> None:
+    for path in stage.iterdir():
+        path.chmod(umask_mode())
+        _sync(path)
+    _sync(stage)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap two directories in one step (renameat2), or in two where the system has no such call."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None:
+        if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EINVAL):
+            raise OSError(code, os.strerror(code), str(other))
+    aside = one.with_name(f"{one.name}-old")
+    other.rename(aside)
+    try:
+        one.rename(other)
+    except OSError:
+        aside.rename(other)
+        raise
+    aside.rename(one)
+
