@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,16 @@ from zoo.errors import ArtifactError, PluginError, UsageError
 from zoo.registry import ModelSpec, config_class
 from zoo.weights import DTYPES, StoredTensor, load_json, plain_name, read_layout
 
-__all__ = ["CARD", "CONFIG", "EVIDENCE", "MANIFEST", "TOKENIZER", "ModelDirectory", "digest_file", "new_model"]
+__all__ = [
+    "CARD",
+    "CONFIG",
+    "EVIDENCE",
+    "MANIFEST",
+    "TOKENIZER",
+    "ModelDirectory",
+    "digest_file",
+    "new_model",
+]
 
 CONFIG = "config.json"
 MANIFEST = "manifest.json"
@@ -67,10 +77,14 @@ class ModelDirectory:
         stored, where = self.description, self.path / CONFIG
         owner = stored["plugin"]
         try:
-            plugin, architecture = plugins.active().architecture(f"{owner['distribution']}:{stored['architecture']}", where)
+            plugin, architecture = plugins.active().architecture(
+                f"{owner['distribution']}:{stored['architecture']}", where
+            )
         except PluginError as error:
             made_by = f"{owner['distribution']} {owner['version']}"
-            raise PluginError(f"{error} (the model was made by {made_by})", None, f"pip install {owner['distribution']}") from error
+            raise PluginError(
+                f"{error} (the model was made by {made_by})", None, f"pip install {owner['distribution']}"
+            ) from error
         try:
             config = config_class(plugin, architecture).from_dict(stored["config"], where)
         except UsageError as error:
@@ -86,18 +100,21 @@ class ModelDirectory:
                 raise ArtifactError(f"{tensor.file} is not in the manifest", self.path / MANIFEST)
         return layout
 
+    def graph_files(self) -> list[str]:
+        """The ONNX files that the model's declaration calls for, in the order in which they run."""
+        return [f"{graph.name}.onnx" for graph in self.spec.config.graphs()]
+
     @property
     def dtype(self) -> str:
         """float32, float16 or bfloat16."""
         return str(self.description["dtype"])
 
     @contextmanager
-    def adding(self, *, remove: tuple[str, ...] = ()) -> Iterator[Path]:
+    def adding(self) -> Iterator[Path]:
         """Yield a stage whose files join the directory, with a new manifest, when the block ends."""
         with storage.add_to_directory(self.path) as stage:
             yield stage
-            kept = {name: entry for name, entry in self.files.items() if name not in remove}
-            _write_manifest(stage, kept)
+            _write_manifest(stage, self.files)
 
 
 @contextmanager
@@ -106,6 +123,16 @@ def new_model(target: Path, description: Mapping[str, Any], *, force: bool) -> I
     with storage.new_directory(target, force=force, replaceable=is_model) as stage:
         yield stage
         write_json(stage / CONFIG, {"schema": SCHEMA, **description})
+        _write_manifest(stage, {})
+
+
+def copy_model(source: Path, target: Path, *, force: bool) -> None:
+    """Copy a sound model to a new directory, without what was exported from it."""
+    stored = ModelDirectory.open(source)
+    with storage.new_directory(target, force=force, replaceable=is_model) as stage:
+        for name in stored.files:
+            if name != EVIDENCE and not name.endswith(".onnx"):
+                shutil.copyfile(source / name, stage / name)
         _write_manifest(stage, {})
 
 
@@ -133,7 +160,9 @@ def is_model(path: Path) -> bool:
 
 def _write_manifest(stage: Path, kept: Mapping[str, Mapping[str, Any]]) -> None:
     new = {
-        path.name: {"sha256": digest_file(path), "size": path.stat().st_size} for path in stage.iterdir() if path.is_file()
+        path.name: {"sha256": digest_file(path), "size": path.stat().st_size}
+        for path in stage.iterdir()
+        if path.is_file()
     }
     write_json(stage / MANIFEST, {"schema": SCHEMA, "files": dict(sorted({**kept, **new}.items()))})
 
@@ -164,7 +193,15 @@ def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
         raise ArtifactError(f"cannot read ({error.strerror})", path) from error
 
 
-_DESCRIPTION = {"schema": int, "name": str, "architecture": str, "task": str, "plugin": dict, "dtype": str, "config": dict}
+_DESCRIPTION = {
+    "schema": int,
+    "name": str,
+    "architecture": str,
+    "task": str,
+    "plugin": dict,
+    "dtype": str,
+    "config": dict,
+}
 
 
 def _read_description(path: Path) -> dict[str, Any]:

@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Architecture", "Graph", "Importer", "KeyValues", "TensorSpec", "dim_size", "mask", "real", "token_ids"]
+__all__ = [
+    "Architecture",
+    "Graph",
+    "Importer",
+    "KeyValues",
+    "TensorSpec",
+    "dim_size",
+    "mask",
+    "real",
+    "token_ids",
+]
 
 Dim = str | int
 """A fixed size, or the name of a dimension that is free at run time; a sum such as
@@ -89,10 +99,11 @@ class Graph:
     The method takes each input by its name; a :class:`KeyValues` arrives as one :class:`zoo.nn.Cache`. It returns
     a tensor when it has a single output, else a mapping from output names to tensors (or caches).
 
-    ``past`` is what a decoder keeps between calls. It adds the inputs ``past_key_values.N.key`` and ``.value``, handed to
-    the method as ``past_key_values``, which the method extends in place, and the outputs ``present.N.key`` and
-    ``.value``. A graph with a past obeys one law that the export checks: a call on a prefix followed by a call on
-    the rest equals one call on the whole.
+    ``past`` is what a decoder keeps between calls. It adds the inputs ``past_key_values.N.key`` and ``.value``,
+    handed to the method as ``past_key_values``, which the method extends in place, and the outputs
+    ``present.N.key`` and ``.value``. A graph with a past obeys one law that the export checks: a call on a prefix
+    followed by a call on the rest equals one call on the whole. The tokens of a call lie along a dimension named
+    ``sequence``.
     """
 
     name: str = "model"
@@ -134,9 +145,7 @@ class Graph:
 
 
 def _flatten(items: tuple[TensorSpec | KeyValues, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        tensor for item in items for tensor in (item.tensors() if isinstance(item, KeyValues) else (item,))
-    )
+    return tuple(tensor for item in items for tensor in (item.tensors() if isinstance(item, KeyValues) else (item,)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,9 +164,11 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importer:
-    """How checkpoints of a foreign layout become ours; ``rules`` is ``module:OBJECT``, a :class:`zoo.importing.Rules`."""
+    """How checkpoints of a foreign layout become ours."""
 
     model_type: str
     """``model_type`` in the checkpoint's config.json."""
     architecture: str
+    """The architecture they become."""
     rules: str
+    """``module:OBJECT``, a :class:`zoo.importing.Rules`."""

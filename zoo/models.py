@@ -115,7 +115,9 @@ def find_spec(model: nn.Module) -> ModelSpec:
             if architecture.model == f"{type(model).__module__}:{type(model).__qualname__}":
                 assert isinstance(config, Config)
                 return ModelSpec(architecture.name, plugin, architecture, config)
-    raise UsageError(f"no installed plugin provides {type(model).__qualname__}", None, "register it with zoo_architectures")
+    raise UsageError(
+        f"no installed plugin provides {type(model).__qualname__}", None, "register it with zoo_architectures"
+    )
 
 
 def save(
@@ -146,7 +148,15 @@ def save(
     spec = find_spec(model)
     label = str(tokenizer) if tokenizer == "bytes" else "file" if tokenizer else None
     spec = ModelSpec(name or Path(directory).name, spec.plugin, spec.architecture, spec.config, tokenizer=label)
-    return save_spec(spec, model, Path(directory), tokenizer=tokenizer, seed=seed, max_shard_bytes=max_shard_bytes, force=force)
+    return save_spec(
+        spec,
+        model,
+        Path(directory),
+        tokenizer=tokenizer,
+        seed=seed,
+        max_shard_bytes=max_shard_bytes,
+        force=force,
+    )
 
 
 def save_spec(
@@ -176,7 +186,7 @@ def save_spec(
         if tokenizer is not None:
             from zoo.tokenizer import write_tokenizer
 
-            write_tokenizer(tokenizer, stage / TOKENIZER)
+            write_tokenizer(tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
         (stage / CARD).write_text(model_card(spec, description, count_parameters(model), source), encoding="utf-8")
     return directory
 
@@ -197,12 +207,15 @@ def write_weights(
     if len(shards) == 1:
         _save(shards[0], directory / SINGLE, metadata)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         _save(shard, directory / file, metadata)
         weight_map |= dict.fromkeys(shard, file)
-    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": weight_map}
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": weight_map,
+    }
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

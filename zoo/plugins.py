@@ -133,7 +133,9 @@ class Plugins:
         if len(found) > 1:
             owners = " and ".join(str(plugin) for plugin, _ in found)
             raise PluginError(
-                f"architecture {short!r} is provided by {owners}", where, f"write {found[0][0].distribution}:{short}"
+                f"architecture {short!r} is provided by {owners}",
+                where,
+                f"write {found[0][0].distribution}:{short}",
             )
         if not found:
             broken = [str(plugin) for plugin in self.all if plugin.status == "broken"]

@@ -123,9 +123,7 @@ class Registry:
         """Every preset's name, sorted."""
         return sorted({name for layer in self._layers for name in layer})
 
-    def resolve(
-        self, name: str, settings: Sequence[str] = (), *, values: Mapping[str, Any] | None = None
-    ) -> ModelSpec:
+    def resolve(self, name: str, settings: Sequence[str] = (), *, values: Mapping[str, Any] | None = None) -> ModelSpec:
         """Resolve a preset, or ``distribution:preset``, with values and ``key=value`` settings on top.
 
         Raises :class:`UsageError` for an unknown name, key or value and :class:`PluginError` when no plugin, or
@@ -151,7 +149,8 @@ class Registry:
             origins.setdefault(key, []).append(Origin(cls.parse_setting(key, text), f"--set {setting}"))
         where = f"{name} {' '.join(f'--set {setting}' for setting in settings)}".strip()
         config = cls.from_dict(
-            {key: values[-1].value for key, values in origins.items()}, where if settings else entries[-1].where
+            {key: values[-1].value for key, values in origins.items()},
+            where if settings else entries[-1].where,
         )
         for key, value in config.to_dict().items():
             origins.setdefault(key, [Origin(value, DEFAULT)])

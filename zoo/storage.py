@@ -168,4 +168,3 @@ def _exchange(one: Path, other: Path) -> None:
         aside.rename(other)
         raise
     aside.rename(one)
-

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, UsageError
 
 __all__ = ["BYTES", "byte_tokenizer", "load_tokenizer", "write_tokenizer"]
 
@@ -19,7 +19,11 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<mask>")
 
 def byte_tokenizer() -> Tokenizer:
     """Every byte is its own token, 0 to 255; the special tokens follow."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that print as themselves in byte-level BPE
+    shown = [
+        *range(33, 127),
+        *range(161, 173),
+        *range(174, 256),
+    ]  # bytes that print as themselves in byte-level BPE
     hidden = [byte for byte in range(256) if byte not in shown]
     symbols = {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
     tokenizer = Tokenizer(models.BPE(vocab=symbols, merges=[]))
@@ -42,10 +46,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(source: str | Path, target: Path) -> None:
-    """Write ``bytes``, or a copy of the tokenizer.json at ``source``, to ``target``."""
+def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None) -> None:
+    """Write ``bytes``, or a copy of the tokenizer.json at ``source``, to ``target``.
+
+    Raises :class:`UsageError` when it has more tokens than the model's ``vocab_size``.
+    """
+    tokenizer = byte_tokenizer() if source == BYTES else load_tokenizer(Path(source))
+    if vocab_size is not None and tokenizer.get_vocab_size() > vocab_size:
+        raise UsageError(f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model {vocab_size}", source)
     if source == BYTES:
-        target.write_text(json.dumps(json.loads(byte_tokenizer().to_str()), ensure_ascii=False), encoding="utf-8")
-        return
-    load_tokenizer(Path(source))
-    shutil.copyfile(source, target)
+        target.write_text(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False), encoding="utf-8")
+    else:
+        shutil.copyfile(source, target)

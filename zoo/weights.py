@@ -11,7 +11,16 @@ from typing import Any
 
 from zoo.errors import ArtifactError
 
-__all__ = ["DTYPES", "INDEX", "SINGLE", "StoredTensor", "load_json", "plain_name", "read_header", "read_layout"]
+__all__ = [
+    "DTYPES",
+    "INDEX",
+    "SINGLE",
+    "StoredTensor",
+    "load_json",
+    "plain_name",
+    "read_header",
+    "read_layout",
+]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -19,7 +19,12 @@ from zoo.registry import ModelSpec, registry
 @click.option("--max-params", type=COUNT, help="Only models with at most so many parameters.")
 @json_option
 def command(
-    pattern: str, task: str | None, arch: str | None, min_params: int | None, max_params: int | None, as_json: bool
+    pattern: str,
+    task: str | None,
+    arch: str | None,
+    min_params: int | None,
+    max_params: int | None,
+    as_json: bool,
 ) -> None:
     """List the presets whose name matches PATTERN, a glob."""
     found = registry().search(

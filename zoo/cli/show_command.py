@@ -61,14 +61,27 @@ def command(name: str, settings: tuple[str, ...], as_json: bool) -> None:
     rows = [("parameters", f"{facts['parameters']:,}"), ("weights", sizes)]
     if facts["kv_cache_bytes_per_token"]:
         kept = facts["kv_cache_bytes_per_token"]
-        rows.append(("KV cache per token", ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in kept.items())))
+        rows.append(
+            (
+                "KV cache per token",
+                ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in kept.items()),
+            )
+        )
     if facts["flops_per_token"]:
         rows.append(("FLOPs per token", f"{facts['flops_per_token']:,} forward, at full context"))
     columns(rows)
     for graph in facts["graphs"]:
         click.echo(f"\ngraph {graph['name']}")
-        shown = [("in ", *item) for item in graph["inputs"].items()] + [("out", *item) for item in graph["outputs"].items()]
+        shown = [("in ", *item) for item in graph["inputs"].items()] + [
+            ("out", *item) for item in graph["outputs"].items()
+        ]
         repeated = [row for row in shown if row[1].endswith((".key", ".value")) and ".0." not in row[1]]
-        columns([(side, tensor, f"({', '.join(map(str, dims))})") for side, tensor, dims in shown if (side, tensor, dims) not in repeated])
+        columns(
+            [
+                (side, tensor, f"({', '.join(map(str, dims))})")
+                for side, tensor, dims in shown
+                if (side, tensor, dims) not in repeated
+            ]
+        )
         if repeated:
             click.echo(f"     and the same for the other layers, {len(repeated)} tensors")

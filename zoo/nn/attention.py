@@ -32,9 +32,7 @@ def scaled_dot_product_attention(
         (B, H, T, D').
     """
     grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped
-    )
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped)
 
 
 def attention_weights(query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:

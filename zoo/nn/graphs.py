@@ -16,8 +16,7 @@ __all__ = ["GraphModule", "call_graph"]
 def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name."""
     arguments: dict[str, Any] = {
-        item.name: _gather(item, feeds) if isinstance(item, KeyValues) else feeds[item.name]
-        for item in graph.inputs
+        item.name: _gather(item, feeds) if isinstance(item, KeyValues) else feeds[item.name] for item in graph.inputs
     }
     past = _gather(graph.past, feeds) if graph.past else None
     if graph.past is not None:
@@ -27,7 +26,9 @@ def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> d
         result = {graph.outputs[0].name: result}
     outputs: dict[str, Tensor] = {}
     for item in graph.outputs:
-        outputs |= _scatter(item.name, result[item.name]) if isinstance(item, KeyValues) else {item.name: result[item.name]}
+        outputs |= (
+            _scatter(item.name, result[item.name]) if isinstance(item, KeyValues) else {item.name: result[item.name]}
+        )
     return outputs | (_scatter("present", past) if past is not None else {})
 
 

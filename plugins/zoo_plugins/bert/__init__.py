@@ -12,7 +12,13 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
     return [
         zoo.Architecture(
             name="bert",
-            tasks=("feature-extraction", "sentence-embedding", "fill-mask", "pretraining", "text-classification"),
+            tasks=(
+                "feature-extraction",
+                "sentence-embedding",
+                "fill-mask",
+                "pretraining",
+                "text-classification",
+            ),
             config="zoo_plugins.bert.config:BERTConfig",
             model="zoo_plugins.bert.model:BERT",
             reference="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers",

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.nn import FeedForward, MultiHeadAttention, build_mask, init_truncated_normal, pool, positions_of, tied_linear
+from zoo.nn import (
+    FeedForward,
+    MultiHeadAttention,
+    build_mask,
+    init_truncated_normal,
+    pool,
+    positions_of,
+    tied_linear,
+)
 from zoo.nn.feed_forward import ACTIVATIONS
 from zoo_plugins.bert.config import BERTConfig
 
@@ -38,7 +46,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.token = nn.Embedding(c.vocab_size, c.hidden_size)
         self.position = nn.Embedding(c.max_seq_len, c.hidden_size)
-        self.type = nn.Embedding(c.type_vocab_size, c.hidden_size)
+        self.token_type = nn.Embedding(c.type_vocab_size, c.hidden_size)
         self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         self.dropout = nn.Dropout(c.dropout)
 
@@ -47,7 +55,7 @@ class Embeddings(nn.Module):
         length = input_ids.shape[1]
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         positions = positions_of(length, length, device=input_ids.device)
-        return self.dropout(self.norm(self.token(input_ids) + self.position(positions) + self.type(types)))
+        return self.dropout(self.norm(self.token(input_ids) + self.position(positions) + self.token_type(types)))
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -117,5 +125,8 @@ class BERT(nn.Module):
             return {"logits": self.classifier(self.dropout(pooled))}
         if c.task == "sentence-embedding":
             vector = pool(x, attention_mask, c.pooling)
-            return {"sentence_embedding": F.normalize(vector, dim=-1) if c.normalize else vector, "last_hidden_state": x}
+            return {
+                "sentence_embedding": F.normalize(vector, dim=-1) if c.normalize else vector,
+                "last_hidden_state": x,
+            }
         return {"last_hidden_state": x} | ({"pooler_output": pooled} if pooled is not None else {})

@@ -26,9 +26,7 @@ class GPTBlock(nn.Module):
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
-        self.attention = MultiHeadAttention(
-            c.hidden_size, c.num_heads, num_kv_heads=c.num_kv_heads, dropout=c.dropout
-        )
+        self.attention = MultiHeadAttention(c.hidden_size, c.num_heads, num_kv_heads=c.num_kv_heads, dropout=c.dropout)
         self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
         self.dropout = nn.Dropout(c.dropout)
@@ -60,9 +58,10 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """N(0, 0.02^2), divided by sqrt(residual layers) where a branch joins the residual stream (section 2.3)."""
         init_normal(self, std=0.02)
-        for block in self.blocks:
-            for branch in (block.attention.output, block.mlp.down):
-                nn.init.normal_(branch.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+        for block in self.modules():
+            if isinstance(block, GPTBlock):
+                for branch in (block.attention.output, block.mlp.down):
+                    nn.init.normal_(branch.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
 
     def forward(
         self,

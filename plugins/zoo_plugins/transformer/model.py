@@ -139,7 +139,11 @@ class Transformer(nn.Module):
         for block in self.encoder:
             x = block(x, mask)
         x = self.encoder_norm(x)
-        return {"last_hidden_state": x, "cross_key_values": Cache(b.cross.keys_values(x) for b in self.decoder)}
+        cross = Cache(block.cross.keys_values(x) for block in self.decoder if isinstance(block, DecoderBlock))
+        return {
+            "last_hidden_state": x,
+            "cross_key_values": cross,
+        }
 
     def decode(
         self,

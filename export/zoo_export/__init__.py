@@ -1,0 +1,32 @@
+"""ONNX export, parity and inference for the models of :mod:`zoo`, from their declared graphs alone.
+
+Exporting and verifying import torch; opening a session and running a model do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zoo_export.exporter import export_model
+    from zoo_export.parity import verify_model
+    from zoo_export.session import open_session
+    from zoo_export.tasks import run_model
+
+__all__ = ["export_model", "open_session", "run_model", "verify_model"]
+
+_HOMES = {
+    "export_model": "exporter",
+    "open_session": "session",
+    "run_model": "tasks",
+    "verify_model": "parity",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function's module when the function is asked for."""
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"zoo_export.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'zoo_export' has no attribute {name!r}")

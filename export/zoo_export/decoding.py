@@ -1,0 +1,81 @@
+"""Greedy decoding with a cache, on anything that can run a declared graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zoo.contract import Graph
+from zoo_export.grid import Feeds, Point, empty_past, make_feeds
+from zoo_export.pipeline import Executor, next_past
+
+__all__ = ["greedy", "greedy_agreement"]
+
+Array = np.ndarray[Any, Any]
+
+_ROWS, _PROMPT, _NEW, _SEED = 2, 5, 8, 1
+
+
+def decoder_inputs(graph: Graph) -> tuple[str, str | None]:
+    """The names of the token ids and of the mask that grow by one each step."""
+    tensors = graph.input_tensors()
+    ids = next(tensor.name for tensor in tensors if tensor.dims == ("batch", "sequence") and tensor.dtype == "int64")
+    total = f"{graph.past.length} + sequence" if graph.past else "sequence"
+    return ids, next((tensor.name for tensor in tensors if tensor.is_mask and tensor.dims[1] == total), None)
+
+
+def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Array) -> Iterator[Array]:
+    """Yield the logits (batch, vocabulary) of one next token after another, each time taking the likeliest.
+
+    Args:
+        execute: runs ``graph``, a decoder with a past.
+        graph: its declaration.
+        known: its inputs that stay the same.
+        ids: (batch, length), the prompt.
+        mask: (batch, length), 1 for a token of the prompt.
+    """
+    ids_name, mask_name = decoder_inputs(graph)
+    past = empty_past(graph, len(ids), execute.dtype)
+    wanted = {tensor.name for tensor in graph.input_tensors()}
+    constant = {name: value for name, value in known.items() if name in wanted}
+    while True:
+        outputs = execute(graph, constant | {ids_name: ids} | ({mask_name: mask} if mask_name else {}) | past)
+        last = outputs["logits"][:, -1]
+        yield last
+        ids = last.argmax(-1)[:, None].astype(np.int64)
+        past, mask = next_past(graph, outputs), np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+
+
+def greedy_agreement(
+    reference: Executor, runtime: Executor, graphs: Sequence[Graph], margin: float
+) -> dict[str, Any] | None:
+    """Decode a few tokens on both, from a left-padded batch; None for a model that does not decode.
+
+    Rows are compared up to the first step where the best two tokens are within ``margin``: beyond a near-tie both
+    continuations are right.
+    """
+    decoder = graphs[-1]
+    if decoder.past is None or all(tensor.name != "logits" for tensor in decoder.output_tensors()):
+        return None
+    feeds = make_feeds(graphs, Point(_ROWS, _PROMPT, 0, "left"), _SEED, _PROMPT + _NEW)
+    steps = [_decode(executor, graphs, feeds) for executor in (reference, runtime)]
+    tokens, others = (logits.argmax(-1) for logits in steps)
+    best = np.sort(steps[0], axis=-1)[..., -2:]
+    settled = np.cumsum(best[..., 1] - best[..., 0] <= margin, axis=0) == 0
+    differs = (tokens != others) & settled
+    agreed = int(np.argmax(differs.any(1))) if differs.any() else _NEW
+    return {"passed": not differs.any(), "rows": _ROWS, "tokens": _NEW, "agreed": agreed,
+            "compared": int(settled.sum())}  # fmt: skip
+
+
+def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Array]) -> Array:
+    """Logits (step, batch, vocabulary) of a greedy continuation."""
+    known = dict(feeds)
+    for graph in graphs[:-1]:
+        known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+    ids, mask = decoder_inputs(graphs[-1])
+    first = feeds[mask] if mask else np.ones_like(feeds[ids])
+    steps = greedy(execute, graphs[-1], known, feeds[ids], first)
+    return np.stack([next(steps).astype(np.float64) for _ in range(_NEW)])

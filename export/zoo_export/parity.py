@@ -1,0 +1,274 @@
+"""The gate: an exported graph is compared with the unmodified module, evaluated in float64.
+
+Torch in the model's own dtype is the yardstick: what it loses to rounding, the graph may lose twice, and a few units in
+the last place. A fixed tolerance would be blind for a small model and strict for a deep one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from zoo import __version__, models
+from zoo.artifact import EVIDENCE, ModelDirectory
+from zoo.contract import Graph, TensorSpec
+from zoo.errors import ArtifactError, ParityError, ZooError
+from zoo.weights import load_json
+from zoo_export.bisect import first_divergence
+from zoo_export.decoding import greedy_agreement
+from zoo_export.graph_file import EVIDENCE_KEY, metadata, referenced_tensors
+from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds, make_grid
+from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
+from zoo_export.pipeline import OnnxExecutor, run_pipeline
+from zoo_export.reference import TorchExecutor
+from zoo_export.session import Provider, open_session, placement
+
+__all__ = ["Progress", "Report", "compare", "verify_model"]
+
+Progress = Callable[[int, int], None]
+
+SEED = 0
+LEVELS = {"off": False, "all": True}
+"""The runtime's optimisation levels that are compared."""
+
+
+@dataclass
+class Report:
+    """The outcome of a comparison."""
+
+    evidence: dict[str, Any]
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the graphs were shown equal to the model."""
+        return not self.failures
+
+    def verdict(self) -> str:
+        """One line that says what diverges."""
+        more = f" and {len(self.failures) - 1} more" if len(self.failures) > 1 else ""
+        return f"the ONNX graph is not equal to the model: {self.failures[0]}{more}"
+
+
+def compare(
+    stored: ModelDirectory,
+    graphs: Mapping[str, bytes],
+    *,
+    provider: Provider = "cpu",
+    whole_grid: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Compare serialised graphs, by file name, with the model over the grid and at each optimisation level.
+
+    Raises :class:`ParityError` when the comparison cannot be made at all: no evidence is a failure.
+    """
+    if stored.dtype == "bfloat16":
+        what = "bfloat16 cannot be verified: onnxruntime's CPU provider has no bfloat16 kernels"
+        raise ParityError(what, stored.path, "build with --dtype float32 or float16")
+    comparison = _Comparison(stored, graphs, provider)
+    left_out = comparison.sweep(whole_grid, progress)
+    failures = comparison.failures()
+    return Report(comparison.evidence(left_out, verified=not failures), failures)
+
+
+class _Comparison:
+    """The model in float64, in its own dtype, and as graphs at each optimisation level, side by side."""
+
+    def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
+        self.stored, self.files, self.provider = stored, graphs, provider
+        self.graphs = stored.spec.config.graphs()
+        self.epsilon = float(np.finfo(stored.dtype).eps)
+        self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
+        self.runtimes = {level: self._runtime(optimize) for level, optimize in LEVELS.items()}
+        self.yardstick = TorchExecutor(models.load_directory(stored))
+        self.reference = TorchExecutor(models.load_directory(stored).double())
+        self.errors = {
+            (level, graph.name, tensor.name): Errors()
+            for level in LEVELS
+            for graph in self.graphs
+            for tensor in graph.output_tensors()
+        }
+        self.distributions = {key: Distribution() for key in self.errors if key[2] == "logits"}
+        self.greedy: dict[str, dict[str, Any]] = {}
+        self.points: list[Point] = []
+
+    def _runtime(self, optimize: bool) -> OnnxExecutor:
+        try:
+            sessions = {
+                graph.name: open_session(
+                    self.files[f"{graph.name}.onnx"],
+                    weights=self.stored.path,
+                    provider=self.provider,
+                    optimize=optimize,
+                    placements=True,
+                )
+                for graph in self.graphs
+            }
+        except ArtifactError as error:
+            raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
+        return OnnxExecutor(sessions, np.dtype(self.stored.dtype))
+
+    def sweep(self, whole_grid: bool, progress: Progress | None) -> int:
+        """Compare at every point of the grid, and greedily decoded text. Returns how many points were left out."""
+        parameters = models.count_parameters(self.yardstick.model)
+        points, left_out = make_grid(self.graphs, self.longest, parameters, whole=whole_grid)
+        for number, point in enumerate(points, 1):
+            if progress is not None:
+                progress(number, len(points))
+            try:
+                self._compare_at(point)
+            except ZooError:
+                raise
+            except Exception as error:  # the runtime raises a dozen classes without a common base
+                raise ParityError(f"the graph fails at {point} ({error})", self.stored.path) from error
+            self.points.append(point)
+        for level, runtime in self.runtimes.items():
+            margin = (
+                2 * self.errors[level, self.graphs[-1].name, "logits"].limit(self.epsilon) if self.distributions else 0
+            )
+            agreement = greedy_agreement(self.reference, runtime, self.graphs, margin)
+            if agreement is not None:
+                self.greedy[level] = agreement
+        return left_out
+
+    def _compare_at(self, point: Point) -> None:
+        feeds = make_feeds(self.graphs, point, SEED, self.longest)
+        wanted = run_pipeline(self.reference, self.graphs, feeds, point, split=False)
+        allowed = run_pipeline(self.yardstick, self.graphs, feeds, point, split=True)
+        for level, runtime in self.runtimes.items():
+            found = run_pipeline(runtime, self.graphs, feeds, point, split=True)
+            for graph in self.graphs:
+                for tensor in graph.output_tensors():
+                    key = level, graph.name, tensor.name
+                    valid = _valid(graph, tensor, feeds, point)
+                    exact, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
+                    self.errors[key].add(exact, allowed[graph.name][tensor.name], made, valid, point)
+                    if key in self.distributions:
+                        rows = np.broadcast_to(valid, exact.shape)[..., 0]
+                        margin = 2 * self.errors[key].limit(self.epsilon)
+                        self.distributions[key].add(exact[rows], made[rows], margin)
+
+    def failures(self) -> list[str]:
+        """One line for each thing that diverges, the first with the module where it begins."""
+        lines = []
+        for (level, graph, name), error in self.errors.items():
+            where = f"{name} of {graph}, optimisations {level}"
+            if not error.finite:
+                lines.append(f"{where}, is not finite")
+            elif not error.passed(self.epsilon):
+                limit = error.limit(self.epsilon)
+                lines.append(f"{where}, is off by {error.runtime:.3g}, allowed {limit:.3g}, at {error.worst}")
+        for (level, graph, _), item in self.distributions.items():
+            if item.disagreements:
+                where = f"{graph}, optimisations {level}"
+                lines.append(f"{where}, chooses another token in {item.disagreements} of {item.rows} rows")
+        for level, agreement in self.greedy.items():
+            if not agreement["passed"]:
+                lines.append(f"greedy decoding, optimisations {level}, diverges after {agreement['agreed']} tokens")
+        module = self._first_divergence() if lines else None
+        return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
+
+    def _first_divergence(self) -> str | None:
+        for (_, name, _), error in self.errors.items():
+            if error.worst is not None and not error.passed(self.epsilon):
+                graph = next(graph for graph in self.graphs if graph.name == name)
+                feeds = make_feeds(self.graphs, error.worst, SEED, self.longest)
+                models_ = self.reference.model, self.yardstick.model
+                return first_divergence(self.stored, self.files, graph, models_, feeds, error.worst)
+        return None
+
+    def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
+        """The content of parity.json."""
+        sessions = self.runtimes["all"].sessions
+        rule = f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|"
+        return {
+            "schema": 1,
+            "verified": verified,
+            "model": self.stored.description["name"],
+            "provider": self.provider,
+            "dtype": self.stored.dtype,
+            "rule": rule,
+            "reference": "the module in float64, without a cache",
+            "graphs": {
+                graph.name: {
+                    "sha256": hashlib.sha256(self.files[f"{graph.name}.onnx"]).hexdigest(),
+                    "placement": dict(placement(sessions[graph.name])),
+                    "outputs": {
+                        tensor.name: {
+                            level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon) for level in LEVELS
+                        }
+                        for tensor in graph.output_tensors()
+                    },
+                }
+                for graph in self.graphs
+            },
+            "logits": {level: item.to_dict() for (level, _, _), item in self.distributions.items()},
+            "greedy_decoding": self.greedy,
+            "grid": {"seed": SEED, "left_out": left_out, "points": [point.to_dict() for point in self.points]},
+            "unused_tensors": sorted(
+                set(self.stored.layout) - referenced_tensors(self.files.values(), self.stored.layout)
+            ),
+            "weights": {
+                name: entry["sha256"] for name, entry in self.stored.files.items() if name.endswith(".safetensors")
+            },
+            "versions": {
+                "zoo": __version__,
+                "python": platform.python_version(),
+                "onnxruntime": onnxruntime.__version__,
+                **{name: version(name) for name in ("torch", "onnx", "onnx-ir", "onnxscript")},
+            },
+        }
+
+
+def verify_model(
+    directory: Path,
+    *,
+    provider: Provider = "cpu",
+    whole_grid: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Check every digest of an exported model and repeat its comparison here. Nothing is written.
+
+    Raises :class:`ArtifactError` for anything altered or missing, :class:`ParityError` when the graphs are not equal
+    to the model on this machine, and ``UsageError`` when the provider does not load.
+    """
+    stored = ModelDirectory.open(directory)
+    if EVIDENCE not in stored.files:
+        raise ArtifactError("not exported yet", directory, f"zoo export {directory} --onnx")
+    digest = stored.files[EVIDENCE]["sha256"]
+    graphs = {name: (directory / name).read_bytes() for name in stored.graph_files()}
+    for name, data in graphs.items():
+        if metadata(data).get(EVIDENCE_KEY) != digest:
+            raise ArtifactError(f"{EVIDENCE} is not the evidence for this graph", directory / name, "export again")
+    if not load_json(directory / EVIDENCE).get("verified"):
+        raise ArtifactError("the export was never verified", directory / EVIDENCE, "export again")
+    report = compare(stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
+    if not report.passed:
+        raise ParityError(report.verdict(), directory)
+    return report
+
+
+def _valid(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:
+    """Where an output means something: rows with a token in every mask, and positions that are not padding."""
+    masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in graph.input_tensors() if item.is_mask}
+    if graph.past and f"{graph.past.length} + sequence" in masks:
+        masks["sequence"] = masks[f"{graph.past.length} + sequence"][:, -point.length :]
+    rank = len(tensor.dims)
+    valid = np.ones([1] * rank, dtype=bool)
+    if "batch" not in tensor.dims:
+        return valid
+    for mask in masks.values():
+        valid = valid & mask.any(1).reshape([-1] + [1] * (rank - 1))
+    for axis, dim in enumerate(tensor.dims):
+        if dim in masks:
+            rows, length = masks[dim].shape
+            valid = valid & masks[dim].reshape([rows, *[length if n == axis else 1 for n in range(1, rank)]])
+    return valid

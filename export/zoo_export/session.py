@@ -1,0 +1,113 @@
+"""ONNX Runtime sessions that run where they were asked to run, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import onnxruntime as ort
+
+from zoo.errors import ArtifactError, UsageError
+
+__all__ = ["PROVIDERS", "Provider", "loading_problem", "open_session", "placement"]
+
+Provider = Literal["cpu", "cuda"]
+PROVIDERS: dict[Provider, tuple[str, dict[str, Any]]] = {
+    "cpu": ("CPUExecutionProvider", {}),
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # TF32 would be compared with float32 and lose
+}
+_SILENT = 4
+_REMEDY = "pip install onnxruntime-gpu[cuda,cudnn]"
+
+
+def open_session(
+    graph: Path | bytes,
+    *,
+    weights: Path | None = None,
+    provider: Provider = "cpu",
+    optimize: bool = True,
+    placements: bool = False,
+) -> ort.InferenceSession:
+    """Load a graph on one execution provider.
+
+    Args:
+        graph: an ONNX file, or its bytes.
+        weights: the directory of the weights when ``graph`` is bytes.
+        provider: ``cpu`` or ``cuda``. A provider that does not load is an error, never a fallback.
+        optimize: run all of the runtime's graph optimisations, or none.
+        placements: record which provider runs each node, for :func:`placement`.
+
+    Raises:
+        UsageError: the provider is not available here.
+        ArtifactError: the runtime refuses the graph.
+    """
+    name, provider_options = PROVIDERS[provider]
+    if name not in ort.get_available_providers():
+        raise UsageError(f"this onnxruntime has no {name}", f"--provider {provider}", _REMEDY)
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    if placements:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if weights is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.resolve()))
+    ort.set_default_logger_severity(_SILENT)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # the runtime's own messages are not results
+            if provider == "cuda":
+                ort.preload_dlls()
+            session = ort.InferenceSession(
+                graph if isinstance(graph, bytes) else str(graph),
+                options,
+                providers=[(name, provider_options)],
+                enable_fallback=0,
+            )
+    except Exception as error:  # the runtime raises a dozen classes without a common base
+        where = graph if isinstance(graph, Path) else None
+        raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
+    if session.get_providers()[0] != name:
+        raise UsageError(f"{name} does not load ({_missing_library(name)})", f"--provider {provider}", _REMEDY)
+    session.disable_fallback()
+    return session
+
+
+def _missing_library(name: str) -> str:
+    """Why the system's loader refuses a provider's library; the runtime only writes this to its log."""
+    library = (
+        Path(ort.__file__).parent
+        / "capi"
+        / f"libonnxruntime_providers_{name.removesuffix('ExecutionProvider').lower()}.so"
+    )
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return "its libraries load, but no device was found"
+
+
+def placement(session: ort.InferenceSession) -> Mapping[str, int]:
+    """How many nodes each provider runs; the session must have been opened with ``placements``."""
+    counts: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        counts[part.ep_name] += len(part.get_nodes())
+    return dict(counts)
+
+
+def loading_problem(provider: Provider) -> str | None:
+    """Why a provider does not load, or None when it does. Tried on a graph of one node."""
+    from onnx import TensorProto, helper
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    try:
+        open_session(model.SerializeToString(), provider=provider)
+    except (UsageError, ArtifactError) as error:
+        return str(error)
+    return None

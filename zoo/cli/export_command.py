@@ -1,0 +1,141 @@
+"""``zoo export``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zoo.cli.output import emit_json, json_option
+from zoo.errors import ArtifactError, UsageError
+
+if TYPE_CHECKING:
+    from zoo_export.parity import Progress, Report
+
+provider_option = click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where to run the graph.",
+)
+grid_option = click.option(
+    "--grid", type=click.Choice(["standard", "whole"]), default="standard", show_default=True,
+    help="Compare at every point that is cheap, or at every point.",
+)  # fmt: skip
+
+
+@contextmanager
+def parity_progress() -> Iterator[Progress | None]:
+    """A progress bar on stderr, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("comparing", total=None)
+        yield lambda number, total: bar.update(task, completed=number - 1, total=total)
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The worst of each output, for the command line."""
+    outputs = [
+        {"graph": graph, "output": name, "optimisations": level, **errors}
+        for graph, part in report.evidence["graphs"].items()
+        for name, levels in part["outputs"].items()
+        for level, errors in levels.items()
+    ]
+    worst = max(outputs, key=lambda item: item["max_abs_error"] / item["limit"] if item["limit"] else 0.0)
+    return {
+        "verified": report.passed,
+        "provider": report.evidence["provider"],
+        "points": len(report.evidence["grid"]["points"]),
+        "left_out": report.evidence["grid"]["left_out"],
+        "outputs": len(outputs),
+        "worst": worst,
+    }
+
+
+def say(report: Report, directory: Path, files: list[str]) -> None:
+    """What was compared, in two lines."""
+    facts = summary(report)
+    worst = facts["worst"]
+    left = f" ({facts['left_out']} of the whole grid left out)" if facts["left_out"] else ""
+    click.echo(f"{directory}: {', '.join(files)} verified on {facts['provider']} at {facts['points']} points{left}")
+    ratio = f"{worst['ratio']:.2f} x torch's own" if worst["ratio"] is not None else "torch has none"
+    click.echo(
+        f"largest error, relative to what is allowed: {worst['max_abs_error']:.2e} of {worst['limit']:.2e} "
+        f"in {worst['graph']} {worst['output']} ({ratio})"
+    )
+
+
+@click.command("export")
+@click.argument("model", default=".")
+@click.option("--onnx", is_flag=True, help="Export to ONNX, the only format so far.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Directory to build a preset in, or to copy a model to.",
+)
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a value of the preset.")
+@click.option("--force", is_flag=True, help="Replace an earlier export.")
+@provider_option
+@grid_option
+@json_option
+def command(
+    model: str,
+    onnx: bool,
+    output: Path | None,
+    settings: tuple[str, ...],
+    force: bool,
+    provider: str,
+    grid: str,
+    as_json: bool,
+) -> None:
+    """Export MODEL, a model directory (the current one by default) or a preset, which is built first.
+
+    The graph is written only when it has been shown equal to the model.
+    """
+    if not onnx:
+        raise UsageError("no format", "zoo export", "add --onnx")
+    directory = _prepare(model, output, settings, force)
+    from zoo_export.exporter import export_model
+
+    with parity_progress() as progress:
+        report = export_model(directory, force=force, provider=provider, whole_grid=grid == "whole", progress=progress)  # type: ignore[arg-type]
+    files = [f"{name}.onnx" for name in report.evidence["graphs"]]
+    if as_json:
+        emit_json("export", {"directory": str(directory), "files": files, **summary(report)})
+    else:
+        say(report, directory, files)
+
+
+def _prepare(model: str, output: Path | None, settings: tuple[str, ...], force: bool) -> Path:
+    """The model directory to export: the one named, a copy of it, or one built from the preset of that name."""
+    from zoo.registry import registry
+
+    source = Path(model)
+    if source.is_dir():
+        if settings:
+            raise UsageError("a model directory has its configuration already", "--set", "build a preset instead")
+        if output is None or output.resolve() == source.resolve():
+            return source
+        from zoo.artifact import copy_model
+
+        copy_model(source, output, force=force)
+        return output
+    if source.exists() or "/" in model:
+        raise ArtifactError("not a directory" if source.exists() else "no such directory", model)
+    spec = registry().resolve(model, settings)
+    target = output or Path(spec.name)
+    from zoo.cli.build_command import build
+
+    build(spec, target, force=force)
+    return target
