@@ -33,7 +33,7 @@ from zoo_export.graph_file import EVIDENCE_KEY, MODULE_KEY
 from zoo_export.parity import Progress, Report, compare
 from zoo_export.session import Provider
 
-__all__ = ["export_model", "link_weights", "trace_graph"]
+__all__ = ["export_model", "link_weights", "make_graphs", "serialize", "trace_graph"]
 
 OPSET = 23
 IR_VERSION = 10
@@ -78,10 +78,7 @@ def export_model(
     stored = ModelDirectory.open(directory)
     if not force and EVIDENCE in stored.files:
         raise UsageError("already exported", directory / stored.graph_files()[0], "use --force to export again")
-    graphs = {
-        f"{graph.name}.onnx": link_weights(trace_graph(stored.spec, graph, stored.dtype), stored)
-        for graph in stored.spec.config.graphs()
-    }
+    graphs = make_graphs(stored)
     report = compare(
         stored,
         {name: serialize(model) for name, model in graphs.items()},
@@ -98,6 +95,14 @@ def export_model(
             model.metadata_props[EVIDENCE_KEY] = digest
             (stage / name).write_bytes(serialize(model))
     return report
+
+
+def make_graphs(stored: ModelDirectory) -> dict[str, ir.Model]:
+    """Every declared graph by its file name, pointing at the weights, not yet compared with anything."""
+    return {
+        f"{graph.name}.onnx": link_weights(trace_graph(stored.spec, graph, stored.dtype), stored)
+        for graph in stored.spec.config.graphs()
+    }
 
 
 def serialize(model: ir.Model) -> bytes:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import click
 
 from zoo.cli.output import COUNT, columns, count_text, emit_json, json_option
-from zoo.plugins import ZooWarning
 from zoo.registry import ModelSpec, registry
 
 
@@ -38,7 +35,7 @@ def command(
                 "name": spec.name,
                 "architecture": spec.architecture.name,
                 "task": spec.config.task,
-                "parameters": spec.parameters(),
+                "parameters": spec.cost.parameters if spec.cost else None,
                 "plugin": spec.plugin.name,
                 "distribution": spec.plugin.distribution,
                 "description": spec.description,
@@ -49,10 +46,11 @@ def command(
         rows += [{"name": name, "available": False, "reason": str(error)} for name, error in failed]
         emit_json("list", {"models": rows})
         return
-    rows_text = [
-        (spec.name, spec.architecture.name, spec.config.task, count_text(spec.parameters()), spec.description)
-        for spec in specs
-    ]
-    columns([("NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"), *rows_text], right=[3])
-    for name, error in failed:
-        warnings.warn(f"{name} is unavailable: {error}", ZooWarning, stacklevel=1)
+    rows_text = [(spec.name, spec.architecture.name, spec.config.task, _size(spec), spec.description) for spec in specs]
+    rows_text += [(name, "-", "-", "-", f"unavailable: {error}") for name, error in failed]
+    columns([("NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"), *sorted(rows_text)], right=[3])
+
+
+def _size(spec: ModelSpec) -> str:
+    """Only what is known in closed form: listing builds no model."""
+    return count_text(spec.cost.parameters) if spec.cost else "-"

@@ -1,0 +1,53 @@
+"""A fresh environment outside the checkout, with zoo and a stranger's plugin really installed in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+THIRD_PARTY = ROOT / "tests" / "third_party"
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([*pip, str(folder), str(ROOT)], check=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment whose own packages are the wheel and the plugin; what they need comes from ours."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    own = Path(next((folder / "lib").glob("python*"))) / "site-packages"
+    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([*pip, "--no-build-isolation", str(THIRD_PARTY / "zoo-sliding")], check=True)
+    return folder
+
+
+@pytest.fixture
+def run(environment: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command of the fresh environment in an empty directory."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ZOO"))}
+    variables["PATH"] = f"{environment / 'bin'}{os.pathsep}{variables['PATH']}"
+    variables["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+
+    def call(*command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        return done
+
+    return call

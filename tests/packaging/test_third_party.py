@@ -1,0 +1,53 @@
+"""A stranger's distribution goes the whole way with no line of zoo changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def test_plugin_is_listed_with_its_distribution(run) -> None:
+    plugins = json.loads(run("zoo", "plugins", "list", "--json").stdout)["plugins"]
+    found = next(plugin for plugin in plugins if plugin["name"] == "sliding")
+    assert (found["distribution"], found["version"], found["status"]) == ("zoo-sliding", "0.3.0", "ok")
+    assert found["provides"]["architectures"] == ["sliding"]
+    assert found["provides"]["presets"] == ["sliding-tiny"]
+
+
+def test_describing_does_not_import_its_model(run) -> None:
+    code = "import sys, zoo.cli; zoo.cli.main(['list']); print('torch' in sys.modules, file=sys.stderr)"
+    done = run("python", "-c", code)
+    assert "sliding-tiny" in done.stdout
+    assert done.stderr.strip() == "False"
+
+
+def test_build_export_verify_and_run(run, tmp_path: Path) -> None:
+    run("zoo", "export", "sliding-tiny", "--onnx", "--set", "window=5")
+    assert json.loads((tmp_path / "sliding-tiny/parity.json").read_text())["verified"] is True
+    assert json.loads(run("zoo", "verify", "sliding-tiny", "--json").stdout)["verified"] is True
+    results = json.loads(run("zoo", "run", "sliding-tiny", "abc", "--max-new-tokens", "4", "--json").stdout)
+    assert len(results["results"][0]["generated_ids"]) == 4
+
+
+def test_save_and_load_give_the_same_logits(run) -> None:
+    run(
+        "python",
+        "-c",
+        """
+import torch, zoo
+model = zoo.create_model("sliding-tiny", seed=3)
+zoo.save(model, "saved")
+again = zoo.load("saved")
+ids = torch.randint(0, 260, (2, 9))
+assert torch.equal(model(ids), again(ids))
+assert again.head.weight is again.embedding.weight
+""",
+    )
+
+
+def test_without_its_plugin_a_model_says_what_is_missing(run) -> None:
+    run("zoo", "build", "sliding-tiny")
+    for arguments in (["--no-plugins"], ["-P", "no:sliding"]):
+        failed = run("zoo", *arguments, "export", "./sliding-tiny", "--onnx", status=5)
+        assert "zoo-sliding 0.3.0" in failed.stderr
+        assert len(failed.stderr.strip().splitlines()) == 1

@@ -1,0 +1,36 @@
+"""The wheel works outside the checkout."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import zipfile
+from pathlib import Path
+
+from tests.packaging.conftest import ROOT
+
+
+def test_top_level_is_three_packages(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert top == {"zoo", "zoo_export", "zoo_plugins"}
+    for package in top:
+        assert f"{package}/py.typed" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+def test_registry_travels_in_the_wheel(run, environment: Path) -> None:
+    listed = json.loads(run("zoo", "list", "--json").stdout)
+    with (ROOT / "registry.toml").open("rb") as file:
+        presets = tomllib.load(file)["models"]
+    names = {model["name"] for model in listed["models"]}
+    assert set(presets) <= names
+    where = run("zoo", "why", "gpt-medium").stdout
+    assert str(environment) in where
+    assert str(ROOT) not in where
+
+
+def test_no_file_of_the_checkout_is_imported(run, environment: Path) -> None:
+    code = "import zoo, zoo_export, zoo_plugins; print(zoo.__file__, zoo_export.__file__, zoo_plugins.__file__)"
+    for path in run("python", "-c", code).stdout.split():
+        assert path.startswith(str(environment))
