@@ -139,7 +139,10 @@ class Plugins:
             )
         if not found:
             broken = [str(plugin) for plugin in self.all if plugin.status == "broken"]
-            hint = f"broken: {', '.join(broken)}" if broken else nearest(short, self.architecture_names())
+            disabled = [plugin.name for plugin in self.all if plugin.status == "disabled"]
+            hint = nearest(short, self.architecture_names())
+            if broken or disabled:
+                hint = f"broken: {', '.join(broken) or 'none'}; disabled: {', '.join(disabled) or 'none'}"
             raise PluginError(f"no plugin provides the architecture {name!r}", where, hint)
         return found[0]
 

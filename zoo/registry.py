@@ -110,7 +110,7 @@ class Registry:
     def __init__(self, loaded: Plugins) -> None:
         self.plugins = loaded
         self._providers: dict[str, list[Plugin]] = {}
-        self._layers: list[Mapping[str, Preset]] = [read_presets(built_in_presets())]
+        self._layers: list[Mapping[str, Preset]] = [read_presets(built_in_presets(), "built-in registry.toml")]
         for plugin in loaded.loaded():
             self._layers.append(plugin.presets)
             for name in plugin.presets:

@@ -1,4 +1,4 @@
-"""A fresh environment outside the checkout, with zoo and a stranger's plugin really installed in it."""
+"""A fresh environment outside the checkout, with the wheel of zoo, and on demand a stranger's plugin, in it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment whose own packages are the wheel and the plugin; what they need comes from ours."""
+    """A virtual environment whose own package is the wheel; what it needs comes from ours."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True)
     own = Path(next((folder / "lib").glob("python*"))) / "site-packages"
     (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    subprocess.run([*pip, "--no-build-isolation", str(THIRD_PARTY / "zoo-sliding")], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def sliding(environment: Path) -> None:
+    """The stranger's plugin, pip-installed."""
+    pip = [environment / "bin" / "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, THIRD_PARTY / "zoo-sliding"], check=True)
 
 
 @pytest.fixture

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("sliding")
+
 
 def test_plugin_is_listed_with_its_distribution(run) -> None:
     plugins = json.loads(run("zoo", "plugins", "list", "--json").stdout)["plugins"]

@@ -1,0 +1,285 @@
+"""BERT and its heads against transformers with the same weights, and the laws of a padded encoder."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+)
+from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.bert.model import BERT
+
+from zoo.errors import UsageError
+from zoo.registry import registry
+
+SIZES = {
+    "vocab_size": 53,
+    "type_vocab_size": 3,
+    "max_seq_len": 12,
+    "hidden_size": 24,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_size": 40,
+    "norm_eps": 1e-4,
+    "num_classes": 5,
+}
+# The names of the same functions in transformers.
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
+LENGTHS = [8, 5, 1]
+
+
+def make(**options: object) -> BERT:
+    """A small float64 model in evaluation mode whose weights, biases and norms are all random."""
+    model = BERT(BERTConfig(**{**SIZES, **options})).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=generator)
+    return model.requires_grad_(False)
+
+
+def transformers_twin(ours: BERT, kind: type[PreTrainedModel]) -> PreTrainedModel:
+    """A model of transformers with our weights: an encoder, inside one of its heads or by itself."""
+    c = ours.config
+    theirs = kind(
+        BertConfig(
+            vocab_size=c.vocab_size,
+            type_vocab_size=c.type_vocab_size,
+            max_position_embeddings=c.max_seq_len,
+            hidden_size=c.hidden_size,
+            num_hidden_layers=c.num_layers,
+            num_attention_heads=c.num_heads,
+            intermediate_size=c.intermediate_size,
+            hidden_act=ACTIVATIONS[c.activation],
+            layer_norm_eps=c.norm_eps,
+            num_labels=c.num_classes,
+            tie_word_embeddings=c.tie_embeddings,
+            attn_implementation="eager",
+        )
+    )
+    weights: dict[str, Tensor] = {}
+    encoder = "" if kind is BertModel else "bert."
+
+    def copy(name: str, layer: nn.Module) -> None:
+        weights.update({f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()})
+
+    tables = [part for part in ours.embeddings.children() if isinstance(part, nn.Embedding)]
+    for name, table in zip(("word", "position", "token_type"), tables, strict=True):
+        copy(f"{encoder}embeddings.{name}_embeddings", table)
+    copy(f"{encoder}embeddings.LayerNorm", ours.embeddings.norm)
+    for index, block in enumerate(ours.blocks):
+        layer = f"{encoder}encoder.layer.{index}"
+        for name in ("query", "key", "value"):
+            copy(f"{layer}.attention.self.{name}", getattr(block.attention, name))
+        copy(f"{layer}.attention.output.dense", block.attention.output)
+        copy(f"{layer}.attention.output.LayerNorm", block.norm_1)
+        copy(f"{layer}.intermediate.dense", block.mlp.up)
+        copy(f"{layer}.output.dense", block.mlp.down)
+        copy(f"{layer}.output.LayerNorm", block.norm_2)
+    if ours.pooler is not None:
+        copy(f"{encoder}pooler.dense", ours.pooler)
+    if c.task in ("fill-mask", "pretraining"):
+        copy("cls.predictions.transform.dense", ours.masked_lm.dense)
+        copy("cls.predictions.transform.LayerNorm", ours.masked_lm.norm)
+        copy("cls.predictions.decoder", ours.masked_lm.decoder)
+        weights["cls.predictions.bias"] = ours.masked_lm.decoder.bias
+    if c.task == "pretraining":
+        copy("cls.seq_relationship", ours.next_sentence)
+    if c.task == "text-classification":
+        copy("classifier", ours.classifier)
+    theirs = theirs.double().eval().requires_grad_(False)
+    theirs.load_state_dict(weights)
+    return theirs
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, a right padding mask with rows of ``LENGTHS``, and token types, in BERT's order."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (len(LENGTHS), max(LENGTHS))
+    ids = torch.randint(0, SIZES["vocab_size"], shape, generator=generator)
+    types = torch.randint(0, SIZES["type_vocab_size"], shape, generator=generator)
+    mask = torch.tensor([[1] * length + [0] * (shape[1] - length) for length in LENGTHS])
+    return ids, mask, types
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("side", ["left", "right", None])
+@pytest.mark.parametrize("typed", [True, False])
+def test_encoder_equals_transformers(activation: str, side: str | None, typed: bool) -> None:
+    """Hidden states and pooler, with and without padding, which takes positions in BERT, and token types."""
+    ours, (ids, mask, types) = make(activation=activation), batch()
+    if side == "left":
+        mask = mask.flip(1)
+    arguments = (ids, mask if side else None, types if typed else None)
+    actual, expected = ours(*arguments), transformers_twin(ours, BertModel)(*arguments)
+    assert actual.keys() == {"last_hidden_state", "pooler_output"}
+    tokens = mask.bool() if side else torch.ones_like(mask, dtype=torch.bool)
+    for name in actual:
+        found, wanted = actual[name], expected[name]
+        if name == "last_hidden_state":
+            found, wanted = found[tokens], wanted[tokens]
+        assert_close(found, wanted, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_heads": 1},
+        {"hidden_size": 35, "num_heads": 5, "norm_eps": 1e-12},
+        {"num_layers": 1, "intermediate_size": 7},
+        {"num_layers": 4, "norm_eps": 0.1},
+    ],
+)
+def test_encoder_equals_transformers_at_other_sizes(sizes: dict[str, float]) -> None:
+    """An odd width, an odd number of heads, a narrow feed-forward network, another eps."""
+    ours, arguments = make(**sizes), batch()
+    expected = transformers_twin(ours, BertModel)(*arguments)
+    assert_close(ours(*arguments)["pooler_output"], expected.pooler_output, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_masked_language_model_equals_transformers(activation: str, tie_embeddings: bool) -> None:
+    """Logits of every token; the head's activation follows the encoder's."""
+    ours = make(task="fill-mask", pooler=False, activation=activation, tie_embeddings=tie_embeddings)
+    arguments = batch()
+    expected, kept = transformers_twin(ours, BertForMaskedLM)(*arguments).logits, arguments[1].bool()
+    actual = ours(*arguments)
+    assert actual.keys() == {"logits"}
+    assert_close(actual["logits"][kept], expected[kept], atol=1e-10, rtol=0)
+
+
+def test_pretraining_equals_transformers() -> None:
+    """Both of its outputs."""
+    ours, arguments = make(task="pretraining"), batch()
+    actual, expected = ours(*arguments), transformers_twin(ours, BertForPreTraining)(*arguments)
+    kept = arguments[1].bool()
+    assert actual.keys() == {"logits", "next_sentence_logits"}
+    assert_close(actual["logits"][kept], expected.prediction_logits[kept], atol=1e-10, rtol=0)
+    assert_close(actual["next_sentence_logits"], expected.seq_relationship_logits, atol=1e-10, rtol=0)
+
+
+def test_classifier_equals_transformers() -> None:
+    """Five classes from the pooled first token."""
+    ours, arguments = make(task="text-classification"), batch()
+    expected = transformers_twin(ours, BertForSequenceClassification)(*arguments)
+    actual = ours(*arguments)
+    assert actual.keys() == {"logits"}
+    assert_close(actual["logits"], expected.logits, atol=1e-10, rtol=0)
+
+
+def test_argument_order() -> None:
+    """Ids, mask, types. Another order gives another result, so a swap cannot go unnoticed here."""
+    model, (ids, mask, types) = make(), batch()
+    positional = model(ids, mask, types)["pooler_output"]
+    named = model(token_type_ids=types, attention_mask=mask, input_ids=ids)["pooler_output"]
+    assert positional.equal(named)
+    assert (model(ids, types, mask)["pooler_output"] - positional).abs().max() > 1e-3
+    assert model(ids)["pooler_output"].equal(model(ids, torch.ones_like(ids), 0 * ids)["pooler_output"])
+
+
+def test_padding_changes_nothing() -> None:
+    """A sequence alone, and in a batch of longer ones beside any padding token, has the same outputs."""
+    model, (ids, mask, types) = make(), batch()
+    for filler in (0, 7):
+        outputs = model(ids.masked_fill(mask == 0, filler), mask, types)
+        for row, length in enumerate(LENGTHS):
+            alone = model(ids[row : row + 1, :length], None, types[row : row + 1, :length])
+            hidden = outputs["last_hidden_state"][row, :length]
+            assert_close(hidden, alone["last_hidden_state"][0], atol=1e-11, rtol=0)
+            assert_close(outputs["pooler_output"][row], alone["pooler_output"][0], atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_sentence_embedding(pooling: str, normalize: bool) -> None:
+    """Mean or first of each row's tokens, from transformers' hidden states; of unit length if asked."""
+    ours = make(task="sentence-embedding", pooling=pooling, normalize=normalize)
+    arguments = batch()
+    hidden = transformers_twin(ours, BertModel)(*arguments).last_hidden_state
+    actual = ours(*arguments)
+    assert actual.keys() == {"sentence_embedding", "last_hidden_state"}
+    for row, length in enumerate(LENGTHS):
+        vector = sum(hidden[row, t] for t in range(length)) / length if pooling == "mean" else hidden[row, 0]
+        if normalize:
+            vector = vector / vector.square().sum().sqrt()
+        assert_close(actual["sentence_embedding"][row], vector, atol=1e-10, rtol=0)
+
+
+def test_a_row_of_padding_stays_finite() -> None:
+    """Its sentence embedding is 0, and its neighbours do not notice."""
+    model, (ids, mask, types) = make(task="sentence-embedding"), batch()
+    expected = model(ids, mask, types)["sentence_embedding"]
+    mask[2] = 0
+    outputs = model(ids, mask, types)
+    assert outputs["last_hidden_state"].isfinite().all()
+    assert not outputs["sentence_embedding"][2].any()
+    assert_close(outputs["sentence_embedding"][:2], expected[:2], atol=1e-12, rtol=0)
+
+
+def test_outputs_without_the_pooler() -> None:
+    """The hidden states alone."""
+    model = make(pooler=False)
+    assert model(*batch()).keys() == {"last_hidden_state"}
+    assert model.pooler is None
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_head_is_the_token_embedding_unless_untied(tie_embeddings: bool) -> None:
+    """One parameter or two."""
+    model = make(task="fill-mask", tie_embeddings=tie_embeddings)
+    assert (model.masked_lm.decoder.weight is model.embeddings.token.weight) == tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["task=pretraining", "pooler=false"], "task 'pretraining' reads the pooler, but pooler is False"),
+        (
+            ["task=text-classification", "pooler=false"],
+            "task 'text-classification' reads the pooler, but pooler is False",
+        ),
+        (["task=translation"], "task must be one of 'feature-extraction', .*, got 'translation'"),
+        (["pooling=max"], "pooling must be one of 'cls', 'mean', got 'max'"),
+        (["num_heads=5"], "hidden_size 64 is not divisible by num_heads 5"),
+        (["num_classes=0"], "num_classes must be positive, got 0"),
+        (["dropout=1.0"], r"dropout must lie in \[0, 1\), got 1.0"),
+    ],
+)
+def test_invalid_configurations(settings: list[str], message: str) -> None:
+    """Each is refused with the offending values in the message."""
+    with pytest.raises(UsageError, match=message):
+        registry().resolve("bert-tiny", settings)
+
+
+def test_tasks_without_the_pooler_allow_its_absence() -> None:
+    """Only two tasks read it."""
+    for task in ("feature-extraction", "sentence-embedding", "fill-mask"):
+        assert not registry().resolve("bert-tiny", [f"task={task}", "pooler=false"]).config.pooler
+
+
+def test_a_seed_fixes_the_weights() -> None:
+    """The same seed gives the same model, another seed another one; no weight is beyond 2 x 0.02."""
+    spec = registry().resolve("bert-tiny")
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        states.append(spec.model_class()(spec.config).state_dict())
+    first, again, other = states
+    assert all(first[name].equal(again[name]) for name in first)
+    weights = [name for name, tensor in first.items() if tensor.ndim == 2]
+    assert not any(first[name].equal(other[name]) for name in weights)
+    assert max(first[name].abs().max() for name in weights) <= 0.04
+
+
+def test_dropout_acts_in_training_only() -> None:
+    """Two passes in training differ; two in evaluation do not."""
+    model, arguments = make(dropout=0.5), batch()
+    assert model(*arguments)["pooler_output"].equal(model(*arguments)["pooler_output"])
+    model.train()
+    assert not model(*arguments)["pooler_output"].equal(model(*arguments)["pooler_output"])

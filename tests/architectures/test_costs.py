@@ -1,0 +1,195 @@
+"""Closed-form parameters and FLOPs against the real modules, the papers, and torch's own counter."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from zoo.presets import read_presets
+from zoo.registry import ModelSpec, built_in_presets, registry
+
+# Parameters of the published checkpoints, and of the same shapes in transformers.
+PUBLISHED = [
+    ("gpt-small", [], 124_439_808),
+    ("gpt-medium", [], 354_823_168),
+    ("gpt-large", [], 774_030_080),
+    ("gpt-xl", [], 1_557_611_200),
+    ("gpt3-175b", [], 174_604_259_328),
+    ("bert-base", [], 109_482_240),
+    ("bert-base", ["task=pretraining"], 110_106_428),
+    ("bert-large", [], 335_141_888),
+    ("minilm-l6", [], 22_713_216),
+    ("transformer-base", [], 63_045_632),
+]
+
+BASE = {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64}
+# Table 3 of Vaswani et al. 2017: what a row changes in the base model, millions of parameters at 37,000
+# tokens, and the paper's rounded figure, which fits no single vocabulary. A row that the paper leaves blank
+# has the base model's figure.
+TABLE_3 = {
+    "base": ({}, "63.05", 65),
+    "h1": ({"h": 1, "d_k": 512, "d_v": 512}, "63.05", 65),
+    "h4": ({"h": 4, "d_k": 128, "d_v": 128}, "63.05", 65),
+    "h16": ({"h": 16, "d_k": 32, "d_v": 32}, "63.05", 65),
+    "h32": ({"h": 32, "d_k": 16, "d_v": 16}, "63.05", 65),
+    "dk16": ({"d_k": 16}, "55.97", 58),
+    "dk32": ({"d_k": 32}, "58.33", 60),
+    "n2": ({"N": 2}, "33.6", 36),
+    "n4": ({"N": 4}, "48.35", 50),
+    "n8": ({"N": 8}, "77.75", 80),
+    "d256": ({"d_model": 256, "d_k": 32, "d_v": 32}, "26.8", 28),
+    "d1024": ({"d_model": 1024, "d_k": 128, "d_v": 128}, "163.8", 168),
+    "ff1024": ({"d_ff": 1024}, "50.5", 53),
+    "ff4096": ({"d_ff": 4096}, "88.2", 90),
+    "drop0": ({}, "63.05", 65),
+    "drop20": ({}, "63.05", 65),
+    "big": ({"d_model": 1024, "d_ff": 4096, "h": 16}, "214.17", 213),
+}
+
+
+def on_meta(spec: ModelSpec) -> torch.nn.Module:
+    """The real model without storage for its weights."""
+    with torch.device("meta"):
+        return spec.model_class()(spec.config)
+
+
+def count(model: torch.nn.Module) -> int:
+    """Numbers in the model's parameters, a shared one once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", read_presets(built_in_presets()))
+def test_every_preset_counts_what_its_module_holds(name: str) -> None:
+    """All sizes, 175 billion included: on the meta device a weight is only a shape."""
+    spec = registry().resolve(name)
+    assert spec.parameters() == count(on_meta(spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gpt-tiny", ["num_kv_heads=1"]),
+        ("gpt-tiny", ["num_kv_heads=2", "intermediate_size=100"]),
+        ("gpt-tiny", ["tie_embeddings=false"]),
+        ("bert-tiny", ["pooler=false"]),
+        ("bert-tiny", ["task=sentence-embedding"]),
+        ("bert-tiny", ["task=fill-mask"]),
+        ("bert-tiny", ["task=fill-mask", "tie_embeddings=false", "pooler=false"]),
+        ("bert-tiny", ["task=pretraining", "type_vocab_size=3"]),
+        ("bert-tiny", ["task=text-classification", "num_classes=7"]),
+        ("transformer-tiny", ["norm_first=true"]),
+        ("transformer-tiny", ["attention_bias=true"]),
+        ("transformer-tiny", ["positions=learned"]),
+        ("transformer-tiny", ["tie_embeddings=false"]),
+        ("transformer-tiny", ["attention_bias=true", "head_dim=5", "value_head_dim=7", "num_heads=3"]),
+    ],
+)
+def test_every_option_counts_what_its_module_holds(name: str, settings: list[str]) -> None:
+    """Each field that adds or removes weights."""
+    spec = registry().resolve(name, settings)
+    assert spec.parameters() == count(on_meta(spec))
+
+
+@pytest.mark.parametrize(("name", "settings", "parameters"), PUBLISHED)
+def test_published_parameters(name: str, settings: list[str], parameters: int) -> None:
+    """To the digit."""
+    assert registry().resolve(name, settings).parameters() == parameters
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_table_3(row: str) -> None:
+    """The exact count at 37,000 tokens, and the paper's figure within 6 % (7 % for two layers).
+
+    A layer of both stacks has three attentions without biases, two feed-forward networks with them, and five
+    norms; one matrix is both embeddings and the head.
+    """
+    changes, millions, paper = TABLE_3[row]
+    c = {**BASE, **changes}
+    attention = c["d_model"] * c["h"] * 2 * (c["d_k"] + c["d_v"])
+    feed_forward = 2 * c["d_model"] * c["d_ff"] + c["d_ff"] + c["d_model"]
+    exact = 37_000 * c["d_model"] + c["N"] * (3 * attention + 2 * feed_forward + 5 * 2 * c["d_model"])
+    parameters = registry().resolve(f"transformer-{row}").parameters()
+    assert parameters == exact
+    digits = len(millions.partition(".")[2])
+    assert f"{parameters / 1e6:.{digits}f}" == millions
+    assert parameters / 1e6 == pytest.approx(paper, rel=0.07 if row == "n2" else 0.06)
+
+
+def test_table_3_learned_positions() -> None:
+    """Row (E) adds one table of positions to the encoder and one to the decoder."""
+    base, learned = (registry().resolve(f"transformer-{row}") for row in ("base", "learned"))
+    assert learned.parameters() - base.parameters() == 2 * 512 * 512
+    assert learned.parameters() / 1e6 == pytest.approx(65, rel=0.06)
+
+
+def test_every_row_of_table_3_is_a_preset() -> None:
+    """And no preset of the Transformer goes unchecked."""
+    names = {name for name in read_presets(built_in_presets()) if name.startswith("transformer-")}
+    assert names == {f"transformer-{row}" for row in (*TABLE_3, "learned", "tiny")}
+
+
+def counted_flops(spec: ModelSpec, arguments: Sequence[Tensor]) -> int:
+    """FLOPs of one forward pass by torch's counter, which counts the matrix products it sees, nothing else.
+
+    It has no formula for the fused attention of CPUs, which would count as free. The math backend spells out
+    both products of attention, with grouped keys and values repeated for every query head: 2 T S H (D + D').
+    Masked pairs count like any other, which is the convention of the closed form too.
+    """
+    model = spec.model_class()(spec.config).eval().requires_grad_(False)
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        model(*arguments)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("settings", [[], ["num_kv_heads=2"], ["tie_embeddings=false", "intermediate_size=40"]])
+@pytest.mark.parametrize("masked", [True, False])
+def test_gpt_flops(settings: list[str], masked: bool) -> None:
+    """Per token at full context: a causal mask saves nothing, and neither does its absence."""
+    spec = registry().resolve("gpt-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    arguments = (ids, torch.ones_like(ids)) if masked else (ids,)
+    assert spec.cost is not None
+    assert counted_flops(spec, arguments) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    ("settings", "once"),
+    [
+        (["task=fill-mask", "pooler=false"], 0),
+        (["task=fill-mask", "pooler=false", "tie_embeddings=false", "num_heads=2"], 0),
+        # The pooler, 64 x 64, runs once a sequence, not once a token, and so do the classifiers that read it.
+        (["task=feature-extraction"], 2 * 64 * 64),
+        (["task=pretraining"], 2 * 64 * (64 + 2)),
+        (["task=text-classification", "num_classes=5"], 2 * 64 * (64 + 5)),
+    ],
+)
+def test_bert_flops(settings: list[str], once: int) -> None:
+    """Per token at full context, besides what runs once a sequence, which the closed form leaves out."""
+    spec = registry().resolve("bert-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops + once
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["norm_first=true", "attention_bias=true", "positions=learned"],
+        ["head_dim=8", "value_head_dim=24"],
+    ],
+)
+def test_transformer_flops(settings: list[str]) -> None:
+    """One source token and one target token: both are ``max_seq_len`` long here.
+
+    Cross-attention projects keys and values from source tokens and queries from target tokens, so the count
+    per token is one number only when there are as many of each.
+    """
+    spec = registry().resolve("transformer-tiny", ["max_seq_len=24", *settings])
+    source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (source, target)) == 24 * spec.cost.flops

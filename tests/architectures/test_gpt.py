@@ -1,0 +1,245 @@
+"""GPT against transformers' GPT-2 with the same weights, and the laws of a causal decoder."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import GPT2Config, GPT2LMHeadModel
+from zoo_plugins.gpt.config import GPTConfig
+from zoo_plugins.gpt.model import GPT
+
+from zoo.nn import Cache
+from zoo.registry import registry
+
+SIZES = {
+    "vocab_size": 53,
+    "max_seq_len": 16,
+    "hidden_size": 24,
+    "num_layers": 3,
+    "num_heads": 3,
+    "intermediate_size": 40,
+    "norm_eps": 1e-4,
+}
+# The names of the same functions in transformers.
+ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+
+
+def make(**options: object) -> GPT:
+    """A small float64 model in evaluation mode whose weights, biases and norms are all random."""
+    model = GPT(GPTConfig(**{**SIZES, **options})).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=generator)
+    return model.requires_grad_(False)
+
+
+def transformers_twin(ours: GPT) -> GPT2LMHeadModel:
+    """transformers' GPT-2 with our weights. Its Conv1D is [in, out], and one makes query, key and value."""
+    c = ours.config
+    theirs = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=c.vocab_size,
+            n_positions=c.max_seq_len,
+            n_embd=c.hidden_size,
+            n_layer=c.num_layers,
+            n_head=c.num_heads,
+            n_inner=c.intermediate_size,
+            activation_function=ACTIVATIONS[c.activation],
+            layer_norm_epsilon=c.norm_eps,
+            tie_word_embeddings=c.tie_embeddings,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation="eager",
+        )
+    )
+    weights = {
+        "transformer.wte.weight": ours.token_embedding.weight,
+        "transformer.wpe.weight": ours.position_embedding.weight,
+        "lm_head.weight": ours.head.weight,
+    }
+
+    def norm(name: str, layer: nn.LayerNorm) -> None:
+        weights.update({f"{name}.weight": layer.weight, f"{name}.bias": layer.bias})
+
+    def conv_1d(name: str, *layers: nn.Linear) -> None:
+        weights[f"{name}.weight"] = torch.cat([layer.weight for layer in layers]).T
+        weights[f"{name}.bias"] = torch.cat([layer.bias for layer in layers])
+
+    norm("transformer.ln_f", ours.norm)
+    for index, block in enumerate(ours.blocks):
+        name, attention = f"transformer.h.{index}", block.attention
+        norm(f"{name}.ln_1", block.norm_1)
+        norm(f"{name}.ln_2", block.norm_2)
+        conv_1d(f"{name}.attn.c_attn", attention.query, attention.key, attention.value)
+        conv_1d(f"{name}.attn.c_proj", attention.output)
+        conv_1d(f"{name}.mlp.c_fc", block.mlp.up)
+        conv_1d(f"{name}.mlp.c_proj", block.mlp.down)
+    theirs = theirs.double().eval().requires_grad_(False)
+    theirs.load_state_dict(weights)
+    return theirs
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
+    """Random token ids, (batch, length)."""
+    return torch.randint(0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padding_of(lengths: Sequence[int], total: int, side: str) -> Tensor:
+    """A padding mask with a row of each length, padded to ``total`` on ``side``."""
+    rows = [[1] * length + [0] * (total - length) for length in lengths]
+    return torch.tensor([row[::-1] if side == "left" else row for row in rows])
+
+
+def in_calls(model: GPT, ids: Tensor, padding: Tensor | None, splits: Sequence[int]) -> Tensor:
+    """The logits of ``ids``, fed to the model with a cache in calls cut at ``splits``."""
+    cache, outputs = Cache.empty(model.config.num_layers), []
+    for start, stop in pairwise([0, *splits, ids.shape[1]]):
+        seen = None if padding is None else padding[:, :stop]
+        outputs.append(model(ids[:, start:stop], seen, cache))
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_equals_transformers(activation: str, tie_embeddings: bool) -> None:
+    """Every activation, with a tied head and with its own."""
+    ours = make(activation=activation, tie_embeddings=tie_embeddings)
+    ids = tokens(2, 9)
+    assert_close(ours(ids), transformers_twin(ours)(ids).logits, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("length", [1, 7, 16])
+def test_equals_transformers_over_shapes(batch: int, length: int) -> None:
+    """From one token to all positions; a mask of ones is no mask."""
+    ours, ids = make(), tokens(batch, length)
+    expected = transformers_twin(ours)(ids).logits
+    assert_close(ours(ids), expected, atol=1e-10, rtol=0)
+    assert_close(ours(ids, torch.ones_like(ids)), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_equals_transformers_with_padding(side: str) -> None:
+    """At every token; transformers has to be told that padding takes no position, we count for ourselves."""
+    ours, ids, padding = make(), tokens(4, 8), padding_of([8, 5, 1, 7], 8, side)
+    positions = torch.tensor([[max(sum(row[: t + 1]) - 1, 0) for t in range(8)] for row in padding.tolist()])
+    expected = transformers_twin(ours)(ids, attention_mask=padding, position_ids=positions).logits
+    actual = ours(ids, padding)
+    assert_close(actual[padding.bool()], expected[padding.bool()], atol=1e-10, rtol=0)
+    assert actual.isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"tie_embeddings": False}])
+def test_strictly_causal(options: dict[str, object]) -> None:
+    """Whatever comes after t, the output up to t stays; and the output from t + 1 on does move."""
+    model, ids = make(**options), tokens(2, 9)
+    before = model(ids)
+    for t in range(8):
+        changed = ids.clone()
+        changed[:, t + 1 :] = (ids[:, t + 1 :] + 1) % SIZES["vocab_size"]
+        after = model(changed)
+        assert_close(after[:, : t + 1], before[:, : t + 1], atol=1e-12, rtol=0)
+        assert (after[:, t + 1 :] - before[:, t + 1 :]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("num_kv_heads", [3, 1])
+def test_padding_changes_nothing(side: str, num_kv_heads: int) -> None:
+    """A sequence alone, and in a batch of longer ones beside any padding token, has the same logits."""
+    model, lengths = make(num_kv_heads=num_kv_heads), [8, 5, 1]
+    ids, padding = tokens(3, 8), padding_of(lengths, 8, side)
+    for filler in (0, 7):
+        logits = model(ids.masked_fill(padding == 0, filler), padding)
+        for row in range(len(lengths)):
+            kept = padding[row].bool()
+            assert_close(logits[row, kept], model(ids[row : row + 1, kept])[0], atol=1e-11, rtol=0)
+
+
+def test_a_row_of_padding_stays_finite() -> None:
+    """It disturbs neither itself nor its neighbour."""
+    model, ids, padding = make(), tokens(2, 5), padding_of([5, 0], 5, "right")
+    logits = model(ids, padding)
+    assert logits.isfinite().all()
+    assert_close(logits[0], model(ids[:1])[0], atol=1e-12, rtol=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    splits=st.sets(st.integers(1, 9)),
+    num_kv_heads=st.sampled_from([3, 1]),
+    side=st.sampled_from(["left", "right", None]),
+)
+def test_cached_decoding_equals_the_full_pass(splits: set[int], num_kv_heads: int, side: str | None) -> None:
+    """However the sequence is cut into calls, padded or not."""
+    model, ids = make(num_kv_heads=num_kv_heads), tokens(3, 10)
+    padding = padding_of([10, 6, 3], 10, side) if side else None
+    actual, expected = in_calls(model, ids, padding, sorted(splits)), model(ids, padding)
+    assert_close(actual, expected, atol=1e-11, rtol=0)
+
+
+def test_cached_decoding_equals_transformers() -> None:
+    """Token by token against transformers' own full pass."""
+    ours, ids = make(), tokens(2, 12)
+    expected = transformers_twin(ours)(ids).logits
+    assert_close(in_calls(ours, ids, None, range(1, 12)), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
+def test_grouped_query_equals_transformers_with_repeated_heads(num_kv_heads: int) -> None:
+    """GPT-2 has no grouped heads, but one whose keys and values repeat within a group computes the same."""
+    sizes = {"num_heads": 6, "hidden_size": 24}
+    grouped, full = make(**sizes, num_kv_heads=num_kv_heads), make(**sizes)
+    state = grouped.state_dict()
+    for name, tensor in state.items():
+        if ".attention.key." in name or ".attention.value." in name:
+            heads = tensor.unflatten(0, (num_kv_heads, 4))
+            state[name] = heads[[head * num_kv_heads // 6 for head in range(6)]].flatten(0, 1)
+    full.load_state_dict(state)
+    ids = tokens(2, 9)
+    assert_close(grouped(ids), transformers_twin(full)(ids).logits, atol=1e-10, rtol=0)
+
+
+def test_head_is_the_token_embedding_unless_untied() -> None:
+    """One parameter or two; an untied head adds vocabulary x width."""
+    tied, untied = make(), make(tie_embeddings=False)
+    assert tied.head.weight is tied.token_embedding.weight
+    assert untied.head.weight is not untied.token_embedding.weight
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (tied, untied)]
+    assert counts[1] - counts[0] == SIZES["vocab_size"] * SIZES["hidden_size"]
+
+
+def test_a_seed_fixes_the_weights() -> None:
+    """The same seed gives the same model, another seed another one."""
+    spec = registry().resolve("gpt-tiny", ["num_layers=3"])
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        states.append(spec.model_class()(spec.config).state_dict())
+    first, again, other = states
+    assert all(first[name].equal(again[name]) for name in first)
+    assert not first["token_embedding.weight"].equal(other["token_embedding.weight"])
+
+
+def test_initial_weights_have_the_spread_of_transformers() -> None:
+    """GPT-2's own initialisation, tensor by tensor: 0.02, less where a branch joins the residual stream."""
+    torch.manual_seed(0)
+    ours = GPT(GPTConfig(**{**SIZES, "vocab_size": 600, "hidden_size": 96, "max_seq_len": 100}))
+    theirs = transformers_twin(ours)  # our weights, kept as the yardstick for theirs
+    drawn = GPT2LMHeadModel(theirs.config).state_dict()
+    for name, weight in theirs.state_dict().items():
+        expected = drawn[name].double()
+        assert weight.std().item() == pytest.approx(expected.std().item(), rel=0.06, abs=1e-12), name
+        assert weight.mean().item() == pytest.approx(expected.mean().item(), abs=2e-3), name
+
+
+def test_dropout_acts_in_training_only() -> None:
+    """Two passes in training differ; two in evaluation do not."""
+    model, ids = make(dropout=0.5), tokens(1, 6)
+    assert model(ids).equal(model(ids))
+    model.train()
+    assert not model(ids).equal(model(ids))

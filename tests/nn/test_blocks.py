@@ -1,0 +1,314 @@
+"""Masks, positions, feed-forward, residual, pooling, initialisation and cache, each stated again plainly."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from zoo.nn import (
+    Cache,
+    FeedForward,
+    LayerCache,
+    Residual,
+    SinusoidalPositions,
+    build_mask,
+    init_normal,
+    init_truncated_normal,
+    init_xavier,
+    pool,
+    positions_of,
+    sinusoids,
+    tied_linear,
+)
+
+quick = settings(deadline=None, max_examples=50)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal float64 numbers that depend on the seed alone."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@st.composite
+def paddings(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
+    """Query length, key length, and any padding mask of 1 to 3 rows, holes included."""
+    key_length = draw(st.integers(1, 6))
+    query_length = draw(st.integers(1, key_length))
+    row = st.lists(st.integers(0, 1), min_size=key_length, max_size=key_length)
+    return query_length, key_length, draw(st.lists(row, min_size=1, max_size=3))
+
+
+@quick
+@given(paddings(), st.booleans(), st.booleans())
+def test_build_mask(case: tuple[int, int, list[list[int]]], padded: bool, causal: bool) -> None:
+    """A query sees a key if the key is a token and, when causal, does not come after the query."""
+    query_length, key_length, rows = case
+    padding = torch.tensor(rows) if padded else None
+    mask = build_mask(query_length, key_length, padding=padding, causal=causal)
+    if not padded and not causal:
+        assert mask is None
+        return
+    assert mask is not None
+    assert mask.dtype == torch.bool
+    assert mask.shape == (len(rows) if padded else 1, 1, query_length, key_length)
+    for b, row in enumerate(rows if padded else [[1] * key_length]):
+        for t in range(query_length):
+            own_position = key_length - query_length + t
+            seen = [bool(row[s]) and (s <= own_position or not causal) for s in range(key_length)]
+            assert mask[b, 0, t].tolist() == seen
+
+
+@quick
+@given(paddings(), st.booleans())
+def test_positions_count_the_tokens_before(case: tuple[int, int, list[list[int]]], padded: bool) -> None:
+    """The position of a token is the number of tokens before it, for the last T of S tokens."""
+    query_length, key_length, rows = case
+    positions = positions_of(query_length, key_length, padding=torch.tensor(rows) if padded else None)
+    assert positions.shape == (len(rows) if padded else 1, query_length)
+    for b, row in enumerate(rows if padded else [[1] * key_length]):
+        for t, s in enumerate(range(key_length - query_length, key_length)):
+            if row[s]:
+                assert positions[b, t] == sum(row[:s])
+            assert 0 <= positions[b, t] < key_length
+
+
+@pytest.mark.parametrize(
+    ("padding", "expected"),
+    [
+        (None, [0, 1, 2, 3, 4]),
+        ([1, 1, 1, 1, 1], [0, 1, 2, 3, 4]),
+        ([0, 0, 1, 1, 1], [0, 0, 0, 1, 2]),
+        ([1, 1, 1, 0, 0], [0, 1, 2, 2, 2]),
+        ([0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
+    ],
+    ids=["none", "full", "left", "right", "all"],
+)
+def test_positions_of(padding: list[int] | None, expected: list[int]) -> None:
+    """Padding on either side, and the tail of the same sequence as a cached call asks for it."""
+    rows = None if padding is None else torch.tensor([padding])
+    assert positions_of(5, 5, padding=rows).tolist() == [expected]
+    assert positions_of(2, 5, padding=rows).tolist() == [expected[3:]]
+
+
+@pytest.mark.parametrize("hidden_size", [2, 6, 64])
+def test_sinusoids_equal_a_plain_loop(hidden_size: int) -> None:
+    """Section 3.5, number by number; float32 is the float64 value rounded once."""
+    positions = [0, 1, 2, 7, 100, 511, 4095]
+    expected = np.empty((len(positions), hidden_size))
+    for row, position in enumerate(positions):
+        for i in range(hidden_size // 2):
+            angle = position / 10000 ** (2 * i / hidden_size)
+            expected[row, 2 * i], expected[row, 2 * i + 1] = math.sin(angle), math.cos(angle)
+    table = sinusoids(torch.tensor(positions), hidden_size, torch.float64)
+    assert_close(table, torch.from_numpy(expected), atol=1e-11, rtol=0)
+    rounded = SinusoidalPositions(hidden_size)(torch.tensor([positions]), torch.float32)
+    assert_close(rounded, torch.from_numpy(expected).float()[None], atol=6e-8, rtol=0)
+
+
+@quick
+@given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([2, 8, 32]))
+def test_sinusoids_rotate(position: int, shift: int, hidden_size: int) -> None:
+    """PE(pos + k) = R_k PE(pos): each pair turns by k times its frequency, wherever it stands."""
+    before, after = sinusoids(torch.tensor([position, position + shift]), hidden_size, torch.float64).numpy()
+    rotation = np.zeros((hidden_size, hidden_size))
+    for i in range(hidden_size // 2):
+        angle = shift * 10000 ** (-2 * i / hidden_size)
+        pair = slice(2 * i, 2 * i + 2)
+        rotation[pair, pair] = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+    np.testing.assert_allclose(rotation @ before, after, atol=1e-10, rtol=0)
+
+
+def test_sinusoids_need_an_even_width() -> None:
+    """A sine without its cosine has no rotation; and the module owns no weights."""
+    with pytest.raises(ValueError, match="even hidden_size, got 7"):
+        SinusoidalPositions(7)
+    assert not SinusoidalPositions(8).state_dict()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("activation", "module"),
+    [("gelu", nn.GELU()), ("gelu_tanh", nn.GELU("tanh")), ("relu", nn.ReLU()), ("silu", nn.SiLU())],
+)
+def test_feed_forward_equals_sequential(activation: str, module: nn.Module, bias: bool) -> None:
+    """Dense, activation, dense."""
+    ours = FeedForward(6, 10, activation=activation, bias=bias).double()
+    theirs = nn.Sequential(nn.Linear(6, 10, bias=bias), module, nn.Linear(10, 6, bias=bias)).double()
+    for mine, its in ((ours.up, theirs[0]), (ours.down, theirs[2])):
+        its.load_state_dict(mine.state_dict())
+    x = normal(2, 3, 6)
+    assert_close(ours(x), theirs(x), atol=1e-14, rtol=0)
+
+
+def test_feed_forward_drops_after_the_activation_in_training_only() -> None:
+    """With both matrices the identity, f(1) comes out as 0 or f(1) / (1 - p); f(1 / (1 - p)) would be wrong."""
+    layer = FeedForward(50, 50, activation="silu", bias=False, dropout=0.75).double().requires_grad_(False)
+    for part in (layer.up, layer.down):
+        part.weight.copy_(torch.eye(50))
+    x, silu_of_1 = torch.ones(2, 3, 50, dtype=torch.float64), 1 / (1 + math.exp(-1))
+    torch.manual_seed(0)
+    assert layer(x).unique().tolist() == pytest.approx([0, 4 * silu_of_1], abs=1e-12)
+    assert layer.eval()(x).unique().tolist() == pytest.approx([silu_of_1], abs=1e-12)
+
+
+@pytest.mark.parametrize("eps", [1e-5, 0.5])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_residual(norm_first: bool, eps: float) -> None:
+    """LN(x + f(x)) or x + f(LN(x)), where LN has the biased variance and eps inside the root."""
+    layer, x = Residual(6, eps=eps, norm_first=norm_first).double(), normal(2, 3, 6)
+    for seed, parameter in enumerate(layer.norm.parameters()):
+        parameter.data = normal(6, seed=seed + 1)
+    scale, shift = (parameter.detach().numpy() for parameter in (layer.norm.weight, layer.norm.bias))
+
+    def layer_norm(y: np.ndarray) -> np.ndarray:
+        centred = y - y.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * scale + shift
+
+    y = x.numpy()
+    expected = y + layer_norm(y) ** 3 if norm_first else layer_norm(y + y**3)
+    assert_close(layer(x, lambda z: z**3), torch.from_numpy(expected), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_residual_drops_the_branch_only(norm_first: bool) -> None:
+    """Dropout takes from f, never from x, and only in training."""
+    layer = Residual(50, eps=1e-5, norm_first=norm_first, dropout=0.5).double()
+    layer.norm = nn.Identity()
+    x = torch.ones(2, 3, 50, dtype=torch.float64)
+    torch.manual_seed(0)
+    assert layer(x, lambda y: 3 * y).unique().tolist() == [1, 7]
+    assert layer.eval()(x, lambda y: 3 * y).unique().tolist() == [4]
+
+
+@quick
+@given(paddings())
+def test_pool(case: tuple[int, int, list[list[int]]]) -> None:
+    """The first token, or the mean of the tokens that are not padding, 0 when there are none."""
+    _, length, rows = case
+    x, padding = normal(len(rows), length, 4), torch.tensor(rows)
+    expected = torch.zeros(len(rows), 4, dtype=torch.float64)
+    for b, row in enumerate(rows):
+        tokens = [x[b, t] for t in range(length) if row[t]]
+        if tokens:
+            expected[b] = sum(tokens) / len(tokens)
+    assert_close(pool(x, padding, "mean"), expected, atol=1e-14, rtol=0)
+    assert_close(pool(x, padding, "cls"), x[:, 0], atol=0, rtol=0)
+    assert_close(pool(x, None, "mean"), sum(x[:, t] for t in range(length)) / length, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_tied_linear_shares_the_parameter(bias: bool) -> None:
+    """One matrix, counted once and trained from both sides, through a change of dtype too."""
+    embedding = nn.Embedding(7, 3)
+    model = nn.Sequential(embedding, tied_linear(embedding, bias=bias)).double()
+    assert model[1].weight is model[0].weight
+    assert sum(parameter.numel() for parameter in model.parameters()) == 7 * 3 + (7 if bias else 0)
+    ids, weight = torch.tensor([[2, 5]]), embedding.weight.detach().clone()
+    assert_close(model(ids), weight[[2, 5]] @ weight.T + torch.zeros(1, 2, 7), atol=1e-14, rtol=0)
+    model(ids).square().sum().backward()
+    assert embedding.weight.grad is not None
+    assert embedding.weight.grad.ne(0).any(-1).all(), "rows that were not looked up learn from the head alone"
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+class Parts(nn.Module):
+    """One of each kind of layer, the head tied or not."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(400, 200)
+        self.wide = nn.Linear(200, 600)
+        self.norm = nn.LayerNorm(200)
+        self.head = tied_linear(self.embedding, bias=True) if tied else nn.Linear(200, 400)
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, 3.0)
+
+
+# The standard deviation of 80,000 numbers is known to 1 / sqrt(160,000) = 0.25 %: 2 % is eight of those.
+CLOSE = 0.02
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("initialise", "spread"),
+    # A normal distribution cut at two standard deviations keeps sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) of one.
+    [(init_normal, 1.0), (init_truncated_normal, 0.8796)],
+    ids=["normal", "truncated"],
+)
+def test_normal_initialisers(initialise: Callable[[nn.Module, float], None], spread: float, tied: bool) -> None:
+    """Mean, spread and tails of the weights; biases 0; norms left alone."""
+    torch.manual_seed(0)
+    parts = Parts(tied)
+    initialise(parts, 0.02)
+    for weight in (parts.embedding.weight, parts.wide.weight, parts.head.weight):
+        assert abs(weight.mean()) < 0.02 * 0.02
+        assert weight.std().item() == pytest.approx(0.02 * spread, rel=CLOSE)
+        beyond = weight.abs().gt(0.04).double().mean().item()
+        assert beyond == (pytest.approx(0.0455, rel=0.1) if initialise is init_normal else 0)
+    assert not parts.wide.bias.any()
+    assert not parts.head.bias.any()
+    assert parts.norm.weight.eq(3).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_init_xavier(tied: bool) -> None:
+    """Uniform within sqrt(6 / (in + out)) for dense layers; a tied head is an embedding, N(0, 1 / E)."""
+    torch.manual_seed(0)
+    parts = Parts(tied)
+    init_xavier(parts)
+    uniform = [(parts.wide.weight, math.sqrt(6 / 800))] + ([] if tied else [(parts.head.weight, math.sqrt(6 / 600))])
+    for weight, bound in uniform:
+        assert weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=CLOSE)
+    assert parts.embedding.weight.std().item() == pytest.approx(200**-0.5, rel=CLOSE)
+    assert parts.embedding.weight.abs().max() > 3 * 200**-0.5
+    assert not parts.wide.bias.any()
+    assert not parts.head.bias.any()
+    assert parts.norm.weight.eq(3).all()
+
+
+def test_empty_cache() -> None:
+    """It has its layers, no length, and nothing to hand out."""
+    cache = Cache.empty(3)
+    assert len(cache) == 3
+    assert cache.length == 0
+    assert len({id(cache[layer]) for layer in range(3)}) == 3
+    with pytest.raises(ValueError, match="empty"):
+        list(cache.pairs())
+    assert Cache(()).length == 0
+
+
+def test_cache_appends_along_time() -> None:
+    """Each layer grows by itself and keeps the order of the calls; values may be wider than keys."""
+    cache, pieces = (
+        Cache.empty(2),
+        [(normal(2, 3, n, 4, seed=n), normal(2, 3, n, 5, seed=n + 9)) for n in (2, 1, 3)],
+    )
+    for key, value in pieces:
+        for layer in range(2):
+            keys, values = cache[layer].extend(key + layer, value - layer)
+    assert cache.length == 6
+    for layer, (key, value) in enumerate(cache.pairs()):
+        assert_close(key, torch.cat([piece[0] for piece in pieces], dim=2) + layer, atol=0, rtol=0)
+        assert_close(value, torch.cat([piece[1] for piece in pieces], dim=2) - layer, atol=0, rtol=0)
+    assert keys is cache[1].key
+    assert values is cache[1].value
+
+
+def test_cache_from_pairs() -> None:
+    """A cache made from tensors hands the same tensors back, and one layer works alone."""
+    pairs = [(normal(1, 2, 3, 4, seed=n), normal(1, 2, 3, 4, seed=n + 5)) for n in range(2)]
+    cache = Cache(pairs)
+    assert (len(cache), cache.length) == (2, 3)
+    for (key, value), (kept_key, kept_value) in zip(pairs, cache.pairs(), strict=True):
+        assert key is kept_key
+        assert value is kept_value
+    layer = LayerCache(*pairs[0])
+    assert layer.extend(*pairs[1])[0].shape == (1, 2, 6, 4)
