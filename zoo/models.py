@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ from zoo import plugins
 from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model
 from zoo.card import model_card
 from zoo.config import Config
-from zoo.errors import ArtifactError, PluginError, StorageError, UsageError, ZooError, nearest
+from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
 from zoo.registry import ModelSpec, registry
 from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor
 
@@ -220,12 +222,13 @@ def write_weights(
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    from safetensors import SafetensorError
-
     try:
         save_file(tensors, path, metadata)
-    except SafetensorError as error:  # it wraps the system's refusal in a text
-        raise StorageError(f"cannot write ({error})", path) from error
+    except SafetensorError as error:
+        refusal = re.search(r"os error (\d+)", str(error))  # the library wraps the system's error in a text
+        if refusal is None:
+            raise
+        raise OSError(int(refusal[1]), os.strerror(int(refusal[1])), str(path)) from error
 
 
 def load(directory: str | Path) -> nn.Module:
@@ -289,8 +292,6 @@ def _read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, 
 
 @contextmanager
 def _reading(where: object) -> Iterator[None]:
-    from safetensors import SafetensorError
-
     try:
         yield
     except SafetensorError as error:

@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment whose own package is the wheel; what it needs comes from ours."""
     folder = tmp_path_factory.mktemp("environment")
@@ -37,7 +37,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sliding(environment: Path) -> None:
     """The stranger's plugin, pip-installed."""
     pip = [environment / "bin" / "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
