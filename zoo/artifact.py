@@ -59,8 +59,21 @@ class ModelDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> ModelDirectory:
-        """Open a model directory and check every digest. Anything amiss is an :class:`ArtifactError`."""
+        """Open a model directory and check every digest. Anything amiss is an :class:`ArtifactError`.
+
+        A directory that is replaced or added to meanwhile is read again.
+        """
         path = Path(path)
+        while True:
+            before = _generation(path)
+            try:
+                return cls._open(path)
+            except ArtifactError:
+                if before == _generation(path):
+                    raise
+
+    @classmethod
+    def _open(cls, path: Path) -> ModelDirectory:
         if not path.is_dir():
             raise ArtifactError("not a directory" if path.exists() else "no such directory", path)
         storage.recover(path)
@@ -115,6 +128,14 @@ class ModelDirectory:
         with storage.add_to_directory(self.path) as stage:
             yield stage
             _write_manifest(stage, self.files)
+
+
+def _generation(path: Path) -> tuple[int, int] | None:
+    """What changes when a directory is exchanged, or its manifest is replaced."""
+    try:
+        return path.stat().st_ino, (path / MANIFEST).stat().st_ino
+    except OSError:
+        return None
 
 
 @contextmanager

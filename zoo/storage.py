@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from zoo.errors import UsageError, storage_errors
 
-__all__ = ["add_to_directory", "check_target", "new_directory", "recover", "umask_mode"]
+__all__ = ["add_to_directory", "check_target", "new_directory", "recover"]
 
 STAGE = ".zoo-stage-"
 COMMIT = ".zoo-commit"
@@ -41,63 +42,51 @@ def new_directory(target: Path, *, force: bool, replaceable: Callable[[Path], bo
     check_target(target, force=force, replaceable=replaceable)
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent, f".{target.name}{STAGE}")
-        stage = target.parent / f".{target.name}{STAGE}{secrets.token_hex(4)}"
-        stage.mkdir()
-    with storage_errors(target), _locked(stage):
-        try:
-            yield stage
-            _make_durable(stage)
-            check_target(target, force=force, replaceable=replaceable)
-            if target.is_symlink() or target.exists():
-                _exchange(stage, target)
-            else:
-                stage.rename(target)
-            _sync(target.parent)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise UsageError("already exists", target, "use --force to replace it") from error
-            raise
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+        with _stage(target.parent, f".{target.name}{STAGE}") as stage:
+            try:
+                yield stage
+                _make_durable(stage)
+                check_target(target, force=force, replaceable=replaceable)
+                if target.is_symlink() or target.exists():
+                    _exchange(stage, target)
+                else:
+                    stage.rename(target)
+                _sync(target.parent)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise UsageError("already exists", target, "use --force to replace it") from error
+                raise
 
 
 @contextmanager
 def add_to_directory(directory: Path) -> Iterator[Path]:
     """Yield an empty directory whose files are moved into ``directory`` when the block ends, all or none."""
-    with storage_errors(directory):
-        recover(directory)
-        _sweep(directory, STAGE)
-        stage = directory / f"{STAGE}{secrets.token_hex(4)}"
-        stage.mkdir()
-    with storage_errors(directory), _locked(stage):
-        try:
-            yield stage
-            _make_durable(stage)
+    recover(directory)
+    with storage_errors(directory), _stage(directory, STAGE) as stage:
+        yield stage
+        _make_durable(stage)
+        with _locked(directory):
+            _finish_commit(directory)
             stage.rename(directory / COMMIT)
             _sync(directory)
-            recover(directory)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+            _finish_commit(directory)
 
 
 def recover(directory: Path) -> None:
     """Finish a committed addition that a crash interrupted."""
+    if (directory / COMMIT).is_dir():
+        with storage_errors(directory), _locked(directory):
+            _finish_commit(directory)
+
+
+def _finish_commit(directory: Path) -> None:
+    """Move committed files to their places; the directory is locked."""
     commit = directory / COMMIT
-    if not commit.is_dir():
-        return
-    with storage_errors(directory):
+    if commit.is_dir():
         for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
             path.replace(directory / path.name)
         _sync(directory)
         commit.rmdir()
-
-
-def umask_mode() -> int:
-    """The mode of a file created without any wish of its own."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def check_target(target: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> None:
@@ -111,8 +100,24 @@ def check_target(target: Path, *, force: bool, replaceable: Callable[[Path], boo
 
 
 @contextmanager
-def _locked(stage: Path) -> Iterator[None]:
-    descriptor = os.open(stage, os.O_RDONLY)
+def _stage(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new directory, locked as long as its writer lives, and remove what is left under its name."""
+    with _locked(parent):  # nobody may sweep the stage between its making and its locking
+        _sweep(parent, prefix)
+        stage = parent / f"{prefix}{secrets.token_hex(4)}"
+        stage.mkdir()
+        descriptor = os.open(stage, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -122,7 +127,7 @@ def _locked(stage: Path) -> Iterator[None]:
 
 def _sweep(parent: Path, prefix: str) -> None:
     """Remove stages whose writer is gone: their lock can be had."""
-    for stage in parent.glob(f"{prefix}*"):
+    for stage in parent.glob(f"{glob.escape(prefix)}*"):
         try:
             descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -137,8 +142,9 @@ def _sweep(parent: Path, prefix: str) -> None:
 
 
 def _make_durable(stage: Path) -> None:
+    mode = stage.stat().st_mode & 0o666  # what the umask leaves; libraries may have chosen less
     for path in stage.iterdir():
-        path.chmod(umask_mode())
+        path.chmod(mode)
         _sync(path)
     _sync(stage)
 

@@ -56,7 +56,8 @@ def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whol
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     has_past = any(graph.past for graph in graphs)
     paddings: tuple[Padding, ...] = ("none", "left", "right", "empty row") if has_mask else ("none",)
-    lengths = sorted({1, min(ODD, max_length), max_length})
+    free = {name for graph in graphs for name in graph.dim_names()} - {"batch"}
+    lengths = sorted({1, min(ODD, max_length), max_length}) if free else [1]
     points = []
     for batch, length, past, padding in itertools.product(BATCHES, lengths, (0, 1) if has_past else (0,), paddings):
         past_length = min(PAST, max_length - 1) if past else 0

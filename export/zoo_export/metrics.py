@@ -14,6 +14,8 @@ __all__ = ["FACTOR", "FLOOR_ULPS", "Distribution", "Errors"]
 FACTOR = 2.0
 FLOOR_ULPS = 4.0
 TOP = 10
+_CHUNK = 1_000_000
+"""Numbers compared at a time; a percentile is taken over about as many, evenly spaced."""
 _MAX_ROWS = 128
 """Logit rows of one point that the distribution metrics look at, evenly spaced."""
 
@@ -33,18 +35,21 @@ class Errors:
             valid: np.ndarray[Any, Any], point: Point) -> None:  # fmt: skip
         """Take one point into account: finite everywhere, close wherever the input is not padding."""
         self.finite = self.finite and bool(np.isfinite(result).all())
-        valid = np.broadcast_to(valid, reference.shape)
-        if not valid.any():
-            return
-        wanted = reference[valid]
-        found = np.abs(result[valid].astype(np.float64) - wanted)
-        allowed = np.abs(yardstick[valid].astype(np.float64) - wanted)
-        highest = float(np.max(found))
-        if not highest <= self.runtime:  # also when it is not a number
-            self.runtime, self.worst = highest, point
-        self.torch = max(self.torch, float(np.max(allowed)))
-        self.scale = max(self.scale, float(np.max(np.abs(wanted))))
-        self.p999 = max(self.p999, float(np.quantile(found[:: max(1, found.size // 1_000_000)], 0.999)))
+        width = reference.shape[-1] if valid.shape[-1] == 1 else 1  # what counts or not as one: a row, or a number
+        rows = np.flatnonzero(np.broadcast_to(valid, (*reference.shape[:-1], reference.shape[-1] // width)))
+        wanted, allowed, found = (values.reshape(-1, width) for values in (reference, yardstick, result))
+        samples = []
+        for part in np.array_split(rows, -(-rows.size * width // _CHUNK) or 1) if rows.size else ():
+            exact = wanted[part].astype(np.float64)
+            error = np.abs(found[part] - exact)
+            highest = float(np.max(error))
+            if not highest <= self.runtime:  # also when it is not a number
+                self.runtime, self.worst = highest, point
+            self.torch = max(self.torch, float(np.max(np.abs(allowed[part] - exact))))
+            self.scale = max(self.scale, float(np.max(np.abs(exact))))
+            samples.append(error.ravel()[:: max(1, rows.size * width // _CHUNK)])
+        if samples:
+            self.p999 = max(self.p999, float(np.quantile(np.concatenate(samples), 0.999)))
 
     def limit(self, epsilon: float) -> float:
         """The largest error that passes."""
