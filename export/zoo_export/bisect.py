@@ -48,7 +48,7 @@ def first_divergence(
         tapped, taps = _tap(files[f"{graph.name}.onnx"])
         sessions = {
             item.name: open_session(
-                tapped if item is graph else files[f"{item.name}.onnx"], weights=stored.path, optimize=False
+                tapped if item == graph else files[f"{item.name}.onnx"], weights=stored.path, optimize=False
             )
             for item in upto
         }
@@ -104,7 +104,7 @@ def _module_outputs(model: nn.Module, watched: Graph, upto: tuple[Graph, ...], f
             handles = [
                 module.register_forward_hook(keep(path))
                 for path, module in self.model.named_modules()
-                if path and graph is watched
+                if path and graph == watched
             ]
             try:
                 return super().__call__(graph, feeds)
