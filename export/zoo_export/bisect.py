@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,53 +10,46 @@ import onnx
 import onnx_ir as ir
 from torch import Tensor, nn
 
-from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo_export.graph_file import MODULE_KEY
 from zoo_export.grid import Feeds, Point
-from zoo_export.pipeline import Arrays, OnnxExecutor, run_pipeline
+from zoo_export.pipeline import Arrays, Executor, run_pipeline
 from zoo_export.reference import TorchExecutor
-from zoo_export.session import open_session
 
 __all__ = ["first_divergence"]
 
 
 def first_divergence(
-    stored: ModelDirectory,
-    files: Mapping[str, bytes],
     graph: Graph,
-    models: tuple[nn.Module, nn.Module],
+    data: bytes,
+    graphs: tuple[Graph, ...],
+    open_with: Callable[[bytes], Executor],
+    references: tuple[TorchExecutor, TorchExecutor],
     feeds: Feeds,
     point: Point,
 ) -> str | None:
     """The path and class of the first module whose output differs, or None where no module can be blamed.
 
-    Modules are compared in the order in which they finish, so an inner one comes before those around it. The graph
-    runs without optimisations: a fault that only they bring in has no module to name.
+    Modules are compared in the order in which they finish, so an inner one comes before those around it. A fault that
+    only optimisations bring in has no module to name, since they do away with modules.
 
     Args:
-        stored: the model directory.
-        files: every serialised graph by file name.
-        graph: the one that diverges.
-        models: the model in float64, and in its own dtype.
+        graph: the graph that diverges.
+        data: its file.
+        graphs: all declared graphs.
+        open_with: runs all of them, without optimisations, with another file in place of ``data``.
+        references: the model in float64, and in its own dtype, with the weights that ``open_with`` runs on.
         feeds: the inputs at which it diverges.
         point: the shape of those inputs.
     """
-    graphs = stored.spec.config.graphs()
     upto = graphs[: graphs.index(graph) + 1]
     try:
-        tapped, taps = _tap(files[f"{graph.name}.onnx"])
-        sessions = {
-            item.name: open_session(
-                tapped if item == graph else files[f"{item.name}.onnx"], weights=stored.path, optimize=False
-            )
-            for item in upto
-        }
-        found = run_pipeline(OnnxExecutor(sessions, np.dtype(stored.dtype)), upto, feeds, point, split=True)[graph.name]
+        tapped, taps = _tap(data)
+        found = run_pipeline(open_with(tapped), upto, feeds, point, split=True)[graph.name]
     except Exception:  # the verdict stands already; a graph too broken to run here only lacks the module's name
         return None
-    reference, yardstick = (_module_outputs(model, graph, upto, feeds, point) for model in models)
-    epsilon = np.finfo(stored.dtype).eps
+    reference, yardstick = (_module_outputs(executor, graph, upto, feeds, point) for executor in references)
+    epsilon = float(np.finfo(references[1].dtype).eps)
     for path, wanted in reference.items():
         result = found.get(taps.get(path, ""))
         if result is None or result.shape != wanted.shape:
@@ -65,7 +58,7 @@ def first_divergence(
             float(np.max(np.abs(values), initial=0.0)) for values in (result - wanted, yardstick[path] - wanted, wanted)
         )
         if not error <= 4 * allowed + 16 * epsilon * scale:
-            return f"{path} ({type(models[0].get_submodule(path)).__name__})"
+            return f"{path} ({type(references[0].model.get_submodule(path)).__name__})"
     return None
 
 
@@ -87,7 +80,9 @@ def _tap(data: bytes) -> tuple[bytes, dict[str, str]]:
     return ir.to_proto(model).SerializeToString(), {path: str(value.name) for path, value in last.items()}
 
 
-def _module_outputs(model: nn.Module, watched: Graph, upto: tuple[Graph, ...], feeds: Feeds, point: Point) -> Arrays:
+def _module_outputs(
+    executor: TorchExecutor, watched: Graph, upto: tuple[Graph, ...], feeds: Feeds, point: Point
+) -> Arrays:
     """What each module returned in its last call of the graph ``watched``, in the order in which they finished."""
     outputs: Arrays = {}
 
@@ -112,5 +107,5 @@ def _module_outputs(model: nn.Module, watched: Graph, upto: tuple[Graph, ...], f
                 for handle in handles:
                     handle.remove()
 
-    run_pipeline(Watched(model), upto, feeds, point, split=True)
+    run_pipeline(Watched(executor.model), upto, feeds, point, split=True)
     return outputs

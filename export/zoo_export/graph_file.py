@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import onnx
+import onnx_ir as ir
 
 from zoo.weights import StoredTensor
 
-__all__ = ["EVIDENCE_KEY", "MODULE_KEY", "metadata", "referenced_tensors"]
+__all__ = ["EVIDENCE_KEY", "MODULE_KEY", "metadata", "pointers", "referenced_tensors"]
 
 EVIDENCE_KEY = "zoo.evidence_sha256"
 """In a graph's metadata: the digest of the parity.json that vouches for it."""
@@ -24,13 +25,17 @@ def metadata(graph: bytes) -> Mapping[str, str]:
         return {}
 
 
+def pointers(graph: bytes) -> dict[str, tuple[str, int]]:
+    """File and offset of every initialiser that some node reads and whose value lies in another file."""
+    model = ir.from_proto(onnx.load_model_from_string(graph))
+    return {
+        name: (str(value.const_value.location), value.const_value.offset or 0)
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, ir.ExternalTensor) and value.uses()
+    }
+
+
 def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTensor]) -> set[str]:
-    """The stored tensors that some graph points to."""
-    names = {(tensor.file, tensor.offset): name for name, tensor in layout.items()}
-    used = set()
-    for graph in graphs:
-        for initializer in onnx.load_model_from_string(graph).graph.initializer:
-            place = {entry.key: entry.value for entry in initializer.external_data}
-            if place:
-                used.add(names[place["location"], int(place["offset"])])
-    return used
+    """The stored tensors that some graph reads."""
+    places = {place for graph in graphs for place in pointers(graph).values()}
+    return {name for name, tensor in layout.items() if (tensor.file, tensor.offset) in places}

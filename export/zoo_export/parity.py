@@ -10,12 +10,14 @@ import hashlib
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+import torch
 
 from zoo import __version__, models
 from zoo.artifact import EVIDENCE, ModelDirectory
@@ -24,7 +26,7 @@ from zoo.errors import ArtifactError, ParityError, ZooError
 from zoo.weights import load_json
 from zoo_export.bisect import first_divergence
 from zoo_export.decoding import greedy_agreement
-from zoo_export.graph_file import EVIDENCE_KEY, metadata, referenced_tensors
+from zoo_export.graph_file import EVIDENCE_KEY, metadata, pointers, referenced_tensors
 from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
 from zoo_export.pipeline import OnnxExecutor, run_pipeline
@@ -38,6 +40,10 @@ Progress = Callable[[int, int], None]
 SEED = 0
 LEVELS = {"off": False, "all": True}
 """The runtime's optimisation levels that are compared."""
+PERTURBED = "perturbed"
+"""One more comparison, with noise on every weight: a graph must equal the model for any weights of its layout."""
+_NOISE = 0.02
+_LABELS = {"off": "optimisations off", "all": "optimisations on", PERTURBED: "with perturbed weights"}
 
 
 @dataclass
@@ -92,7 +98,7 @@ class _Comparison:
         self.reference = TorchExecutor(models.load_directory(stored).double())
         self.errors = {
             (level, graph.name, tensor.name): Errors()
-            for level in LEVELS
+            for level in _LABELS
             for graph in self.graphs
             for tensor in graph.output_tensors()
         }
@@ -100,18 +106,25 @@ class _Comparison:
         self.greedy: dict[str, dict[str, Any]] = {}
         self.points: list[Point] = []
 
-    def _runtime(self, optimize: bool) -> OnnxExecutor:
+    def _runtime(
+        self,
+        optimize: bool,
+        weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> OnnxExecutor:
+        """Sessions for all graphs: on the stored weights, or on others of the same layout."""
+        sessions = {}
         try:
-            sessions = {
-                graph.name: open_session(
-                    self.files[f"{graph.name}.onnx"],
+            for graph in self.graphs:
+                file = (files or self.files)[f"{graph.name}.onnx"]
+                sessions[graph.name] = open_session(
+                    file,
                     weights=self.stored.path,
                     provider=self.provider,
                     optimize=optimize,
                     placements=True,
+                    replace={name: weights[name] for name in pointers(file)} if weights else None,
                 )
-                for graph in self.graphs
-            }
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
         return OnnxExecutor(sessions, np.dtype(self.stored.dtype))
@@ -124,7 +137,7 @@ class _Comparison:
             if progress is not None:
                 progress(number, len(points))
             try:
-                self._compare_at(point)
+                self._compare_at(point, self.runtimes)
             except ZooError:
                 raise
             except Exception as error:  # the runtime raises a dozen classes without a common base
@@ -137,13 +150,38 @@ class _Comparison:
             agreement = greedy_agreement(self.reference, runtime, self.graphs, margin)
             if agreement is not None:
                 self.greedy[level] = agreement
+        self._perturb(points)
         return left_out
 
-    def _compare_at(self, point: Point) -> None:
+    def _perturb(self, points: list[Point]) -> None:
+        """Compare once more with noise on every weight, at the smallest point that has several rows and tokens.
+
+        Fresh biases are 0 and fresh norms are 1: without noise, a graph that lost them would pass.
+        """
+        generator = torch.Generator().manual_seed(SEED)
+        with torch.no_grad():
+            pairs = zip(self.yardstick.model.parameters(), self.reference.model.parameters(), strict=True)
+            for own, exact in pairs:
+                own.add_(torch.randn(own.shape, generator=generator).mul_(_NOISE))
+                exact.copy_(own)
+        longest_past = max(point.past for point in points)
+        several = [point for point in points if point.batch > 1 and point.length > 1 and point.past == longest_past]
+        several = several or points
+        fewest = min(point.tokens for point in several)
+        runtime = {PERTURBED: self._runtime(optimize=True, weights=self._weights())}
+        for point in several:
+            if point.tokens == fewest:
+                self._compare_at(point, runtime)
+
+    def _weights(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The weights that the models have now, by every name."""
+        return {name: tensor.numpy() for name, tensor in self.yardstick.model.state_dict().items()}
+
+    def _compare_at(self, point: Point, runtimes: Mapping[str, OnnxExecutor]) -> None:
         feeds = make_feeds(self.graphs, point, SEED, self.longest)
         wanted = run_pipeline(self.reference, self.graphs, feeds, point, split=False)
         allowed = run_pipeline(self.yardstick, self.graphs, feeds, point, split=True)
-        for level, runtime in self.runtimes.items():
+        for level, runtime in runtimes.items():
             found = run_pipeline(runtime, self.graphs, feeds, point, split=True)
             for graph in self.graphs:
                 for tensor in graph.output_tensors():
@@ -160,7 +198,7 @@ class _Comparison:
         """One line for each thing that diverges, the first with the module where it begins."""
         lines = []
         for (level, graph, name), error in self.errors.items():
-            where = f"{name} of {graph}, optimisations {level}"
+            where = f"{name} of {graph}, {_LABELS[level]}"
             if not error.finite:
                 lines.append(f"{where}, is not finite")
             elif not error.passed(self.epsilon):
@@ -168,11 +206,11 @@ class _Comparison:
                 lines.append(f"{where}, is off by {error.runtime:.3g}, allowed {limit:.3g}, at {error.worst}")
         for (level, graph, _), item in self.distributions.items():
             if item.disagreements:
-                where = f"{graph}, optimisations {level}"
+                where = f"{graph}, {_LABELS[level]}"
                 lines.append(f"{where}, chooses another token in {item.disagreements} of {item.rows} rows")
         for level, agreement in self.greedy.items():
             if not agreement["passed"]:
-                lines.append(f"greedy decoding, optimisations {level}, diverges after {agreement['agreed']} tokens")
+                lines.append(f"greedy decoding, {_LABELS[level]}, diverges after {agreement['agreed']} tokens")
         module = self._first_divergence() if lines else None
         return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
 
@@ -181,9 +219,20 @@ class _Comparison:
             if error.worst is not None and not error.passed(self.epsilon):
                 graph = next(graph for graph in self.graphs if graph.name == name)
                 feeds = make_feeds(self.graphs, error.worst, SEED, self.longest)
-                models_ = self.reference.model, self.yardstick.model
-                return first_divergence(self.stored, self.files, graph, models_, feeds, error.worst)
+                return first_divergence(
+                    graph,
+                    self.files[f"{name}.onnx"],
+                    self.graphs,
+                    partial(self._run_tapped, f"{name}.onnx"),
+                    (self.reference, self.yardstick),
+                    feeds,
+                    error.worst,
+                )
         return None
+
+    def _run_tapped(self, name: str, data: bytes) -> OnnxExecutor:
+        """All graphs without optimisations on the models' present weights, one file replaced."""
+        return self._runtime(optimize=False, weights=self._weights(), files={**self.files, name: data})
 
     def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
         """The content of parity.json."""
@@ -203,7 +252,8 @@ class _Comparison:
                     "placement": dict(placement(sessions[graph.name])),
                     "outputs": {
                         tensor.name: {
-                            level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon) for level in LEVELS
+                            level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon)
+                            for level in _LABELS
                         }
                         for tensor in graph.output_tensors()
                     },

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnxruntime as ort
 
 from zoo.errors import ArtifactError, UsageError
@@ -32,6 +33,7 @@ def open_session(
     provider: Provider = "cpu",
     optimize: bool = True,
     placements: bool = False,
+    replace: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> ort.InferenceSession:
     """Load a graph on one execution provider.
 
@@ -41,6 +43,7 @@ def open_session(
         provider: ``cpu`` or ``cuda``. A provider that does not load is an error, never a fallback.
         optimize: run all of the runtime's graph optimisations, or none.
         placements: record which provider runs each node, for :func:`placement`.
+        replace: values of initialisers that take the place of those in the file. They are not copied.
 
     Raises:
         UsageError: the provider is not available here.
@@ -57,6 +60,9 @@ def open_session(
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if weights is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.resolve()))
+    if replace:
+        values = [ort.OrtValue.ortvalue_from_numpy(value) for value in replace.values()]
+        options.add_external_initializers(list(replace), values)
     ort.set_default_logger_severity(_SILENT)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the runtime's own messages are not results
