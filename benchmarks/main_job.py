@@ -16,12 +16,14 @@ import time
 from pathlib import Path
 
 GRAPH_ONLY = """
+import gc
 import sys
 from pathlib import Path
 from zoo.artifact import ModelDirectory
 from zoo_export.exporter import make_graphs, serialize
 for name, graph in make_graphs(ModelDirectory.open(sys.argv[1])).items():
     Path(name).write_bytes(serialize(graph))
+gc.freeze()  # as the command does
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -14,7 +15,7 @@ import click
 from zoo import __version__, plugins
 from zoo.errors import UsageError, ZooError
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 COMMANDS = {
     "build": "Make a model directory from a preset.",
@@ -63,6 +64,13 @@ def cli(no_plugins: bool, plugin_options: tuple[str, ...], debug: bool) -> None:
     if debug:
         warnings.simplefilter("default")
     plugins.select(plugins.Selection.from_environment(third_party=not no_plugins, disabled=disabled))
+
+
+def run() -> None:
+    """The console script."""
+    status = main()
+    gc.freeze()  # the interpreter would search millions of traced objects for cycles before it ends
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
