@@ -115,7 +115,7 @@ class ModelDirectory:
 
     def graph_files(self) -> list[str]:
         """The ONNX files that the model's declaration calls for, in the order in which they run."""
-        return [f"{graph.name}.onnx" for graph in self.spec.config.graphs()]
+        return [f"{graph.name}.onnx" for graph in self.spec.graphs]
 
     @property
     def dtype(self) -> str:
@@ -162,7 +162,7 @@ def describe(spec: ModelSpec, *, dtype: str, seed: int | None) -> dict[str, Any]
     return {
         "name": spec.name,
         "architecture": spec.architecture.name,
-        "task": spec.config.task,
+        "task": spec.task,
         "plugin": {
             "name": spec.plugin.name,
             "distribution": spec.plugin.distribution,
@@ -176,7 +176,11 @@ def describe(spec: ModelSpec, *, dtype: str, seed: int | None) -> dict[str, Any]
 
 
 def is_model(path: Path) -> bool:
-    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+    """Whether a directory may be replaced: it is empty, or has a manifest of ours, however its files are."""
+    try:
+        return not any(path.iterdir()) or bool(_read_manifest(path / MANIFEST))
+    except (ArtifactError, OSError):
+        return False
 
 
 def _write_manifest(stage: Path, kept: Mapping[str, Mapping[str, Any]]) -> None:
@@ -189,9 +193,12 @@ def _write_manifest(stage: Path, kept: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
+    if path.is_symlink():
+        raise ArtifactError("a link, not a file", path)
     data = load_json(path)
     files = data.get("files")
-    if data.get("schema") != SCHEMA or set(data) != {"schema", "files"} or not isinstance(files, dict):
+    known = type(data.get("schema")) is int and data["schema"] == SCHEMA
+    if not known or set(data) != {"schema", "files"} or not isinstance(files, dict):
         raise ArtifactError("not a manifest of this zoo", path)
     for name, entry in files.items():
         if not plain_name(name) or name == MANIFEST or not isinstance(entry, dict) or set(entry) != {"sha256", "size"}:

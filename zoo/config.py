@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 import tomllib
 import types
 import typing
@@ -87,16 +87,22 @@ class Config:
         if type(None) in kinds and text.lower() == "none":
             return None
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except (tomllib.TOMLDecodeError, KeyError):
-            value = text
-        if not isinstance(value, str) and any(kind is str or _is_literal(kind) for kind in kinds):
+            parsed = tomllib.loads(f"value = {text}")
+        except (ValueError, RecursionError):
+            parsed = {"value": text}
+        value = parsed["value"] if len(parsed) == 1 else text
+        if not isinstance(value, str) and any(_takes_text(kind) for kind in kinds):
             value = text
         return cls.check_field(key, value, where)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data, such that ``from_dict`` gives back an equal configuration."""
         return dataclasses.asdict(self)
+
+    def default(self, name: str, value: Any) -> None:
+        """Give a field that is None the value that follows from other fields; for use in ``__post_init__``."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
 
     def require_positive(self, *names: str) -> None:
         """Raise ``ValueError`` unless each named field that is set is above zero."""
@@ -125,6 +131,10 @@ def _field_types(cls: Any) -> Mapping[str, Any]:
 
 def _is_literal(kind: Any) -> bool:
     return typing.get_origin(kind) is Literal
+
+
+def _takes_text(kind: Any) -> bool:
+    return kind is str or (_is_literal(kind) and all(isinstance(choice, str) for choice in typing.get_args(kind)))
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
@@ -158,5 +168,5 @@ def _match(kind: Any, value: Any) -> Any:
         items = tuple(_match(typing.get_args(kind)[0], item) for item in value)
         return _NO_MATCH if _NO_MATCH in items else items
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if math.isfinite(value) else _NO_MATCH
+        return float(value) if abs(value) <= sys.float_info.max else _NO_MATCH  # neither is an infinity, or NaN
     return value if type(value) is kind else _NO_MATCH

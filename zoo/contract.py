@@ -6,6 +6,7 @@ inputs and the runtime's feeds. The module is torch-free, so describing a model 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -161,6 +162,14 @@ class Architecture:
     reference: str
     """The paper, as a reader would cite it."""
 
+    def check(self) -> None:
+        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        _check_name("architecture", self.name)
+        _check_reference("config", self.config)
+        _check_reference("model", self.model)
+        if not isinstance(self.tasks, tuple | list) or not all(isinstance(task, str) for task in self.tasks):
+            raise ValueError(f"the tasks of architecture {self.name!r} must be texts, got {self.tasks!r}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importer:
@@ -172,3 +181,19 @@ class Importer:
     """The architecture they become."""
     rules: str
     """``module:OBJECT``, a :class:`zoo.importing.Rules`."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        _check_name("model type", self.model_type)
+        _check_name("architecture", self.architecture)
+        _check_reference("rules", self.rules)
+
+
+def _check_name(kind: str, name: object) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"bad {kind} name {name!r}: use letters, digits, '-', '_' and '.'")
+
+
+def _check_reference(kind: str, reference: object) -> None:
+    if not isinstance(reference, str) or not re.fullmatch(r"[\w.]+:\w+", reference):
+        raise ValueError(f"bad {kind} {reference!r}: write module:Name")

@@ -19,7 +19,7 @@ from zoo import plugins
 from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model
 from zoo.card import model_card
 from zoo.config import Config
-from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
+from zoo.errors import ArtifactError, PluginError, UsageError, nearest
 from zoo.registry import ModelSpec, registry
 from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor
 
@@ -69,12 +69,8 @@ def build(spec: ModelSpec, *, seed: int, dtype: str) -> nn.Module:
 def construct(spec: ModelSpec) -> nn.Module:
     """Call the plugin's constructor; what it raises is a :class:`PluginError`."""
     cls = spec.model_class()
-    try:
+    with plugins.blame(spec.plugin, f"cannot build {spec.name}"):
         model = cls(spec.config)
-    except ZooError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{spec.plugin} cannot build {spec.name} ({type(error).__name__}: {error})") from error
     if not isinstance(getattr(model, "config", None), Config):
         raise PluginError(f"{spec.plugin}: {spec.architecture.model} keeps no .config")
     return model

@@ -12,8 +12,10 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from functools import cached_property
+from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -26,7 +28,7 @@ from zoo.errors import PluginError, UsageError, ZooError, nearest
 from zoo.hookspecs import ENTRY_POINT_GROUP, ZOO_API
 from zoo.presets import Preset, read_presets
 
-__all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "select"]
+__all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "blame", "clash", "select"]
 
 BUILT_IN = {"bert": "zoo_plugins.bert", "gpt": "zoo_plugins.gpt", "transformer": "zoo_plugins.transformer"}
 DISTRIBUTION = "attention-zoo"
@@ -61,7 +63,7 @@ class Selection:
         return built_in or (self.third_party and (self.only is None or name in self.only))
 
 
-@dataclass(slots=True)
+@dataclass
 class Plugin:
     """One entry point, what became of it and what it provides."""
 
@@ -76,17 +78,17 @@ class Plugin:
     importers: Sequence[Importer] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def distribution(self) -> str:
         """Name of the distribution that ships the plugin."""
-        return self.source.name if self.source else DISTRIBUTION
+        return _metadata(self.source, "name") if self.source else DISTRIBUTION
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Version of that distribution."""
         from zoo import __version__
 
-        return self.source.version if self.source else __version__
+        return _metadata(self.source, "version") if self.source else __version__
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
@@ -121,6 +123,10 @@ class Plugins:
         """Every name that some plugin provides."""
         return sorted({architecture.name for plugin in self.loaded() for architecture in plugin.architectures})
 
+    def qualified_names(self) -> set[str]:
+        """``distribution:name`` of every architecture."""
+        return {f"{plugin.distribution}:{item.name}" for plugin in self.loaded() for item in plugin.architectures}
+
     def architecture(self, name: str, where: object = None) -> tuple[Plugin, Architecture]:
         """The provider of ``name`` or of ``distribution:name``. None, or two of them, is a :class:`PluginError`."""
         owner, _, short = name.rpartition(":")
@@ -148,10 +154,15 @@ class Plugins:
 
     def importer(self, model_type: str, where: object = None) -> Importer:
         """The importer of checkpoints with this ``model_type``."""
-        found = {item.model_type: item for plugin in self.loaded() for item in plugin.importers}
-        if model_type not in found:
-            raise UsageError(f"no importer for model_type {model_type!r}", where, nearest(model_type, found))
-        return found[model_type]
+        found = [
+            (plugin, item) for plugin in self.loaded() for item in plugin.importers if item.model_type == model_type
+        ]
+        if len(found) > 1:
+            raise clash("importer", model_type, [plugin for plugin, _ in found], where)
+        if not found:
+            known = [item.model_type for plugin in self.loaded() for item in plugin.importers]
+            raise UsageError(f"no importer for model_type {model_type!r}", where, nearest(model_type, known))
+        return found[0][1]
 
     def _mark_conflicts(self) -> None:
         providers: dict[tuple[str, str], list[Plugin]] = {}
@@ -169,11 +180,59 @@ class Plugins:
                 plugin.reason = f"{kind} {name!r} is also provided by {others}"
 
 
+def clash(kind: str, name: str, owners: Sequence[Plugin], where: object = None) -> PluginError:
+    """The error of two providers of one name, and how to say which is meant."""
+    both = " and ".join(map(str, owners))
+    remedy = f"-P no:{owners[-1].name}" if kind == "importer" else f"write {owners[0].distribution}:{name}"
+    return PluginError(f"{kind} {name!r} is provided by {both}", where, remedy)
+
+
+def describe(error: BaseException) -> str:
+    """What an exception says, whatever it does when asked."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its message cannot be read"
+    return text if isinstance(error, ZooError) else f"{type(error).__name__}: {text}"
+
+
+@contextmanager
+def blame(plugin: Plugin, what: str) -> Iterator[None]:
+    """Run a plugin's code: what it prints goes to stderr, and what it raises is a :class:`PluginError` of its own."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (KeyboardInterrupt, ZooError):
+        raise
+    except BaseException as error:
+        raise PluginError(f"{plugin} {what} ({describe(error)})") from error
+
+
+def _metadata(source: Distribution, name: str) -> str:
+    """A field of an installation that may be damaged."""
+    try:
+        return str(getattr(source, name) or "unknown")
+    except Exception:
+        return "unknown"
+
+
 def _discover() -> Iterator[Plugin]:
     for name, module in BUILT_IN.items():
         yield Plugin(name, module, built_in=True)
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        yield Plugin(entry.name, entry.value, built_in=False, source=entry.dist)
+    seen = set()
+    for source in distributions():
+        try:
+            if ENTRY_POINT_GROUP not in (source.read_text("entry_points.txt") or ""):
+                continue
+            entries = [entry for entry in source.entry_points if entry.group == ENTRY_POINT_GROUP]
+        except Exception as error:
+            what = f"distribution {_metadata(source, 'name')}: its entry points cannot be read ({describe(error)})"
+            warnings.warn(what, ZooWarning, stacklevel=2)
+            continue
+        name = _metadata(source, "name")
+        if name not in seen:  # the first on the path is the one that is imported
+            yield from (Plugin(entry.name, entry.value, built_in=False, source=source) for entry in entries)
+        seen.add(name)
 
 
 def _load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
@@ -181,7 +240,7 @@ def _load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
     key = f"{plugin.distribution}:{plugin.name}:{plugin.module}"
     started = time.perf_counter()
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # a plugin that prints must not spoil a result
+        with blame(plugin, "cannot be loaded"):
             module = EntryPoint(plugin.name, plugin.module, ENTRY_POINT_GROUP).load()
             plugin.import_seconds = time.perf_counter() - started
             _check_api(module)
@@ -189,15 +248,15 @@ def _load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
             manager.check_pending()
             plugin.architectures = _collect(manager, key, "zoo_architectures", Architecture)
             plugin.importers = _collect(manager, key, "zoo_importers", Importer)
+            for item in (*plugin.architectures, *plugin.importers):
+                item.check()
             for path in _collect(manager, key, "zoo_presets", Path):
                 plugin.presets = {**plugin.presets, **read_presets(path)}
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except ZooError as error:
         plugin.architectures, plugin.importers, plugin.presets = (), (), {}
         plugin.status = "broken"
-        plugin.reason = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {error}"
-        plugin.reason = " ".join(plugin.reason.split())
+        raised = error.__cause__ if type(error) is PluginError and error.__cause__ else error
+        plugin.reason = " ".join(describe(raised).split())
         if manager.has_plugin(key):
             manager.unregister(name=key)
 

@@ -46,7 +46,7 @@ def read_presets(path: Path, label: str | None = None) -> dict[str, Preset]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read ({error.strerror})", source) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"not valid TOML ({error})", source) from error
     for key in data:
         if key not in ("schema", "models"):

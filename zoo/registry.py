@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
 from zoo.config import Config
-from zoo.contract import Architecture
+from zoo.contract import Architecture, Graph
 from zoo.cost import Cost
 from zoo.errors import PluginError, UsageError, ZooError, nearest
-from zoo.plugins import Plugin, Plugins
+from zoo.plugins import Plugin, Plugins, blame, clash
 from zoo.presets import Preset, read_presets
 
 if TYPE_CHECKING:
@@ -29,12 +29,8 @@ DEFAULT = "default"
 def load_reference(reference: str, plugin: Plugin) -> Any:
     """Import ``module:Object``. Whatever goes wrong is the plugin's fault and a :class:`PluginError`."""
     module, _, name = reference.partition(":")
-    try:
+    with blame(plugin, f"cannot load {reference}"):
         return getattr(importlib.import_module(module), name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise PluginError(f"{plugin} cannot load {reference} ({type(error).__name__}: {error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,20 @@ class ModelSpec:
     @cached_property
     def cost(self) -> Cost | None:
         """Closed-form parameters and FLOPs, when the architecture states them."""
-        return self.config.cost()
+        with blame(self.plugin, f"cannot tell the cost of {self.name}"):
+            return self.config.cost()
+
+    @cached_property
+    def task(self) -> str:
+        """What the model is for."""
+        with blame(self.plugin, f"cannot tell the task of {self.name}"):
+            return self.config.task
+
+    @cached_property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs that an export of the model holds."""
+        with blame(self.plugin, f"cannot declare the graphs of {self.name}"):
+            return tuple(self.config.graphs())
 
     def parameters(self) -> int:
         """Exact parameter count. Without a closed form the model is built on the meta device."""
@@ -109,9 +118,10 @@ class Registry:
 
     def __init__(self, loaded: Plugins) -> None:
         self.plugins = loaded
+        own = Plugin("zoo", "zoo", built_in=True, presets=read_presets(built_in_presets(), "built-in registry.toml"))
         self._providers: dict[str, list[Plugin]] = {}
-        self._layers: list[Mapping[str, Preset]] = [read_presets(built_in_presets(), "built-in registry.toml")]
-        for plugin in loaded.loaded():
+        self._layers: list[Mapping[str, Preset]] = []
+        for plugin in (own, *loaded.loaded()):
             self._layers.append(plugin.presets)
             for name in plugin.presets:
                 self._providers.setdefault(name, []).append(plugin)
@@ -130,30 +140,30 @@ class Registry:
         more than one, provides what is asked for.
         """
         owner, _, short = name.rpartition(":")
-        entries = self._chain(short, owner)
+        entries = self._chain(name)
         arch, arch_where = next(((entry.arch, entry.where) for entry in reversed(entries) if entry.arch), ("", ""))
         if not arch:
             raise UsageError("no architecture", entries[-1].where, "give it an arch or a base")
+        if owner and f"{owner}:{arch}" in self.plugins.qualified_names():
+            arch = f"{owner}:{arch}"
         plugin, architecture = self.plugins.architecture(arch, arch_where)
         cls = config_class(plugin, architecture)
         origins: dict[str, list[Origin]] = {}
-        for entry in entries:
-            for key, value in entry.config.items():
-                origins.setdefault(key, []).append(Origin(cls.check_field(key, value, entry.where), entry.where))
-        for key, value in (values or {}).items():
-            origins.setdefault(key, []).append(Origin(cls.check_field(key, value, name), "argument"))
-        for setting in settings:
-            key, separator, text = setting.partition("=")
-            if not separator:
-                raise UsageError(f"{setting!r} is not key=value", "--set")
-            origins.setdefault(key, []).append(Origin(cls.parse_setting(key, text), f"--set {setting}"))
-        where = f"{name} {' '.join(f'--set {setting}' for setting in settings)}".strip()
-        config = cls.from_dict(
-            {key: values[-1].value for key, values in origins.items()},
-            where if settings else entries[-1].where,
-        )
-        for key, value in config.to_dict().items():
-            origins.setdefault(key, [Origin(value, DEFAULT)])
+        with blame(plugin, f"cannot configure {short}"):
+            for entry in entries:
+                for key, value in entry.config.items():
+                    origins.setdefault(key, []).append(Origin(cls.check_field(key, value, entry.where), entry.where))
+            for key, value in (values or {}).items():
+                origins.setdefault(key, []).append(Origin(cls.check_field(key, value, name), "argument"))
+            for setting in settings:
+                key, separator, text = setting.partition("=")
+                if not separator:
+                    raise UsageError(f"{setting!r} is not key=value", "--set")
+                origins.setdefault(key, []).append(Origin(cls.parse_setting(key, text), f"--set {setting}"))
+            where = " ".join([name, *(f"--set {setting}" for setting in settings)]) if settings else entries[-1].where
+            config = cls.from_dict({key: given[-1].value for key, given in origins.items()}, where)
+            for key, value in config.to_dict().items():
+                origins.setdefault(key, [Origin(value, DEFAULT)])
         return ModelSpec(
             name=short,
             plugin=plugin,
@@ -164,29 +174,31 @@ class Registry:
             origins=origins,
         )
 
-    def _chain(self, name: str, owner: str = "", seen: tuple[str, ...] = ()) -> list[Preset]:
+    def _chain(self, name: str) -> list[Preset]:
         """Every entry that shapes ``name``, the weakest first: the base's chain, then each layer's own entry."""
-        if name in seen:
-            cycle = " -> ".join((*seen, name))
-            raise UsageError(f"presets inherit in a cycle ({cycle})", self._entries(name)[-1].where)
-        entries = self._entries(name, owner)
-        if not entries:
-            where = f"base of {seen[-1]}" if seen else None
-            raise UsageError(f"unknown model {name!r}", where, nearest(name, self.names()))
-        base = next((entry.base for entry in reversed(entries) if entry.base), None)
-        return [*(self._chain(base, seen=(*seen, name)) if base else []), *entries]
+        chain: list[Preset] = []
+        seen: list[str] = []
+        base: str | None = name
+        while base is not None:
+            if base in seen:
+                cycle = " -> ".join((*seen, base))
+                raise UsageError(f"presets inherit in a cycle ({cycle})", self._entries(base)[-1].where)
+            entries = self._entries(base)
+            if not entries:
+                where = f"base of {chain[0].where}" if chain else None
+                raise UsageError(f"unknown model {base!r}", where, nearest(base, self.names()))
+            chain, seen = [*entries, *chain], [*seen, base]
+            base = next((entry.base for entry in reversed(entries) if entry.base), None)
+        return chain
 
-    def _entries(self, name: str, owner: str = "") -> list[Preset]:
-        providers = self._providers.get(name, [])
+    def _entries(self, name: str) -> list[Preset]:
+        owner, _, short = name.rpartition(":")
+        providers = self._providers.get(short, [])
         if owner:
-            providers = [plugin for plugin in providers if plugin.distribution == owner]
-            return [plugin.presets[name] for plugin in providers]
+            return [plugin.presets[short] for plugin in providers if plugin.distribution == owner]
         if len(providers) > 1:
-            owners = " and ".join(map(str, providers))
-            raise PluginError(
-                f"model {name!r} is provided by {owners}", None, f"write {providers[0].distribution}:{name}"
-            )
-        return [layer[name] for layer in self._layers if name in layer]
+            raise clash("model", short, providers)
+        return [layer[short] for layer in self._layers if short in layer]
 
     def search(
         self,
@@ -205,8 +217,9 @@ class Registry:
                 continue
             try:
                 spec = self.resolve(name)
+                _ = spec.cost  # a plugin that fails here is unavailable
                 if (
-                    task in (None, spec.config.task)
+                    task in (None, spec.task)
                     and architecture in (None, spec.architecture.name)
                     and (min_parameters is None or spec.parameters() >= min_parameters)
                     and (max_parameters is None or spec.parameters() <= max_parameters)

@@ -39,30 +39,21 @@ def new_directory(target: Path, *, force: bool, replaceable: Callable[[Path], bo
     ``StorageError`` when the file system refuses.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow a link that we replace)
-    check_target(target, force=force, replaceable=replaceable)
     with storage_errors(target):
+        check_target(target, force=force, replaceable=replaceable)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _stage(target.parent, f".{target.name}{STAGE}") as stage:
-            try:
-                yield stage
-                _make_durable(stage)
-                check_target(target, force=force, replaceable=replaceable)
-                if target.is_symlink() or target.exists():
-                    _exchange(stage, target)
-                else:
-                    stage.rename(target)
-                _sync(target.parent)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise UsageError("already exists", target, "use --force to replace it") from error
-                raise
+        with _stage(target.parent, f".{target.name}{STAGE}", target) as stage:
+            yield stage
+            _make_durable(stage)
+            check_target(target, force=force, replaceable=replaceable)
+            _publish(stage, target)
 
 
 @contextmanager
 def add_to_directory(directory: Path) -> Iterator[Path]:
     """Yield an empty directory whose files are moved into ``directory`` when the block ends, all or none."""
     recover(directory)
-    with storage_errors(directory), _stage(directory, STAGE) as stage:
+    with storage_errors(directory), _stage(directory, STAGE, None) as stage:
         yield stage
         _make_durable(stage)
         with _locked(directory):
@@ -74,7 +65,8 @@ def add_to_directory(directory: Path) -> Iterator[Path]:
 
 def recover(directory: Path) -> None:
     """Finish a committed addition that a crash interrupted."""
-    if (directory / COMMIT).is_dir():
+    commit = directory / COMMIT
+    if commit.is_dir() and not commit.is_symlink():
         with storage_errors(directory), _locked(directory):
             _finish_commit(directory)
 
@@ -82,7 +74,7 @@ def recover(directory: Path) -> None:
 def _finish_commit(directory: Path) -> None:
     """Move committed files to their places; the directory is locked."""
     commit = directory / COMMIT
-    if commit.is_dir():
+    if commit.is_dir() and not commit.is_symlink():
         for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
             path.replace(directory / path.name)
         _sync(directory)
@@ -91,28 +83,33 @@ def _finish_commit(directory: Path) -> None:
 
 def check_target(target: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> None:
     """Raise :class:`UsageError` unless ``target`` is free, or may be replaced."""
-    if not (target.is_symlink() or target.exists()):
-        return
-    if not force:
-        raise UsageError("already exists", target, "use --force to replace it")
-    if target.is_symlink() or not replaceable(target):
-        raise UsageError("exists and is not a model directory", target, "choose another place with -o")
+    with storage_errors(target):
+        if not (target.is_symlink() or target.exists()):
+            return
+        if not force:
+            raise UsageError("already exists", target, "use --force to replace it")
+        if target.is_symlink() or not replaceable(target):
+            raise UsageError("exists and is not a model directory", target, "choose another place with -o")
 
 
 @contextmanager
-def _stage(parent: Path, prefix: str) -> Iterator[Path]:
+def _stage(parent: Path, prefix: str, target: Path | None) -> Iterator[Path]:
     """Yield a new directory, locked as long as its writer lives, and remove what is left under its name."""
-    with _locked(parent):  # nobody may sweep the stage between its making and its locking
-        _sweep(parent, prefix)
-        stage = parent / f"{prefix}{secrets.token_hex(4)}"
-        stage.mkdir()
-        descriptor = os.open(stage, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    stage = parent / f"{prefix}{secrets.token_hex(4)}"
+    descriptor = -1
     try:
+        with _locked(parent):  # nobody may sweep the stage between its making and its locking
+            _sweep(parent, prefix)
+            if target is not None:
+                _restore(target)
+            stage.mkdir()
+            descriptor = os.open(stage, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -157,8 +154,30 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _publish(stage: Path, target: Path) -> None:
+    """Give the stage the target's name, and the stage's to what was there. On failure nothing has changed."""
+    replaces = target.exists()
+    try:
+        if replaces:
+            _exchange(stage, target)
+        else:
+            stage.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise UsageError("already exists", target, "use --force to replace it") from error
+        raise
+    try:
+        _sync(target.parent)
+    except OSError:
+        if replaces:
+            _exchange(stage, target)
+        else:
+            target.rename(stage)
+        raise
+
+
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two directories in one step (renameat2), or in two where the system has no such call."""
+    """Swap two directories in one step (renameat2), or in three where the system has no such call."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None:
         if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
@@ -166,11 +185,27 @@ def _exchange(one: Path, other: Path) -> None:
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EINVAL):
             raise OSError(code, os.strerror(code), str(other))
-    aside = one.with_name(f"{one.name}-old")
+    aside = _aside(other)
     other.rename(aside)
     try:
         one.rename(other)
+        try:
+            aside.rename(one)
+        except OSError:
+            other.rename(one)
+            raise
     except OSError:
         aside.rename(other)
         raise
-    aside.rename(one)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.zoo-aside")
+
+
+def _restore(target: Path) -> None:
+    """Undo a swap in three steps that a crash interrupted: put the old directory back, unless the new one is there."""
+    aside = _aside(target)
+    if aside.is_dir() and not target.exists():
+        aside.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)

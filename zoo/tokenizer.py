@@ -52,8 +52,11 @@ def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None) ->
     Raises :class:`UsageError` when it has more tokens than the model's ``vocab_size``.
     """
     tokenizer = byte_tokenizer() if source == BYTES else load_tokenizer(Path(source))
-    if vocab_size is not None and tokenizer.get_vocab_size() > vocab_size:
-        raise UsageError(f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model {vocab_size}", source)
+    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if vocab_size is not None and needed > vocab_size:
+        count = tokenizer.get_vocab_size()
+        has = f"{count} tokens" if count == needed else f"token {needed - 1}"
+        raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", source)
     if source == BYTES:
         target.write_text(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False), encoding="utf-8")
     else:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from zoo.errors import ArtifactError
 
 __all__ = [
@@ -31,7 +33,6 @@ _ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-_MAX_HEADER = 100_000_000
 _MAX_JSON = 100_000_000
 
 
@@ -50,14 +51,16 @@ def plain_name(name: object) -> bool:
     """Whether ``name`` can only mean a file directly in the directory it is found in."""
     return (
         isinstance(name, str)
-        and 0 < len(name) < 256
-        and name not in (".", "..")
-        and not any(character in "/\\" or ord(character) < 32 for character in name)
+        and name not in ("", ".", "..")
+        and not any(
+            character in "/\\" or ord(character) < 32 or 0xD800 <= ord(character) < 0xE000 for character in name
+        )
+        and len(name.encode()) < 256
     )
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object without duplicate keys; anything else is an :class:`ArtifactError`."""
+def parse_json(data: bytes) -> Any:
+    """Parse UTF-8 JSON as it should be: no key twice, no NaN. Raises ``ValueError`` or ``RecursionError``."""
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -65,10 +68,18 @@ def load_json(path: Path) -> dict[str, Any]:
             raise ValueError("a key occurs twice")
         return result
 
+    def no_constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(data.decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object without duplicate keys; anything else is an :class:`ArtifactError`."""
     try:
         if path.stat().st_size > _MAX_JSON:
             raise ArtifactError("too large to be what it claims", path)
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
+        data = parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise ArtifactError("missing", path) from error
     except OSError as error:
@@ -81,26 +92,26 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file. A header that does not describe the file exactly is refused."""
+    """The tensors of one safetensors file. A header that does not describe the file exactly is refused.
+
+    The library judges the file first, by stricter rules than its offsets need.
+    """
     try:
-        with path.open("rb") as file:
+        with path.open("rb") as file, safe_open(path, framework="numpy"):
             size = os.fstat(file.fileno()).st_size
-            header_size = int.from_bytes(file.read(8), "little")
-            if size < 8 or header_size > min(size - 8, _MAX_HEADER):
-                raise ArtifactError("truncated or not a safetensors file", path)
-            header = json.loads(file.read(header_size))
+            base = 8 + int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(base - 8))
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("metadata must map names to text")
+        tensors = {name: _stored(path.name, entry, base) for name, entry in header.items()}
     except FileNotFoundError as error:
         raise ArtifactError("missing", path) from error
     except OSError as error:
-        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError("its header is not valid JSON", path) from error
-    try:
-        header.pop("__metadata__", None)
-        tensors = {name: _stored(path.name, entry, 8 + header_size) for name, entry in header.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"its header is malformed ({error})", path) from error
-    end = 8 + header_size
+        raise ArtifactError(f"cannot read ({error.strerror or error})", path) from error
+    except (SafetensorError, AttributeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"truncated, or not a safetensors file ({error})", path) from error
+    end = base
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.length)):
         if tensor.offset != end:
             raise ArtifactError("its tensors overlap or leave gaps", path)
@@ -110,14 +121,18 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _stored(file: str, entry: dict[str, Any], base: int) -> StoredTensor:
-    start, stop = entry["data_offsets"]
-    dtype, shape = entry["dtype"], tuple(entry["shape"])
-    if not all(type(value) is int and value >= 0 for value in (start, stop, *shape)):
-        raise ValueError("sizes must be whole numbers")
-    if math.prod(shape) * _ITEM_SIZES[dtype] != stop - start:
+def _stored(file: str, entry: object, base: int) -> StoredTensor:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError("a tensor has a dtype, a shape and offsets, and nothing else")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in _ITEM_SIZES or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise ValueError("malformed dtype, shape or offsets")
+    if not all(type(value) is int and 0 <= value < 2**63 for value in (*offsets, *shape)):
+        raise ValueError("sizes must be whole numbers of 63 bits")
+    start, stop = offsets
+    if math.prod(shape) * _ITEM_SIZES[dtype] != stop - start or math.prod(size or 1 for size in shape) >= 2**63:
         raise ValueError(f"shape {shape} of {dtype} does not fill bytes {start} to {stop}")
-    return StoredTensor(file, dtype, shape, base + start, stop - start)
+    return StoredTensor(file, dtype, tuple(shape), base + start, stop - start)
 
 
 def read_layout(directory: Path) -> dict[str, StoredTensor]:

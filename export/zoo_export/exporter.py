@@ -103,7 +103,7 @@ def make_graphs(stored: ModelDirectory) -> dict[str, ir.Model]:
     """Every declared graph by its file name, pointing at the weights, not yet compared with anything."""
     return {
         f"{graph.name}.onnx": link_weights(trace_graph(stored.spec, graph, stored.dtype), stored)
-        for graph in stored.spec.config.graphs()
+        for graph in stored.spec.graphs
     }
 
 
@@ -251,7 +251,7 @@ def _describe(model: ir.Model, spec: ModelSpec, graph: Graph, dtype: str) -> Non
             "zoo.architecture": spec.architecture.name,
             "zoo.plugin": f"{spec.plugin.distribution} {spec.plugin.version}",
             "zoo.dtype": dtype,
-            "zoo.task": spec.config.task,
+            "zoo.task": spec.task,
         }
     )
 

@@ -90,7 +90,7 @@ class _Comparison:
 
     def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
         self.stored, self.files, self.provider = stored, graphs, provider
-        self.graphs = stored.spec.config.graphs()
+        self.graphs = stored.spec.graphs
         self.epsilon = float(np.finfo(stored.dtype).eps)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
         self.runtimes = {level: self._runtime(optimize) for level, optimize in LEVELS.items()}

@@ -34,7 +34,7 @@ class Runner:
     @property
     def graphs(self) -> tuple[Graph, ...]:
         """In the order in which they run."""
-        return self.stored.spec.config.graphs()
+        return self.stored.spec.graphs
 
     def option(self, name: str) -> Any:
         """A configuration value, None where the architecture has no such field."""
@@ -89,13 +89,13 @@ def run_model(
     stored = ModelDirectory.open(directory)
     if EVIDENCE not in stored.files:
         raise ArtifactError("not exported yet", directory, f"zoo export {directory} --onnx")
-    task = stored.spec.config.task
+    task = stored.spec.task
     if task not in TASKS:
         raise UsageError(f"zoo run has no task {task!r}", directory, f"known: {', '.join(TASKS)}")
     batch = _encode(stored, texts, ids, tokenizer)
     sessions = {
         graph.name: open_session(directory / name, provider=provider)
-        for graph, name in zip(stored.spec.config.graphs(), stored.graph_files(), strict=True)
+        for graph, name in zip(stored.spec.graphs, stored.graph_files(), strict=True)
     }
     reader = _tokenizer(stored, tokenizer)
     runner = Runner(stored, OnnxExecutor(sessions, np.dtype(stored.dtype)), reader, max_new_tokens)
@@ -126,7 +126,7 @@ def _encode(
             "the model has no tokenizer", stored.path, "attach one with --tokenizer FILE, or give --ids 1,2,3"
         )
     batch = [tokenizer.encode(text).ids for text in texts] + [list(tokens) for tokens in ids]
-    first = stored.spec.config.graphs()[0].input_tensors()[0]
+    first = stored.spec.graphs[0].input_tensors()[0]
     longest = getattr(stored.spec.config, "max_seq_len", None)
     for number, tokens in enumerate(batch, 1):
         if not tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from zoo import __version__, plugins
-from zoo.errors import UsageError, ZooError
+from zoo.errors import StorageError, UsageError, ZooError, nearest
 
 __all__ = ["main", "run"]
 
@@ -39,7 +40,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            raise UsageError(f"No such command {cmd_name!r}", None, nearest(cmd_name, COMMANDS))
         command: click.Command = importlib.import_module(f"zoo.cli.{cmd_name}_command").command
         return command
 
@@ -81,27 +82,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.simplefilter("always", plugins.ZooWarning)
         warnings.showwarning = _show_warning
         try:
-            cli.main(args=arguments, prog_name="zoo", standalone_mode=False)
+            status = _call(arguments)
             sys.stdout.flush()
+            return status
         except ZooError as error:
             return _fail(error, str(error), error.exit_code, arguments)
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-            return 0
-        except click.exceptions.Exit as error:
-            return error.exit_code
         except click.ClickException as error:
             return _fail(error, error.format_message(), error.exit_code, arguments)
         except (click.Abort, KeyboardInterrupt):
             click.echo("interrupted", err=True)
             return 130
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; so be it
-            return 1
+        except OSError as error:
+            _discard_output()
+            if isinstance(error, BrokenPipeError):  # the reader has gone; so be it
+                return 1
+            what = f"{error.strerror or error}: {error.filename or 'output'}"
+            return _fail(error, what, StorageError.exit_code, arguments)
         except Exception as error:
             what = f"internal error: {type(error).__name__}: {error}: run again with --debug and report it"
             return _fail(error, what, 1, arguments)
+
+
+def _call(arguments: Sequence[str]) -> int:
+    try:
+        cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+    except click.exceptions.Exit as error:
+        return error.exit_code
     return 0
+
+
+def _discard_output() -> None:
+    """Let the interpreter's last flush of an output that cannot be written go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
 def _fail(error: BaseException, message: str, status: int, arguments: Sequence[str]) -> int:

@@ -40,7 +40,7 @@ def build(
 @click.command("build")
 @click.argument("name")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the initial weights.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the initial weights.")
 @click.option(
     "--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), default="float32", show_default=True,
     help="Of the weights.",

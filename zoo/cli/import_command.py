@@ -24,10 +24,10 @@ def command(source: Path, output: Path | None, dtype: str | None, force: bool, a
     facts = {
         "directory": str(target),
         "architecture": spec.architecture.name,
-        "task": spec.config.task,
+        "task": spec.task,
         "parameters": spec.parameters(),
     }
     if as_json:
         emit_json("import", facts)
     else:
-        click.echo(f"{target}: {spec.architecture.name} for {spec.config.task}, {spec.parameters():,} parameters")
+        click.echo(f"{target}: {spec.architecture.name} for {spec.task}, {spec.parameters():,} parameters")

@@ -34,7 +34,7 @@ def command(
             {
                 "name": spec.name,
                 "architecture": spec.architecture.name,
-                "task": spec.config.task,
+                "task": spec.task,
                 "parameters": spec.cost.parameters if spec.cost else None,
                 "plugin": spec.plugin.name,
                 "distribution": spec.plugin.distribution,
@@ -46,7 +46,7 @@ def command(
         rows += [{"name": name, "available": False, "reason": str(error)} for name, error in failed]
         emit_json("list", {"models": rows})
         return
-    rows_text = [(spec.name, spec.architecture.name, spec.config.task, _size(spec), spec.description) for spec in specs]
+    rows_text = [(spec.name, spec.architecture.name, spec.task, _size(spec), spec.description) for spec in specs]
     rows_text += [(name, "-", "-", "-", f"unavailable: {error}") for name, error in failed]
     columns([("NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"), *sorted(rows_text)], right=[3])
 

@@ -58,9 +58,13 @@ class _Count(click.ParamType[int]):
             return value
         scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(value[-1:].upper(), 1)
         try:
-            return int(float(value[:-1] if scale > 1 else value) * scale)
-        except (ValueError, OverflowError) as error:
-            raise UsageError(f"{value!r} is not a count", getattr(param, "name", None), "write 124M or 1.5B") from error
+            count = int(float(value[:-1] if scale > 1 else value) * scale)
+        except (ValueError, OverflowError):
+            count = 0
+        if count <= 0:
+            option = f"--{str(param.name).replace('_', '-')}" if param else None
+            raise UsageError(f"{value!r} is not a count", option, "write 124M or 1.5B")
+        return count
 
 
 COUNT = _Count()

@@ -16,7 +16,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def describe(spec: ModelSpec) -> dict[str, Any]:
     """All that is known of a model without allocating a weight."""
     parameters = spec.parameters()
-    kept = sum(graph.past.elements_per_token() for graph in spec.config.graphs() if graph.past)
+    kept = sum(graph.past.elements_per_token() for graph in spec.graphs if graph.past)
     return {
         "name": spec.name,
         "description": spec.description,
@@ -24,14 +24,14 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "reference": spec.architecture.reference,
         "plugin": spec.plugin.name,
         "distribution": spec.plugin.distribution,
-        "task": spec.config.task,
+        "task": spec.task,
         "tokenizer": spec.tokenizer,
         "config": spec.config.to_dict(),
         "parameters": parameters,
         "bytes": {dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
         "kv_cache_bytes_per_token": {dtype: kept * size for dtype, size in ITEM_BYTES.items()} if kept else None,
         "flops_per_token": spec.cost.flops if spec.cost else None,
-        "graphs": [_graph(graph) for graph in spec.config.graphs()],
+        "graphs": [_graph(graph) for graph in spec.graphs],
     }
 
 

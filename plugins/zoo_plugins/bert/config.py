@@ -50,7 +50,7 @@ class BERTConfig(Config):
     """Token to fill in."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "intermediate_size", self.intermediate_size or 4 * self.hidden_size)
+        self.default("intermediate_size", 4 * self.hidden_size)
         self.require_positive(
             "vocab_size", "type_vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads",
             "intermediate_size", "norm_eps", "num_classes",

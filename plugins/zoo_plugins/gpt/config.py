@@ -40,8 +40,8 @@ class GPTConfig(Config):
     """Token that ends a text."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
-        object.__setattr__(self, "intermediate_size", self.intermediate_size or 4 * self.hidden_size)
+        self.default("num_kv_heads", self.num_heads)
+        self.default("intermediate_size", 4 * self.hidden_size)
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads",
             "intermediate_size", "norm_eps",

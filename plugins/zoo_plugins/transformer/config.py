@@ -53,10 +53,9 @@ class TransformerConfig(Config):
         if self.head_dim is None or self.value_head_dim is None:
             self.require_positive("hidden_size", "num_heads")
             self.require_divisible("hidden_size", "num_heads")
-        for name in ("head_dim", "value_head_dim"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, self.hidden_size // self.num_heads)
-        object.__setattr__(self, "intermediate_size", self.intermediate_size or 4 * self.hidden_size)
+            self.default("head_dim", self.hidden_size // self.num_heads)
+            self.default("value_head_dim", self.hidden_size // self.num_heads)
+        self.default("intermediate_size", 4 * self.hidden_size)
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "head_dim", "value_head_dim",
             "intermediate_size", "norm_eps",
