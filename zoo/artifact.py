@@ -117,6 +117,14 @@ class ModelDirectory:
         """The ONNX files that the model's declaration calls for, in the order in which they run."""
         return [f"{graph.name}.onnx" for graph in self.spec.graphs]
 
+    def check_exported(self) -> None:
+        """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
+        if EVIDENCE not in self.files:
+            raise ArtifactError("not exported yet", self.path, f"zoo export {self.path} --onnx")
+        for name in self.graph_files():
+            if name not in self.files:
+                raise ArtifactError("not in the manifest", self.path / name, f"zoo export {self.path} --onnx --force")
+
     @property
     def dtype(self) -> str:
         """float32, float16 or bfloat16."""

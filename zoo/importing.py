@@ -81,6 +81,9 @@ class Rules:
     ignored: Sequence[str] = ()
     """Regular expressions, matched in full: tensors that hold nothing learnt."""
 
+    superseded: Sequence[tuple[str, str]] = ()
+    """Pairs of names: the first is not read where the second is present."""
+
     def rename(self, name: str) -> str | None:
         """Our name of a tensor, or None for one that is ignored."""
         if any(re.fullmatch(pattern, name) for pattern in self.ignored):
@@ -128,9 +131,10 @@ def _match(model: torch.nn.Module, checkpoint: Checkpoint, rules: Rules) -> Iter
     first = {alias: name for name, (_, aliases) in groups.items() for alias in aliases}
     found: dict[str, Tensor] = {}
     problems = []
+    unread = {name for name, by in rules.superseded if by in checkpoint.tensors}
     for name, tensor in checkpoint.tensors.items():
         ours = rules.rename(name)
-        if ours is None:
+        if ours is None or name in unread:
             continue
         if ours not in first:
             problems.append(f"unexpected {name}")

@@ -8,8 +8,10 @@ from; everything that would tie the file to one machine is stripped, so the byte
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import hashlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -157,7 +159,9 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str) -> ir.Model:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise PluginError(f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported ({cause})") from error
+        reason = str(cause).strip().partition("\n")[0]
+        what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported ({reason})"
+        raise PluginError(what) from error
     assert program is not None
     model = program.model
     _take_names(model)
@@ -270,11 +274,12 @@ def _without_collection() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's notes on its own deprecations and on packages not installed; errors still raise."""
+    """Silence what the exporter prints: deprecations, packages not installed, graphs. Errors still raise."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        nowhere = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -34,6 +34,8 @@ class Errors:
     def add(self, reference: np.ndarray[Any, Any], yardstick: np.ndarray[Any, Any], result: np.ndarray[Any, Any],
             valid: np.ndarray[Any, Any], point: Point) -> None:  # fmt: skip
         """Take one point into account: finite everywhere, close wherever the input is not padding."""
+        if result.shape != reference.shape:
+            raise ValueError(f"an output has shape {result.shape}, the model's has {reference.shape}")
         self.finite = self.finite and bool(np.isfinite(result).all())
         width = reference.shape[-1] if valid.shape[-1] == 1 else 1  # what counts or not as one: a row, or a number
         rows = np.flatnonzero(np.broadcast_to(valid, (*reference.shape[:-1], reference.shape[-1] // width)))
@@ -41,6 +43,7 @@ class Errors:
         samples = []
         for part in np.array_split(rows, -(-rows.size * width // _CHUNK) or 1) if rows.size else ():
             exact = wanted[part].astype(np.float64)
+            self.finite = self.finite and bool(np.isfinite(exact).all())
             error = np.abs(found[part] - exact)
             highest = float(np.max(error))
             if not highest <= self.runtime:  # also when it is not a number

@@ -123,11 +123,20 @@ class _Comparison:
                     provider=self.provider,
                     optimize=optimize,
                     placements=True,
-                    replace={name: weights[name] for name in pointers(file)} if weights else None,
+                    replace=self._by_place(file, weights) if weights else None,
                 )
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
         return OnnxExecutor(sessions, np.dtype(self.stored.dtype))
+
+    def _by_place(self, file: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """For each initialiser the weight that lies where it points, whatever it is called."""
+        names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
+        places = pointers(file)
+        astray = [name for name, place in places.items() if place not in names]
+        if astray:
+            raise ParityError(f"initialiser {astray[0]} points at no tensor", self.stored.path)
+        return {name: weights[names[place]] for name, place in places.items()}
 
     def sweep(self, whole_grid: bool, progress: Progress | None) -> int:
         """Compare at every point of the grid, and greedily decoded text. Returns how many points were left out."""
@@ -291,8 +300,7 @@ def verify_model(
     to the model on this machine, and ``UsageError`` when the provider does not load.
     """
     stored = ModelDirectory.open(directory)
-    if EVIDENCE not in stored.files:
-        raise ArtifactError("not exported yet", directory, f"zoo export {directory} --onnx")
+    stored.check_exported()
     digest = stored.files[EVIDENCE]["sha256"]
     graphs = {name: (directory / name).read_bytes() for name in stored.graph_files()}
     for name, data in graphs.items():

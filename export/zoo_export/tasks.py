@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.artifact import EVIDENCE, TOKENIZER, ModelDirectory
+from zoo.artifact import TOKENIZER, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError
 from zoo_export.decoding import greedy
@@ -87,8 +87,7 @@ def run_model(
         ArtifactError: the model is not exported or has been altered, or an input is empty or too long for it.
     """
     stored = ModelDirectory.open(directory)
-    if EVIDENCE not in stored.files:
-        raise ArtifactError("not exported yet", directory, f"zoo export {directory} --onnx")
+    stored.check_exported()
     task = stored.spec.task
     if task not in TASKS:
         raise UsageError(f"zoo run has no task {task!r}", directory, f"known: {', '.join(TASKS)}")

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.importing import Checkpoint, Rules, find_tokenizer
 from zoo.tokenizer import load_tokenizer
 
@@ -34,6 +34,8 @@ _TASKS = {
     "BertForPreTraining": "pretraining",
     "BertForSequenceClassification": "text-classification",
 }
+_BIASES = ("cls.predictions.bias", "cls.predictions.decoder.bias")
+"""One bias under two names where the head is tied; where it is not, only the second is added."""
 _ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
@@ -52,6 +54,9 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     values |= _sentence_encoder(checkpoint) or {"task": _task(checkpoint, names)}
     if values["task"] in ("fill-mask", "pretraining"):
         values["tie_embeddings"] = hub.get("tie_word_embeddings", True)
+        biases = [checkpoint.tensors[name] for name in _BIASES if name in names]
+        if values["tie_embeddings"] and len(biases) > 1 and not biases[0].equal(biases[1]):
+            raise ArtifactError(f"{' and '.join(_BIASES)} differ, though the head is tied", checkpoint.path)
         values["mask_token_id"] = _mask_token(checkpoint)
     if values["task"] == "text-classification":
         values["num_classes"] = len(hub["id2label"]) if "id2label" in hub else hub.get("num_labels", 2)
@@ -100,7 +105,8 @@ def _mask_token(checkpoint: Checkpoint) -> int | None:
 
 RULES = Rules(
     config=_config,
-    ignored=(r".*position_ids", r"cls\.predictions\.decoder\.bias"),
+    ignored=(r".*position_ids",),
+    superseded=(_BIASES,),
     names=(
         (r"^bert\.", ""),
         (r"LayerNorm\.gamma$", "LayerNorm.weight"),
@@ -118,7 +124,7 @@ RULES = Rules(
         (r"^cls\.predictions\.transform\.dense\.", "masked_lm.dense."),
         (r"^cls\.predictions\.transform\.LayerNorm\.", "masked_lm.norm."),
         (r"^cls\.predictions\.bias$", "masked_lm.decoder.bias"),
-        (r"^cls\.predictions\.decoder\.weight$", "masked_lm.decoder.weight"),
+        (r"^cls\.predictions\.decoder\.", "masked_lm.decoder."),
         (r"^cls\.seq_relationship\.", "next_sentence."),
     ),
 )

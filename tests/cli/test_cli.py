@@ -1,0 +1,392 @@
+"""The command line: one line and the right status for every bad input, and results that other programs can read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from zoo import ZooError, __version__
+from zoo.cli import COMMANDS, list_command
+from zoo.registry import user_presets
+
+MAIN = "from zoo.cli import run; run()"  # as the console script does
+
+
+def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run ``zoo`` in a process of its own."""
+    return subprocess.run([sys.executable, "-c", MAIN, *arguments], text=True, check=False, **options)
+
+
+# What a user may type by mistake: the arguments, the status, and what the one line must say.
+BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
+    "unknown model": (["show", "gpt-smal"], 2, ("unknown model 'gpt-smal'", "did you mean 'gpt-small'")),
+    "unknown model to explain": (["why", "bert-bse", "--json"], 2, ("did you mean 'bert-base'",)),
+    "unknown model to build": (["build", "gpt-smal", "--json"], 2, ("did you mean 'gpt-small'",)),
+    "unknown model to export": (["export", "gpt-smal", "--onnx"], 2, ("did you mean 'gpt-small'",)),
+    "unknown distribution": (["show", "nobody:gpt-small"], 2, ("nobody",)),
+    "unknown key": (["build", "gpt-tiny", "--set", "hiden_size=8"], 2, ("'hiden_size'", "did you mean 'hidden_size'?")),
+    "no value": (["build", "gpt-tiny", "--set", "hidden_size"], 2, ("'hidden_size' is not key=value",)),
+    "text for a number": (["build", "gpt-tiny", "--set", "num_layers=two"], 2, ("num_layers must be int, got 'two'",)),
+    "fraction for a number": (["build", "gpt-tiny", "--set", "num_layers=1.5"], 2, ("num_layers must be int, got",)),
+    "flag for a number": (["build", "gpt-tiny", "--set", "num_layers=true"], 2, ("num_layers must be int, got",)),
+    "not a number": (["build", "gpt-tiny", "--set", "norm_eps=nan"], 2, ("norm_eps must be float, got",)),
+    "unknown choice": (["build", "gpt-tiny", "--set", "activation=tanh"], 2, ("'gelu', 'gelu_tanh', 'relu', 'silu'",)),
+    "indivisible heads": (["build", "gpt-tiny", "--set", "num_heads=7"], 2, ("hidden_size 64", "num_heads 7")),
+    "no layers": (["build", "gpt-tiny", "--set", "num_layers=0"], 2, ("num_layers must be positive, got 0",)),
+    "negative width": (["build", "bert-tiny", "--set", "hidden_size=-64"], 2, ("must be positive, got -64",)),
+    "no tokens": (["build", "transformer-tiny", "--set", "vocab_size=0"], 2, ("must be positive, got 0",)),
+    "no key-value heads": (["build", "gpt-tiny", "--set", "num_kv_heads=0"], 2, ("num_kv_heads", "positive, got 0")),
+    "shards of nothing": (["build", "gpt-tiny", "--max-shard-size", "0"], 2, ("max-shard-size", "0")),
+    "negative shards": (["build", "gpt-tiny", "--max-shard-size", "-5"], 2, ("max-shard-size", "-5")),
+    "negative seed": (["build", "gpt-tiny", "--seed", "-1"], 2, ("--seed", "-1")),
+    "vast seed": (["build", "gpt-tiny", "--seed", str(2**64)], 2, ("--seed", str(2**64))),
+    "text as seed": (["build", "gpt-tiny", "--seed", "one"], 2, ("--seed", "'one'")),
+    "unknown dtype": (["build", "gpt-tiny", "--dtype", "int8"], 2, ("--dtype", "'int8'", "'bfloat16'")),
+    "small vocabulary": (
+        ["build", "gpt-tiny", "--set", "vocab_size=100"],
+        2,
+        ("the tokenizer has 260 tokens, the model 100",),
+    ),
+    "absent tokenizer": (["build", "gpt-tiny", "--tokenizer", "absent.json"], 3, ("no such tokenizer: absent.json",)),
+    "broken tokenizer": (["build", "gpt-tiny", "--tokenizer", "file"], 3, ("not a tokenizer.json (", "file")),
+    "existing directory": (["build", "gpt-tiny", "-o", "folder"], 2, ("already exists", "use --force to replace it")),
+    "existing file": (["build", "gpt-tiny", "-o", "file"], 2, ("already exists", "file", "use --force")),
+    "not a model": (["build", "gpt-tiny", "-o", "folder", "--force"], 2, ("not a model directory", "folder")),
+    "file to replace": (["build", "gpt-tiny", "-o", "file", "--force"], 2, ("not a model directory", "file")),
+    "below a file": (["build", "gpt-tiny", "-o", "file/model"], 6, ("cannot write (", "file/model")),
+    "read-only system": (["build", "gpt-tiny", "-o", "/proc/model"], 6, ("cannot write (", "/proc/model")),
+    "long name": (["build", "gpt-tiny", "-o", "x" * 300], 6, ("cannot write (File name too long)",)),
+    "no model to export": (["export", "folder", "--onnx", "-o", "new"], 3, ("no manifest.json", "folder", "zoo build")),
+    "file to export": (["export", "file", "--onnx"], 3, ("not a directory: file",)),
+    "absent directory to export": (["export", "./absent", "--onnx"], 3, ("no such directory: ./absent",)),
+    "no format": (["export", "gpt-tiny"], 2, ("add --onnx",)),
+    "text as parameter count": (["list", "--min-params", "many"], 2, ("'many' is not a count", "write 124M or 1.5B")),
+    "no number as count": (["list", "--max-params", "nan"], 2, ("'nan' is not a count",)),
+    "infinite count": (["list", "--max-params", "inf"], 2, ("'inf' is not a count",)),
+    "unknown command": (["lsit"], 2, ("No such command 'lsit'", "list")),
+    "unknown subcommand": (["plugins", "lsit"], 2, ("No such command 'lsit'", "list")),
+    "unknown option": (["list", "--jsn"], 2, ("--jsn", "--json")),
+    "missing argument": (["show"], 2, ("NAME",)),
+    "argument too many": (["show", "gpt-tiny", "gpt-small"], 2, ("gpt-small",)),
+    "unknown plugin": (["-P", "no:gtp", "list"], 2, ("no plugin 'gtp'", "did you mean 'gpt'?")),
+    "plugin switched off": (["-P", "no:gpt", "build", "gpt-tiny"], 5, ("architecture 'gpt'", "disabled: gpt")),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_changes_nothing(case: str, zoo, snapshot) -> None:
+    """The status of its class, and nothing on standard output."""
+    Path("folder").mkdir()
+    Path("folder/notes.txt").write_text("mine")
+    Path("file").write_text("mine")
+    before = snapshot()
+    arguments, status, fragments = BAD_INPUT[case]
+    zoo(*arguments).failed(status, *fragments)
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("models = ", ("not valid TOML (", "registry.toml")),
+        ("[models.mine]\nbase = 'mine'", ("presets inherit in a cycle (mine -> mine)", "registry.toml [models.mine]")),
+        ("[models.mine]\nbase = 'gpt-tiny'\nconfig = { num_heads = 7 }", ("num_heads 7", "toml [models.mine]")),
+        ("[models.mine]\nbase = 'gpt-tiny'\nconfig = { n_head = 2 }", ("'n_head'", "'num_heads'", "[models.mine]")),
+        ("[models.mine]\nbsae = 'gpt-tiny'", ("unknown key 'bsae'", "did you mean 'base'", "[models.mine]")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("action", ["show", "why", "build"])
+def test_bad_preset_is_one_line_that_names_the_file(
+    action: str, text: str, fragments: tuple[str, ...], zoo, snapshot
+) -> None:
+    """Broken TOML, a cycle, and values that are wrong."""
+    user_presets().parent.mkdir(parents=True)
+    user_presets().write_text(f"schema = 1\n{text}")
+    zoo(action, "mine").failed(2, *fragments)
+    assert snapshot() == {}
+
+
+def test_existing_model_is_kept_without_force(copy_of, zoo, snapshot) -> None:
+    """And replaced with it."""
+    copy_of("gpt-tiny")
+    before = snapshot()
+    zoo("build", "gpt-tiny", "--seed", 1).failed(2, "already exists: gpt-tiny: use --force to replace it")
+    assert snapshot() == before
+    assert zoo("build", "gpt-tiny", "--seed", 1, "--force").status == 0
+    after = snapshot()
+    assert after.keys() == before.keys()
+    assert after["gpt-tiny/model.safetensors"] != before["gpt-tiny/model.safetensors"]
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        flip,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-3]),
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    ],
+    ids=["missing", "flipped", "empty", "truncated", "extended"],
+)
+def test_damaged_model_is_one_line_that_names_the_file(
+    damage: Callable[[Path], object], name: str, copy_of, zoo, snapshot
+) -> None:
+    """And no copy of it is begun."""
+    model = copy_of("gpt-tiny")
+    damage(model / name)
+    before = snapshot()
+    zoo("export", model, "--onnx", "-o", "copy").failed(3, str(model))
+    assert snapshot() == before
+
+
+def test_unexpected_error_is_one_line_and_a_traceback_only_on_request(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of zoo's own is not the user's to decipher."""
+
+    def broken() -> None:
+        raise RuntimeError("first\nsecond")
+
+    monkeypatch.setattr(list_command, "registry", broken)
+    done = zoo("list")
+    message = "error: internal error: RuntimeError: first second: run again with --debug and report it\n"
+    assert (done.status, done.out, done.err) == (1, "", message)
+    done = zoo("--debug", "list")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("Traceback (most recent call last):\n")
+    assert done.err.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        (("what",), "what"),
+        (("what", "where", "do this"), "what: where: do this"),
+        (("what", None, "do this"), "what: do this"),
+        (("first\nsecond", Path("a\n b"), "do\tthis "), "first second: a b: do this"),
+    ],
+)
+def test_error_is_one_line_by_construction(parts: tuple[object, ...], line: str) -> None:
+    """Whatever a file's name or another library's message holds."""
+    assert str(ZooError(*parts)) == line
+
+
+def test_error_of_the_user_has_a_traceback_on_request(zoo) -> None:
+    """For whoever writes a plugin."""
+    done = zoo("--debug", "show", "gpt-smal")
+    assert done.status == 2
+    assert "Traceback" in done.err
+    assert "Traceback" not in zoo("show", "gpt-smal").err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(arguments: list[str], zoo) -> None:
+    """On standard output."""
+    done = zoo(*arguments)
+    assert (done.status, done.err) == (0, "")
+    for name, text in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, zoo) -> None:
+    """Its usage, and what it does."""
+    done = zoo(name, "--help")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: zoo {name} ")
+
+
+def test_version(zoo) -> None:
+    """As the package says."""
+    assert zoo("--version").out == f"zoo, version {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema"),
+    [
+        (["list"], "zoo.list/1"),
+        (["list", "nothing-*"], "zoo.list/1"),
+        (["show", "gpt-tiny"], "zoo.show/1"),
+        (["show", "transformer-base", "--set", "dropout=0"], "zoo.show/1"),
+        (["why", "gpt-medium"], "zoo.why/1"),
+        (["plugins", "list"], "zoo.plugins.list/1"),
+        (["build", "bert-tiny"], "zoo.build/1"),
+    ],
+)
+def test_json_is_the_result_and_names_its_form(arguments: list[str], schema: str, zoo) -> None:
+    """Standard output is one JSON object, standard error is empty."""
+    done = zoo(*arguments, "--json")
+    assert (done.status, done.err) == (0, "")
+    assert done.json["schema"] == schema
+
+
+def test_build_reports_what_it_made(zoo) -> None:
+    """For people and for programs."""
+    done = zoo("build", "gpt-tiny", "-o", "some/where", "--dtype", "bfloat16", "--json")
+    size = Path("some/where/model.safetensors").stat().st_size
+    assert done.json == {
+        "schema": "zoo.build/1",
+        "directory": "some/where",
+        "parameters": 124_928,
+        "weight_bytes": size,
+    }
+    assert 2 * 124_928 < size < 2 * 124_928 + 10_000
+    assert zoo("build", "gpt-tiny").out == "gpt-tiny: 124,928 parameters, 503.0 kB\n"
+
+
+def test_build_in_shards(zoo) -> None:
+    """A size may have a unit."""
+    assert zoo("build", "gpt-tiny", "--max-shard-size", "0.1M", "--json").status == 0
+    assert len(list(Path("gpt-tiny").glob("model-*-of-*.safetensors"))) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], lambda model: True),
+        (["gpt-*"], lambda model: fnmatchcase(model["name"], "gpt-*")),
+        (["*-[bl]a*"], lambda model: fnmatchcase(model["name"], "*-[bl]a*")),
+        (["--task", "sentence-embedding"], lambda model: model["task"] == "sentence-embedding"),
+        (["--arch", "bert"], lambda model: model["architecture"] == "bert"),
+        (["--min-params", "100M"], lambda model: model["parameters"] >= 10**8),
+        (["--max-params", "100m"], lambda model: model["parameters"] <= 10**8),
+        (["--min-params", "0.1B", "--max-params", "400000K"], lambda model: 10**8 <= model["parameters"] <= 4 * 10**8),
+        (["--min-params", "124439808", "--max-params", "124439808"], lambda model: model["name"] == "gpt-small"),
+        (["bert-*", "--max-params", "1M"], lambda model: model["name"] == "bert-tiny"),
+        (["--min-params", "0.1T"], lambda model: model["name"] == "gpt3-175b"),
+        (["--task", "nothing"], lambda model: False),
+    ],
+)
+def test_list_filters(arguments: list[str], wanted: Callable[[dict[str, object]], bool], zoo) -> None:
+    """Every filter must hold, in both forms of the output."""
+    everything = zoo("list", "--json").json["models"]
+    expected = [model for model in everything if wanted(model)]
+    assert zoo("list", *arguments, "--json").json["models"] == expected
+    header, *rows = zoo("list", *arguments).out.splitlines()
+    assert header.split() == ["NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"]
+    assert [row.split()[0] for row in rows] == [model["name"] for model in expected]
+
+
+def test_list_holds_the_promised_presets(zoo) -> None:
+    """All available, each with its architecture, task and exact size."""
+    models = {model["name"]: model for model in zoo("list", "--json").json["models"]}
+    assert models.keys() >= {
+        *(f"gpt-{size}" for size in ("tiny", "small", "medium", "large", "xl")), "gpt3-175b",
+        "bert-tiny", "bert-base", "bert-large", "minilm-l6",
+        "transformer-tiny", "transformer-base", "transformer-big",
+    }  # fmt: skip
+    assert all(model["available"] for model in models.values())
+    assert models["gpt-small"] == {
+        "name": "gpt-small",
+        "architecture": "gpt",
+        "task": "text-generation",
+        "parameters": 124_439_808,
+        "plugin": "gpt",
+        "distribution": "attention-zoo",
+        "description": "GPT-2 small, 124M",
+        "available": True,
+    }
+
+
+def test_show_gpt3(zoo) -> None:
+    """Figures by hand, from the shape: 96 layers of 12288, 2048 positions, 50257 tokens."""
+    facts = zoo("show", "gpt3-175b", "--json").json
+    layers, hidden, context, vocabulary = 96, 12288, 2048, 50257
+    assert facts["parameters"] == 174_604_259_328
+    assert facts["bytes"] == {
+        "float32": 4 * 174_604_259_328,
+        "float16": 2 * 174_604_259_328,
+        "bfloat16": 2 * 174_604_259_328,
+    }
+    kept = layers * 2 * hidden
+    assert facts["kv_cache_bytes_per_token"] == {"float32": 4 * kept, "float16": 2 * kept, "bfloat16": 2 * kept}
+    weights = layers * (4 * hidden**2 + 2 * hidden * 4 * hidden) + vocabulary * hidden
+    assert facts["flops_per_token"] == 2 * weights + layers * 2 * (2 * context * hidden)
+    assert "174,604,259,328" in zoo("show", "gpt3-175b").out
+
+
+def test_show_graphs(zoo) -> None:
+    """Names in the order of the exported signature, with named dimensions."""
+    (graph,) = zoo("show", "gpt-tiny", "--json").json["graphs"]
+    past = [f"{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
+    assert list(graph["inputs"]) == ["input_ids", "attention_mask", *(f"past_key_values.{name}" for name in past)]
+    assert list(graph["outputs"]) == ["logits", *(f"present.{name}" for name in past)]
+    assert graph["inputs"]["input_ids"] == ["batch", "sequence"]
+    assert graph["inputs"]["past_key_values.1.value"] == ["batch", 4, "past_sequence", 16]
+    assert graph["outputs"]["present.1.value"] == ["batch", 4, "past_sequence + sequence", 16]
+    encoder, decoder = zoo("show", "transformer-tiny", "--json").json["graphs"]
+    assert (encoder["name"], decoder["name"]) == ("encoder", "decoder")
+    assert zoo("show", "bert-tiny", "--json").json["kv_cache_bytes_per_token"] is None
+
+
+def test_settings_change_what_is_shown_and_built(zoo) -> None:
+    """The same values by both commands."""
+    options = ["--set", "num_layers=1", "--set", "num_kv_heads=2"]
+    shown = zoo("show", "gpt-tiny", *options, "--json").json
+    assert (shown["config"]["num_layers"], shown["config"]["num_kv_heads"]) == (1, 2)
+    assert zoo("build", "gpt-tiny", *options, "--json").json["parameters"] == shown["parameters"] < 124_928
+
+
+CHECK = """
+import sys
+from zoo.cli import main
+status = main(sys.argv[1:])
+loaded = {"torch", "onnx", "onnxruntime", "onnxscript", "numpy"} & set(sys.modules)
+sys.exit(f"status {status}, loaded {loaded}" if status or loaded else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["list"],
+        ["list", "--json", "--min-params", "1B"],
+        ["show", "gpt3-175b"],
+        ["plugins", "list"],
+        ["why", "gpt-medium"],
+        ["build", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_describing_loads_nothing_that_computes(arguments: list[str]) -> None:
+    """Neither torch nor onnx, onnxruntime or numpy."""
+    done = subprocess.run([sys.executable, "-c", CHECK, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_reader_that_has_gone_is_no_error_to_print() -> None:
+    """As in ``zoo list | head -0``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = command("list", stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["list"], ["show", "gpt-tiny", "--json"], ["--help"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_a_storage_error(arguments: list[str]) -> None:
+    """As in ``zoo list > file`` on a full disk."""
+    with Path("/dev/full").open("w") as full:
+        done = command(*arguments, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 6
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1

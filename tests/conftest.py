@@ -1,0 +1,216 @@
+"""What every test shares: isolation from the user's files, the command in process, small models, stray plugins."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import importlib
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zoo import cli, plugins
+
+# The functions through which every change to the disk goes.
+CALLS = {
+    "fsync": (os, "fsync"),
+    "rename": (Path, "rename"),
+    "replace": (Path, "replace"),
+    "os.open": (os, "open"),
+    "Path.open": (Path, "open"),
+    "mkdir": (Path, "mkdir"),
+    "unlink": (os, "unlink"),
+    "rmdir": (os, "rmdir"),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be JSON and nothing else."""
+        return json.loads(self.out)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The lines on standard error, each of which must be a warning."""
+        lines = self.err.splitlines()
+        assert all(line.startswith("warning: ") for line in lines), self.err
+        return lines
+
+    def failed(self, status: int, *fragments: str) -> str:
+        """Assert a failure: this status, one error line that holds every fragment, nothing on standard output."""
+        assert (self.status, self.out) == (status, ""), f"{self.status}\n{self.out}\n{self.err}"
+        assert self.err.startswith("error: "), self.err
+        assert self.err.endswith("\n"), self.err
+        assert self.err.count("\n") == 1, self.err
+        assert "internal error" not in self.err
+        for fragment in fragments:
+            assert fragment in self.err
+        return self.err
+
+
+@contextlib.contextmanager
+def nth_call(name: str, number: int, action: Callable[[], None]) -> Iterator[list[str]]:
+    """Run ``action`` instead of, or before, the Nth call of a function. Yields the calls so far."""
+    calls: list[str] = []
+    owner, attribute = CALLS[name]
+    original = getattr(owner, attribute)
+
+    def counted(*arguments: object, **options: object) -> object:
+        if _changes_the_disk(name, arguments, options):
+            calls.append(name)
+            if len(calls) == number:
+                action()
+        return original(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, attribute, counted)
+        yield calls
+
+
+def _changes_the_disk(name: str, arguments: tuple[object, ...], options: Mapping[str, object]) -> bool:
+    """Reading does not, and shutil.rmtree, which gives dir_fd, may fail to clean up."""
+    if name == "Path.open":
+        return not {"w", "x", "a", "+"}.isdisjoint(str(options.get("mode", (*arguments, "r")[1])))
+    return not (name == "os.open" and "dir_fd" in options)
+
+
+def full() -> None:
+    """The disk is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture(autouse=True)
+def isolated(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Every test starts in an empty directory, without the user's presets and choice of plugins."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user")))
+    monkeypatch.delenv("ZOO_PLUGINS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    plugins.select(plugins.Selection())
+    yield
+    plugins.select(plugins.Selection())
+
+
+@pytest.fixture
+def zoo(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run ``zoo`` with the given arguments in this process."""
+
+    def run(*arguments: object) -> Result:
+        capsys.readouterr()
+        status = cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Build a preset with these options, once a session. Whoever changes the result takes a copy."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def build(name: str, *options: str) -> Path:
+        if (name, *options) not in made:
+            folder = tmp_path_factory.mktemp("built")
+            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+                patch.setenv("XDG_CONFIG_HOME", str(folder / "user"))
+                patch.delenv("ZOO_PLUGINS", raising=False)
+                patch.chdir(folder)
+                assert cli.main(["build", name, "-o", str(folder / name), *options]) == 0
+            plugins.select(plugins.Selection())
+            made[name, *options] = folder / name
+        return made[name, *options]
+
+    return build
+
+
+@pytest.fixture
+def copy_of(built: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a built model, in the current directory, to be changed."""
+
+    def copy(name: str, *options: str) -> Path:
+        return Path(shutil.copytree(built(name, *options), tmp_path / name))
+
+    return copy
+
+
+@pytest.fixture
+def seal() -> Callable[[Path], None]:
+    """Write a model's manifest anew, as somebody would who wants a change to look genuine."""
+
+    def write(model: Path) -> None:
+        files = {
+            path.name: {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
+            for path in sorted(model.iterdir())
+            if path.is_file() and path.name != "manifest.json"
+        }
+        (model / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}))
+
+    return write
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Callable[[], dict[str, bytes | None]]:
+    """Every path below the current directory with its content, to be compared before and after."""
+
+    def take() -> dict[str, bytes | None]:
+        return {
+            str(path.relative_to(tmp_path)): path.read_bytes() if path.is_file() else None
+            for path in tmp_path.rglob("*")
+        }
+
+    return take
+
+
+@pytest.fixture
+def install(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Put a distribution with one plugin on the path: its metadata, its module and what lies beside it.
+
+    The module is named as the distribution, with underscores; ``{module}`` in its files becomes that name.
+    """
+    modules: set[str] = set()
+
+    def make(
+        distribution: str,
+        code: str | None,
+        *,
+        version: str = "1.0",
+        plugin: str | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> Path:
+        module = distribution.replace("-", "_")
+        folder = tmp_path_factory.mktemp(module)
+        info = folder / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[zoo.plugins]\n{plugin or distribution} = {module}\n")
+        for name, text in {f"{module}.py": code, **(files or {})}.items():
+            if text is not None:
+                (folder / name.replace("{module}", module)).write_text(text.replace("{module}", module))
+        modules.add(module)
+        monkeypatch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        plugins.select(plugins.Selection())
+        return folder
+
+    yield make
+    for name in [name for name in sys.modules if any(name.startswith(module) for module in modules)]:
+        del sys.modules[name]

@@ -1,0 +1,632 @@
+"""The gate must bite: every seeded fault is caught and named, and an honest graph passes whatever the weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+from zoo_export.decoding import greedy_agreement
+from zoo_export.grid import Point, make_grid
+from zoo_export.metrics import Distribution, Errors
+from zoo_export.parity import Report, compare
+from zoo_export.reference import TorchExecutor
+
+import zoo
+from zoo.artifact import ModelDirectory
+from zoo.errors import ParityError
+
+Graph = onnx.GraphProto
+Edit = Callable[[Graph], None]
+Exported = Callable[..., Path]
+Noisy = Callable[..., tuple[ModelDirectory, dict[str, bytes]]]
+
+
+def find(graph: Graph, op: str, module: str | None = None, reads: str = "") -> list[onnx.NodeProto]:
+    """The nodes of one operator, in one module, with an input of that name."""
+    found = [
+        node
+        for node in graph.node
+        if node.op_type == op
+        and module in (None, "".join(entry.value for entry in node.metadata_props if entry.key == "zoo.module"))
+        and any(name.startswith(reads) for name in node.input)
+    ]
+    assert found, f"no {op} in {module!r}"
+    return found
+
+
+def attribute(op: str, module: str | None = None, reads: str = "", **values: Any) -> Edit:
+    """Give nodes other attributes."""
+
+    def edit(graph: Graph) -> None:
+        for node in find(graph, op, module, reads):
+            kept = [item for item in node.attribute if item.name not in values]
+            del node.attribute[:]
+            node.attribute.extend([*kept, *(helper.make_attribute(key, value) for key, value in values.items())])
+
+    return edit
+
+
+def operator(old: str, new: str, module: str | None = None) -> Edit:
+    """Make nodes compute something else."""
+
+    def edit(graph: Graph) -> None:
+        for node in find(graph, old, module):
+            node.op_type = new
+
+    return edit
+
+
+def inputs(op: str, module: str, order: tuple[int, ...], reads: str = "") -> Edit:
+    """Choose and order the inputs of nodes anew."""
+
+    def edit(graph: Graph) -> None:
+        for node in find(graph, op, module, reads):
+            chosen = [node.input[place] for place in order]
+            del node.input[:]
+            node.input.extend(chosen)
+
+    return edit
+
+
+def shifted(op: str, module: str, place: int, *steps: tuple[str, int], reads: str = "") -> Edit:
+    """Change an input of one node by integer operations, such as adding 1."""
+
+    def edit(graph: Graph) -> None:
+        (node,) = find(graph, op, module, reads)
+        name, made = node.input[place], []
+        for number, (step, amount) in enumerate(steps):
+            made.append(helper.make_node("Constant", [], [f"amount_{number}"], value_int=amount))
+            made.append(helper.make_node(step, [name, f"amount_{number}"], [f"shifted_{number}"]))
+            name = f"shifted_{number}"
+        where = list(graph.node).index(node)
+        node.input[place] = name
+        for new in reversed(made):
+            graph.node.insert(where, new)
+
+    return edit
+
+
+def weights(**changes: str) -> Edit:
+    """Let initialisers point where others do; ``__`` stands for a dot."""
+
+    def edit(graph: Graph) -> None:
+        places = {item.name: (list(item.dims), list(item.external_data)) for item in graph.initializer}
+        for name, other in ((key.replace("__", "."), value) for key, value in changes.items()):
+            (target,) = (item for item in graph.initializer if item.name == name)
+            assert places[name][0] == places[other][0]
+            del target.external_data[:]
+            target.external_data.extend(places[other][1])
+
+    return edit
+
+
+def skip_the_attention(graph: Graph) -> None:
+    """The second residual connection starts where the first one did."""
+    first, second = find(graph, "Add", "blocks.1")
+    second.input[0] = first.input[0]
+
+
+def read_another_layer(graph: Graph) -> None:
+    """Cross-attention to the keys of the other block."""
+    (node,) = find(graph, "Attention", "decoder.0.cross")
+    node.input[1] = "cross_key_values.1.key"
+
+
+def flatten_the_batch(graph: Graph) -> None:
+    """An output of another shape that holds the same numbers in the same order."""
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                if name == "last_hidden_state":
+                    names[place] = "in_order"
+    graph.node.append(helper.make_node("Constant", [], ["flat"], value_ints=[1, -1, 64]))
+    graph.node.append(helper.make_node("Reshape", ["in_order", "flat"], ["last_hidden_state"]))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong graph of a preset, and the module where it goes wrong."""
+
+    model: str
+    file: str
+    edit: Edit
+    begins: str | None = None
+
+
+def cases(faults: Mapping[str, Fault]) -> list[Any]:
+    """Test parameters; the variations are slow only because they are many."""
+    return [
+        pytest.param(fault, id=name, marks=pytest.mark.slow if name in VARIATIONS else ())
+        for name, fault in faults.items()
+    ]
+
+
+GPT, BERT, SEQ2SEQ = "gpt-tiny", "bert-tiny", "transformer-tiny"
+MODEL, ENCODER, DECODER = "model.onnx", "encoder.onnx", "decoder.onnx"
+
+FAULTS = {
+    "query and key weights swapped": Fault(
+        GPT,
+        MODEL,
+        weights(
+            blocks__0__attention__query__weight="blocks.0.attention.key.weight",
+            blocks__0__attention__key__weight="blocks.0.attention.query.weight",
+        ),
+        "blocks.0.attention.key (Linear)",
+    ),
+    "norm weight of another block": Fault(
+        GPT, MODEL, weights(blocks__1__norm_1__weight="blocks.0.norm_1.weight"), "blocks.1.norm_1 (LayerNorm)"
+    ),
+    "bias of another block": Fault(
+        GPT, MODEL, weights(blocks__1__mlp__down__bias="blocks.0.mlp.down.bias"), "blocks.1.mlp.down (Linear)"
+    ),
+    "epsilon 1e-12 for 1e-5": Fault(
+        GPT, MODEL, attribute("LayerNormalization", epsilon=1e-12), "blocks.0.norm_1 (LayerNorm)"
+    ),
+    "epsilon 1e-12 for 1e-5 in the last norm": Fault(
+        GPT, MODEL, attribute("LayerNormalization", "norm", epsilon=1e-12), "norm (LayerNorm)"
+    ),
+    "epsilon 1e-3 for 1e-5 in one norm": Fault(
+        GPT, MODEL, attribute("LayerNormalization", "blocks.1.norm_2", epsilon=1e-3), "blocks.1.norm_2 (LayerNorm)"
+    ),
+    "gelu exact for tanh": Fault(
+        GPT, MODEL, attribute("Gelu", "blocks.1.mlp", approximate="none"), "blocks.1.mlp.down (Linear)"
+    ),
+    "causal mask without the diagonal": Fault(
+        GPT, MODEL, operator("LessOrEqual", "Less"), "blocks.0.attention.output (Linear)"
+    ),
+    "causal mask turned round": Fault(
+        GPT, MODEL, operator("LessOrEqual", "GreaterOrEqual"), "blocks.0.attention.output (Linear)"
+    ),
+    "padding ignored": Fault(GPT, MODEL, inputs("And", "", (0, 0)), "blocks.0.attention.output (Linear)"),
+    "value without its bias": Fault(
+        GPT, MODEL, inputs("Gemm", "blocks.0.attention.value", (0, 1)), "blocks.0.attention.value (Linear)"
+    ),
+    "key without its bias": Fault(
+        GPT, MODEL, inputs("Gemm", "blocks.1.attention.key", (0, 1)), "blocks.1.attention.key (Linear)"
+    ),
+    "mlp without its bias": Fault(
+        GPT, MODEL, inputs("Gemm", "blocks.1.mlp.down", (0, 1)), "blocks.1.mlp.down (Linear)"
+    ),
+    "positions off by one": Fault(
+        GPT,
+        MODEL,
+        shifted("Gather", "position_embedding", 1, ("Add", 1), ("Min", 31)),
+        "position_embedding (Embedding)",
+    ),
+    "scale 1/8 for 1/4": Fault(
+        GPT, MODEL, attribute("Attention", "blocks.1.attention", scale=0.125), "blocks.1.attention.output (Linear)"
+    ),
+    "heads not merged": Fault(
+        GPT,
+        MODEL,
+        attribute("Transpose", "blocks.0.attention", "scaled_dot_product", perm=[0, 1, 2, 3]),
+        "blocks.0.attention.output (Linear)",
+    ),
+    "heads interleaved": Fault(
+        GPT,
+        MODEL,
+        attribute("Transpose", "blocks.0.attention", "scaled_dot_product", perm=[0, 2, 3, 1]),
+        "blocks.0.attention.output (Linear)",
+    ),
+    "new keys before the past": Fault(
+        GPT,
+        MODEL,
+        inputs("Concat", "blocks.0.attention", (1, 0), "past_key_values.0.key"),
+        "blocks.0.attention.output (Linear)",
+    ),
+    "new values before the past": Fault(
+        GPT,
+        MODEL,
+        inputs("Concat", "blocks.1.attention", (1, 0), "past_key_values.1.value"),
+        "blocks.1.attention.output (Linear)",
+    ),
+    "causal twice, from the first key": Fault(
+        GPT, MODEL, attribute("Attention", "blocks.0.attention", is_causal=1), "blocks.0.attention.output (Linear)"
+    ),
+    "residual that skips the attention": Fault(GPT, MODEL, skip_the_attention, "blocks.1 (GPTBlock)"),
+    "gelu tanh for exact": Fault(BERT, MODEL, attribute("Gelu", approximate="tanh"), "blocks.0.mlp.down (Linear)"),
+    "epsilon 1e-5 for 1e-12": Fault(
+        BERT, MODEL, attribute("LayerNormalization", epsilon=1e-5), "embeddings.norm (LayerNorm)"
+    ),
+    "epsilon 1e-5 for 1e-12 in the last norm": Fault(
+        BERT, MODEL, attribute("LayerNormalization", "blocks.1.norm_2", epsilon=1e-5)
+    ),
+    "epsilon 1e-3 for 1e-12 in the last norm": Fault(
+        BERT, MODEL, attribute("LayerNormalization", "blocks.1.norm_2", epsilon=1e-3), "blocks.1.norm_2 (LayerNorm)"
+    ),
+    "mask ignored": Fault(
+        BERT, MODEL, inputs("Attention", "blocks.1.attention", (0, 1, 2)), "blocks.1.attention.output (Linear)"
+    ),
+    "an encoder made causal": Fault(
+        BERT, MODEL, attribute("Attention", "blocks.1.attention", is_causal=1), "blocks.1.attention.output (Linear)"
+    ),
+    "types all 0": Fault(
+        BERT, MODEL, shifted("Gather", "embeddings.token_type", 1, ("Mul", 0)), "embeddings.token_type (Embedding)"
+    ),
+    "positions of an encoder off by one": Fault(
+        BERT,
+        MODEL,
+        shifted("Gather", "embeddings.position", 1, ("Add", 1), ("Min", 31)),
+        "embeddings.position (Embedding)",
+    ),
+    "pooler without its bias": Fault(BERT, MODEL, inputs("Gemm", "pooler", (0, 1)), "pooler (Linear)"),
+    "embedding divided by its scale": Fault(
+        SEQ2SEQ, ENCODER, operator("Mul", "Div", "encoder_embedding"), "encoder_embedding (Embedding)"
+    ),
+    "cosines for sines": Fault(
+        SEQ2SEQ, ENCODER, operator("Sin", "Cos"), "encoder_embedding.position (SinusoidalPositions)"
+    ),
+    "cross keys and values swapped": Fault(
+        SEQ2SEQ,
+        ENCODER,
+        weights(
+            decoder__0__cross__key__weight="decoder.0.cross.value.weight",
+            decoder__0__cross__value__weight="decoder.0.cross.key.weight",
+        ),
+        "decoder.0.cross.key (Linear)",
+    ),
+    "padding of the source ignored": Fault(
+        SEQ2SEQ, DECODER, inputs("Attention", "decoder.0.cross", (0, 1, 2)), "decoder.0.cross.output (Linear)"
+    ),
+    "keys of another block": Fault(SEQ2SEQ, DECODER, read_another_layer, "decoder.0.cross.output (Linear)"),
+    "target positions off by one": Fault(
+        SEQ2SEQ,
+        DECODER,
+        shifted("Cast", "decoder_embedding.position", 0, ("Add", 1), reads="slice"),
+        "decoder_embedding.position (SinusoidalPositions)",
+    ),
+    "scores capped at 50": Fault(
+        SEQ2SEQ, DECODER, attribute("Attention", "decoder.1.cross", softcap=50.0), "decoder.1.cross.output (Linear)"
+    ),
+    "epsilon 1e-12 for 1e-5 after a block": Fault(
+        SEQ2SEQ, DECODER, attribute("LayerNormalization", "decoder.1.residual_3.norm", epsilon=1e-12)
+    ),
+}
+BROKEN = {
+    "positions beyond the table": (
+        Fault(GPT, MODEL, shifted("Gather", "position_embedding", 1, ("Add", 1))),
+        "fails at batch 1, length 32",
+    ),
+    "a mask of the wrong rank": (Fault(GPT, MODEL, inputs("And", "", (1, 1))), "fails at batch 1, length 1, past 3"),
+    "an operator that does not exist": (Fault(GPT, MODEL, operator("Gelu", "Gela")), "cannot be verified"),
+}
+"""Graphs that cannot be compared at every point."""
+VARIATIONS = {
+    "causal mask turned round",
+    "mlp without its bias",
+    "heads interleaved",
+    "new values before the past",
+    "embedding divided by its scale",
+    "cosines for sines",
+    "keys of another block",
+}
+UNSEEN_WHEN_FRESH = (
+    "norm weight of another block",
+    "bias of another block",
+    "value without its bias",
+    "key without its bias",
+    "pooler without its bias",
+    "gelu tanh for exact",
+)
+
+
+@pytest.fixture(scope="session")
+def exported_noisy(exported_with: Exported) -> Noisy:
+    """A preset with random biases and norms, and the graphs that were exported from it with others."""
+
+    def open_noisy(name: str, seed: int = 0) -> tuple[ModelDirectory, dict[str, bytes]]:
+        stored = ModelDirectory.open(exported_with(name, seed=seed, noise=True))
+        return stored, {file: (stored.path / file).read_bytes() for file in stored.graph_files()}
+
+    return open_noisy
+
+
+@pytest.fixture(scope="session")
+def exported_graphs(exported_noisy: Noisy) -> Callable[[Fault], dict[str, bytes]]:
+    """A preset's graphs, one of them faulty."""
+
+    def edit(fault: Fault) -> dict[str, bytes]:
+        _, graphs = exported_noisy(fault.model)
+        model = onnx.load_model_from_string(graphs[fault.file])
+        fault.edit(model.graph)
+        changed = model.SerializeToString()
+        assert changed != graphs[fault.file]
+        return {**graphs, fault.file: changed}
+
+    return edit
+
+
+@pytest.fixture(scope="session")
+def exported_fault(
+    exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]]
+) -> Callable[[Fault], Report]:
+    """The comparison of a faulty graph, made once."""
+    reports: dict[int, Report] = {}
+
+    def run(fault: Fault) -> Report:
+        if id(fault) not in reports:
+            stored, _ = exported_noisy(fault.model)
+            reports[id(fault)] = compare(stored, exported_graphs(fault))
+        return reports[id(fault)]
+
+    return run
+
+
+@pytest.mark.parametrize("name", [GPT, BERT, SEQ2SEQ])
+def test_an_honest_graph_passes(exported_noisy: Noisy, name: str) -> None:
+    report = compare(*exported_noisy(name))
+    assert report.failures == []
+    assert report.passed
+    assert report.evidence["verified"] is True
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_one_graph_passes_with_any_weights_of_its_layout(exported_noisy: Noisy, seed: int) -> None:
+    assert compare(*exported_noisy(GPT, seed)).failures == []
+
+
+@pytest.mark.parametrize("fault", cases(FAULTS))
+def test_a_fault_is_caught(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
+    report = exported_fault(fault)
+    assert report.passed is False
+    assert report.evidence["verified"] is False
+    assert "allowed" in report.failures[0]
+
+
+@pytest.mark.parametrize("fault", cases({name: fault for name, fault in FAULTS.items() if fault.begins is not None}))
+def test_the_first_diverging_module_is_named(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
+    failures = exported_fault(fault).failures
+    assert failures[0].endswith(f"; it begins in {fault.begins}")
+    assert not any("it begins in" in failure for failure in failures[1:])
+
+
+@pytest.mark.parametrize("name", UNSEEN_WHEN_FRESH)
+def test_a_fault_that_fresh_weights_hide_is_caught(
+    exported_model: Exported, exported_graphs: Callable[..., Any], name: str
+) -> None:
+    """Biases of 0 and norms of 1 can be left out or exchanged, and yet the graph is meant for any weights."""
+    fault = FAULTS[name]
+    report = compare(ModelDirectory.open(exported_model(fault.model)), exported_graphs(fault))
+    assert report.passed is False
+
+
+@pytest.mark.parametrize(("fault", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_graph_that_cannot_be_compared_is_refused(
+    exported_fault: Callable[[Fault], Report], fault: Fault, message: str
+) -> None:
+    with pytest.raises(ParityError, match=message) as caught:
+        exported_fault(fault)
+    assert caught.value.exit_code == 4
+
+
+def test_an_output_of_another_shape_is_refused(exported_fault: Callable[[Fault], Report]) -> None:
+    fault = Fault(BERT, MODEL, flatten_the_batch)
+    try:
+        passed = exported_fault(fault).passed
+    except ParityError:
+        passed = False
+    assert not passed
+
+
+def test_the_verdict_is_one_line_with_the_number_of_failures() -> None:
+    assert Report({}, ["logits is off"]).verdict() == "the ONNX graph is not equal to the model: logits is off"
+    assert Report({}, ["logits is off", "two", "three"]).verdict().endswith(": logits is off and 2 more")
+
+
+def test_weights_that_are_not_numbers_are_refused(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Callable[..., Any]
+) -> None:
+    folder = exported_copy(GPT)
+    place = ModelDirectory.open(folder).layout["blocks.1.mlp.up.weight"]
+    with (folder / place.file).open("r+b") as file:
+        file.seek(place.offset + 4 * 77)
+        file.write(np.float32("nan").tobytes())
+    seal(folder)
+    zoo("verify", folder).failed(4, "is not finite")
+
+
+# Metrics, against plain calculations.
+
+POINTS = (Point(2, 3, 0, "none"), Point(2, 3, 0, "left"), Point(1, 1, 0, "none"))
+SHAPES = ((4, 6, 8), (3, 2, 5, 4), (6, 8))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_errors_are_the_largest_over_what_is_valid(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    errors = Errors()
+    seen = []
+    for point in POINTS:
+        reference = rng.standard_normal(shape)
+        yardstick = (reference + 1e-6 * rng.standard_normal(shape)).astype(np.float32)
+        result = (reference + 3e-6 * rng.standard_normal(shape)).astype(np.float32)
+        valid = rng.random([shape[0], *[1] * (len(shape) - 3), *shape[-2:-1], 1][-len(shape) :]) < 0.6
+        errors.add(reference, yardstick, result, valid, point)
+        where = np.broadcast_to(valid, shape)
+        found = np.abs(result.astype(np.float64) - reference)[where]
+        allowed = np.abs(yardstick.astype(np.float64) - reference)[where]
+        seen.append((found.max(), allowed.max(), np.abs(reference[where]).max(), np.quantile(found, 0.999), point))
+    runtime, torch_error, scale, p999 = (max(row[place] for row in seen) for place in range(4))
+    assert (errors.runtime, errors.torch, errors.scale, errors.p999) == (runtime, torch_error, scale, p999)
+    assert errors.worst == max(seen, key=lambda row: row[0])[4]
+    limit = 2 * torch_error + 4 * 2.0**-23 * scale
+    facts = errors.to_dict(2.0**-23)
+    assert facts["limit"] == pytest.approx(limit, rel=1e-12)
+    assert facts["passed"] is errors.passed(2.0**-23) is bool(runtime <= limit)
+    assert facts["max_rel_error"] == pytest.approx(runtime / scale, rel=1e-12)
+    assert facts["ratio"] == pytest.approx(runtime / torch_error, rel=1e-12)
+
+
+@pytest.mark.parametrize(("error", "passed"), [(2.9e-3, True), (3.1e-3, False)])
+def test_the_limit_is_twice_torch_and_four_units_in_the_last_place(error: float, passed: bool) -> None:
+    errors = Errors()
+    reference = np.array([[1.0, 0.5]])
+    errors.add(reference, reference + 1e-3, np.array([[1.0 + error, 0.5]]), np.ones((1, 1), bool), POINTS[0])
+    assert errors.limit(0.25e-3) == pytest.approx(3e-3)
+    assert errors.passed(0.25e-3) is passed
+
+
+def test_padding_does_not_count_unless_it_is_not_finite() -> None:
+    reference, valid = np.zeros((2, 3, 4)), np.ones((2, 3, 1), bool)
+    valid[1, 2] = False
+    wrong = reference.copy()
+    wrong[1, 2] = 7
+    errors = Errors()
+    errors.add(reference, reference, wrong, valid, POINTS[0])
+    assert errors.passed(1e-7)
+    wrong[1, 2, 3] = np.inf
+    errors.add(reference, reference, wrong, valid, POINTS[0])
+    errors.add(reference, reference, reference, valid, POINTS[1])
+    assert not errors.passed(1e-7)
+
+
+@pytest.mark.parametrize("which", ["reference", "result"])
+def test_not_a_number_at_one_point_is_never_forgotten(which: str) -> None:
+    good, valid = np.ones((2, 4)), np.ones((2, 1), bool)
+    bad = np.array([[1.0, 1, 1, np.nan], [1, 1, 1, 1]])
+    errors = Errors()
+    reference, result = (bad, good) if which == "reference" else (good, bad)
+    errors.add(good, good, good, valid, POINTS[0])
+    errors.add(reference, good, result, valid, POINTS[1])
+    errors.add(good, good, good, valid, POINTS[2])
+    assert not errors.passed(1e-7)
+
+
+def test_distributions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted = torch.randn(40, 30, generator=generator, dtype=torch.float64)
+    found = wanted + 0.1 * torch.randn(40, 30, generator=generator, dtype=torch.float64)
+    margin = 0.15
+    item = Distribution()
+    item.add(wanted.numpy(), found.numpy(), margin)
+    divergence = torch.nn.functional.kl_div(
+        found.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True
+    )
+    assert item.kl == pytest.approx(float(divergence.sum(-1).max()), rel=1e-9)
+    tops = zip(wanted.topk(10).indices.tolist(), found.topk(10).indices.tolist(), strict=True)
+    assert item.overlap == min(len({*one} & {*other}) for one, other in tops) / 10
+    best = wanted.topk(2).values
+    tied = (best[:, 0] - best[:, 1]) <= margin
+    differs = wanted.argmax(-1) != found.argmax(-1)
+    assert (item.rows, item.disagreements, item.near_ties) == (
+        40,
+        int((differs & ~tied).sum()),
+        int((differs & tied).sum()),
+    )
+    assert item.near_ties > 0
+    assert item.overlap < 1
+
+
+def test_another_token_beyond_a_near_tie_is_a_disagreement() -> None:
+    item = Distribution()
+    logits = np.array([[3.0, 2.0, 0.0], [3.0, 2.99, 0.0]])
+    item.add(logits, logits[:, [1, 0, 2]], 0.1)
+    assert (item.disagreements, item.near_ties, item.overlap) == (1, 1, 1.0)
+
+
+def test_long_outputs_are_sampled_evenly() -> None:
+    item = Distribution()
+    logits = np.tile([1.0, 0.0], (1000, 1))
+    item.add(logits, logits[:, ::-1], 0.0)
+    assert item.rows == item.disagreements
+    assert 64 <= item.rows <= 128
+
+
+# Greedy decoding.
+
+
+def test_an_encoder_does_not_decode(exported_model: Exported) -> None:
+    folder = exported_model(BERT)
+    executor = TorchExecutor(zoo.load(folder))
+    assert greedy_agreement(executor, executor, ModelDirectory.open(folder).spec.config.graphs(), 0.0) is None
+
+
+@pytest.mark.parametrize("name", [GPT, SEQ2SEQ])
+def test_greedy_agreement_tells_models_apart(exported_noisy: Noisy, name: str) -> None:
+    (one, _), (other, _) = exported_noisy(name), exported_noisy(name, 1)
+    graphs = one.spec.config.graphs()
+    reference, same, different = (
+        TorchExecutor(model) for model in (zoo.load(one.path).double(), zoo.load(one.path), zoo.load(other.path))
+    )
+    agreed = greedy_agreement(reference, same, graphs, 1e-6)
+    assert agreed == {"passed": True, "rows": 2, "tokens": 8, "agreed": 8, "compared": 16}
+    parted = greedy_agreement(reference, different, graphs, 1e-6)
+    assert parted is not None
+    assert parted["passed"] is False
+    assert parted["agreed"] < 8
+    nothing_settled = greedy_agreement(reference, different, graphs, 1e6)
+    assert nothing_settled is not None
+    assert (nothing_settled["passed"], nothing_settled["compared"]) == (True, 0)
+
+
+# The evidence.
+
+
+@pytest.mark.parametrize("name", [GPT, BERT, SEQ2SEQ])
+def test_evidence(exported_model: Exported, name: str) -> None:
+    folder = exported_model(name)
+    evidence = json.loads((folder / "parity.json").read_text())
+    stored = ModelDirectory.open(folder)
+    graphs = stored.spec.config.graphs()
+    assert (evidence["schema"], evidence["verified"], evidence["model"]) == (1, True, name)
+    assert (evidence["provider"], evidence["dtype"]) == ("cpu", "float32")
+    points, left_out = make_grid(graphs, 32, 100_000, whole=True)
+    assert [Point(**point) for point in evidence["grid"]["points"]] == points
+    assert evidence["grid"]["left_out"] == left_out == 0
+    packages = ("torch", "onnx", "onnx-ir", "onnxscript")
+    assert {package: evidence["versions"][package] for package in packages} == {
+        package: version(package) for package in packages
+    }
+    assert evidence["versions"]["zoo"] == zoo.__version__
+    assert evidence["unused_tensors"] == []
+    assert evidence["weights"] == {"model.safetensors": sha256(folder / "model.safetensors")}
+    assert list(evidence["graphs"]) == [graph.name for graph in graphs]
+    for graph in graphs:
+        part = evidence["graphs"][graph.name]
+        assert list(part["outputs"]) == [tensor.name for tensor in graph.output_tensors()]
+        assert set(part["placement"]) == {"CPUExecutionProvider"}
+        for levels in part["outputs"].values():
+            assert set(levels) == {"off", "all", "perturbed"}
+            for facts in levels.values():
+                assert (facts["passed"], facts["finite"]) == (True, True)
+                assert 0 < facts["p99_9_abs_error"] <= facts["max_abs_error"] <= facts["limit"]
+                scale = facts["max_abs_error"] / facts["max_rel_error"]
+                limit = 2 * facts["torch_max_abs_error"] + 4 * 2.0**-23 * scale
+                assert facts["limit"] == pytest.approx(limit, rel=1e-9)
+    if name == BERT:
+        assert (evidence["logits"], evidence["greedy_decoding"]) == ({}, {})
+    else:
+        assert set(evidence["greedy_decoding"]) == {"off", "all"}
+        assert set(evidence["logits"]) == {"off", "all", "perturbed"}
+        for level in ("off", "all"):
+            assert evidence["logits"][level]["argmax_disagreements"] == 0
+            assert 0 <= evidence["logits"][level]["max_kl_divergence"] < 1e-6
+            assert evidence["greedy_decoding"][level]["passed"] is True
+
+
+@pytest.mark.parametrize("name", [GPT, BERT, SEQ2SEQ])
+def test_graphs_and_evidence_vouch_for_each_other(exported_model: Exported, name: str) -> None:
+    """A graph holds the digest of its evidence, which holds that of the graph before it was told."""
+    folder = exported_model(name)
+    evidence = json.loads((folder / "parity.json").read_text())
+    for graph, part in evidence["graphs"].items():
+        model = onnx.load(folder / f"{graph}.onnx", load_external_data=False)
+        (entry,) = (item for item in model.metadata_props if item.key == "zoo.evidence_sha256")
+        assert entry.value == sha256(folder / "parity.json")
+        model.metadata_props.remove(entry)
+        assert hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest() == part["sha256"]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,313 @@
+"""Running exported models on text, against the same model called directly in torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from zoo_export import run_model
+
+import zoo as library
+from zoo.errors import ArtifactError, UsageError
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+POSITIONS = 32
+MASK, BOS, EOS = 259, 257, 258
+TEXTS = ["time flies", "an arrow", "x"]
+IDS = [list(text.encode()) for text in TEXTS]
+NEW = 9
+LIVELY = {"seed": 1, "gain": 12.0}
+"""Weights with which a decoder hardly repeats itself."""
+
+
+def close(found: Any, wanted: torch.Tensor) -> None:
+    np.testing.assert_allclose(np.array(found), wanted.double().numpy(), rtol=0, atol=1e-5)
+
+
+def call(folder: Path, ids: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The model on one unpadded input, without a mask."""
+    with torch.inference_mode():
+        outputs = library.load(folder)(torch.tensor([ids]))
+    return {name: value[0] for name, value in outputs.items()}
+
+
+def continue_greedily(folder: Path, prompt: Sequence[int], steps: int) -> list[int]:
+    """The likeliest tokens one after the other, each from a full pass without a cache or padding."""
+    model = library.load(folder)
+    tokens = list(prompt)
+    for _ in range(steps):
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens]))[0, -1]
+        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no one answer"
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
+
+
+def translate_greedily(folder: Path, source: Sequence[int], steps: int) -> list[int]:
+    """As :func:`continue_greedily`, with an encoder and from the start token."""
+    model = library.load(folder)
+    tokens = [BOS]
+    for _ in range(steps):
+        with torch.inference_mode():
+            logits = model(torch.tensor([source]), torch.tensor([tokens]))[0, -1]
+        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no one answer"
+        tokens.append(int(logits.argmax()))
+    return tokens[1:]
+
+
+# One pass.
+
+
+def test_features(exported_model: Exported) -> None:
+    folder = exported_model("bert-tiny")
+    task, results = run_model(folder, TEXTS)
+    assert task == "feature-extraction"
+    for text, ids, result in zip(TEXTS, IDS, results, strict=True):
+        assert (result["text"], result["tokens"]) == (text, len(ids))
+        close(result["last_hidden_state"], call(folder, ids)["last_hidden_state"])
+
+
+def test_sentence_embeddings(exported_model: Exported) -> None:
+    folder = exported_model("bert-tiny", "task=sentence-embedding")
+    task, results = run_model(folder, TEXTS)
+    assert task == "sentence-embedding"
+    vectors = []
+    for ids, result in zip(IDS, results, strict=True):
+        mean = call(folder, ids)["last_hidden_state"].double().mean(0)
+        vectors.append(mean / mean.norm())
+        close(result["embedding"], vectors[-1])
+    cosines = torch.stack(vectors) @ torch.stack(vectors).T
+    close([result["cosines"] for result in results], cosines)
+    assert cosines.min() < 0.999
+
+
+def test_classes(exported_model: Exported) -> None:
+    folder = exported_model("bert-tiny", "task=text-classification", "num_classes=3", noise=True)
+    task, results = run_model(folder, TEXTS)
+    assert task == "text-classification"
+    for ids, result in zip(IDS, results, strict=True):
+        wanted = call(folder, ids)["logits"].softmax(-1)
+        assert wanted.shape == (3,)
+        close(result["probabilities"], wanted)
+        assert sum(result["probabilities"]) == pytest.approx(1)
+    assert np.ptp([result["probabilities"][0] for result in results]) > 1e-4
+
+
+@pytest.mark.parametrize("task", ["fill-mask", pytest.param("pretraining", marks=pytest.mark.slow)])
+def test_masks_are_filled(exported_model: Exported, task: str) -> None:
+    folder = exported_model("bert-tiny", f"task={task}", noise=True)
+    texts = ["time <mask>lies", "<mask>n arro<mask>"]
+    ids = [[*b"time ", MASK, *b"lies"], [MASK, *b"n arro", MASK]]
+    found, results = run_model(folder, texts)
+    assert found == task
+    for tokens, result in zip(ids, results, strict=True):
+        assert result["tokens"] == len(tokens)
+        places = [place for place, token in enumerate(tokens) if token == MASK]
+        assert len(result["masks"]) == len(places)
+        chances = call(folder, tokens)["logits"].softmax(-1)
+        for place, best in zip(places, result["masks"], strict=True):
+            close([item["probability"] for item in best], chances[place].topk(5).values)
+            close([item["probability"] for item in best], chances[place][[item["token"] for item in best]])
+            for item in best:
+                assert item["text"] == decoded(folder, item["token"])
+
+
+def decoded(folder: Path, token: int) -> str:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).decode([token], skip_special_tokens=False)
+
+
+def test_a_text_without_a_mask_is_refused(exported_model: Exported) -> None:
+    folder = exported_model("bert-tiny", "task=fill-mask", noise=True)
+    with pytest.raises(ArtifactError, match=r"has no mask to fill: input 2: write <mask>"):
+        run_model(folder, ["a <mask>", "b"])
+
+
+# Generation.
+
+
+def test_generation_equals_a_loop_without_cache(exported_with: Exported) -> None:
+    """A ragged batch, each row of which equals its prompt run alone."""
+    folder = exported_with("gpt-tiny", **LIVELY)
+    task, results = run_model(folder, TEXTS, max_new_tokens=NEW)
+    assert task == "text-generation"
+    for text, ids, result in zip(TEXTS, IDS, results, strict=True):
+        wanted = continue_greedily(folder, ids, NEW)
+        assert EOS not in wanted
+        assert result["generated_ids"] == wanted
+        assert (result["text"], result["tokens"]) == (text, len(ids))
+    assert len({tuple(result["generated_ids"]) for result in results}) == len(TEXTS)
+
+
+def test_translation_equals_a_loop_without_cache(exported_with: Exported) -> None:
+    folder = exported_with("transformer-tiny", seed=1, noise=True)
+    task, results = run_model(folder, TEXTS, max_new_tokens=NEW)
+    assert task == "text2text-generation"
+    for ids, result in zip(IDS, results, strict=True):
+        wanted = translate_greedily(folder, ids, NEW)
+        assert EOS not in wanted
+        assert result["generated_ids"] == wanted
+        assert len(set(wanted)) > 1
+    assert results[0]["generated_ids"] != results[2]["generated_ids"]
+
+
+def test_generation_stops_at_the_end_token(
+    exported_with: Exported, seal: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """One row ends early, the others go on as if it were not there; the end token is the last of its row."""
+    folder = Path(shutil.copytree(exported_with("gpt-tiny", **LIVELY), tmp_path / "model"))
+    free = [continue_greedily(folder, ids, NEW) for ids in IDS]
+    end = next(token for token in free[0][2:] if token not in free[0][:2] and token not in free[1])
+    description = json.loads((folder / "config.json").read_text())
+    description["config"]["eos_token_id"] = end
+    (folder / "config.json").write_text(json.dumps(description))
+    seal(folder)
+    _, results = run_model(folder, TEXTS, max_new_tokens=NEW)
+    wanted = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in free]
+    assert [result["generated_ids"] for result in results] == wanted
+    assert 3 <= len(wanted[0]) < NEW
+    assert len(wanted[1]) == NEW
+    _, (alone,) = run_model(folder, TEXTS[:1], max_new_tokens=NEW)
+    assert alone["generated_ids"] == wanted[0]
+
+
+@pytest.mark.parametrize("length", [POSITIONS - 3, POSITIONS - 1, POSITIONS])
+def test_generation_ends_where_the_positions_do(exported_with: Exported, length: int) -> None:
+    folder = exported_with("gpt-tiny", **LIVELY)
+    prompt = (b"time flies like an arrow " * 9)[:length]
+    _, (result,) = run_model(folder, [prompt.decode()])
+    assert result["tokens"] == length
+    assert result["generated_ids"] == continue_greedily(folder, list(prompt), POSITIONS - length)
+
+
+# Lengths and inputs.
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_the_longest_input_runs_and_one_more_token_does_not(exported_model: Exported, zoo: Zoo, name: str) -> None:
+    folder = exported_model(name)
+    longest = zoo("run", folder, "y" * POSITIONS, "--max-new-tokens", 2, "--json")
+    assert longest.status == 0, longest.err
+    assert longest.json["results"][0]["tokens"] == POSITIONS
+    message = f"has {POSITIONS + 1} tokens, the model has {POSITIONS} positions: input 2"
+    zoo("run", folder, "fits", "y" * (POSITIONS + 1)).failed(3, message, "shorten it")
+
+
+def test_ids_and_texts_together(exported_model: Exported, zoo: Zoo) -> None:
+    folder = exported_model("bert-tiny")
+    result = zoo("run", folder, TEXTS[0], "--ids", ",".join(map(str, IDS[0])), "--ids", "5 6", "--json")
+    assert result.status == 0, result.err
+    text, same, other = result.json["results"]
+    assert [item["text"] for item in (text, same, other)] == [TEXTS[0], None, None]
+    assert [item["tokens"] for item in (text, same, other)] == [len(IDS[0]), len(IDS[0]), 2]
+    assert text["last_hidden_state"] == same["last_hidden_state"]
+    close(other["last_hidden_state"], call(folder, [5, 6])["last_hidden_state"])
+
+
+REFUSED = {
+    "no input": ((), 2, "nothing to run on"),
+    "an empty text": (("",), 3, "has no tokens: input 1"),
+    "an empty text after another": (("x", ""), 3, "has no tokens: input 2"),
+    "no ids": (("--ids", ""), 3, "has no tokens: input 1"),
+    "ids that are no numbers": (("--ids", "1,x"), 2, "'1,x' is not a list of token ids"),
+    "an id beyond the vocabulary": (("--ids", "1,260"), 3, "outside the vocabulary of 260"),
+    "a negative id": (("--ids=-1",), 3, "outside the vocabulary of 260"),
+    "a tokenizer that is not there": (("x", "--tokenizer", "absent.json"), 3, "no such tokenizer: absent.json"),
+    "an unknown option": (("x", "--tpo"), 2, "--tpo"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_inputs(exported_model: Exported, zoo: Zoo, arguments: tuple[str, ...], status: int, message: str) -> None:
+    zoo("run", exported_model("bert-tiny"), *arguments).failed(status, message)
+
+
+def test_a_text_needs_a_tokenizer(exported_model: Exported, zoo: Zoo) -> None:
+    """Without one the model runs on ids, or with one that is given."""
+    folder = exported_model("bert-tiny", "num_layers=1", tokenizer=False)
+    zoo("run", folder, TEXTS[0]).failed(2, "the model has no tokenizer", "--tokenizer FILE", "--ids 1,2,3")
+    with pytest.raises(UsageError):
+        run_model(folder, TEXTS)
+    by_ids = zoo("run", folder, "--ids", ",".join(map(str, IDS[0])), "--json").json["results"][0]
+    tokenizer = exported_model("bert-tiny") / "tokenizer.json"
+    by_text = zoo("run", folder, TEXTS[0], "--tokenizer", tokenizer, "--json").json["results"][0]
+    assert by_text["last_hidden_state"] == by_ids["last_hidden_state"]
+
+
+def test_generated_ids_without_a_tokenizer_have_no_text(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    (folder / "tokenizer.json").unlink()
+    seal(folder)
+    result = zoo("run", folder, "--ids", "7,8,9", "--max-new-tokens", 3, "--json").json["results"][0]
+    assert result == {
+        "text": None,
+        "tokens": 3,
+        "generated_ids": continue_greedily(folder, [7, 8, 9], 3),
+        "generated": None,
+    }
+
+
+def test_a_model_that_was_not_exported_is_refused(exported_build: Exported, zoo: Zoo) -> None:
+    folder = exported_build("bert-tiny")
+    zoo("run", folder, "x").failed(3, "not exported yet", f"zoo export {folder} --onnx")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.onnx", "tokenizer.json"])
+def test_an_altered_model_does_not_run(exported_copy: Exported, zoo: Zoo, file: str) -> None:
+    folder = exported_copy("bert-tiny")
+    data = bytearray((folder / file).read_bytes())
+    data[-5] ^= 4
+    (folder / file).write_bytes(data)
+    zoo("run", folder, "x").failed(3, "altered", str(folder / file))
+
+
+def test_a_graph_that_the_manifest_does_not_list_does_not_run(exported_copy: Exported, zoo: Zoo) -> None:
+    """Nobody would notice if it were another one."""
+    folder = exported_copy("bert-tiny")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"]["model.onnx"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    zoo("run", folder, "x").failed(3, "model.onnx")
+
+
+# The command.
+
+
+def test_json_is_versioned_and_complete(exported_model: Exported, zoo: Zoo) -> None:
+    result = zoo("run", exported_model("gpt-tiny"), TEXTS[0], "--max-new-tokens", 4, "--json")
+    assert (result.status, result.err) == (0, "")
+    assert {key: result.json[key] for key in ("schema", "task", "provider")} == {
+        "schema": "zoo.run/1",
+        "task": "text-generation",
+        "provider": "cpu",
+    }
+    (item,) = result.json["results"]
+    assert set(item) == {"text", "tokens", "generated_ids", "generated"}
+    assert len(item["generated_ids"]) == 4
+
+
+SHOWN = {
+    ("gpt-tiny", "text-generation"): r"^time flies",
+    ("bert-tiny", "feature-extraction"): r"^'time flies': 10 tokens x 64, the first \[",
+    ("bert-tiny", "sentence-embedding"): r"^'time flies': 64 numbers \[.*\]  cosines 1\.0000$",
+}
+
+
+@pytest.mark.parametrize(("name", "task"), SHOWN)
+def test_what_people_see(exported_model: Exported, zoo: Zoo, name: str, task: str) -> None:
+    settings = [f"task={task}"] if task == "sentence-embedding" else []
+    result = zoo("run", exported_model(name, *settings), "time flies", "--max-new-tokens", 3)
+    assert (result.status, result.err) == (0, "")
+    (line,) = result.out.splitlines()
+    assert re.search(SHOWN[name, task], line)

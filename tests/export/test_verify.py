@@ -1,0 +1,204 @@
+"""Verifying an export: what was altered is found by its digest, what is wrong by comparing again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from zoo_export.parity import verify_model
+from zoo_export.session import loading_problem
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+VERIFIED = ("model.safetensors", "model.onnx", "parity.json", "config.json", "tokenizer.json", "README.md")
+
+
+def flip(path: Path, where: float) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[int(where * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def vouch(folder: Path) -> None:
+    """Write the evidence's digest into the graph, as an export does."""
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    (entry,) = (item for item in model.metadata_props if item.key == "zoo.evidence_sha256")
+    entry.value = digest(folder / "parity.json")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_an_export_verifies(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], name: str) -> None:
+    folder = exported_copy(name)
+    before = snapshot()
+    result = zoo("verify", folder, "--json")
+    assert result.status == 0, result.err
+    assert result.json["schema"] == "zoo.verify/1"
+    assert (result.json["verified"], result.json["provider"], result.json["left_out"]) == (True, "cpu", 0)
+    written = json.loads((folder / "parity.json").read_text())
+    assert result.json["evidence"]["grid"] == written["grid"]
+    assert list(result.json["evidence"]["graphs"]) == list(written["graphs"])
+    assert result.json["worst"]["max_abs_error"] <= result.json["worst"]["limit"]
+    assert snapshot() == before
+
+
+def test_verifying_says_what_was_compared(exported_model: Exported, zoo: Zoo) -> None:
+    folder = exported_model("bert-tiny")
+    result = zoo("verify", folder)
+    points = len(json.loads((folder / "parity.json").read_text())["grid"]["points"])
+    first, second = result.out.splitlines()
+    assert first == f"{folder}: model.onnx verified on cpu at {points} points"
+    assert second.startswith("largest error, relative to what is allowed: ")
+    assert result.err == ""
+
+
+@pytest.mark.parametrize("where", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("file", VERIFIED)
+def test_a_flipped_bit_is_found(exported_copy: Exported, zoo: Zoo, file: str, where: float) -> None:
+    folder = exported_copy("bert-tiny")
+    flip(folder / file, where)
+    zoo("verify", folder).failed(3, "altered: its SHA-256 differs", str(folder / file))
+
+
+@pytest.mark.parametrize("file", [*VERIFIED, "manifest.json"])
+def test_a_missing_file_is_found(exported_copy: Exported, zoo: Zoo, file: str) -> None:
+    folder = exported_copy("bert-tiny")
+    (folder / file).unlink()
+    zoo("verify", folder).failed(3, file)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.onnx", "parity.json"])
+def test_a_truncated_file_is_found(exported_copy: Exported, zoo: Zoo, file: str) -> None:
+    folder = exported_copy("bert-tiny")
+    with (folder / file).open("r+b") as stream:
+        stream.truncate((folder / file).stat().st_size - 1)
+    zoo("verify", folder).failed(3, "bytes, the manifest says", str(folder / file))
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "parity.json"])
+def test_a_file_removed_together_with_its_entry_is_found(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo, file: str
+) -> None:
+    folder = exported_copy("bert-tiny")
+    (folder / file).unlink()
+    seal(folder)
+    zoo("verify", folder).failed(3, str(folder))
+
+
+def test_a_graph_that_the_manifest_does_not_list_is_refused(exported_copy: Exported, zoo: Zoo) -> None:
+    folder = exported_copy("bert-tiny")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"]["model.onnx"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    zoo("verify", folder).failed(3, "model.onnx")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda evidence: evidence["graphs"]["model"]["outputs"]["pooler_output"]["off"].update(max_abs_error=0.0),
+        lambda evidence: evidence.update(provider="cuda"),
+    ],
+    ids=["a better error", "another provider"],
+)
+def test_evidence_replaced_with_its_entry_is_found(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo, change: Callable[[Any], None]
+) -> None:
+    folder = exported_copy("bert-tiny")
+    evidence = json.loads((folder / "parity.json").read_text())
+    change(evidence)
+    (folder / "parity.json").write_text(json.dumps(evidence))
+    seal(folder)
+    zoo("verify", folder).failed(3, "parity.json is not the evidence for this graph", "export again")
+
+
+def test_evidence_of_a_failure_is_refused(exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo) -> None:
+    folder = exported_copy("bert-tiny")
+    evidence = json.loads((folder / "parity.json").read_text())
+    (folder / "parity.json").write_text(json.dumps({**evidence, "verified": False}))
+    vouch(folder)
+    seal(folder)
+    zoo("verify", folder).failed(3, "never verified", "parity.json")
+
+
+def test_a_wrong_graph_with_every_digest_made_right_is_not_equal(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    """Digests only say that nothing changed since; the comparison says whether it is the model."""
+    folder = exported_copy("bert-tiny")
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    (attention,) = (
+        node
+        for node in model.graph.node
+        if node.op_type == "Attention" and node.metadata_props[0].value == "blocks.1.attention"
+    )
+    attention.attribute.append(onnx.helper.make_attribute("scale", 0.125))
+    evidence = json.loads((folder / "parity.json").read_text())
+    (entry,) = (item for item in model.metadata_props if item.key == "zoo.evidence_sha256")
+    model.metadata_props.remove(entry)
+    evidence["graphs"]["model"]["sha256"] = hashlib.sha256(model.SerializeToString()).hexdigest()
+    (folder / "parity.json").write_text(json.dumps(evidence))
+    model.metadata_props.append(entry)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    vouch(folder)
+    seal(folder)
+    zoo("verify", folder).failed(
+        4, "the ONNX graph is not equal to the model", "last_hidden_state", "blocks.1.attention.output (Linear)"
+    )
+
+
+def test_other_weights_of_the_same_layout_verify(exported_with: Exported, zoo: Zoo) -> None:
+    assert zoo("verify", exported_with("bert-tiny", seed=5, noise=True)).status == 0
+
+
+def test_weights_of_another_layout_are_refused(exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo) -> None:
+    """The same tensors behind a longer header: the graph's pointers lead elsewhere."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = exported_copy("bert-tiny")
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"note": "longer" * 20})
+    seal(folder)
+    zoo("verify", folder).failed(4, str(folder))
+
+
+def test_a_model_that_was_not_exported_is_refused(exported_build: Exported, zoo: Zoo) -> None:
+    folder = exported_build("bert-tiny")
+    zoo("verify", folder).failed(3, "not exported yet", f"zoo export {folder} --onnx")
+
+
+def test_a_provider_that_does_not_load_is_a_usage_error(exported_model: Exported) -> None:
+    """One line, and nothing on standard output, not even from the runtime's own library."""
+    if loading_problem("cuda") is None:
+        pytest.skip("CUDA loads here")
+    command = [sys.executable, "-c", "import sys; from zoo.cli import main; sys.exit(main())", "verify"]
+    done = subprocess.run(
+        [*command, str(exported_model("bert-tiny")), "--provider", "cuda", "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("error: CUDAExecutionProvider does not load") or "has no CUDA" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_an_export_verifies_on_cuda(exported_model: Exported, name: str) -> None:
+    problem = loading_problem("cuda")
+    if problem is not None:
+        pytest.skip(problem)
+    report = verify_model(exported_model(name), provider="cuda")
+    assert report.failures == []
+    for part in report.evidence["graphs"].values():
+        assert part["placement"].get("CUDAExecutionProvider", 0) > 20

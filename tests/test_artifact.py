@@ -1,0 +1,609 @@
+"""The model directory: what is saved is what is loaded, and whatever has been tampered with is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import resource
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from tests.conftest import full, nth_call
+from zoo import ArtifactError, PluginError, StorageError, UsageError, __version__, create_model, load, save
+from zoo.artifact import ModelDirectory
+
+TINY = ("gpt-tiny", "bert-tiny", "transformer-tiny")
+# The tensors that each architecture shares between modules, by the paper.
+TIES = {
+    "gpt-tiny": {"token_embedding.weight", "head.weight"},
+    "bert-tiny": set(),
+    "transformer-tiny": {"encoder_embedding.token.weight", "decoder_embedding.token.weight", "head.weight"},
+}
+tampering = settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # fmt: skip
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and persistent buffer, under every name."""
+    return model.state_dict()
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether two models hold the same bits under the same names."""
+    ours, theirs = state(one), state(other)
+    return list(ours) == list(theirs) and all(
+        ours[name].dtype == theirs[name].dtype
+        and torch.equal(ours[name].flatten().view(torch.uint8), theirs[name].flatten().view(torch.uint8))
+        for name in ours
+    )
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def refused(model: Path) -> str:
+    """Assert that a directory is refused as a bad artefact, in one line that names it."""
+    with pytest.raises(ArtifactError) as caught:
+        load(model)
+    assert caught.value.exit_code == 3
+    assert model.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", TINY)
+def test_loaded_model_is_the_saved_one_bit_for_bit(name: str, dtype: str) -> None:
+    """Weights, names, dtype, configuration and outputs."""
+    model = create_model(name, seed=3, dtype=dtype)
+    path = save(model, "saved", seed=3)
+    loaded = load(path)
+    assert same(loaded, model)
+    assert {str(tensor.dtype) for tensor in loaded.parameters()} == {f"torch.{dtype}"}
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert [parameter.requires_grad for parameter in loaded.parameters()] == [
+        parameter.requires_grad for parameter in model.parameters()
+    ]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_shared_tensors_are_stored_once_and_one_parameter_after_loading(name: str, built) -> None:
+    """The file is as large as the distinct parameters, and what is shared is the same object again."""
+    loaded = load(built(name))
+    names: dict[int, set[str]] = {}
+    for key, parameter in loaded.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(key)
+    shared = [keys for keys in names.values() if len(keys) > 1]
+    assert shared == ([TIES[name]] if TIES[name] else [])
+    stored = load_file(built(name) / "model.safetensors")
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(tensor.numel() for tensor in loaded.parameters())
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_weights_are_read_by_the_safetensors_library(name: str, built) -> None:
+    """Its own loader gives the same tensors under our first names."""
+    stored = load_file(built(name) / "model.safetensors")
+    ours = dict(load(built(name)).named_parameters())
+    assert stored.keys() == ours.keys()
+    assert all(torch.equal(stored[key], ours[key]) for key in stored)
+
+
+def test_seed_alone_decides_the_weights() -> None:
+    """Same seed, same weights, however the global generator stands; another seed, other weights."""
+    first = create_model("gpt-tiny", seed=5)
+    torch.manual_seed(1234)
+    assert same(create_model("gpt-tiny", seed=5), first)
+    assert not same(create_model("gpt-tiny", seed=6), first)
+    assert same(create_model("gpt-tiny"), create_model("gpt-tiny", seed=0))
+
+
+def test_global_generator_is_left_alone() -> None:
+    """Making, saving and loading draw nothing from it."""
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    load(save(create_model("bert-tiny", seed=1), "saved"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_directory_of_a_build(built) -> None:
+    """Its files, and a manifest that knows each of them but itself."""
+    model = built("gpt-tiny")
+    names = {"README.md", "config.json", "manifest.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in model.iterdir()} == names
+    manifest = json.loads((model / "manifest.json").read_text())
+    assert manifest == {
+        "schema": 1,
+        "files": {
+            name: {
+                "sha256": hashlib.sha256((model / name).read_bytes()).hexdigest(),
+                "size": len((model / name).read_bytes()),
+            }
+            for name in names - {"manifest.json"}
+        },
+    }
+    config = json.loads((model / "config.json").read_text())
+    assert config["plugin"] == {"name": "gpt", "distribution": "attention-zoo", "version": __version__}
+    assert (config["name"], config["architecture"], config["task"]) == ("gpt-tiny", "gpt", "text-generation")
+    assert (config["dtype"], config["seed"], config["tokenizer"]) == ("float32", 0, "bytes")
+    assert config["config"] == create_model("gpt-tiny").config.to_dict()
+
+
+def test_card_says_what_the_model_is(built) -> None:
+    """Parameters, origin of the weights, and every setting."""
+    card = (built("bert-tiny", "--seed", "7") / "README.md").read_text()
+    assert "129,216 parameters in float32" in card
+    assert "random initialisation from seed 7" in card
+    assert "| hidden_size | 64 |" in card
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_modes_follow_the_umask(mask: int) -> None:
+    """Of every file, the weights included."""
+    previous = os.umask(mask)
+    try:
+        path = save(create_model("gpt-tiny"), "saved", tokenizer="bytes", max_shard_bytes=100_000)
+    finally:
+        os.umask(previous)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o666 & ~mask}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o777 & ~mask
+
+
+@pytest.mark.parametrize("limit", [1, 70_000, 100_000])
+def test_shards_hold_what_one_file_would(limit: int) -> None:
+    """No shard is larger than the limit unless it holds one tensor, and the index is the usual one."""
+    model = create_model("gpt-tiny", seed=2)
+    path = save(model, "saved", max_shard_bytes=limit)
+    files = sorted(path.glob("*.safetensors"))
+    assert [file.name for file in files] == [
+        f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)
+    ]
+    assert len(files) > 1
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    merged: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors = load_file(file)
+        assert len(tensors) == 1 or sum(tensor.nbytes for tensor in tensors.values()) <= limit
+        assert all(index["weight_map"][name] == file.name for name in tensors)
+        merged |= tensors
+    assert merged.keys() == index["weight_map"].keys()
+    assert index["metadata"] == {"total_size": sum(tensor.nbytes for tensor in merged.values())}
+    assert same(load(path), model)
+
+
+def test_weights_below_the_limit_are_one_file() -> None:
+    """The limit itself is no reason to split."""
+    size = sum(parameter.nbytes for parameter in create_model("gpt-tiny").parameters())
+    path = save(create_model("gpt-tiny"), "whole", max_shard_bytes=size)
+    assert [file.name for file in path.glob("*.safetensors*")] == ["model.safetensors"]
+    path = save(create_model("gpt-tiny"), "split", max_shard_bytes=size - 1)
+    assert len(list(path.glob("*.safetensors"))) == 2
+
+
+def test_model_that_no_plugin_provides_is_not_saved(snapshot) -> None:
+    """It could not be loaded again."""
+
+    class Foreign(torch.nn.Linear):
+        config = create_model("gpt-tiny").config
+
+    with pytest.raises(UsageError, match="no installed plugin provides "):
+        save(Foreign(1, 1), "saved")
+    assert snapshot() == {}
+
+
+def test_model_of_two_dtypes_is_not_saved(snapshot) -> None:
+    """config.json names one."""
+    model = create_model("gpt-tiny")
+    model.norm.half()
+    with pytest.raises(UsageError, match="float16, float32"):
+        save(model, "saved")
+    assert snapshot() == {}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "half", ""])
+def test_unknown_dtype_is_refused(dtype: str) -> None:
+    """A model is float32, float16 or bfloat16."""
+    with pytest.raises(UsageError, match="unknown dtype "):
+        create_model("gpt-tiny", dtype=dtype)
+
+
+def test_existing_target_is_kept_without_force_and_replaced_with_it(copy_of, snapshot) -> None:
+    """--force leaves nothing of the old model."""
+    model = copy_of("gpt-tiny")
+    before = snapshot()
+    with pytest.raises(UsageError, match=r"^already exists: .*gpt-tiny: use --force to replace it$"):
+        save(create_model("bert-tiny"), model)
+    assert snapshot() == before
+    save(create_model("bert-tiny", seed=4), model, force=True)
+    assert same(load(model), create_model("bert-tiny", seed=4))
+    assert {path.name for path in model.parent.iterdir()} == {"gpt-tiny"}
+    assert not (model / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"thesis.tex": "\\documentclass"},
+        {"config.json": "{}", "model.safetensors": ""},
+        {"manifest.json": '{"name": "My web app", "icons": []}', "index.html": "<p>"},
+        {"manifest.json": '{"manifest_version": 3}', "background.js": ""},
+    ],
+    ids=["papers", "checkpoint", "web app", "browser extension"],
+)
+def test_force_does_not_replace_what_is_no_model(files: dict[str, str], snapshot) -> None:
+    """manifest.json is a common name."""
+    Path("mine").mkdir()
+    for name, text in files.items():
+        Path("mine", name).write_text(text)
+    before = snapshot()
+    with pytest.raises(UsageError, match="exists and is not a model directory"):
+        save(create_model("gpt-tiny"), "mine", force=True)
+    assert snapshot() == before
+
+
+def test_force_fills_an_empty_directory() -> None:
+    """There is nothing to lose."""
+    Path("mine").mkdir()
+    assert same(load(save(create_model("gpt-tiny"), "mine", force=True)), create_model("gpt-tiny"))
+
+
+@pytest.mark.parametrize("target", ["file/model", "/proc/model"])
+def test_unwritable_target_is_a_storage_error(target: str, snapshot) -> None:
+    """Also for root."""
+    Path("file").write_text("")
+    before = snapshot()
+    with pytest.raises(StorageError, match=r"^cannot write \("):
+        save(create_model("gpt-tiny"), target)
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize("call", ["mkdir", "Path.open", "os.open", "fsync"])
+def test_full_disk_leaves_the_old_model(call: str, copy_of, snapshot) -> None:
+    """Whichever call of saving fails."""
+    model, new = copy_of("gpt-tiny"), create_model("bert-tiny")
+    before = snapshot()
+    for number in itertools.count(1):
+        with nth_call(call, number, full) as calls:
+            try:
+                save(new, model, tokenizer="bytes", force=True)
+            except StorageError as error:
+                assert "No space left on device" in str(error)
+            else:
+                assert len(calls) < number, f"{call} {number} was swallowed"
+                break
+        assert snapshot() == before, f"{call} {number}"
+    assert number > 1
+    assert same(load(model), new)
+
+
+def test_disk_that_fills_up_in_the_middle_leaves_the_old_model(copy_of, snapshot) -> None:
+    """The system itself refuses to let the weights grow beyond a limit."""
+    model = copy_of("gpt-tiny")
+    before = snapshot()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            save(create_model("gpt-tiny", seed=1), model, force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_addition_that_died_after_its_commit_is_finished_by_the_next_to_open(moves: int, copy_of) -> None:
+    """However many of its files had been moved."""
+    model = copy_of("gpt-tiny")
+    original = Path.replace
+    done = []
+
+    def replace(path: Path, target: Path) -> Path:
+        if len(done) == moves:
+            raise KeyboardInterrupt
+        done.append(path.name)
+        return original(path, target)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", replace)
+        with ModelDirectory.open(model).adding() as stage:
+            (stage / "notes.txt").write_text("added")
+            (stage / "README.md").write_text("replaced")
+    assert (model / ".zoo-commit").is_dir()
+    opened = ModelDirectory.open(model)
+    assert not (model / ".zoo-commit").exists()
+    assert opened.files["notes.txt"]["size"] == len("added")
+    assert (model / "README.md").read_text() == "replaced"
+    assert set(opened.files) == {path.name for path in model.iterdir()} - {"manifest.json"}
+
+
+def test_addition_that_fails_leaves_the_model(copy_of, snapshot) -> None:
+    """No stage, no file, no change of the manifest."""
+    model = copy_of("gpt-tiny")
+    before = snapshot()
+    with pytest.raises(ZeroDivisionError), ModelDirectory.open(model).adding() as stage:
+        (stage / "notes.txt").write_text("added")
+        raise ZeroDivisionError
+    assert snapshot() == before
+
+
+LISTED = ("config.json", "model.safetensors", "tokenizer.json", "README.md")
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "extended", "a directory"])
+def test_damaged_file_is_named(name: str, damage: str, copy_of) -> None:
+    """Before anything of it is used."""
+    path = copy_of("gpt-tiny") / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "a directory":
+        path.mkdir()
+    elif damage != "missing":
+        path.write_bytes({"empty": b"", "truncated": content[:-1], "extended": content + b"\n"}[damage])
+    assert name in refused(path.parent)
+
+
+@tampering
+@given(data=st.data())
+def test_no_byte_of_any_listed_file_can_be_changed(data: st.DataObject, copy_of) -> None:
+    """Every file, every place, every value."""
+    model = Path("gpt-tiny") if Path("gpt-tiny").exists() else copy_of("gpt-tiny")
+    path = model / data.draw(st.sampled_from(LISTED))
+    content = path.read_bytes()
+    place = data.draw(st.integers(0, len(content) - 1))
+    path.write_bytes(content[:place] + bytes([content[place] ^ data.draw(st.integers(1, 255))]) + content[place + 1 :])
+    try:
+        assert path.name in refused(model)
+    finally:
+        path.write_bytes(content)
+
+
+@tampering
+@given(place=st.floats(0, 1, exclude_max=True), removed=st.integers(0, 2), added=st.binary(max_size=2))
+def test_damaged_manifest_is_refused_unless_it_says_the_same(place: float, removed: int, added: bytes, copy_of) -> None:
+    """White space aside, a change of the manifest is noticed as well."""
+    model = Path("gpt-tiny") if Path("gpt-tiny").exists() else copy_of("gpt-tiny")
+    path = model / "manifest.json"
+    content = path.read_bytes()
+    start = int(place * len(content))
+    path.write_bytes(content[:start] + added + content[start + removed :])
+    try:
+        load(model)
+    except ArtifactError as error:
+        assert "gpt-tiny" in str(error)
+    else:
+        assert json.loads(path.read_text()) == json.loads(content)
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["absent", "empty", "file", "no manifest", "manifest is a directory"])
+def test_what_is_no_model_directory_is_refused(kind: str, copy_of) -> None:
+    """With the command that makes one, where a directory is there."""
+    path = Path("gpt-tiny")
+    if kind == "file":
+        path.write_text("")
+    elif kind == "empty":
+        path.mkdir()
+    elif kind != "absent":
+        (copy_of("gpt-tiny") / "manifest.json").unlink()
+    if kind == "manifest is a directory":
+        (path / "manifest.json").mkdir()
+    expected = {"absent": "no such directory: gpt-tiny", "file": "not a directory: gpt-tiny"}
+    remedy = "not a model directory (no manifest.json): gpt-tiny: make one with zoo build"
+    assert refused(path) == expected.get(kind, remedy)
+
+
+GOOD = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../empty", "{absolute}", "folder/empty", "folder/../../empty", ".", "..", "", "/", "a\\b", "a\0b", "a\nb",
+     "x" * 256, "é" * 200, "\ud800", "manifest.json"],
+    ids=lambda name: ascii(name)[:20],
+)  # fmt: skip
+def test_manifest_cannot_name_a_file_elsewhere(name: str, copy_of, tmp_path: Path) -> None:
+    """Nor one that no file system can hold, nor itself; though the digest be right."""
+    model = copy_of("gpt-tiny")
+    (model / "folder").mkdir()
+    for path in (tmp_path / "empty", model / "folder/empty"):
+        path.write_bytes(b"")
+    listed = name.replace("{absolute}", str(tmp_path / "empty"))
+    edit(model / "manifest.json", lambda manifest: manifest["files"].update({listed: GOOD}))
+    refused(model)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"1",
+        b'"files"',
+        b"\xff\xfe{}",
+        b"[" * 100_000,
+        b'{"schema":' * 100_000,
+        b"{}",
+        b'{"schema": 1}',
+        b'{"files": {}}',
+        b'{"schema": 1, "files": {}}',
+        b'{"schema": 1, "files": []}',
+        b'{"schema": 1, "files": null}',
+        b'{"schema": 1, "files": {"config.json": null}}',
+        b'{"schema": 1, "files": {"config.json": ["sha256", "size"]}}',
+        b'{"schema": 1, "files": {"config.json": {"sha256": ""}}}',
+        b'{"schema": 1, "files": {"config.json": {"sha256": 0, "size": "0"}}}',
+        b'{"schema": 1, "files": {"config.json": {"sha256": [], "size": {}}}}',
+    ],
+    ids=lambda content: repr(content[:60]),
+)
+def test_manifest_that_is_none_is_refused(content: bytes, copy_of) -> None:
+    """Any JSON, and what is not even that."""
+    model = copy_of("gpt-tiny")
+    (model / "manifest.json").write_bytes(content)
+    assert "gpt-tiny" in refused(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace('"schema": 1', '"schema": 2'),
+        lambda text: text.replace('"schema": 1', '"schema": "1"'),
+        lambda text: text.replace('"schema": 1', '"schema": true'),
+        lambda text: text.replace('"schema": 1', '"schema": 1, "schema": 1'),
+        lambda text: text.replace('"schema": 1', '"schema": 1, "extra": 1'),
+        lambda text: text.replace('"files": {', '"files": {"a": 1, "a": 1, '),
+        lambda text: text.replace('"config.json"', '"other.json"'),
+    ],
+    ids=["newer", "text", "flag", "twice", "unknown key", "file twice", "no configuration"],
+)
+def test_manifest_of_another_form_is_refused(change: Callable[[str], str], copy_of) -> None:
+    """Each differs from a sound one in a single place."""
+    path = copy_of("gpt-tiny") / "manifest.json"
+    changed = change(path.read_text())
+    assert changed != path.read_text()
+    path.write_text(changed)
+    refused(path.parent)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json", "README.md"])
+def test_link_in_place_of_a_file_is_refused(name: str, copy_of, tmp_path: Path) -> None:
+    """Even if it leads to the very same bytes: a directory holds its model."""
+    path = copy_of("gpt-tiny") / name
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    refused(path.parent)
+
+
+def test_link_to_a_model_is_a_model(built) -> None:
+    """Only the files inside must be real."""
+    Path("link").symlink_to(built("gpt-tiny"))
+    assert same(load("link"), load(built("gpt-tiny")))
+
+
+def test_weights_must_be_listed(copy_of) -> None:
+    """Weights that nobody vouches for are not loaded."""
+    model = copy_of("gpt-tiny")
+    edit(model / "manifest.json", lambda manifest: manifest["files"].pop("model.safetensors"))
+    assert "model.safetensors is not in the manifest" in refused(model)
+
+
+@pytest.mark.parametrize("outside", ["../shard.safetensors", "{absolute}", "folder/shard.safetensors"])
+def test_index_cannot_lead_outside(outside: str, copy_of, seal, tmp_path: Path) -> None:
+    """With a manifest that agrees, and a sound shard where it points."""
+    model = copy_of("gpt-tiny", "--max-shard-size", "100K")
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    moved = index["weight_map"]["norm.weight"]
+    (model / "folder").mkdir()
+    for place in (tmp_path / "shard.safetensors", model / "folder/shard.safetensors"):
+        shutil.copy(model / moved, place)
+    target = outside.replace("{absolute}", str(tmp_path / "shard.safetensors"))
+    index["weight_map"] = {name: target if file == moved else file for name, file in index["weight_map"].items()}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    seal(model)
+    assert "index.json" in refused(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda c: c.update(schema=2), "schema 2"),
+        (lambda c: c.pop("schema"), "schema"),
+        (lambda c: c.pop("architecture"), "architecture"),
+        (lambda c: c.update(name=3), "name"),
+        (lambda c: c.update(config=[]), "config"),
+        (lambda c: c.update(plugin="gpt"), "plugin"),
+        (lambda c: c["plugin"].pop("version"), "plugin"),
+        (lambda c: c["plugin"].update(distribution=None), "plugin"),
+        (lambda c: c.update(dtype="float64"), "float64"),
+        (lambda c: c.update(dtype="int8"), "int8"),
+        (lambda c: c["config"].update(hiden_size=64), "did you mean 'hidden_size'"),
+        (lambda c: c["config"].update(hidden_size="64"), "hidden_size must be int, got '64'"),
+        (lambda c: c["config"].update(num_heads=7), "hidden_size 64 is not divisible by num_heads 7"),
+        (lambda c: c["config"].update(num_layers=-1), "num_layers must be positive, got -1"),
+        (lambda c: c["config"].update(norm_eps=float("nan")), "not valid JSON (NaN is not JSON)"),
+        (lambda c: c["config"].update(norm_eps=10**400), "norm_eps must be float"),
+    ],
+)
+def test_configuration_that_makes_no_sense_is_refused(
+    change: Callable[[dict[str, Any]], object], cause: str, copy_of, seal
+) -> None:
+    """Though its digest be right; the file and the key are named."""
+    model = copy_of("gpt-tiny")
+    edit(model / "config.json", change)
+    seal(model)
+    message = refused(model)
+    assert cause in message
+    assert "config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda c: c["config"].update(hidden_size=128), "norm.weight has shape (64,), not (128,)"),
+        (lambda c: c["config"].update(num_layers=1), "unexpected blocks.1."),
+        (lambda c: c["config"].update(num_layers=3), "missing blocks.2."),
+        (lambda c: c["config"].update(tie_embeddings=False), "missing head.weight"),
+        (lambda c: c.update(dtype="bfloat16"), "norm.weight is F32, not BF16"),
+    ],
+)  # fmt: skip
+def test_weights_of_another_model_are_refused(
+    change: Callable[[dict[str, Any]], object], cause: str, copy_of, seal
+) -> None:
+    """Tensor for tensor, all that does not fit is listed."""
+    model = copy_of("gpt-tiny")
+    edit(model / "config.json", change)
+    seal(model)
+    message = refused(model)
+    assert message.startswith("the weights are not this model's (")
+    assert cause in message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: c["plugin"].update(distribution="zoo-nowhere", version="9.8"), lambda c: c.update(architecture="gtp")],
+)
+def test_model_of_a_missing_plugin_says_who_made_it(change: Callable[[dict[str, Any]], object], copy_of, seal) -> None:
+    """And what to install."""
+    model = copy_of("gpt-tiny")
+    edit(model / "config.json", change)
+    seal(model)
+    made_by = json.loads((model / "config.json").read_text())["plugin"]
+    with pytest.raises(PluginError) as caught:
+        load(model)
+    assert f"{made_by['distribution']} {made_by['version']}" in str(caught.value)
+    assert str(caught.value).endswith(f": pip install {made_by['distribution']}")
+    assert caught.value.exit_code == 5
+
+
+def test_commit_that_a_stranger_planted_moves_nothing_from_elsewhere(copy_of, tmp_path: Path) -> None:
+    """A downloaded directory is only data: opening it must not take files of the user's."""
+    model = copy_of("gpt-tiny")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/key").write_text("secret")
+    (model / ".zoo-commit").symlink_to(tmp_path / "private")
+    try:
+        load(model)
+    except ArtifactError as error:
+        assert "gpt-tiny" in str(error)
+    assert (tmp_path / "private/key").read_text() == "secret"
+    assert not (model / "key").exists()

@@ -1,0 +1,359 @@
+"""Configurations: strict types, messages that name both values, and the round trip through plain data."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.gpt.config import GPTConfig
+from zoo_plugins.transformer.config import TransformerConfig
+
+from zoo import Config, UsageError
+
+quick = settings(deadline=None, max_examples=100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Config):
+    """One field of every type a configuration may have."""
+
+    count: int = 1
+    ratio: float = 0.5
+    flag: bool = False
+    label: str = "a"
+    mode: Literal["x", "y"] = "x"
+    level: Literal[1, 2] = 1
+    limit: int | None = None
+    scale: Optional[float] = None  # noqa: UP045  (the older spelling is as good)
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demanding(Config):
+    """A field without a default."""
+
+    count: int
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("count", -3, -3),
+        ("count", 10**30, 10**30),
+        ("ratio", 0.25, 0.25),
+        ("ratio", 2, 2.0),
+        ("flag", True, True),
+        ("label", "", ""),
+        ("mode", "y", "y"),
+        ("level", 2, 2),
+        ("limit", None, None),
+        ("limit", 7, 7),
+        ("scale", None, None),
+        ("scale", 3, 3.0),
+        ("sizes", [], ()),
+        ("sizes", [1, 2], (1, 2)),
+        ("sizes", (1, 2), (1, 2)),
+    ],
+)
+def test_value_of_the_right_type_is_kept(key: str, value: object, expected: object) -> None:
+    """The only conversions are from int to float and from list to tuple."""
+    found = getattr(Sample.from_dict({key: value}), key)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("count", True, "int"),
+        ("count", 1.0, "int"),
+        ("count", "1", "int"),
+        ("count", None, "int"),
+        ("ratio", True, "float"),
+        ("ratio", "0.5", "float"),
+        ("ratio", math.nan, "float"),
+        ("ratio", math.inf, "float"),
+        ("ratio", -math.inf, "float"),
+        pytest.param("ratio", 10**400, "float", id="ratio-huge"),
+        ("flag", 1, "bool"),
+        ("flag", "true", "bool"),
+        ("flag", None, "bool"),
+        ("label", 3, "str"),
+        ("label", None, "str"),
+        ("mode", "z", "one of 'x', 'y'"),
+        ("mode", 1, "one of 'x', 'y'"),
+        ("level", True, "one of 1, 2"),
+        ("level", 1.0, "one of 1, 2"),
+        ("level", 3, "one of 1, 2"),
+        ("limit", "none", "int or none"),
+        ("limit", False, "int or none"),
+        ("scale", math.nan, "float or none"),
+        ("sizes", 1, "tuple[int, ...]"),
+        ("sizes", "12", "tuple[int, ...]"),
+        ("sizes", [1, "2"], "tuple[int, ...]"),
+        ("sizes", [True], "tuple[int, ...]"),
+        ("sizes", None, "tuple[int, ...]"),
+    ],
+)
+def test_value_of_another_type_is_refused(key: str, value: object, wanted: str) -> None:
+    """The message names the key, the type wanted, the value, its type and the place."""
+    with pytest.raises(UsageError) as caught:
+        Sample.from_dict({key: value}, "somewhere.toml")
+    assert str(caught.value) == f"{key} must be {wanted}, got {value!r} ({type(value).__name__}): somewhere.toml"
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "remedy"),
+    [
+        (Sample, "cuont", "did you mean 'count'?"),
+        (GPTConfig, "hiden_size", "did you mean 'hidden_size'?"),
+        (GPTConfig, "n_layer", "did you mean 'num_layers'?"),
+        (Sample, "zzz", "known: count, flag, label, level, limit, mode, ratio, scale, sizes"),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest(cls: type[Config], key: str, remedy: str) -> None:
+    """Neither from a file nor from the command line is a misspelling swallowed."""
+    for attempt in (lambda: cls.from_dict({key: 1}, "x.toml"), lambda: cls.parse_setting(key, "1", "x.toml")):
+        with pytest.raises(UsageError) as caught:
+            attempt()
+        assert str(caught.value) == f"unknown key {key!r} for {cls.__name__}: x.toml: {remedy}"
+
+
+def test_missing_field_is_refused() -> None:
+    """A field without a default must be given."""
+    with pytest.raises(UsageError, match=r"count.*: x\.toml$"):
+        Demanding.from_dict({}, "x.toml")
+    assert Demanding.from_dict({"count": 2}).count == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("count", "3", 3),
+        ("count", "-1_000", -1000),
+        ("ratio", "1", 1.0),
+        ("ratio", "1e-5", 1e-5),
+        ("flag", "true", True),
+        ("label", "plain", "plain"),
+        ("label", "two words", "two words"),
+        ("label", '"quoted"', "quoted"),
+        ("label", "12", "12"),
+        ("label", "true", "true"),
+        ("label", "none", "none"),
+        ("label", "", ""),
+        ("label", "a=b", "a=b"),
+        ("mode", "y", "y"),
+        ("level", "2", 2),
+        ("limit", "none", None),
+        ("limit", "NONE", None),
+        ("limit", "7", 7),
+        ("sizes", "[1, 2]", (1, 2)),
+    ],
+)
+def test_setting_is_read_as_its_field_says(key: str, text: str, expected: object) -> None:
+    """TOML, a bare word for a string, ``none`` for an optional."""
+    found = Sample.parse_setting(key, text)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("count", "x"),
+        ("count", ""),
+        ("count", "1.5"),
+        ("count", "true"),
+        ("count", "none"),
+        ("count", "3\nratio = 1"),
+        ("ratio", "nan"),
+        ("ratio", "inf"),
+        ("ratio", "1e999"),
+        ("flag", "1"),
+        ("flag", "yes"),
+        ("mode", "z"),
+        ("level", "3"),
+        ("limit", "null"),
+        ("sizes", "1"),
+        ("sizes", "[1, 2.5]"),
+        ("sizes", "[1"),
+    ],
+)
+def test_setting_of_another_type_is_refused(key: str, text: str) -> None:
+    """Nothing is guessed, and nothing of the text is left unread."""
+    with pytest.raises(UsageError, match=f"^{key} must be .*: --set$"):
+        Sample.parse_setting(key, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("count", "1" * 5000), ("ratio", "1" * 400), ("sizes", "[" * 10_000)],
+    ids=["digits", "overflow", "nesting"],
+)
+def test_absurd_setting_is_a_usage_error(key: str, text: str) -> None:
+    """Numbers and nesting that Python's own readers give up on."""
+    with pytest.raises(UsageError):
+        Sample.parse_setting(key, text)
+
+
+SIZES = st.integers(1, 64)
+PROBABILITIES = st.floats(0, 1, exclude_max=True)
+EPSILONS = st.floats(1e-12, 1.0)
+ACTIVATIONS = st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"])
+
+
+@st.composite
+def gpt_configs(draw: st.DrawFn) -> GPTConfig:
+    """Any valid GPT."""
+    kv_heads, groups = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    return GPTConfig(
+        vocab_size=draw(SIZES),
+        max_seq_len=draw(SIZES),
+        hidden_size=kv_heads * groups * draw(SIZES),
+        num_layers=draw(SIZES),
+        num_heads=kv_heads * groups,
+        num_kv_heads=draw(st.sampled_from([kv_heads, None])),
+        intermediate_size=draw(st.none() | SIZES),
+        activation=draw(ACTIVATIONS),
+        norm_eps=draw(EPSILONS),
+        dropout=draw(PROBABILITIES),
+        tie_embeddings=draw(st.booleans()),
+        eos_token_id=draw(st.none() | st.integers(0, 63)),
+    )
+
+
+@st.composite
+def bert_configs(draw: st.DrawFn) -> BERTConfig:
+    """Any valid BERT."""
+    task = draw(st.sampled_from(["feature-extraction", "sentence-embedding", "fill-mask", "text-classification"]))
+    num_heads = draw(st.integers(1, 8))
+    return BERTConfig(
+        task=task,
+        vocab_size=draw(SIZES),
+        hidden_size=num_heads * draw(SIZES),
+        num_heads=num_heads,
+        intermediate_size=draw(st.none() | SIZES),
+        activation=draw(ACTIVATIONS),
+        norm_eps=draw(EPSILONS),
+        dropout=draw(PROBABILITIES),
+        pooler=task == "text-classification" or draw(st.booleans()),
+        pooling=draw(st.sampled_from(["cls", "mean"])),
+        normalize=draw(st.booleans()),
+        num_classes=draw(SIZES),
+    )
+
+
+@st.composite
+def transformer_configs(draw: st.DrawFn) -> TransformerConfig:
+    """Any valid encoder-decoder."""
+    num_heads = 2 * draw(st.integers(1, 4))
+    return TransformerConfig(
+        vocab_size=draw(st.integers(8, 64)),
+        hidden_size=num_heads * draw(SIZES),
+        num_heads=num_heads,
+        head_dim=draw(st.none() | SIZES),
+        value_head_dim=draw(st.none() | SIZES),
+        intermediate_size=draw(st.none() | SIZES),
+        norm_first=draw(st.booleans()),
+        attention_bias=draw(st.booleans()),
+        positions=draw(st.sampled_from(["learned", "sinusoidal"])),
+        tie_embeddings=draw(st.booleans()),
+        dropout=draw(PROBABILITIES),
+        decoder_start_token_id=draw(st.integers(0, 7)),
+    )
+
+
+any_config = st.one_of(gpt_configs(), bert_configs(), transformer_configs())
+
+
+@quick
+@given(any_config)
+def test_plain_data_gives_back_an_equal_configuration(config: Config) -> None:
+    """Directly, and through the JSON of a model directory."""
+    assert type(config).from_dict(config.to_dict()) == config
+    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@quick
+@given(any_config)
+def test_every_value_can_be_written_as_a_setting(config: Config) -> None:
+    """What ``zoo show --json`` prints can be given to ``--set``."""
+    for key, value in config.to_dict().items():
+        text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+        assert config.parse_setting(key, text) == value
+
+
+GPT_SIZES = (
+    "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size",
+    "norm_eps",
+)  # fmt: skip
+BERT_SIZES = (
+    "vocab_size", "type_vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "intermediate_size",
+    "norm_eps", "num_classes",
+)  # fmt: skip
+TRANSFORMER_SIZES = (
+    "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "head_dim", "value_head_dim",
+    "intermediate_size", "norm_eps",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    ("cls", "key"),
+    [
+        *((GPTConfig, key) for key in GPT_SIZES),
+        *((BERTConfig, key) for key in BERT_SIZES),
+        *((TransformerConfig, key) for key in TRANSFORMER_SIZES),
+    ],
+)
+def test_size_that_is_not_positive_is_refused(cls: type[Config], key: str, value: int) -> None:
+    """Zero too, also where None stands for a default."""
+    with pytest.raises(UsageError) as caught:
+        cls.from_dict({key: value}, "x.toml")
+    shown = float(value) if key == "norm_eps" else value
+    assert str(caught.value) == f"{key} must be positive, got {shown}: x.toml"
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "message"),
+    [
+        (GPTConfig, {"num_heads": 11}, "hidden_size 768 is not divisible by num_heads 11"),
+        (GPTConfig, {"num_kv_heads": 5}, "num_heads 12 is not divisible by num_kv_heads 5"),
+        (BERTConfig, {"hidden_size": 100}, "hidden_size 100 is not divisible by num_heads 12"),
+        (TransformerConfig, {"num_heads": 7}, "hidden_size 512 is not divisible by num_heads 7"),
+        (GPTConfig, {"dropout": 1}, "dropout must lie in [0, 1), got 1.0"),
+        (BERTConfig, {"dropout": -0.5}, "dropout must lie in [0, 1), got -0.5"),
+        (
+            BERTConfig,
+            {"task": "text-classification", "pooler": False},
+            "task 'text-classification' reads the pooler, but pooler is False",
+        ),
+        (
+            TransformerConfig,
+            {"vocab_size": 10, "decoder_start_token_id": 10},
+            "decoder_start_token_id 10 lies outside vocab_size 10",
+        ),
+        (
+            TransformerConfig,
+            {"hidden_size": 9, "num_heads": 3},
+            "sinusoidal positions need an even hidden_size, got 9",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together_are_both_named(cls: type[Config], values: dict[str, Any], message: str) -> None:
+    """Each value is fine on its own."""
+    with pytest.raises(UsageError) as caught:
+        cls.from_dict(values, "x.toml")
+    assert str(caught.value) == f"{message}: x.toml"
+
+
+def test_heads_of_their_own_width_need_not_divide_the_hidden_size() -> None:
+    """The paper's d_k and d_v are free when both are given."""
+    config = TransformerConfig.from_dict({"num_heads": 7, "head_dim": 5, "value_head_dim": 3})
+    assert (config.head_dim, config.value_head_dim) == (5, 3)

@@ -1,0 +1,537 @@
+"""The guarded loader: what a plugin does wrong stays its own affair, and is blamed on its distribution and version."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from zoo import PluginError, UsageError, __version__, load, plugins
+from zoo.plugins import Plugins, Selection
+from zoo.registry import registry, user_presets
+
+CONFIG = """
+from dataclasses import dataclass
+from typing import Literal
+import zoo
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(zoo.Config):
+    task: Literal["feature-extraction"] = "feature-extraction"
+    vocab_size: int = 260
+    hidden_size: int = 8
+
+    def graphs(self):
+        hidden = zoo.real("last_hidden_state", "batch", "sequence", self.hidden_size)
+        return (zoo.Graph(inputs=(zoo.token_ids("input_ids", self.vocab_size),), outputs=(hidden,)),)
+
+    def cost(self):
+        return zoo.cost.embedding(self.vocab_size, self.hidden_size)
+"""
+MODEL = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+
+    def forward(self, input_ids):
+        return self.embedding(input_ids)
+"""
+HEAD = "import zoo\nfrom pathlib import Path\nZOO_API = 1\n"
+
+
+def architectures(result: str) -> str:
+    """A hook that returns, or fails with, ``result``."""
+    return f"{HEAD}@zoo.hookimpl\ndef zoo_architectures():\n    return {result}\n"
+
+
+def architecture(name: str) -> str:
+    """An architecture whose configuration and model lie beside the plugin's module."""
+    return (
+        f'zoo.Architecture(name="{name}", tasks=("feature-extraction",), config="{{module}}_config:Settings", '
+        'model="{module}_model:Model", reference="A test")'
+    )
+
+
+def plugin(
+    install: Callable[..., Path],
+    distribution: str,
+    *,
+    version: str = "1.0",
+    provides: str | None = None,
+    presets: str | None = None,
+    config: str = CONFIG,
+    model: str = MODEL,
+) -> Path:
+    """Install a sound plugin with one architecture and one preset, both named as the distribution by default."""
+    name = provides or distribution
+    code = architectures(f"[{architecture(name)}]")
+    code += '@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
+    text = (
+        f'schema = 1\n[models.{name}-tiny]\narch = "{name}"\nconfig = {{ hidden_size = 8 }}\n'
+        if presets is None
+        else presets
+    )
+    files = {"{module}_config.py": config, "{module}_model.py": model, "presets.toml": text}
+    return install(distribution, code, version=version, files=files)
+
+
+def only_presets(install: Callable[..., Path], distribution: str, presets: str, *, version: str = "1.0") -> Path:
+    """Install a plugin that has presets and nothing else."""
+    code = f'{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
+    return install(distribution, code, version=version, files={"presets.toml": f"schema = 1\n{presets}"})
+
+
+def row(zoo, distribution: str, *options: str) -> dict[str, object]:
+    """What ``zoo plugins list`` says of a distribution's only plugin."""
+    (found,) = (
+        found
+        for found in zoo(*options, "plugins", "list", "--json").json["plugins"]
+        if found["distribution"] == distribution
+    )
+    return found
+
+
+def test_built_in_plugins_load_through_the_same_door(zoo) -> None:
+    """With the distribution and version they are shipped in."""
+    listed = zoo("plugins", "list", "--json")
+    assert listed.err == ""
+    built_in = [found for found in listed.json["plugins"] if found["built_in"]]
+    assert [found["name"] for found in built_in] == ["bert", "gpt", "transformer"]
+    for found in built_in:
+        assert (found["distribution"], found["version"]) == ("attention-zoo", __version__)
+        assert (found["status"], found["reason"]) == ("ok", None)
+        assert found["provides"]["architectures"] == [found["name"]]
+
+
+def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
+    """Its architecture and presets stand beside the built-in ones."""
+    plugin(install, "zoo-acme", version="2.5")
+    found = row(zoo, "zoo-acme")
+    seconds = found.pop("import_seconds")
+    assert isinstance(seconds, float)
+    assert 0 < seconds < 60
+    assert found == {
+        "name": "zoo-acme",
+        "distribution": "zoo-acme",
+        "version": "2.5",
+        "built_in": False,
+        "status": "ok",
+        "reason": None,
+        "provides": {"architectures": ["zoo-acme"], "presets": ["zoo-acme-tiny"], "importers": []},
+    }
+    listed = zoo("list", "zoo-acme*", "--json")
+    assert listed.err == ""
+    assert [(model["name"], model["parameters"]) for model in listed.json["models"]] == [("zoo-acme-tiny", 260 * 8)]
+    assert zoo("build", "zoo-acme-tiny", "--set", "hidden_size=4").status == 0
+    stored = json.loads(Path("zoo-acme-tiny/config.json").read_text())
+    assert stored["plugin"] == {"name": "zoo-acme", "distribution": "zoo-acme", "version": "2.5"}
+    assert stored["config"]["hidden_size"] == 4
+    assert load("zoo-acme-tiny").embedding.weight.shape == (260, 4)
+
+
+def test_two_plugins_of_one_name_are_both_loaded(install, zoo) -> None:
+    """Neither is silently skipped."""
+    for number in (1, 2):
+        install(f"zoo-acme{number}", HEAD, plugin="same")
+    found = [found for found in zoo("plugins", "list", "--json").json["plugins"] if found["name"] == "same"]
+    assert [(item["distribution"], item["status"]) for item in found] == [("zoo-acme1", "ok"), ("zoo-acme2", "ok")]
+
+
+PRESETS_HOOK = f'{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
+# What a plugin does, the presets it ships, and what its owner must read.
+BROKEN: dict[str, tuple[str | None, str | None, str]] = {
+    "import error": ("import no_such_module", None, "ModuleNotFoundError: No module named 'no_such_module'"),
+    "no module": (None, None, "ModuleNotFoundError: No module named 'zoo_aaa'"),
+    "syntax error": ("def (", None, "SyntaxError: "),
+    "null bytes": (HEAD + "\0", None, "null bytes"),
+    "exit": ("import sys\nsys.exit(0)", None, "SystemExit: 0"),
+    "several lines": ("raise RuntimeError('one\\ntwo')", None, "RuntimeError: one two"),
+    "unprintable error": (
+        "class Unprintable(Exception):\n    def __str__(self):\n        raise ValueError('no text')\nraise Unprintable",
+        None,
+        "Unprintable",
+    ),
+    "wrong contract": ("ZOO_API = 2", None, "written for ZOO_API 2, this zoo has 1"),
+    "no contract": ("import zoo", None, "written for ZOO_API None, this zoo has 1"),
+    "flag as contract": ("ZOO_API = True", None, "written for ZOO_API True, this zoo has 1"),
+    "misspelt hook": (f"{HEAD}@zoo.hookimpl\ndef zoo_architecture():\n    return []", None, "zoo_architecture"),
+    "hook with an argument": (f"{HEAD}@zoo.hookimpl\ndef zoo_presets(folder):\n    return []", None, "folder"),
+    "raising hook": (architectures("1 / 0"), None, "ZeroDivisionError: division by zero"),
+    "exiting hook": (architectures("[][exit(0)]"), None, "SystemExit: 0"),
+    "no list": (architectures("None"), None, "zoo_architectures must return a list of Architecture, got None"),
+    "text": (architectures("'gpt'"), None, "zoo_architectures must return a list of Architecture, got 'gpt'"),
+    "rubbish": (architectures("[3]"), None, "zoo_architectures must return a list of Architecture, got [3]"),
+    "nameless architecture": (
+        architectures("[zoo.Architecture(name=7, tasks=(), config='a:B', model='a:B', reference='')]"),
+        None,
+        "name",
+    ),
+    "broken presets": (PRESETS_HOOK, "models = ", "not valid TOML ("),
+    "misspelt preset": (PRESETS_HOOK, 'schema = 1\n[models.a]\narhc = "gpt"', "did you mean 'arch'?"),
+    "no presets": (PRESETS_HOOK, None, "cannot read (No such file or directory)"),
+    "text as presets": (f"{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return ['x.toml']", None, "list of Path"),
+    "noise before the end": ("print('noise')\nraise RuntimeError('late')", None, "RuntimeError: late"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> None:
+    """Unrelated commands go on as if it were not there, its neighbour included, and it leaves nothing behind."""
+    plugin(install, "zoo-zebra")
+    healthy = zoo("list").out
+    code, presets, cause = BROKEN[case]
+    install("zoo-aaa", code, version="3.1.4", plugin="faulty", files={"presets.toml": presets} if presets else None)
+    listed = zoo("list")
+    assert (listed.status, listed.out) == (0, healthy)
+    (line,) = (line for line in listed.err.splitlines() if line != "noise")
+    assert line.startswith("warning: plugin 'faulty' (zoo-aaa 3.1.4): broken: ")
+    assert cause in line
+    found = row(zoo, "zoo-aaa")
+    assert (found["name"], found["version"], found["status"]) == ("faulty", "3.1.4", "broken")
+    assert cause in str(found["reason"])
+    assert found["provides"] == {"architectures": [], "presets": [], "importers": []}
+    assert row(zoo, "zoo-zebra")["status"] == "ok"
+
+
+def test_asking_for_what_only_a_broken_plugin_provides_names_it(install, zoo) -> None:
+    """The plugin's status is the remedy."""
+    install("zoo-aaa", "import no_such_module", version="3.1.4", plugin="faulty")
+    user_presets().parent.mkdir(parents=True)
+    user_presets().write_text('schema = 1\n[models.mine]\narch = "aaa"\n')
+    shown = zoo("show", "mine")
+    assert (shown.status, shown.out) == (5, "")
+    warning, error = shown.err.splitlines()
+    assert warning.startswith("warning: ")
+    assert error.startswith("error: no plugin provides the architecture 'aaa'")
+    assert "plugin 'faulty' (zoo-aaa 3.1.4)" in error
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"METADATA": None}, {"METADATA": ""}, {"entry_points.txt": "[zoo.plugins]\nno equals sign\n"}],
+    ids=["no metadata", "empty metadata", "malformed entry points"],
+)
+def test_damaged_installation_does_not_spoil_unrelated_commands(metadata: Mapping[str, str | None], install, zoo):
+    """What an interrupted pip may leave behind."""
+    plugin(install, "zoo-zebra")
+    healthy = zoo("list").out
+    folder = install("zoo-aaa", HEAD)
+    for name, text in metadata.items():
+        path = folder / "zoo_aaa-1.0.dist-info" / name
+        path.unlink()
+        if text is not None:
+            path.write_text(text)
+    importlib.invalidate_caches()
+    listed = zoo("list")
+    assert (listed.status, listed.out) == (0, healthy)
+
+
+@pytest.mark.parametrize("value", ["not a module", "zoo_aaa:absent", "zoo_aaa:"])
+def test_entry_point_that_leads_nowhere_is_broken(value: str, install, zoo) -> None:
+    """The distribution is sound, what it points to is not."""
+    folder = install("zoo-aaa", HEAD, version="2.0")
+    (folder / "zoo_aaa-2.0.dist-info/entry_points.txt").write_text(f"[zoo.plugins]\nfaulty = {value}\n")
+    importlib.invalidate_caches()
+    listed = zoo("list")
+    assert listed.status == 0
+    (line,) = listed.warnings
+    assert line.startswith("warning: plugin 'faulty' (zoo-aaa 2.0): broken: ")
+
+
+@pytest.mark.parametrize("place", ["plugin", "hook", "configuration", "cost", "model", "constructor"])
+def test_printing_never_reaches_a_result(place: str, install, zoo) -> None:
+    """Whenever a plugin's code runs, standard output belongs to zoo."""
+    noise = "print('noise')"
+    config = {
+        "configuration": f"{noise}\n{CONFIG}",
+        "cost": CONFIG.replace("        return zoo.cost", f"        {noise}\n        return zoo.cost"),
+    }.get(place, CONFIG)
+    model = {
+        "model": f"{noise}\n{MODEL}",
+        "constructor": MODEL.replace("        self.config", f"        {noise}\n        self.config"),
+    }.get(place, MODEL)
+    folder = plugin(install, "zoo-aaa", config=config, model=model)
+    code = (folder / "zoo_aaa.py").read_text()
+    if place == "plugin":
+        (folder / "zoo_aaa.py").write_text(f"{noise}\n{code}")
+    if place == "hook":
+        (folder / "zoo_aaa.py").write_text(code.replace("    return [zoo", f"    {noise}\n    return [zoo"))
+    done = zoo("build", "zoo-aaa-tiny", "--json")
+    assert done.status == 0
+    assert done.json["parameters"] == 260 * 8
+    assert done.err.splitlines() == ["noise"] * done.err.count("noise") != []
+
+
+# What the configuration or the model of a plugin does wrong once it is used.
+MISBEHAVING = {
+    "configuration does not import": ("import no_such_module", MODEL, "no_such_module"),
+    "configuration exits": ("import sys\nsys.exit(0)", MODEL, "SystemExit"),
+    "no configuration": ("", MODEL, "Settings"),
+    "not a configuration": ("class Settings:\n    pass", MODEL, "zoo.Config"),
+    "unknown annotation": (CONFIG.replace("vocab_size: int", "vocab_size: 'Unknown'"), MODEL, "Unknown"),
+    "check fails": (f"{CONFIG}\n    def __post_init__(self):\n        raise KeyError('fault')\n", MODEL, "fault"),
+    "check exits": (f"{CONFIG}\n    def __post_init__(self):\n        raise SystemExit(0)\n", MODEL, "SystemExit"),
+    "no task": (CONFIG.replace("    task:", "    purpose:"), MODEL, "task"),
+    "cost fails": (CONFIG.replace("return zoo.cost", "return 1 / 0, zoo.cost"), MODEL, "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("case", MISBEHAVING)
+def test_configuration_that_misbehaves_is_its_plugins_fault(case: str, install, zoo) -> None:
+    """Its preset is unavailable, all others are listed; asking for it is a plugin error with the owner's name."""
+    healthy = zoo("list", "--json").json["models"]
+    config, model, cause = MISBEHAVING[case]
+    plugin(install, "zoo-aaa", version="3.1.4", config=config, model=model)
+    listed = zoo("list", "--json")
+    assert listed.status == 0
+    assert [found for found in listed.json["models"] if found["name"] != "zoo-aaa-tiny"] == healthy
+    (found,) = (found for found in listed.json["models"] if found["name"] == "zoo-aaa-tiny")
+    assert found["available"] is False
+    assert cause in found["reason"]
+    zoo("show", "zoo-aaa-tiny").failed(5, "zoo-aaa 3.1.4", cause)
+
+
+@pytest.mark.parametrize("case", ["configuration does not import", "check fails", "check exits"])
+def test_stored_model_of_a_plugin_that_misbehaves_names_the_plugin(case: str, install, zoo) -> None:
+    """It was sound when the model was made, and has been replaced since."""
+    folder = plugin(install, "zoo-aaa", version="3.1.4")
+    assert zoo("build", "zoo-aaa-tiny").status == 0
+    config, _, cause = MISBEHAVING[case]
+    (folder / "zoo_aaa_config.py").write_text(config)
+    sys.modules.pop("zoo_aaa_config")
+    importlib.invalidate_caches()
+    with pytest.raises(PluginError) as caught:
+        load("zoo-aaa-tiny")
+    assert "zoo-aaa 3.1.4" in str(caught.value)
+    assert cause in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "cause"),
+    [
+        ("import no_such_module", "no_such_module"),
+        (MODEL.replace("self.config = c", "raise KeyError('fault')"), "fault"),
+        (MODEL.replace("self.config = c", "raise SystemExit(0)"), "SystemExit"),
+        (MODEL.replace("self.config = c", "pass"), "keeps no .config"),
+    ],
+    ids=["does not import", "raises", "exits", "keeps no configuration"],
+)
+def test_model_that_cannot_be_made_is_its_plugins_fault(model: str, cause: str, install, zoo, snapshot) -> None:
+    """Nothing is left of the model directory."""
+    plugin(install, "zoo-aaa", version="3.1.4", model=model)
+    zoo("build", "zoo-aaa-tiny").failed(5, "zoo-aaa 3.1.4", cause)
+    assert snapshot() == {}
+
+
+def test_interruption_is_not_swallowed(install, zoo) -> None:
+    """Control-C while a plugin is imported stops zoo, not the plugin."""
+    install("zoo-aaa", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        Plugins(Selection())
+    done = zoo("list")
+    assert (done.status, done.out, done.err.strip()) == (130, "", "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("options", "listed"),
+    [
+        (["--no-plugins"], None),
+        (["-P", "no:zoo-aaa"], None),
+        ([], ""),
+        ([], "zoo-zebra"),
+        (["--no-plugins"], "zoo-aaa"),
+        (["-P", "no:zoo-aaa"], "zoo-aaa,zoo-zebra"),
+    ],
+)
+def test_disabled_plugin_is_not_imported(
+    options: list[str], listed: str | None, install, zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it was switched off; the built-in ones do not mind."""
+    install("zoo-aaa", "raise RuntimeError('imported')")
+    install("zoo-zebra", HEAD)
+    if listed is not None:
+        monkeypatch.setenv("ZOO_PLUGINS", listed)
+    done = zoo(*options, "list")
+    assert (done.status, done.err) == (0, "")
+    assert "gpt-small" in done.out
+    found = row(zoo, "zoo-aaa", *options)
+    assert (found["status"], found["reason"], found["import_seconds"]) == ("disabled", None, None)
+    assert "zoo_aaa" not in sys.modules
+
+
+@pytest.mark.parametrize("listed", ["zoo-aaa", " zoo-aaa , ", "zoo-aaa,gpt"])
+def test_zoo_plugins_names_the_third_parties_to_load(
+    listed: str, install, zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blanks do not matter, and the built-in ones are loaded anyway."""
+    install("zoo-aaa", HEAD)
+    install("zoo-zebra", HEAD)
+    monkeypatch.setenv("ZOO_PLUGINS", listed)
+    found = zoo("plugins", "list", "--json").json["plugins"]
+    statuses = {plugin["name"]: plugin["status"] for plugin in found}
+    expected = {"bert": "ok", "gpt": "ok", "transformer": "ok", "zoo-aaa": "ok", "zoo-zebra": "disabled"}
+    assert expected.items() <= statuses.items()
+
+
+def test_built_in_plugin_can_be_switched_off(zoo) -> None:
+    """Its presets stay listed, as unavailable, and asking for one says what is missing."""
+    models = zoo("-P", "no:gpt", "list", "--json").json["models"]
+    assert {model["name"] for model in models if not model["available"]} == {
+        name for name in registry().names() if name.startswith("gpt")
+    }
+    assert "zoo_plugins.gpt" not in {module.__name__ for module in imported_plugins()}
+    zoo("-P", "no:gpt", "show", "gpt-small").failed(5, "'gpt'", "[models.gpt-small]", "disabled: gpt")
+
+
+def imported_plugins() -> list[object]:
+    """The modules that the selection in force allowed to load."""
+    return [sys.modules[found.module] for found in plugins.active().loaded()]
+
+
+@pytest.mark.parametrize(
+    ("options", "listed", "message"),
+    [
+        (["-P", "no:nope"], None, "no plugin 'nope'"),
+        (["-P", "no:gtp"], None, "did you mean 'gpt'?"),
+        ([], "nope", "no plugin 'nope'"),
+        ([], "gpt,brt", "did you mean 'bert'?"),
+        (["-P", "gpt"], None, "-P takes no:NAME, got 'gpt'"),
+        (["-P", "no:"], None, "-P takes no:NAME, got 'no:'"),
+        (["-P", "yes:gpt"], None, "-P takes no:NAME, got 'yes:gpt'"),
+    ],
+)
+def test_unknown_plugin_in_a_selection_is_a_usage_error(
+    options: list[str], listed: str | None, message: str, zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelling would otherwise load what was to be kept out."""
+    if listed is not None:
+        monkeypatch.setenv("ZOO_PLUGINS", listed)
+    zoo(*options, "list").failed(2, message)
+
+
+def test_two_providers_of_an_architecture_are_an_error_naming_both(install, zoo) -> None:
+    """Each is marked, other commands work, and the distribution's name resolves it."""
+    plugin(install, "zoo-one", version="1.1", provides="twin", presets="schema = 1")
+    plugin(install, "zoo-two", version="2.2", provides="twin", presets="schema = 1")
+    both = ("plugin 'zoo-one' (zoo-one 1.1)", "plugin 'zoo-two' (zoo-two 2.2)")
+    listed = zoo("list")
+    assert listed.status == 0
+    assert "gpt-small" in listed.out
+    assert len(listed.warnings) == 2
+    for line, me, other in zip(listed.warnings, both, reversed(both), strict=True):
+        assert line == f"warning: {me}: conflict: architecture 'twin' is also provided by {other}"
+    assert [row(zoo, name)["status"] for name in ("zoo-one", "zoo-two")] == ["conflict", "conflict"]
+    with pytest.warns(plugins.ZooWarning, match="conflict"):
+        active = Plugins(Selection())
+    with pytest.raises(PluginError) as caught:
+        active.architecture("twin", "x.toml")
+    assert str(caught.value) == f"architecture 'twin' is provided by {' and '.join(both)}: x.toml: write zoo-one:twin"
+    assert caught.value.exit_code == 5
+    for name in ("zoo-one", "zoo-two"):
+        assert active.architecture(f"{name}:twin")[0].distribution == name
+    user_presets().parent.mkdir(parents=True)
+    user_presets().write_text('schema = 1\n[models.mine]\narch = "zoo-two:twin"\n')
+    assert zoo("show", "mine", "--json").json["distribution"] == "zoo-two"
+
+
+def test_two_providers_of_a_preset_are_an_error_naming_both(install, zoo) -> None:
+    """``distribution:name`` says which one is meant."""
+    for name, version, layers in (("zoo-one", "1.1", 1), ("zoo-two", "2.2", 3)):
+        text = f'[models.shared]\nbase = "gpt-tiny"\nconfig = {{ num_layers = {layers} }}'
+        only_presets(install, name, text, version=version)
+    shown = zoo("show", "shared")
+    assert (shown.status, shown.out) == (5, "")
+    *warnings, error = shown.err.splitlines()
+    assert len(warnings) == 2
+    both = "plugin 'zoo-one' (zoo-one 1.1) and plugin 'zoo-two' (zoo-two 2.2)"
+    assert error == f"error: model 'shared' is provided by {both}: write zoo-one:shared"
+    for name, layers in (("zoo-one", 1), ("zoo-two", 3)):
+        assert zoo("show", f"{name}:shared", "--json").json["config"]["num_layers"] == layers
+    assert zoo("-P", "no:zoo-one", "show", "shared", "--json").json["config"]["num_layers"] == 3
+    listed = zoo("list", "--json")
+    assert listed.status == 0
+    assert [model["available"] for model in listed.json["models"] if model["name"] == "shared"] == [False]
+
+
+def test_remedy_of_a_preset_conflict_also_works_as_a_base(install) -> None:
+    """What the message says to write can be written."""
+    for name, layers in (("zoo-one", 1), ("zoo-two", 3)):
+        only_presets(
+            install, name, f'[models.shared]\nbase = "gpt-tiny"\nconfig = {{ num_layers = {layers} }}'
+        )  # fmt: skip
+    user_presets().parent.mkdir(parents=True)
+    user_presets().write_text('schema = 1\n[models.mine]\nbase = "zoo-two:shared"\n')
+    with pytest.warns(plugins.ZooWarning, match="conflict"):
+        assert registry().resolve("mine").config.to_dict()["num_layers"] == 3
+
+
+def test_preset_of_a_distribution_means_the_architecture_of_that_distribution(install, zoo) -> None:
+    """Two forks of one plugin: whose preset is asked for, his architecture it is."""
+    for name in ("zoo-one", "zoo-two"):
+        plugin(install, name, provides="twin")
+    for name in ("zoo-one", "zoo-two"):
+        shown = zoo("show", f"{name}:twin-tiny", "--json")
+        assert shown.status == 0, shown.err
+        assert shown.json["distribution"] == name
+
+
+def test_clash_with_a_built_in_architecture_names_both(install, zoo) -> None:
+    """zoo neither prefers its own nor lets itself be replaced; without the intruder all is well."""
+    others = {name for name in registry().names() if not name.startswith("gpt")}
+    plugin(install, "zoo-rival", version="6.6", provides="gpt", presets="schema = 1")
+    listed = zoo("list", "--json")
+    assert listed.status == 0
+    assert {model["name"] for model in listed.json["models"] if model["available"]} == others
+    shown = zoo("show", "gpt-small")
+    assert (shown.status, shown.out) == (5, "")
+    error = shown.err.splitlines()[-1]
+    assert "attention-zoo 0." in error
+    assert "zoo-rival 6.6" in error
+    assert zoo("-P", "no:zoo-rival", "show", "gpt-small").status == 0
+
+
+def test_clash_with_a_built_in_preset_names_both(install, zoo) -> None:
+    """A plugin cannot change gpt-small under its user's feet."""
+    only_presets(install, "zoo-rival", "[models.gpt-small]\nconfig = { num_layers = 1 }", version="6.6")
+    shown = zoo("show", "gpt-small")
+    assert (shown.status, shown.out) == (5, "")
+    error = shown.err.splitlines()[-1]
+    assert "attention-zoo 0." in error
+    assert "zoo-rival 6.6" in error
+    assert zoo("show", "attention-zoo:gpt-small", "--json").json["config"]["num_layers"] == 12
+
+
+def test_two_importers_of_one_checkpoint_type_are_an_error_naming_both(install) -> None:
+    """Not whichever was loaded last."""
+    code = f"{HEAD}@zoo.hookimpl\ndef zoo_importers():\n    return ["
+    code += "zoo.Importer(model_type='bert', architecture='bert', rules='a:B')]\n"
+    install("zoo-rival", code, version="6.6")
+    with pytest.warns(plugins.ZooWarning, match="importer .bert. is also provided by"):
+        active = Plugins(Selection())
+    with pytest.raises(PluginError) as caught:
+        active.importer("bert")
+    assert "attention-zoo 0." in str(caught.value)
+    assert "zoo-rival 6.6" in str(caught.value)
+
+
+def test_importer_of_an_unknown_checkpoint_type_is_a_usage_error() -> None:
+    """With the nearest type that can be imported."""
+    with pytest.raises(UsageError, match=r"^no importer for model_type 'brt': x: did you mean 'bert'\?$"):
+        Plugins(Selection()).importer("brt", "x")
+
+
+def test_plugin_that_provides_a_name_twice_conflicts_with_itself(install, zoo) -> None:
+    """One warning, and no other command is disturbed."""
+    install("zoo-aaa", architectures(f"[{architecture('twin')}, {architecture('twin')}]"), version="3.1.4")
+    listed = zoo("list")
+    assert listed.status == 0
+    (line,) = listed.warnings
+    assert line.startswith("warning: plugin 'zoo-aaa' (zoo-aaa 3.1.4): conflict: architecture 'twin' ")

@@ -1,0 +1,313 @@
+"""The registry: which value wins and why, inheritance, and presets that cannot be resolved."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from zoo import PluginError, UsageError
+from zoo.registry import ModelSpec, built_in_presets, registry, user_presets
+
+BUILT_IN = tomllib.loads(built_in_presets().read_text(encoding="utf-8"))["models"]
+# Each class of error, and a preset of a user's that runs into it.
+BROKEN = {
+    "cycle": ('[models.mine]\nbase = "mine"', UsageError, "mine -> mine"),
+    "base": ('[models.mine]\nbase = "gpt-smal"', UsageError, "did you mean 'gpt-small'"),
+    "nothing": ("[models.mine]", UsageError, "give it an arch or a base"),
+    "key": ('[models.mine]\narch = "gpt"\nconfig = { hiden_size = 8 }', UsageError, "did you mean 'hidden_size'"),
+    "type": ('[models.mine]\narch = "gpt"\nconfig = { hidden_size = "8" }', UsageError, "hidden_size must be int"),
+    "value": ('[models.mine]\narch = "gpt"\nconfig = { num_heads = 11 }', UsageError, "hidden_size 768 is not div"),
+    "architecture": ('[models.mine]\narch = "gtp"', PluginError, "no plugin provides the architecture 'gtp'"),
+}
+
+
+def write_user(text: str) -> Path:
+    """The user's own presets."""
+    path = user_presets()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"schema = 1\n{text}", encoding="utf-8")
+    return path
+
+
+def write_project(text: str, folder: Path = Path()) -> Path:
+    """The presets of a project."""
+    path = folder.absolute() / "zoo.toml"
+    path.write_text(f"schema = 1\n{text}", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_preset_says_what_its_file_says(name: str) -> None:
+    """Its own table wins over all it inherits."""
+    spec = registry().resolve(name)
+    values = spec.config.to_dict()
+    assert BUILT_IN[name].get("config", {}).items() <= values.items()
+    assert spec.description == BUILT_IN[name]["description"]
+    assert spec.origins is not None
+    assert {key: origins[-1].value for key, origins in spec.origins.items()} == values
+    assert spec.name == name
+
+
+def test_precedence(zoo) -> None:
+    """Default < base < preset < user < project < --set: every value, its source and all that it replaced."""
+    base, preset = (f"built-in registry.toml [models.{name}]" for name in ("gpt-small", "gpt-medium"))
+    user_file = write_user(
+        "[models.gpt-medium]\nconfig = { num_layers = 10, max_seq_len = 100, dropout = 0.3, vocab_size = 300 }"
+    )
+    project_file = write_project(
+        "[models.gpt-medium]\nconfig = { max_seq_len = 200, dropout = 0.4, intermediate_size = 50 }"
+    )
+    user, project = (f"{path} [models.gpt-medium]" for path in (user_file, project_file))
+    config = zoo("why", "gpt-medium", "--set", "dropout=0.5", "--set", "norm_eps=0.001", "--json").json["config"]
+    expected: dict[str, list[tuple[object, str]]] = {
+        "activation": [("gelu_tanh", "default")],
+        "eos_token_id": [(50256, base)],
+        "num_heads": [(12, base), (16, preset)],
+        "num_layers": [(12, base), (24, preset), (10, user)],
+        "vocab_size": [(300, user)],
+        "max_seq_len": [(100, user), (200, project)],
+        "intermediate_size": [(50, project)],
+        "dropout": [(0.3, user), (0.4, project), (0.5, "--set dropout=0.5")],
+        "norm_eps": [(0.001, "--set norm_eps=0.001")],
+    }
+    for key, origins in expected.items():
+        *replaced, (value, source) = origins
+        assert config[key] == {
+            "value": value,
+            "source": source,
+            "replaced": [{"value": old, "source": where} for old, where in replaced],
+        }
+
+
+def test_why_for_people_names_the_winner_and_the_replaced(zoo) -> None:
+    """One line a value."""
+    path = write_user("[models.gpt-medium]\nconfig = { num_layers = 10 }")
+    lines = [line.split() for line in zoo("why", "gpt-medium").out.splitlines()]
+    assert [line[0] for line in lines] == list(registry().resolve("gpt-medium").config.to_dict())
+    line = " ".join(next(line for line in lines if line[0] == "num_layers"))
+    assert line == (
+        f"num_layers 10 {path} [models.gpt-medium] instead of 24 of built-in registry.toml [models.gpt-medium]; "
+        "instead of 12 of built-in registry.toml [models.gpt-small]"
+    )
+
+
+def test_overlay_of_a_base_reaches_what_inherits_but_yields_to_it() -> None:
+    """A user's gpt-small is the base of gpt-medium, which still has its own sizes."""
+    write_user("[models.gpt-small]\nconfig = { num_layers = 3, dropout = 0.25 }")
+    config = registry().resolve("gpt-medium").config.to_dict()
+    assert (config["num_layers"], config["dropout"]) == (24, 0.25)
+
+
+def test_overlay_may_change_the_base_and_the_text() -> None:
+    """Base, description and tokenizer merge as values do."""
+    write_user('[models.gpt-medium]\nbase = "gpt-tiny"\ndescription = "Mine"')
+    spec = registry().resolve("gpt-medium")
+    assert (spec.config.to_dict()["vocab_size"], spec.description, spec.tokenizer) == (260, "Mine", "bytes")
+
+
+def test_project_is_found_from_below_and_the_nearest_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zoo.toml of the nearest directory at or above the current one, alone."""
+    deep, inner = tmp_path / "a/b/c", tmp_path / "a"
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    assert "mine" not in registry().names()
+    write_project('[models.mine]\nbase = "gpt-tiny"\nconfig = { num_layers = 1 }', tmp_path)
+    assert registry().resolve("mine").config.to_dict()["num_layers"] == 1
+    write_project('[models.other]\nbase = "gpt-tiny"', inner)
+    assert "other" in registry().names()
+    assert "mine" not in registry().names()
+    write_project('[models.own]\nbase = "gpt-tiny"', deep)
+    assert "own" in registry().names()
+    assert not {"mine", "other"} & set(registry().names())
+
+
+def test_arguments_and_settings_are_the_last_word() -> None:
+    """Python arguments over files, settings over arguments, the last setting over the one before."""
+    spec = registry().resolve(
+        "gpt-tiny", ["dropout=0.2", "dropout=0.3"], values={"dropout": 0.1, "max_seq_len": 64}
+    )  # fmt: skip
+    assert spec.config.to_dict()["dropout"] == 0.3
+    assert spec.config.to_dict()["max_seq_len"] == 64
+    assert spec.origins is not None
+    assert [(item.value, item.source) for item in spec.origins["dropout"]] == [
+        (0.1, "argument"),
+        (0.2, "--set dropout=0.2"),
+        (0.3, "--set dropout=0.3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("gpt-tiny", "dropout", "'dropout' is not key=value: --set"),
+        ("gpt-tiny", "n_layer=2", "unknown key 'n_layer' for GPTConfig: --set: did you mean 'num_layers'?"),
+        ("gpt-tiny", "num_layers=two", "num_layers must be int, got 'two' (str): --set"),
+        ("gpt-tiny", "task=fill-mask", "task must be one of 'text-generation', got 'fill-mask' (str): --set"),
+        (
+            "gpt-tiny",
+            "num_heads=7",
+            "hidden_size 64 is not divisible by num_heads 7: gpt-tiny --set num_heads=7",
+        ),
+    ],
+)
+def test_bad_setting(name: str, setting: str, message: str) -> None:
+    """What was wanted, and where it was said."""
+    with pytest.raises(UsageError) as caught:
+        registry().resolve(name, [setting])
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [({"num_layers": "2"}, "num_layers must be int"), ({"layers": 2}, "unknown key 'layers'")],
+)
+def test_bad_argument(values: Mapping[str, object], error: str) -> None:
+    """Python callers get the same check."""
+    with pytest.raises(UsageError, match=error):
+        registry().resolve("gpt-tiny", values=values)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("gpt-smal", "'gpt-small'"), ("bert_base", "'bert-base'"), ("", "known: bert-base")]
+)
+def test_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    """The names that come closest, or some when none does."""
+    with pytest.raises(UsageError, match=f"^unknown model {name!r}: .*{nearest}"):
+        registry().resolve(name)
+
+
+def test_unknown_distribution_of_a_known_model_is_refused() -> None:
+    """``distribution:name`` never falls back to the name alone."""
+    with pytest.raises(UsageError, match=r"^unknown model "):
+        registry().resolve("nobody:gpt-small")
+
+
+@pytest.mark.parametrize(
+    ("tables", "cycle"),
+    [
+        ({"a": "a"}, "a -> a"),
+        ({"a": "b", "b": "c", "c": "a"}, "a -> b -> c -> a"),
+        ({"a": "b", "b": "c", "c": "b"}, "a -> b -> c -> b"),
+        ({"gpt-small": "gpt-medium"}, "gpt-small -> gpt-medium -> gpt-small"),
+    ],
+)
+def test_cycle_is_spelt_out(tables: Mapping[str, str], cycle: str) -> None:
+    """Of any length, also through a built-in preset."""
+    path = write_user("\n".join(f'[models.{name}]\nbase = "{base}"' for name, base in tables.items()))
+    with pytest.raises(UsageError) as caught:
+        registry().resolve(next(iter(tables)))
+    repeated = cycle.rpartition(" ")[2]
+    assert str(caught.value) == f"presets inherit in a cycle ({cycle}): {path} [models.{repeated}]"
+
+
+def test_long_chain_is_resolved_or_refused() -> None:
+    """Inheritance deeper than Python's stack is no internal error."""
+    links = "\n".join(f'[models.a{n}]\nbase = "a{n + 1}"' for n in range(2000))
+    write_user(f'{links}\n[models.a2000]\nbase = "gpt-tiny"\nconfig = {{ num_layers = 5 }}')
+    try:
+        assert registry().resolve("a0").config.to_dict()["num_layers"] == 5
+    except UsageError as error:
+        assert "a0" in str(error)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_preset_that_cannot_be_resolved_says_why(case: str) -> None:
+    """One line with the file or the preset in it."""
+    text, kind, message = BROKEN[case]
+    write_user(text)
+    with pytest.raises(kind) as caught:
+        registry().resolve("mine")
+    assert message in str(caught.value)
+    assert "mine" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["nothing", "key", "type", "value", "architecture"])
+def test_error_in_a_file_names_the_file(case: str) -> None:
+    """And the table."""
+    text, kind, _ = BROKEN[case]
+    path = write_user(text)
+    with pytest.raises(kind) as caught:
+        registry().resolve("mine")
+    assert f"{path} [models.mine]" in str(caught.value)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_listing_survives_a_preset_that_cannot_be_resolved(case: str, zoo) -> None:
+    """It is one row with its reason; every other row is as it was, and nothing is written to stderr."""
+    text, _, message = BROKEN[case]
+    healthy = zoo("list").out.splitlines()
+    write_user(text)
+    listed = zoo("list")
+    assert (listed.status, listed.err) == (0, "")
+    (line,) = (line for line in listed.out.splitlines() if line.startswith("mine "))
+    assert "unavailable: " in line
+    assert message in line
+    assert [line for line in listed.out.splitlines() if not line.startswith("mine ")] == healthy
+    (row,) = (row for row in zoo("list", "--json").json["models"] if not row["available"])
+    assert row["name"] == "mine"
+    assert message in row["reason"]
+
+
+@pytest.mark.parametrize("filters", [{"task": "text-generation"}, {"architecture": "gpt"}, {"min_parameters": 1}])
+def test_filter_leaves_out_what_cannot_be_judged(filters: Mapping[str, object]) -> None:
+    """A preset that has no architecture matches no filter but a name."""
+    write_user(BROKEN["architecture"][0])
+    assert all(isinstance(item, ModelSpec) for item in registry().search(**filters))
+    ((name, error),) = registry().search("min*e")
+    assert name == "mine"
+    assert isinstance(error, PluginError)
+
+
+@pytest.mark.parametrize("text", ["models = ", "colour = 1", "[models.a]\nconfig = 3"])
+@pytest.mark.parametrize("write", [write_user, write_project])
+def test_broken_file_of_the_user_or_project_is_named(write, text: str, zoo) -> None:
+    """It could hold anything, so no command guesses what it meant."""
+    path = write(text)
+    for arguments in (["list"], ["show", "gpt-tiny"], ["why", "gpt-tiny"], ["build", "gpt-tiny"]):
+        zoo(*arguments).failed(2, str(path))
+    assert not Path("gpt-tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "filters"),
+    [
+        ("*", {}),
+        ("gpt-*", {}),
+        ("*-tiny", {}),
+        ("gpt-[ml]*", {}),
+        ("GPT-*", {}),
+        ("*", {"task": "sentence-embedding"}),
+        ("*", {"architecture": "transformer"}),
+        ("*", {"min_parameters": 124_439_808}),
+        ("*", {"max_parameters": 124_439_808}),
+        ("*", {"min_parameters": 124_439_809, "max_parameters": 335_141_888}),
+        ("bert-*", {"task": "feature-extraction", "max_parameters": 10**8}),
+        ("*", {"task": "no-such-task"}),
+    ],
+)
+def test_search(pattern: str, filters: Mapping[str, object]) -> None:
+    """Every filter must hold; both ends of the parameter range belong to it."""
+    specs = [registry().resolve(name) for name in BUILT_IN]
+    expected = {
+        spec.name
+        for spec in specs
+        if fnmatchcase(spec.name, pattern)
+        and filters.get("task", spec.config.task) == spec.config.task
+        and filters.get("architecture", spec.architecture.name) == spec.architecture.name
+        and filters.get("min_parameters", 0) <= spec.parameters() <= filters.get("max_parameters", 10**15)
+    }
+    found = [item.name for item in registry().search(pattern, **filters) if isinstance(item, ModelSpec)]
+    assert found == sorted(expected)
+
+
+def test_search_finds_the_published_sizes() -> None:
+    """BERT-large and GPT-2 medium lie between 300 and 400 million."""
+    found = registry().search(min_parameters=300_000_000, max_parameters=400_000_000)
+    assert [item.name for item in found if isinstance(item, ModelSpec)] == ["bert-large", "gpt-medium"]

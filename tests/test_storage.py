@@ -1,0 +1,439 @@
+"""Atomic directories: whatever fails or dies on the way, the old state or the new one is there, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import itertools
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import full, nth_call
+from zoo import StorageError, UsageError, ZooError
+from zoo.storage import add_to_directory, new_directory, recover
+
+OLD = {"a.txt": b"old", "manifest.json": b"old"}
+NEW = {"z.txt": b"new", "manifest.json": b"new"}
+MERGED = {**OLD, **NEW}
+TARGET = Path("target")
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Fill a directory."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def read(folder: Path) -> dict[str, bytes | None]:
+    """What a directory holds, hidden files included."""
+    return {path.name: path.read_bytes() if path.is_file() else None for path in folder.iterdir()}
+
+
+def names() -> list[str]:
+    """What lies in the current directory."""
+    return sorted(path.name for path in Path().iterdir())
+
+
+def make() -> None:
+    """Make a new directory."""
+    with new_directory(TARGET, force=False, replaceable=lambda path: True) as stage:
+        write(stage, NEW)
+
+
+def replace() -> None:
+    """Replace an old directory."""
+    with new_directory(TARGET, force=True, replaceable=lambda path: True) as stage:
+        write(stage, NEW)
+
+
+def add() -> None:
+    """Add to an old directory."""
+    with add_to_directory(TARGET) as stage:
+        write(stage, NEW)
+
+
+def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that the system cannot swap two directories in one step."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+
+
+def test_new_directory_appears_whole() -> None:
+    """Parents are made; until the block ends nothing bears the name."""
+    target = Path("deep/er/target")
+    with new_directory(target, force=False, replaceable=lambda path: False) as stage:
+        write(stage, NEW)
+        assert not target.exists()
+    assert read(target) == NEW
+    assert [path.name for path in target.parent.iterdir()] == ["target"]
+
+
+def test_forced_directory_replaces_all_of_the_old() -> None:
+    """The old files do not shine through."""
+    write(TARGET, OLD)
+    replace()
+    assert read(TARGET) == NEW
+    assert names() == ["target"]
+
+
+def test_addition_keeps_what_it_does_not_replace() -> None:
+    """Files of the same name are replaced, others stay."""
+    write(TARGET, OLD)
+    add()
+    assert read(TARGET) == MERGED
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("operation", ["make", "replace", "add"])
+def test_block_that_raises_changes_nothing(operation: str, error: type[BaseException]) -> None:
+    """Its own exception comes through."""
+    if operation != "make":
+        write(TARGET, OLD)
+    manager = add_to_directory(TARGET) if operation == "add" else new_directory(
+        TARGET, force=True, replaceable=lambda path: True
+    )  # fmt: skip
+    with pytest.raises(error), manager as stage:
+        write(stage, NEW)
+        raise error
+    assert not TARGET.exists() if operation == "make" else read(TARGET) == OLD
+    assert names() == ([] if operation == "make" else ["target"])
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link", "dangling link"])
+def test_existing_target_is_refused_without_force(kind: str) -> None:
+    """Before anything is written."""
+    if kind == "directory":
+        write(TARGET, OLD)
+    elif kind == "file":
+        TARGET.write_bytes(b"old")
+    else:
+        if kind == "link":
+            write(Path("elsewhere"), OLD)
+        TARGET.symlink_to("elsewhere")
+    before = names()
+    with pytest.raises(UsageError, match=r"^already exists: .*target: use --force to replace it$"):
+        make()
+    assert names() == before
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_force_replaces_only_what_may_be_replaced(kind: str) -> None:
+    """A link is never followed and never replaced."""
+    if kind == "file":
+        TARGET.write_bytes(b"old")
+    elif kind == "directory":
+        write(TARGET, OLD)
+    else:
+        write(Path("elsewhere"), OLD)
+        TARGET.symlink_to("elsewhere")
+    with (
+        pytest.raises(UsageError, match="exists and is not a model directory"),
+        new_directory(TARGET, force=True, replaceable=lambda path: False),
+    ):
+        pass
+    assert TARGET.read_bytes() == b"old" if kind == "file" else read(TARGET) == OLD
+    assert TARGET.is_symlink() == (kind == "link")
+
+
+def test_target_that_appears_meanwhile_is_kept() -> None:
+    """Another writer was faster."""
+    with pytest.raises(UsageError, match="already exists"):  # noqa: SIM117  (the error leaves the inner block)
+        with new_directory(TARGET, force=False, replaceable=lambda path: True) as stage:
+            write(stage, NEW)
+            write(TARGET, OLD)
+    assert read(TARGET) == OLD
+    assert names() == ["target"]
+
+
+@pytest.mark.parametrize("operation", [make, replace, add])
+def test_everything_is_on_the_disk_before_it_has_its_name(
+    operation: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file and the stage are synchronised first, the directory that holds the name last."""
+    prepare(operation)
+    synchronised: list[int] = []
+    original = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synchronised.append(os.fstat(file).st_ino), original(file))[1])
+    operation()
+    files = {(TARGET / name).stat().st_ino for name in NEW}
+    parent = TARGET if operation is add else Path()
+    assert set(synchronised[:2]) == files
+    assert synchronised[-1] == parent.stat().st_ino
+    if operation is not add:
+        assert synchronised[2] == TARGET.stat().st_ino
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077, 0o000])
+def test_modes_follow_the_umask(mask: int) -> None:
+    """Whatever modes the writer of a file chose."""
+    previous = os.umask(mask)
+    try:
+        with new_directory(TARGET, force=False, replaceable=lambda path: True) as stage:
+            write(stage, NEW)
+            (stage / "z.txt").chmod(0o600)
+        with add_to_directory(TARGET) as stage:
+            (stage / "c.txt").write_bytes(b"")
+            (stage / "c.txt").chmod(0o777)
+    finally:
+        os.umask(previous)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in TARGET.iterdir()}
+    assert modes == dict.fromkeys(("z.txt", "c.txt", "manifest.json"), 0o666 & ~mask)
+    assert stat.S_IMODE(TARGET.stat().st_mode) == 0o777 & ~mask
+
+
+def attempts(
+    operation: Callable[[], None], call: str, action: Callable[[], None]
+) -> Iterator[tuple[int, StorageError | None]]:
+    """Run ``operation`` afresh with its first, second, ... call of a function going wrong, until there is none."""
+    for number in itertools.count(1):
+        prepare(operation)
+        error = None
+        with nth_call(call, number, action) as calls:
+            try:
+                operation()
+            except StorageError as caught:
+                error = caught
+        if len(calls) < number:
+            assert error is None
+            assert number > 1, f"{call} is never called"
+            return
+        yield number, error
+
+
+def prepare(operation: Callable[[], None]) -> None:
+    """An empty directory, or one with an old target."""
+    for path in Path().iterdir():
+        shutil.rmtree(path)
+    if operation is not make:
+        write(TARGET, OLD)
+
+
+@pytest.mark.parametrize(
+    ("operation", "call", "exchange"),
+    [
+        *((make, call, True) for call in ("mkdir", "Path.open", "os.open", "fsync", "rename")),
+        *((replace, call, True) for call in ("mkdir", "Path.open", "os.open", "fsync")),
+        *((replace, call, False) for call in ("fsync", "rename")),
+    ],
+)
+def test_full_disk_leaves_the_old_state(
+    operation: Callable[[], None], call: str, exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever call fails: a storage error, what was there before, and no stage."""
+    if not exchange:
+        without_exchange(monkeypatch)
+    for number, error in attempts(operation, call, full):
+        assert error is not None, f"{call} {number} was swallowed"
+        assert error.exit_code == 6
+        assert str(error).startswith("cannot write (No space left on device): ")
+        assert str(error).endswith("target: free some space")
+        assert names() == ([] if operation is make else ["target"]), f"{call} {number}"
+        assert operation is make or read(TARGET) == OLD, f"{call} {number}"
+
+
+@pytest.mark.parametrize("call", ["mkdir", "Path.open", "os.open", "fsync", "rename", "replace"])
+def test_full_disk_leaves_an_addition_undone_or_done(call: str) -> None:
+    """Once committed it is finished by the next to come."""
+    for number, error in attempts(add, call, full):
+        assert error is not None, f"{call} {number} was swallowed"
+        recover(TARGET)
+        assert read(TARGET) in (OLD, MERGED), f"{call} {number}"
+
+
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [
+        *((make, call) for call in ("mkdir", "Path.open", "os.open", "fsync", "rename")),
+        *((replace, call) for call in ("mkdir", "Path.open", "os.open", "fsync", "unlink", "rmdir")),
+        *((add, call) for call in ("mkdir", "Path.open", "os.open", "fsync", "rename", "replace", "rmdir")),
+    ],
+)
+def test_killed_process_leaves_the_old_state_or_the_new(operation: Callable[[], None], call: str) -> None:
+    """Whichever call it dies in; whoever comes next removes what it left."""
+    for number in itertools.count(1):
+        prepare(operation)
+        if not dies(operation, call, number):
+            assert number > 1, f"{call} is never called"
+            break
+        if operation is add:
+            recover(TARGET)
+            assert visible(TARGET) in (OLD, MERGED), f"{call} {number}"
+            add()
+            assert read(TARGET) == MERGED
+        else:
+            states = (None, NEW) if operation is make else (OLD, NEW)
+            assert (visible(TARGET) if TARGET.exists() else None) in states, f"{call} {number}"
+            replace()
+            assert read(TARGET) == NEW
+            assert names() == ["target"]
+
+
+def test_killed_process_loses_nothing_where_directories_cannot_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there is a moment without a target; the next to come puts the old one back, whatever becomes of his own."""
+    without_exchange(monkeypatch)
+    for number in itertools.count(1):
+        prepare(replace)
+        if not dies(replace, "rename", number):
+            assert number > 2
+            break
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            new_directory(TARGET, force=True, replaceable=lambda path: True),
+        ):
+            raise ZeroDivisionError
+        assert (visible(TARGET) if TARGET.exists() else None) in (OLD, NEW), f"rename {number}"
+
+
+def dies(operation: Callable[[], None], call: str, number: int) -> bool:
+    """Run ``operation`` in a process that ends at once before its Nth call of a function."""
+    process = os.fork()
+    if process == 0:
+        try:
+            with nth_call(call, number, lambda: os._exit(9)):
+                operation()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert status in (0, 9)
+    return status == 9
+
+
+def visible(folder: Path) -> dict[str, bytes | None]:
+    """What a directory holds, but for the stages of the dead."""
+    return {name: content for name, content in read(folder).items() if not name.startswith(".")}
+
+
+@pytest.mark.parametrize("target", ["target", "m[1]", "a*b", "a**b", "?"])
+def test_abandoned_stages_are_swept_and_live_ones_kept(target: str) -> None:
+    """Those of this target; its name may hold anything."""
+    dead, live, other = (
+        Path(name) for name in (f".{target}.zoo-stage-0", f".{target}.zoo-stage-1", ".other.zoo-stage-0")
+    )
+    for path in (dead, live, other):
+        write(path, OLD)
+    lock = os.open(live, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with new_directory(Path(target), force=False, replaceable=lambda path: True) as stage:
+            write(stage, NEW)
+        assert names() == sorted([target, live.name, other.name])
+    finally:
+        os.close(lock)
+    assert read(Path(target)) == NEW
+
+
+def test_abandoned_stages_inside_a_directory_are_swept() -> None:
+    """The next addition does it."""
+    write(TARGET, OLD)
+    write(TARGET / ".zoo-stage-0", NEW)
+    add()
+    assert read(TARGET) == MERGED
+
+
+def test_stage_is_safe_from_the_moment_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer of the same target comes just after a stage was made."""
+    original = Path.mkdir
+    visitors: list[threading.Thread] = []
+    visited: list[bool] = []
+
+    def visit() -> None:
+        replace()
+        visited.append(True)
+
+    def mkdir(path: Path, *arguments: object, **options: object) -> None:
+        original(path, *arguments, **options)
+        if ".zoo-stage-" in path.name and not visitors:
+            visitors.append(threading.Thread(target=visit, daemon=True))
+            visitors[0].start()
+            visitors[0].join(timeout=0.2)  # it is done by then, unless it has to wait for us
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    replace()
+    visitors[0].join(timeout=10)
+    assert visited == [True]
+    assert read(TARGET) == NEW
+    assert names() == ["target"]
+
+
+def test_link_that_looks_like_a_stage_is_not_followed() -> None:
+    """Sweeping ends at the directory's edge."""
+    write(Path("elsewhere"), OLD)
+    Path(".target.zoo-stage-0").symlink_to("elsewhere")
+    make()
+    assert read(Path("elsewhere")) == OLD
+    assert read(TARGET) == NEW
+
+
+def test_link_that_looks_like_a_commit_is_not_followed() -> None:
+    """A directory from a stranger must not move files that lie elsewhere."""
+    write(Path("elsewhere"), NEW)
+    write(TARGET, OLD)
+    (TARGET / ".zoo-commit").symlink_to(Path("elsewhere").absolute())
+    with contextlib.suppress(ZooError):
+        recover(TARGET)
+    assert read(Path("elsewhere")) == NEW
+    assert visible(TARGET) == OLD
+
+
+def test_committed_addition_is_finished() -> None:
+    """The manifest moves last, so that until then the old one does not know the new files."""
+    write(TARGET, OLD)
+    write(TARGET / ".zoo-commit", NEW)
+    moved: list[str] = []
+    original = Path.replace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", lambda path, to: (moved.append(path.name), original(path, to))[1])
+        recover(TARGET)
+    assert moved == ["z.txt", "manifest.json"]
+    assert read(TARGET) == MERGED
+    recover(TARGET)
+    assert read(TARGET) == MERGED
+
+
+UNWRITABLE = [Path("file/target"), Path("file/deeper/target"), Path("/proc/target"), Path("x" * 250), Path("x" * 300)]
+
+
+@pytest.mark.parametrize("target", UNWRITABLE, ids=["file", "below", "proc", "long stage", "long name"])
+def test_unwritable_target_is_a_storage_error(target: Path) -> None:
+    """No permission is needed to find that out, so it also holds for root."""
+    Path("file").write_bytes(b"old")
+    with (
+        pytest.raises(StorageError, match=r"^cannot write \(") as caught,
+        new_directory(target, force=True, replaceable=lambda path: True),
+    ):
+        pass
+    assert str(target) in str(caught.value)
+    assert names() == ["file"]
+    assert Path("file").read_bytes() == b"old"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_forbidden_target_is_a_storage_error(tmp_path: Path) -> None:
+    """A directory without write permission, and one that cannot even be looked into."""
+    for mode in (0o555, 0o000):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir(mode=mode)
+        try:
+            with (
+                pytest.raises(StorageError, match="check the permissions"),
+                new_directory(folder / "target", force=True, replaceable=lambda path: True),
+            ):
+                pass
+        finally:
+            folder.chmod(0o755)
+        assert read(folder) == {}
+
+
+def test_addition_to_nothing_is_a_storage_error() -> None:
+    """It does not make the directory."""
+    with pytest.raises(StorageError, match="No such file or directory"):
+        add()
+    assert names() == []

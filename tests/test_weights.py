@@ -1,0 +1,357 @@
+"""The layout of weights: agreement with the safetensors library, and refusal of everything that is not one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from zoo import ArtifactError
+from zoo.weights import StoredTensor, load_json, plain_name, read_header, read_layout
+
+FILE = Path("model.safetensors")
+INDEX = Path("model.safetensors.index.json")
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+DATA = bytes(range(8))
+
+
+def write(header: object, data: bytes = DATA) -> Path:
+    """A safetensors file with this header: bytes or text as they are, anything else as JSON."""
+    if not isinstance(header, bytes):
+        header = (header if isinstance(header, str) else json.dumps(header)).encode()
+    FILE.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return FILE
+
+
+def entry(**changes: object) -> dict[str, object]:
+    """A header whose only tensor differs from a sound one."""
+    return {"a": {**ENTRY, **changes}}
+
+
+def of_library(path: Path) -> dict[str, tuple[str, list[int], bytes]] | None:
+    """Names, dtypes, shapes and bytes as the safetensors library reads them, or None where it refuses."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {
+                name: (
+                    file.get_slice(name).get_dtype(),
+                    file.get_slice(name).get_shape(),
+                    file.get_tensor(name).reshape(-1).view(torch.uint8).numpy().tobytes(),
+                )
+                for name in file.keys()  # noqa: SIM118  (not a mapping)
+            }
+    except (SafetensorError, UnicodeError):
+        return None
+
+
+def of_zoo(path: Path) -> dict[str, tuple[str, list[int], bytes]] | None:
+    """The same as zoo reads them."""
+    try:
+        tensors = read_header(path)
+    except ArtifactError as error:
+        assert str(path) in str(error)
+        return None
+    data = path.read_bytes()
+    return {
+        name: (tensor.dtype, list(tensor.shape), data[tensor.offset : tensor.offset + tensor.length])
+        for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
+     "uint64", "uint32", "uint16", "uint8", "bool"],
+)  # fmt: skip
+def test_every_dtype_of_the_library_is_read(dtype: str) -> None:
+    """A matrix, a scalar and an empty tensor of each."""
+    kind = getattr(torch, dtype)
+    tensors = {"matrix": torch.ones(2, 3), "scalar": torch.tensor(1.0), "empty": torch.ones(0, 4)}
+    save_file({name: tensor.to(kind) for name, tensor in tensors.items()}, FILE, {"format": "pt"})
+    found = of_zoo(FILE)
+    assert found is not None
+    assert found == of_library(FILE)
+    assert {name: shape for name, (_, shape, _) in found.items()} == {"matrix": [2, 3], "scalar": [], "empty": [0, 4]}
+
+
+def test_place_of_a_tensor_is_its_place_in_the_file() -> None:
+    """Offsets count from the file's first byte, as the ONNX graph wants them."""
+    header = json.dumps(entry())
+    assert read_header(write(header)) == {
+        "a": StoredTensor(file="model.safetensors", dtype="F32", shape=(2,), offset=8 + len(header), length=8)
+    }
+
+
+# Each would be read as something, were it not for a check.
+REFUSED: dict[str, tuple[object, bytes]] = {
+    "no json": ("{", DATA),
+    "no object": ([], b""),
+    "text": ('"a"', b""),
+    "null": ("null", b""),
+    "nothing": ("", b""),
+    "byte order mark": (b"\xef\xbb\xbf" + json.dumps(entry()).encode(), DATA),
+    "utf-16": (json.dumps(entry()).encode("utf-16-le"), DATA),
+    "utf-32": (json.dumps(entry()).encode("utf-32-le"), DATA),
+    "not utf-8": (b'{"\xff":' + json.dumps(ENTRY).encode() + b"}", DATA),
+    "lone surrogate": ('{"\\ud800":' + json.dumps(ENTRY) + "}", DATA),
+    "nan": (entry(extra=math.nan), DATA),
+    "infinite": ('{"a":' + json.dumps(ENTRY)[:-1] + ',"extra":1e999}}', DATA),
+    "deep": ("[" * 100_000, b""),
+    "deep entry": ('{"a":' * 100_000, b""),
+    "deep extra": ('{"a":' + json.dumps(ENTRY)[:-1] + ',"extra":' + "[" * 500 + "]" * 500 + "}}", DATA),
+    "digits": ('{"a":{"dtype":"F32","shape":[' + "1" * 5000 + '],"data_offsets":[0,8]}}', DATA),
+    "duplicate tensor": ('{"a":' + json.dumps({**ENTRY, "dtype": "I32"}) + ',"a":' + json.dumps(ENTRY) + "}", DATA),
+    "duplicate field": ('{"a":' + json.dumps(ENTRY)[:-1] + ',"dtype":"F32"}}', DATA),
+    "list as entry": ({"a": ["F32", [2], [0, 8]]}, DATA),
+    "null as entry": ({"a": None}, b""),
+    "no dtype": ({"a": {"shape": [2], "data_offsets": [0, 8]}}, DATA),
+    "no shape": ({"a": {"dtype": "F32", "data_offsets": [0, 8]}}, DATA),
+    "no offsets": ({"a": {"dtype": "F32", "shape": [2]}}, DATA),
+    "unknown dtype": (entry(dtype="F33"), DATA),
+    "lower case dtype": (entry(dtype="f32"), DATA),
+    "number as dtype": (entry(dtype=32), DATA),
+    "list as dtype": (entry(dtype=["F32"]), DATA),
+    "text as shape": (entry(shape="", data_offsets=[0, 4]), DATA[:4]),
+    "object as shape": (entry(shape={}, data_offsets=[0, 4]), DATA[:4]),
+    "number as shape": (entry(shape=2), DATA),
+    "null as shape": (entry(shape=None), DATA),
+    "fraction in shape": (entry(shape=[2.0]), DATA),
+    "flag in shape": (entry(shape=[True, 2]), DATA),
+    "negative shape": (entry(shape=[-1, -2]), DATA),
+    "vast shape": (entry(shape=[2**32, 2**32]), DATA),
+    "vast shape of nothing": (entry(shape=[2**40, 2**40, 0], data_offsets=[0, 0]), b""),
+    "size beyond 64 bits": (entry(shape=[2**64, 0], data_offsets=[0, 0]), b""),
+    "shape too large": (entry(shape=[3]), DATA),
+    "shape too small": (entry(shape=[1]), DATA),
+    "text as offsets": (entry(data_offsets="08"), DATA),
+    "one offset": (entry(data_offsets=[8]), DATA),
+    "three offsets": (entry(data_offsets=[0, 8, 8]), DATA),
+    "backward offsets": (entry(data_offsets=[8, 0]), DATA),
+    "negative offset": (entry(data_offsets=[-8, 0]), DATA),
+    "offset past the end": (entry(data_offsets=[8, 16]), DATA),
+    "gap at the start": (entry(data_offsets=[4, 12]), DATA + DATA[:4]),
+    "gap": ({"a": ENTRY, "b": {**ENTRY, "data_offsets": [12, 20]}}, DATA * 2 + DATA[:4]),
+    "overlap": ({"a": ENTRY, "b": {**ENTRY, "data_offsets": [4, 12]}}, DATA + DATA[:4]),
+    "same place": ({"a": ENTRY, "b": ENTRY}, DATA),
+    "empty tensor inside another": ({"a": ENTRY, "b": entry(shape=[0], data_offsets=[4, 4])["a"]}, DATA),
+    "short data": (entry(), DATA[:-1]),
+    "long data": (entry(), DATA + b"\0"),
+    "no data": (entry(), b""),
+    "list as metadata": ({"__metadata__": [], **entry()}, DATA),
+    "number in metadata": ({"__metadata__": {"a": 1}, **entry()}, DATA),
+    "tensor as metadata": ({"__metadata__": ENTRY, **entry()}, DATA),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsound_header_is_refused(case: str) -> None:
+    """One line that names the file. The library refuses all of them too, but for two that it reads and we do not."""
+    path = write(*REFUSED[case])
+    assert of_library(path) is None or case in ("duplicate tensor", "list as entry")
+    with pytest.raises(ArtifactError) as caught:
+        read_header(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0", b"\0" * 7, b"\0" * 8, (2**63).to_bytes(8, "little"), b"\xff" * 8, b"\xff" * 64,
+     (100_000_001).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"{}"],
+)  # fmt: skip
+def test_header_size_is_never_trusted(content: bytes) -> None:
+    """Neither a short file nor a size of 2^63 makes anyone read or allocate."""
+    FILE.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"model\.safetensors"):
+        read_header(FILE)
+
+
+@pytest.mark.parametrize("path", [Path("absent.safetensors"), Path()], ids=["absent", "directory"])
+def test_what_cannot_be_read_is_refused(path: Path) -> None:
+    """The system's reason is told."""
+    with pytest.raises(ArtifactError, match=r"^(missing|cannot read \(Is a directory\)): "):
+        read_header(path)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 9) | st.floats() | st.sampled_from(["F32", "BF16", "", "a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "dtype", "x"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 4, 2**32, 2**63]), max_size=3)
+OFFSETS = st.lists(st.sampled_from([0, 2, 4, 8, 2**63]), min_size=2, max_size=2)
+ENTRIES = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "F32", "BF16", "I64", "BOOL", "F8_E4M3"]) | JSON_VALUES,
+        "shape": SHAPES | JSON_VALUES,
+        "data_offsets": OFFSETS | JSON_VALUES,
+    },
+    optional={"extra": JSON_VALUES},
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    header=st.dictionaries(
+        st.sampled_from(["a", "b", "c", "\0", "é"]), ENTRIES | JSON_VALUES, max_size=3
+    ),
+    metadata=st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2) | JSON_VALUES,
+    data=st.binary(max_size=16),
+)  # fmt: skip
+@example(header={}, metadata=None, data=b"")
+@example(header={"a": ENTRY}, metadata={"format": "pt"}, data=DATA)
+def test_header_is_refused_or_read_as_the_library_reads_it(
+    header: dict[str, object], metadata: object, data: bytes
+) -> None:
+    """Whatever is written into the fields."""
+    path = write(header if metadata is None else {"__metadata__": metadata, **header}, data)
+    found = of_zoo(path)
+    assert found is None or found == of_library(path)
+
+
+SOUND = Path("sound.safetensors")
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    place=st.floats(0, 1, exclude_max=True),
+    removed=st.integers(0, 3),
+    added=st.binary(max_size=3) | st.sampled_from([b"0", b"-", b'"', b"[", b"]", b"}", b",", b" ", b"1e3", b"\\u0000"]),
+)
+def test_damaged_file_is_refused_or_read_as_the_library_reads_it(place: float, removed: int, added: bytes) -> None:
+    """Bytes flipped, removed and inserted anywhere."""
+    tensors = {"a": torch.arange(4.0), "b.c": torch.ones(2, 3, dtype=torch.bfloat16), "d": torch.zeros(0, 2)}
+    save_file(tensors, SOUND, {"format": "pt", "tied": "a"})
+    content = SOUND.read_bytes()
+    start = int(place * len(content))
+    FILE.write_bytes(content[:start] + added + content[start + removed :])
+    found = of_zoo(FILE)
+    assert found is None or found == of_library(FILE)
+
+
+def shards() -> None:
+    """Two sound shards and their index."""
+    save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, "one.safetensors")
+    save_file({"c": torch.zeros(4)}, "two.safetensors")
+    weight_map = {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}
+    INDEX.write_text(json.dumps({"metadata": {"total_size": 36}, "weight_map": weight_map}))
+
+
+def test_shards_are_read_as_one() -> None:
+    """Every tensor with its own file."""
+    shards()
+    layout = read_layout(Path())
+    assert {name: (tensor.file, tensor.shape) for name, tensor in layout.items()} == {
+        "a": ("one.safetensors", (2,)),
+        "b": ("one.safetensors", (3,)),
+        "c": ("two.safetensors", (4,)),
+    }
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        None,
+        [],
+        "one.safetensors",
+        {"a": 1},
+        {"a": None},
+        {"a": ["one.safetensors"]},
+        {"a": "one.safetensors"},
+        {"a": "one.safetensors", "b": "one.safetensors", "d": "two.safetensors"},
+        {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"},
+        {"a": "one.safetensors", "b": "one.safetensors", "c": "absent.safetensors"},
+        {"a": "one.safetensors", "b": "one.safetensors", "c": "."},
+        {"a": "../outside.safetensors"},
+        {"a": "folder/../../outside.safetensors"},
+        {"a": "folder/inside.safetensors"},
+        {"a": "{absolute}"},
+        {"a": ""},
+        {"a": "a\0b"},
+        {"a": "x" * 300},
+        {"a": "é" * 200},
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_index_that_is_not_the_shards_is_refused(
+    weight_map: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missing, misplaced and invented tensors, and files that lie elsewhere though they are sound."""
+    model = tmp_path / "model"
+    (model / "folder").mkdir(parents=True)
+    monkeypatch.chdir(model)
+    shards()
+    for place in ("../outside.safetensors", "folder/inside.safetensors"):
+        save_file({"a": torch.zeros(2)}, place)
+    absolute = str(tmp_path / "outside.safetensors")
+    text = json.dumps({"weight_map": weight_map}).replace("{absolute}", absolute)
+    INDEX.write_text(text if weight_map is not None else "{}")
+    with pytest.raises(ArtifactError):
+        read_layout(Path())
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"a": "\xff"}', "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a":' * 100_000, "not valid JSON"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
+        (b'{"a": 1, "a": 1}', "a key occurs twice"),
+        (b'{"x": {"a": 1, "a": 2}}', "a key occurs twice"),
+        (b"[]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b'"text"', "not a JSON object"),
+    ],
+    ids=lambda value: repr(value[:20]),
+)
+def test_json_that_is_no_object_is_refused(content: bytes, cause: str) -> None:
+    """The file is named, and the cause."""
+    path = Path("x.json")
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError) as caught:
+        load_json(path)
+    assert cause in str(caught.value)
+    assert "x.json" in str(caught.value)
+
+
+def test_json_that_is_absent_or_vast_is_refused() -> None:
+    """A sparse file of a terabyte is not read at all."""
+    path = Path("x.json")
+    with pytest.raises(ArtifactError, match=r"^missing: x\.json$"):
+        load_json(path)
+    with path.open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(ArtifactError, match="too large"):
+        load_json(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "a", "..a", "...", "a b", "é", ".hidden", "x" * 255])
+def test_plain_names(name: str) -> None:
+    """A file of any such name can lie in a directory."""
+    assert plain_name(name)
+    Path(name).write_bytes(b"")
+    assert [path.name for path in Path().iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "/", "/etc/passwd", "a/b", "../a", "a/", "a\\b", "a\0", "a\n", "x" * 256, "é" * 128, "\ud800", 1,
+     None, [], b"a"],
+    ids=lambda name: ascii(name)[:20],
+)  # fmt: skip
+def test_names_that_mean_another_place_or_none(name: object) -> None:
+    """Separators, control characters, and what is too long for a file system or cannot be encoded."""
+    assert not plain_name(name)
