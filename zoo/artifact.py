@@ -99,7 +99,8 @@ class ModelDirectory:
                 f"{error} (the model was made by {made_by})", None, f"pip install {owner['distribution']}"
             ) from error
         try:
-            config = config_class(plugin, architecture).from_dict(stored["config"], where)
+            with plugins.blame(plugin, f"cannot configure {stored['name']}"):
+                config = config_class(plugin, architecture).from_dict(stored["config"], where)
         except UsageError as error:
             raise ArtifactError(str(error)) from error
         return ModelSpec(stored["name"], plugin, architecture, config, tokenizer=stored.get("tokenizer"))

@@ -113,7 +113,8 @@ def import_checkpoint(source: Path, target: Path, *, dtype: str | None = None, f
     importer = loaded.importer(str(checkpoint.config.get("model_type")), source / "config.json")
     plugin, architecture = loaded.architecture(importer.architecture)
     rules: Rules = load_reference(importer.rules, plugin)
-    config = config_class(plugin, architecture).from_dict(rules.config(checkpoint), source / "config.json")
+    with plugins.blame(plugin, f"cannot import {source.name}"):
+        config = config_class(plugin, architecture).from_dict(rules.config(checkpoint), source / "config.json")
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = find_tokenizer(checkpoint, Path(folder))
         label = "file" if tokenizer else None

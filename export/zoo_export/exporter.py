@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
@@ -34,8 +34,10 @@ from zoo.nn import GraphModule
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
 from zoo_export.graph_file import EVIDENCE_KEY, MODULE_KEY
-from zoo_export.parity import Progress, Report, compare
-from zoo_export.session import Provider
+
+if TYPE_CHECKING:
+    from zoo_export.parity import Progress, Report
+    from zoo_export.session import Provider
 
 __all__ = ["export_model", "link_weights", "make_graphs", "serialize", "trace_graph"]
 
@@ -79,6 +81,8 @@ def export_model(
         PluginError: the model cannot be traced.
         ParityError: the graph is not equal to the model. Nothing is written.
     """
+    from zoo_export.parity import compare  # tracing alone needs no runtime
+
     stored = ModelDirectory.open(directory)
     if not force and EVIDENCE in stored.files:
         raise UsageError("already exported", directory / stored.graph_files()[0], "use --force to export again")

@@ -123,6 +123,7 @@ class _Comparison:
                     provider=self.provider,
                     optimize=optimize,
                     placements=True,
+                    spin=False,  # torch takes turns with the sessions; their threads must not fight for the cores
                     replace=self._by_place(file, weights) if weights else None,
                 )
         except ArtifactError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.output import COUNT, bytes_text, emit_json, json_option
+from zoo.cli.output import SIZE, bytes_text, emit_json, json_option
 from zoo.registry import ModelSpec, registry
 
 
@@ -47,7 +47,7 @@ def build(
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to make; NAME by default.")
 @click.option("--tokenizer", metavar="FILE", help="A tokenizer.json to attach, or 'bytes'.")
-@click.option("--max-shard-size", type=COUNT, default="5B", show_default=True, help="Bytes a weights file may have.")
+@click.option("--max-shard-size", type=SIZE, default="5B", show_default=True, help="Bytes a weights file may have.")
 @click.option("--force", is_flag=True, help="Replace an existing model directory.")
 @json_option
 def command(

@@ -10,7 +10,7 @@ import click
 
 from zoo.errors import UsageError
 
-__all__ = ["COUNT", "bytes_text", "columns", "count_text", "emit_json", "json_option"]
+__all__ = ["COUNT", "SIZE", "bytes_text", "columns", "count_text", "emit_json", "json_option"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -53,6 +53,9 @@ class _Count(click.ParamType[int]):
 
     name = "count"
 
+    def __init__(self, least: int) -> None:
+        self.least = least
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
@@ -60,11 +63,11 @@ class _Count(click.ParamType[int]):
         try:
             count = int(float(value[:-1] if scale > 1 else value) * scale)
         except (ValueError, OverflowError):
-            count = 0
-        if count <= 0:
+            count = -1
+        if count < self.least:
             option = f"--{str(param.name).replace('_', '-')}" if param else None
             raise UsageError(f"{value!r} is not a count", option, "write 124M or 1.5B")
         return count
 
 
-COUNT = _Count()
+COUNT, SIZE = _Count(0), _Count(1)
