@@ -14,7 +14,7 @@ import hashlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from zoo.errors import ParityError, PluginError, UsageError
 from zoo.nn import GraphModule
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
+from zoo_export.blocks import Block, cut_functions, find_blocks, marking
 from zoo_export.graph_file import EVIDENCE_KEY, MODULE_KEY
 
 if TYPE_CHECKING:
@@ -122,43 +123,67 @@ def serialize(model: ir.Model) -> bytes:
 def trace_graph(spec: ModelSpec, graph: Graph, dtype: str) -> ir.Model:
     """Translate one declared graph to ONNX without allocating a weight.
 
-    The initialisers of the result have names and shapes, but no values yet: see :func:`link_weights`.
+    The initialisers of the result have the names and shapes of what the model stores, but no values yet: see
+    :func:`link_weights`. Modules that repeat become functions.
 
     Raises:
         PluginError: the model cannot be traced, or keeps values outside its parameters and persistent buffers.
     """
+    try:
+        return _trace(spec, graph, dtype, outline=True)
+    except PluginError:
+        return _trace(spec, graph, dtype, outline=False)
+
+
+def _trace(spec: ModelSpec, graph: Graph, dtype: str, *, outline: bool) -> ir.Model:
     inputs, outputs = graph.input_tensors(), graph.output_tensors()
     sizes = dict(zip(graph.dim_names(), _EXAMPLE_SIZES, strict=False))
     real = models.torch_dtype(dtype)
     model_on_meta = models.build_on_meta(spec, dtype)
-    groups = models.tensor_groups(model_on_meta)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        models.fill(
-            model_on_meta,
-            ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
-        )
-        module = GraphModule(model_on_meta, graph).eval()
-        examples = tuple(
-            torch.zeros(tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else real)
+    stored_names = {name: first for first, (_, names) in models.tensor_groups(model_on_meta).items() for name in names}
+
+    def examples(device: str) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.zeros(tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else real, device=device)
             for tensor in inputs
         )
+
+    blocks: list[Block] = []
     free = torch.export.Dim.DYNAMIC
     try:
-        with _quiet(), _without_collection():
-            program = torch.onnx.export(
-                module,
-                examples,
+        with _quiet(), _without_collection(), torch.no_grad():
+            if outline:
+                blocks = find_blocks(model_on_meta, lambda model: GraphModule(model, graph)(*examples("meta")))
+            with marking(model_on_meta, blocks):
+                groups = models.tensor_groups(model_on_meta)
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    models.fill(
+                        model_on_meta,
+                        ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
+                    )
+                    module, arguments = GraphModule(model_on_meta, graph).eval(), examples("cpu")
+                program = torch.export.export(
+                    module,
+                    arguments,
+                    dynamic_shapes=(
+                        tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in inputs),
+                    ),
+                    strict=False,
+                )
+            translated = torch.onnx.export(
+                program,
                 dynamo=True,
                 optimize=False,
                 verbose=False,
                 opset_version=OPSET,
                 input_names=[tensor.name for tensor in inputs],
                 output_names=[tensor.name for tensor in outputs],
-                dynamic_shapes=(
-                    tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in inputs),
-                ),
                 custom_translation_table={torch.ops.aten.linear.default: _linear},
             )
+            assert translated is not None
+            model = translated.model
+            _take_names(model, stored_names)
+            cut_functions(model, blocks, _simplify)
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -166,9 +191,6 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str) -> ir.Model:
         reason = str(cause).strip().partition("\n")[0]
         what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported ({reason})"
         raise PluginError(what) from error
-    assert program is not None
-    model = program.model
-    _take_names(model)
     _simplify(model)
     _declare(model, inputs, outputs)
     _describe(model, spec, graph, dtype)
@@ -177,14 +199,9 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str) -> ir.Model:
 
 def link_weights(model: ir.Model, stored: ModelDirectory) -> ir.Model:
     """Point every initialiser at its bytes in the model directory's safetensors files."""
-    aliases = {
-        alias: first
-        for first, (_, names) in models.tensor_groups(models.build_on_meta(stored.spec)).items()
-        for alias in names
-    }
     for name, value in model.graph.initializers.items():
         if value.const_value is None:  # the others are small constants of the graph itself
-            place: StoredTensor = stored.layout[aliases[name]]
+            place: StoredTensor = stored.layout[name]
             value.const_value = ir.ExternalTensor(
                 place.file, place.offset, place.length, _ONNX_DTYPES[place.dtype],
                 shape=ir.Shape(place.shape), name=name, base_dir=stored.path,
@@ -204,14 +221,18 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return _op.Reshape(product, shape)
 
 
-def _take_names(model: ir.Model) -> None:
-    """Name initialisers as the state dict does and drop their values, which tracing only pretended to have."""
+def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
+    """Name initialisers as the model stores them and drop their values, which tracing only pretended to have."""
     initializers = model.graph.initializers
     for name, value in list(initializers.items()):
         if name.startswith("model."):
             del initializers[name]
-            value.name, value.const_value = name.removeprefix("model."), None
-            initializers[value.name] = value
+            first = stored[name.removeprefix("model.")]
+            if first in initializers:
+                value.replace_all_uses_with(initializers[first])
+                continue
+            value.name, value.const_value = first, None
+            initializers[first] = value
 
 
 def _simplify(model: ir.Model) -> None:

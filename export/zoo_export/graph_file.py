@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from zoo.weights import StoredTensor
 
-__all__ = ["EVIDENCE_KEY", "MODULE_KEY", "metadata", "pointers", "referenced_tensors"]
+__all__ = ["BLOCK_KEY", "EVIDENCE_KEY", "MODULE_KEY", "inline", "metadata", "pointers", "referenced_tensors"]
 
 EVIDENCE_KEY = "zoo.evidence_sha256"
 """In a graph's metadata: the digest of the parity.json that vouches for it."""
 MODULE_KEY = "zoo.module"
-"""In a node's metadata: the path of the module it was traced from."""
+"""In a node's metadata: the path of the module it was traced from; inside a function, the path within the block."""
+BLOCK_KEY = "zoo.block"
+"""In the metadata of a node that calls a function: the path of the module it stands for."""
 
 
 def metadata(graph: bytes) -> Mapping[str, str]:
@@ -39,3 +42,12 @@ def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTenso
     """The stored tensors that some graph reads."""
     places = {place for graph in graphs for place in pointers(graph).values()}
     return {name for name, tensor in layout.items() if (tensor.file, tensor.offset) in places}
+
+
+def inline(model: ir.Model) -> None:
+    """Put each function's nodes in place of its calls. Nodes keep the paths of their modules."""
+    InlinePass()(model)
+    for node in model.graph.all_nodes():
+        path = (node.metadata_props.pop(BLOCK_KEY, ""), node.metadata_props.pop(MODULE_KEY, ""))
+        if any(path):
+            node.metadata_props[MODULE_KEY] = ".".join(filter(None, path))
