@@ -14,7 +14,7 @@ import hashlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,10 +30,10 @@ from zoo import __version__, models
 from zoo.artifact import EVIDENCE, ModelDirectory, write_json
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ParityError, PluginError, UsageError
-from zoo.nn import GraphModule
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
-from zoo_export.blocks import Block, cut_functions, find_blocks, marking
+from zoo_export.blocks import Outline
+from zoo_export.functions import cut_functions
 from zoo_export.graph_file import EVIDENCE_KEY, MODULE_KEY
 
 if TYPE_CHECKING:
@@ -130,43 +130,42 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str) -> ir.Model:
         PluginError: the model cannot be traced, or keeps values outside its parameters and persistent buffers.
     """
     try:
-        return _trace(spec, graph, dtype, outline=True)
+        return _trace(spec, graph, dtype, blocks=True)
     except PluginError:
-        return _trace(spec, graph, dtype, outline=False)
+        return _trace(spec, graph, dtype, blocks=False)
 
 
-def _trace(spec: ModelSpec, graph: Graph, dtype: str, *, outline: bool) -> ir.Model:
+def _trace(spec: ModelSpec, graph: Graph, dtype: str, *, blocks: bool) -> ir.Model:
     inputs, outputs = graph.input_tensors(), graph.output_tensors()
     sizes = dict(zip(graph.dim_names(), _EXAMPLE_SIZES, strict=False))
     real = models.torch_dtype(dtype)
     model_on_meta = models.build_on_meta(spec, dtype)
     stored_names = {name: first for first, (_, names) in models.tensor_groups(model_on_meta).items() for name in names}
 
-    def examples(device: str) -> tuple[torch.Tensor, ...]:
+    def examples(device: str, tensors: Sequence[TensorSpec]) -> tuple[torch.Tensor, ...]:
         return tuple(
             torch.zeros(tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else real, device=device)
-            for tensor in inputs
+            for tensor in tensors
         )
 
-    blocks: list[Block] = []
     free = torch.export.Dim.DYNAMIC
     try:
         with _quiet(), _without_collection(), torch.no_grad():
-            if outline:
-                blocks = find_blocks(model_on_meta, lambda model: GraphModule(model, graph)(*examples("meta")))
-            with marking(model_on_meta, blocks):
+            outline = Outline(model_on_meta, graph, examples("meta", inputs), blocks=blocks)
+            kept = [inputs[number] for number in outline.kept_inputs]
+            with outline.tracing() as module:
                 groups = models.tensor_groups(model_on_meta)
                 with FakeTensorMode(allow_non_fake_inputs=True):
                     models.fill(
                         model_on_meta,
                         ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
                     )
-                    module, arguments = GraphModule(model_on_meta, graph).eval(), examples("cpu")
+                    arguments = examples("cpu", kept)
                 program = torch.export.export(
-                    module,
+                    module.eval(),
                     arguments,
                     dynamic_shapes=(
-                        tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in inputs),
+                        tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in kept),
                     ),
                     strict=False,
                 )
@@ -176,14 +175,12 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, *, outline: bool) -> ir.Mo
                 optimize=False,
                 verbose=False,
                 opset_version=OPSET,
-                input_names=[tensor.name for tensor in inputs],
-                output_names=[tensor.name for tensor in outputs],
                 custom_translation_table={torch.ops.aten.linear.default: _linear},
             )
             assert translated is not None
             model = translated.model
             _take_names(model, stored_names)
-            cut_functions(model, blocks, _simplify)
+            cut_functions(model, outline, _simplify)
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -261,9 +258,10 @@ def _declare(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Ten
     """Give the signature the names and dimensions of the declaration."""
     real = next(iter(model.graph.initializers.values())).dtype
     for values, tensors in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
-        if [value.name for value in values] != [tensor.name for tensor in tensors]:
-            raise ParityError(f"the traced signature {[value.name for value in values]} is not the declared one")
+        if len(set(values)) != len(tensors):
+            raise ParityError(f"{len(values)} tensors were traced, {len(tensors)} are declared")
         for value, tensor in zip(values, tensors, strict=True):
+            value.name = tensor.name
             value.shape = ir.Shape(tensor.dims)
             value.type = ir.TensorType(ir.DataType.INT64 if tensor.dtype == "int64" else real or ir.DataType.FLOAT)
             value.metadata_props.clear()
