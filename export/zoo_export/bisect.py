@@ -11,7 +11,7 @@ import onnx_ir as ir
 from torch import Tensor, nn
 
 from zoo.contract import Graph
-from zoo_export.graph_file import MODULE_KEY
+from zoo_export.graph_file import MODULE_KEY, inline
 from zoo_export.grid import Feeds, Point
 from zoo_export.pipeline import Arrays, Executor, run_pipeline
 from zoo_export.reference import TorchExecutor
@@ -65,6 +65,7 @@ def first_divergence(
 def _tap(data: bytes) -> tuple[bytes, dict[str, str]]:
     """The graph with the last value of every module as a further output, and the value's name for each module."""
     model = ir.from_proto(onnx.load_model_from_string(data))
+    inline(model)
     last: dict[str, ir.Value] = {}
     for node in model.graph:
         path = node.metadata_props.get(MODULE_KEY, "")

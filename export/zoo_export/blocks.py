@@ -140,7 +140,9 @@ class Outline:
         seen: set[Outside] = set()
         for number, call in enumerate(self.calls):
             outside = {source for source in call.sources if isinstance(source, Outside)}
-            outputs = {key for key, source in run.sources.items() if isinstance(source, CallOutput) and source.call == number}
+            outputs = {
+                key for key, source in run.sources.items() if isinstance(source, CallOutput) and source.call == number
+            }
             call.traced = number == call.block.first or bool(outputs & run.used) or not outside <= seen
             if call.traced:
                 seen |= outside
@@ -186,7 +188,9 @@ class Outline:
         """Yield the graph as a module to trace. All blocks but the first of each kind lose their parameters for good."""
         names = {id(tensor): name for name, tensor in reversed(list(_tensors(self.model)))}
         for block in self.blocks:
-            block.tensors = tuple(name for name, _ in _tensors(self.model.get_submodule(block.leader or block.paths[0])))
+            block.tensors = tuple(
+                name for name, _ in _tensors(self.model.get_submodule(block.leader or block.paths[0]))
+            )
             for path in block.paths:
                 block.stored[path] = tuple(names[id(tensor)] for _, tensor in _tensors(self.model.get_submodule(path)))
         for block in self.blocks:

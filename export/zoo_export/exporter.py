@@ -34,7 +34,7 @@ from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
 from zoo_export.blocks import Outline
 from zoo_export.functions import cut_functions
-from zoo_export.graph_file import EVIDENCE_KEY, MODULE_KEY
+from zoo_export.graph_file import BLOCK_KEY, EVIDENCE_KEY, MODULE_KEY
 
 if TYPE_CHECKING:
     from zoo_export.parity import Progress, Report
@@ -246,7 +246,10 @@ def _simplify(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         module = next((scope for scope in reversed(scopes[:-1]) if scope.startswith("model")), "")
+        block = node.metadata_props.get(BLOCK_KEY)
         node.metadata_props.clear()
+        if block:
+            node.metadata_props[BLOCK_KEY] = block
         if module.removeprefix("model."):
             node.metadata_props[MODULE_KEY] = module.removeprefix("model").removeprefix(".")
         for value in node.outputs:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import onnx_ir as ir
 
 from zoo_export.blocks import CALL, DOMAIN, ENTER, LEAVE, Block, CallOutput, CallSite, GraphInput, Outline, Outside
-from zoo_export.graph_file import BLOCK_KEY
+from zoo_export.graph_file import BLOCK_KEY, MODULE_KEY
 
 __all__ = ["cut_functions"]
 
@@ -23,9 +23,7 @@ def cut_functions(model: ir.Model, outline: Outline, simplify: Callable[[ir.Mode
         simplify: applied to each function's body, as a model of its own.
     """
     inputs = _all_inputs(model, outline)
-    marks = {
-        (node.op_type, node.attributes["call"].as_int()): node for node in model.graph if node.domain == DOMAIN
-    }
+    marks = {(node.op_type, node.attributes["call"].as_int()): node for node in model.graph if node.domain == DOMAIN}
     outside: dict[Outside, ir.Value] = {}
     made: list[ir.Node] = []
     functions = {
@@ -106,9 +104,13 @@ class _Function:
         )  # fmt: skip
 
     def finish(self, simplify: Callable[[ir.Model], None]) -> None:
-        """Simplify the body."""
+        """Simplify the body, and name its modules from the block on."""
         graph = self.function.graph
         simplify(ir.Model(graph, ir_version=self.model.ir_version))
+        for node in graph.all_nodes():
+            path = f"{node.metadata_props.pop(MODULE_KEY, '')}.".removeprefix(f"{self.block.leader}.").rstrip(".")
+            if path:
+                node.metadata_props[MODULE_KEY] = path
 
     def _weight(self, path: str, number: int) -> ir.Value:
         """A block's tensor as an initialiser, like its leader's."""

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from zoo_export.exporter import export_model
+from zoo_export.graph_file import inline
 
 from zoo import models, plugins
 from zoo.registry import registry
@@ -68,6 +71,13 @@ def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -
         )
 
     return build
+
+
+def inlined(graph: bytes) -> onnx.ModelProto:
+    """A serialised graph with the bodies of its functions in place of their calls."""
+    model = ir.from_proto(onnx.load_model_from_string(graph))
+    inline(model)
+    return ir.to_proto(model)
 
 
 def change_weights(model: torch.nn.Module, seed: int, *, noise: bool, gain: float) -> None:

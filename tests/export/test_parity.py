@@ -22,6 +22,7 @@ from zoo_export.parity import Report, compare
 from zoo_export.reference import TorchExecutor
 
 import zoo
+from tests.export.conftest import inlined
 from zoo.artifact import ModelDirectory
 from zoo.errors import ParityError
 
@@ -338,7 +339,7 @@ def exported_graphs(exported_noisy: Noisy) -> Callable[[Fault], dict[str, bytes]
 
     def edit(fault: Fault) -> dict[str, bytes]:
         _, graphs = exported_noisy(fault.model)
-        model = onnx.load_model_from_string(graphs[fault.file])
+        model = inlined(graphs[fault.file])
         fault.edit(model.graph)
         changed = model.SerializeToString()
         assert changed != graphs[fault.file]
