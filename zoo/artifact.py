@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from zoo import plugins, storage
-from zoo.errors import ArtifactError, PluginError, UsageError
+from zoo.errors import ArtifactError, ParityError, PluginError, UsageError
 from zoo.registry import ModelSpec, config_class
-from zoo.weights import DTYPES, StoredTensor, load_json, plain_name, read_layout
+from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, load_json, plain_name, read_layout
 
 __all__ = [
     "CARD",
@@ -24,8 +25,12 @@ __all__ = [
     "MANIFEST",
     "TOKENIZER",
     "ModelDirectory",
+    "describe",
     "digest_file",
+    "entry_of",
+    "is_weights",
     "new_model",
+    "write_json",
 ]
 
 CONFIG = "config.json"
@@ -58,22 +63,23 @@ class ModelDirectory:
     """config.json."""
 
     @classmethod
-    def open(cls, path: Path | str) -> ModelDirectory:
+    def open(cls, path: Path | str, *, weights: bool = True) -> ModelDirectory:
         """Open a model directory and check every digest. Anything amiss is an :class:`ArtifactError`.
 
-        A directory that is replaced or added to meanwhile is read again.
+        A directory that is replaced or added to meanwhile is read again. Without ``weights`` theirs are left out: they
+        may have changed, or be missing.
         """
         path = Path(path)
         while True:
             before = _generation(path)
             try:
-                return cls._open(path)
+                return cls._open(path, weights)
             except ArtifactError:
                 if before == _generation(path):
                     raise
 
     @classmethod
-    def _open(cls, path: Path) -> ModelDirectory:
+    def _open(cls, path: Path, weights: bool) -> ModelDirectory:
         if not path.is_dir():
             raise ArtifactError("not a directory" if path.exists() else "no such directory", path)
         storage.recover(path)
@@ -81,7 +87,8 @@ class ModelDirectory:
             raise ArtifactError(f"not a model directory (no {MANIFEST})", path, "make one with zoo build")
         files = _read_manifest(path / MANIFEST)
         for name, entry in files.items():
-            _check_file(path / name, entry)
+            if weights or not is_weights(name):
+                _check_file(path / name, entry)
         return cls(path, files, _read_description(path / CONFIG))
 
     @cached_property
@@ -108,11 +115,18 @@ class ModelDirectory:
     @cached_property
     def layout(self) -> Mapping[str, StoredTensor]:
         """Where each tensor lies."""
+        if not any((self.path / name).exists() for name in (SINGLE, INDEX)):
+            what = "no weights in this model directory"
+            raise ArtifactError(what, self.path, f"put them there, then zoo relink {self.path}")
         layout = read_layout(self.path)
         for tensor in layout.values():
             if tensor.file not in self.files:
                 raise ArtifactError(f"{tensor.file} is not in the manifest", self.path / MANIFEST)
         return layout
+
+    def weight_files(self) -> list[str]:
+        """The files that hold the model's tensors; none where only graphs were exported."""
+        return sorted(name for name in self.files if is_weights(name) and name != INDEX)
 
     def graph_files(self) -> list[str]:
         """The ONNX files that the model's declaration calls for, in the order in which they run."""
@@ -126,17 +140,37 @@ class ModelDirectory:
             if name not in self.files:
                 raise ArtifactError("not in the manifest", self.path / name, f"zoo export {self.path} --onnx --force")
 
+    def is_verified(self) -> bool:
+        """Whether the export was shown equal to the model, with the weights that are there now."""
+        weights = {name: self.files[name]["sha256"] for name in self.weight_files()}
+        return bool(self.evidence.get("verified")) and self.evidence.get("weights") == weights
+
+    def check_verified(self) -> None:
+        """Raise :class:`ParityError` for an export that nothing vouches for."""
+        if not self.is_verified():
+            reason = self.evidence.get("reason", "the weights have changed since")
+            remedy = f"zoo verify {self.path}, or run it with --unverified"
+            raise ParityError(f"the export is not verified ({reason})", self.path, remedy)
+
+    @cached_property
+    def evidence(self) -> Mapping[str, Any]:
+        """parity.json."""
+        return load_json(self.path / EVIDENCE)
+
     @property
     def dtype(self) -> str:
         """float32, float16 or bfloat16."""
         return str(self.description["dtype"])
 
     @contextmanager
-    def adding(self) -> Iterator[Path]:
-        """Yield a stage whose files join the directory, with a new manifest, when the block ends."""
+    def adding(self, known: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Path]:
+        """Yield a stage whose files join the directory, with a new manifest, when the block ends.
+
+        ``known`` is what the manifest says of the other files, as now by default.
+        """
         with storage.add_to_directory(self.path) as stage:
             yield stage
-            _write_manifest(stage, self.files)
+            _write_manifest(stage, self.files if known is None else known)
 
 
 def _generation(path: Path) -> tuple[int, int] | None:
@@ -192,12 +226,18 @@ def is_model(path: Path) -> bool:
         return False
 
 
+def is_weights(name: str) -> bool:
+    """Whether a file holds tensors of the model, or the index of those that do."""
+    return name in (SINGLE, INDEX) or bool(re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name))
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    return {"sha256": digest_file(path), "size": path.stat().st_size}
+
+
 def _write_manifest(stage: Path, kept: Mapping[str, Mapping[str, Any]]) -> None:
-    new = {
-        path.name: {"sha256": digest_file(path), "size": path.stat().st_size}
-        for path in stage.iterdir()
-        if path.is_file()
-    }
+    new = {path.name: entry_of(path) for path in stage.iterdir() if path.is_file()}
     write_json(stage / MANIFEST, {"schema": SCHEMA, "files": dict(sorted({**kept, **new}.items()))})
 
 

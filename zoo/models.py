@@ -21,7 +21,7 @@ from zoo.card import model_card
 from zoo.config import Config
 from zoo.errors import ArtifactError, PluginError, UsageError, nearest
 from zoo.registry import ModelSpec, registry
-from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor
+from zoo.weights import DTYPES, INDEX, StoredTensor, plan_header, split_shards
 
 __all__ = [
     "build_on_meta",
@@ -29,12 +29,17 @@ __all__ = [
     "create_model",
     "list_models",
     "load",
+    "plan_layout",
     "save",
     "save_spec",
     "tensor_groups",
 ]
 
 MAX_SHARD_BYTES = 5_000_000_000
+_STORED_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
@@ -193,28 +198,32 @@ def write_weights(
     directory: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str], max_shard_bytes: int
 ) -> None:
     """Write one safetensors file, or shards and the usual index. Aliases are recorded, not stored."""
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor.contiguous()
-        size += tensor.nbytes
-    metadata = {"format": "pt", **aliases}
-    if len(shards) == 1:
-        _save(shards[0], directory / SINGLE, metadata)
-        return
+    shards = split_shards({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes)
     weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _save(shard, directory / file, metadata)
-        weight_map |= dict.fromkeys(shard, file)
+    for file, names in shards.items():
+        _save({name: tensors[name].contiguous() for name in names}, directory / file, {"format": "pt", **aliases})
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) == 1:
+        return
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": weight_map,
     }
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def plan_layout(
+    spec: ModelSpec, dtype: str = "float32", *, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> dict[str, StoredTensor]:
+    """Where each tensor of a model will lie once it is saved. No weight is made."""
+    groups = tensor_groups(build_on_meta(spec, dtype))
+    aliases = {alias: names[0] for _, names in groups.values() for alias in names[1:]}
+    tensors = {name: (_STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, (tensor, _) in groups.items()}
+    shards = split_shards({name: tensor.nbytes for name, (tensor, _) in groups.items()}, max_shard_bytes)
+    layout: dict[str, StoredTensor] = {}
+    for file, names in shards.items():
+        layout |= plan_header(file, {name: tensors[name] for name in names}, {"format": "pt", **aliases})
+    return layout
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ __all__ = [
     "StoredTensor",
     "load_json",
     "plain_name",
+    "plan_header",
     "read_header",
     "read_layout",
+    "split_shards",
 ]
 
 SINGLE = "model.safetensors"
@@ -30,9 +33,10 @@ DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """The dtypes a model can have, and what safetensors calls them."""
 
 _ITEM_SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+    "U64": 8, "I64": 8, "F64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+"""In the order in which the library stores tensors."""
 _MAX_JSON = 100_000_000
 
 
@@ -133,6 +137,40 @@ def _stored(file: str, entry: object, base: int) -> StoredTensor:
     if math.prod(shape) * _ITEM_SIZES[dtype] != stop - start or math.prod(size or 1 for size in shape) >= 2**63:
         raise ValueError(f"shape {shape} of {dtype} does not fill bytes {start} to {stop}")
     return StoredTensor(file, dtype, tuple(shape), base + start, stop - start)
+
+
+def split_shards(sizes: Mapping[str, int], max_bytes: int) -> dict[str, list[str]]:
+    """The files that tensors of these sizes are stored in, in order; one that is too large has a file of its own."""
+    shards: list[list[str]] = [[]]
+    used = 0
+    for name, size in sizes.items():
+        if shards[-1] and used + size > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {f"model-{n:05}-of-{len(shards):05}.safetensors": names for n, names in enumerate(shards, 1)}
+
+
+def plan_header(
+    file: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> dict[str, StoredTensor]:
+    """Where the library will put tensors, given by dtype and shape: behind the padded header, by dtype and by name."""
+    ranks = {dtype: rank for rank, dtype in enumerate(_ITEM_SIZES)}
+    order = sorted(tensors, key=lambda name: (ranks[tensors[name][0]], name.encode()))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    places: list[tuple[str, int, int]] = []
+    end = 0
+    for name in order:
+        dtype, shape = tensors[name]
+        start, end = end, end + math.prod(shape) * _ITEM_SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        places.append((name, start, end - start))
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    base = 8 + (length + 7) // 8 * 8
+    return {name: StoredTensor(file, *tensors[name], base + start, size) for name, start, size in places}
 
 
 def read_layout(directory: Path) -> dict[str, StoredTensor]:

@@ -91,7 +91,7 @@ class Block:
     """The last result of the first call, and its tensors."""
 
 
-class _Unfit(Exception):
+class _UnfitError(Exception):
     """A value that cannot be handed to a function or returned from one."""
 
 
@@ -185,7 +185,7 @@ class Outline:
 
     @contextmanager
     def tracing(self) -> Iterator[GraphModule]:
-        """Yield the graph as a module to trace. All blocks but the first of each kind lose their parameters for good."""
+        """Yield the graph as a module to trace. Blocks that are not the first of their kind lose their parameters."""
         names = {id(tensor): name for name, tensor in reversed(list(_tensors(self.model)))}
         for block in self.blocks:
             block.tensors = tuple(
@@ -261,14 +261,14 @@ class _DryRun:
                 if block.first is None:
                     self._lead(block, path, call, forward)
                 elif call.signature != block.signature:
-                    raise _Unfit("called in different ways")
+                    raise _UnfitError("called in different ways")
                 number = len(self.calls)
                 self.calls.append(CallSite(block, path, sources))
                 made = [torch.empty_like(tensor) for tensor in block.returned]
                 self._alive.append(made)
                 self.sources |= {id(tensor): CallOutput(number, n) for n, tensor in enumerate(made)}
                 return call.accept(block.result, made)
-            except _Unfit:
+            except _UnfitError:
                 self.unfit.add(id(block))
                 return forward(*arguments, **named)
             finally:
@@ -280,7 +280,7 @@ class _DryRun:
         versions = [tensor._version for tensor in call.tensors]
         block.result = call.run(forward, call.tensors)
         if [tensor._version for tensor in call.tensors] != versions:
-            raise _Unfit("an argument is changed in place")
+            raise _UnfitError("an argument is changed in place")
         block.outputs, block.returned = call.outputs(block.result)
         block.first, block.leader, block.inputs, block.signature = len(self.calls), path, call.names, call.signature
 
@@ -389,10 +389,10 @@ class _Call:
         returned: list[tuple[str, LayerCache]] = []
         _flatten("output", result, found, returned)
         if returned or not found:
-            raise _Unfit("the result is not made of tensors")
+            raise _UnfitError("the result is not made of tensors")
         for name, cache in self._caches:
             if cache.key is None or cache.value is None:
-                raise _Unfit("a cache stays empty")
+                raise _UnfitError("a cache stays empty")
             found += [(f"present_{name}_key", cache.key), (f"present_{name}_value", cache.value)]
         return _distinct([name for name, _ in found]), [tensor for _, tensor in found]
 
@@ -424,7 +424,7 @@ def _flatten(
         return type(value), value
     if isinstance(value, torch.SymInt):
         return int, None
-    raise _Unfit(type(value).__name__)
+    raise _UnfitError(type(value).__name__)
 
 
 def _replace(value: Any, tensors: Iterator[Tensor]) -> Any:

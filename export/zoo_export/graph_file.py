@@ -1,41 +1,159 @@
-"""What zoo keeps in an ONNX file beside the graph, and where the graph points."""
+"""What zoo keeps in an ONNX file beside the graph, and where the graph points.
+
+Only :func:`inline` needs onnx-ir, which takes long to import.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import onnx
-import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
+from zoo.errors import ArtifactError
 from zoo.weights import StoredTensor
 
-__all__ = ["BLOCK_KEY", "EVIDENCE_KEY", "MODULE_KEY", "inline", "metadata", "pointers", "referenced_tensors"]
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = [
+    "BLOCK_KEY",
+    "EVIDENCE_KEY",
+    "HEADER_KEY",
+    "MODULE_KEY",
+    "TOKENIZER_KEY",
+    "WEIGHTS_KEY",
+    "annotate",
+    "external_tensors",
+    "graph_digest",
+    "header_digest",
+    "inline",
+    "link",
+    "metadata",
+    "parse",
+    "pointers",
+    "referenced_tensors",
+    "serialize",
+]
 
 EVIDENCE_KEY = "zoo.evidence_sha256"
-"""In a graph's metadata: the digest of the parity.json that vouches for it."""
+"""In a graph's metadata: the digest of the evidence that vouches for it, or says that none does."""
+WEIGHTS_KEY = "zoo.weights_sha256"
+"""In a graph's metadata: the digest of the weights that it was compared with."""
+TOKENIZER_KEY = "zoo.tokenizer_sha256"
+"""In a graph's metadata: the digest of the tokenizer beside it."""
+HEADER_KEY = "zoo.weights_header_sha256"
+"""In a graph's metadata: the digest of the names, kinds and places of all stored tensors."""
 MODULE_KEY = "zoo.module"
 """In a node's metadata: the path of the module it was traced from; inside a function, the path within the block."""
 BLOCK_KEY = "zoo.block"
 """In the metadata of a node that calls a function: the path of the module it stands for."""
 
+_DTYPES = {
+    "F32": onnx.TensorProto.FLOAT, "F16": onnx.TensorProto.FLOAT16, "BF16": onnx.TensorProto.BFLOAT16,
+    "F64": onnx.TensorProto.DOUBLE, "I64": onnx.TensorProto.INT64, "I32": onnx.TensorProto.INT32,
+    "I8": onnx.TensorProto.INT8, "U8": onnx.TensorProto.UINT8, "BOOL": onnx.TensorProto.BOOL,
+}  # fmt: skip
+
+
+def parse(graph: bytes) -> onnx.ModelProto:
+    """A serialised graph; what is not one is an :class:`ArtifactError`."""
+    try:
+        return onnx.load_model_from_string(graph)
+    except Exception as error:  # protobuf's errors have no common public base
+        raise ArtifactError("not an ONNX graph") from error
+
+
+def serialize(model: onnx.ModelProto) -> bytes:
+    """The bytes of an ONNX file. Equal models give equal bytes."""
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
 
 def metadata(graph: bytes) -> Mapping[str, str]:
     """The metadata of a serialised graph; empty for what is not one."""
     try:
-        return {entry.key: entry.value for entry in onnx.load_model_from_string(graph).metadata_props}
-    except Exception:  # protobuf's errors have no common public base
+        return {entry.key: entry.value for entry in parse(graph).metadata_props}
+    except ArtifactError:
         return {}
+
+
+def annotate(graph: bytes, entries: Mapping[str, str]) -> bytes:
+    """The graph with these entries in its metadata, in place of those of the same names."""
+    model = parse(graph)
+    kept = {entry.key: entry.value for entry in model.metadata_props}
+    del model.metadata_props[:]
+    for key, value in sorted({**kept, **entries}.items()):
+        model.metadata_props.add(key=key, value=value)
+    return serialize(model)
+
+
+def graph_digest(graph: bytes) -> str:
+    """SHA-256 of a graph without what ties it to its evidence, which holds this digest."""
+    model = parse(graph)
+    kept = [entry for entry in model.metadata_props if entry.key not in (EVIDENCE_KEY, WEIGHTS_KEY, TOKENIZER_KEY)]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    return hashlib.sha256(serialize(model)).hexdigest()
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The initialisers whose values lie in another file, or will."""
+    return (tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def link(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
+    """The graph with every initialiser that has no value of its own pointing at the stored tensor of its name.
+
+    Raises :class:`ArtifactError` when the stored tensors are not those that the graph was made for.
+    """
+    model = parse(graph)
+    problems = []
+    for tensor in external_tensors(model):
+        place = layout.get(tensor.name)
+        if place is None:
+            problems.append(f"missing {tensor.name}")
+        elif tuple(tensor.dims) != place.shape:
+            problems.append(f"{tensor.name} has shape {place.shape}, not {tuple(tensor.dims)}")
+        elif _DTYPES.get(place.dtype) != tensor.data_type:
+            wanted = onnx.TensorProto.DataType.Name(tensor.data_type)
+            problems.append(f"{tensor.name} is {place.dtype}, not {wanted}")
+        else:
+            del tensor.external_data[:]
+            for key, value in (("location", place.file), ("offset", place.offset), ("length", place.length)):
+                tensor.external_data.add(key=key, value=str(value))
+    if problems:
+        raise ArtifactError(f"the weights are not in the graph's layout ({'; '.join(problems)})")
+    return annotate(serialize(model), {HEADER_KEY: header_digest(layout)})
+
+
+def header_digest(layout: Mapping[str, StoredTensor]) -> str:
+    """SHA-256 of the names, kinds and places of stored tensors, in hexadecimal."""
+    entries = [[name, t.file, t.dtype, list(t.shape), t.offset, t.length] for name, t in sorted(layout.items())]
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def pointers(graph: bytes) -> dict[str, tuple[str, int]]:
     """File and offset of every initialiser that some node reads and whose value lies in another file."""
-    model = ir.from_proto(onnx.load_model_from_string(graph))
-    return {
-        name: (str(value.const_value.location), value.const_value.offset or 0)
-        for name, value in model.graph.initializers.items()
-        if isinstance(value.const_value, ir.ExternalTensor) and value.uses()
+    model = parse(graph)
+    read = set(_names_read(model.graph))
+    places = {
+        tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in external_tensors(model)
     }
+    return {
+        name: (place.get("location", ""), int(place.get("offset", 0))) for name, place in places.items() if name in read
+    }
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """What the nodes of a graph, and of the graphs inside them, read."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _names_read(inner)
 
 
 def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTensor]) -> set[str]:
@@ -46,6 +164,8 @@ def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTenso
 
 def inline(model: ir.Model) -> None:
     """Put each function's nodes in place of its calls. Nodes keep the paths of their modules."""
+    from onnx_ir.passes.common import InlinePass
+
     InlinePass()(model)
     for node in model.graph.all_nodes():
         path = (node.metadata_props.pop(BLOCK_KEY, ""), node.metadata_props.pop(MODULE_KEY, ""))

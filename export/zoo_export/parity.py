@@ -6,9 +6,9 @@ the last place. A fixed tolerance would be blind for a small model and strict fo
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -23,10 +23,10 @@ from zoo import __version__, models
 from zoo.artifact import EVIDENCE, ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, ZooError
-from zoo.weights import load_json
 from zoo_export.bisect import first_divergence
 from zoo_export.decoding import greedy_agreement
-from zoo_export.graph_file import EVIDENCE_KEY, metadata, pointers, referenced_tensors
+from zoo_export.evidence import write_export
+from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers, referenced_tensors
 from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
 from zoo_export.pipeline import OnnxExecutor, run_pipeline
@@ -43,6 +43,8 @@ LEVELS = {"off": False, "all": True}
 PERTURBED = "perturbed"
 """One more comparison, with noise on every weight: a graph must equal the model for any weights of its layout."""
 _NOISE = 0.02
+_COPIES = 11
+"""Peak memory of a comparison in sizes of the weights, without what any comparison takes."""
 _LABELS = {"off": "optimisations off", "all": "optimisations on", PERTURBED: "with perturbed weights"}
 
 
@@ -79,10 +81,40 @@ def compare(
     if stored.dtype == "bfloat16":
         what = "bfloat16 cannot be verified: onnxruntime's CPU provider has no bfloat16 kernels"
         raise ParityError(what, stored.path, "build with --dtype float32 or float16")
+    check_memory(stored)
     comparison = _Comparison(stored, graphs, provider)
     left_out = comparison.sweep(whole_grid, progress)
     failures = comparison.failures()
     return Report(comparison.evidence(left_out, verified=not failures), failures)
+
+
+def check_memory(stored: ModelDirectory) -> None:
+    """Raise :class:`ParityError` when this machine cannot hold what a comparison holds at once.
+
+    That is the model in float64 and in its own dtype, its noisy copy, and what the sessions make of the weights.
+    """
+    size = sum(tensor.length for tensor in stored.layout.values())
+    needed, free = size * _COPIES, free_memory()
+    if needed > free:
+        raise ParityError(
+            f"too large to verify here: that takes {needed / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free",
+            stored.path,
+            "export with --graph-only, and run zoo verify on a larger machine",
+        )
+
+
+def free_memory() -> float:
+    """Bytes of memory that can be had without swapping, unlimited where the system does not tell."""
+    free = float("inf")
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = float(line.split()[1]) * 1024
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        free = min(free, float(limit) - float(used))
+    return free
 
 
 class _Comparison:
@@ -258,7 +290,7 @@ class _Comparison:
             "reference": "the module in float64, without a cache",
             "graphs": {
                 graph.name: {
-                    "sha256": hashlib.sha256(self.files[f"{graph.name}.onnx"]).hexdigest(),
+                    "sha256": graph_digest(self.files[f"{graph.name}.onnx"]),
                     "placement": dict(placement(sessions[graph.name])),
                     "outputs": {
                         tensor.name: {
@@ -295,7 +327,9 @@ def verify_model(
     whole_grid: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Check every digest of an exported model and repeat its comparison here. Nothing is written.
+    """Check every digest of an exported model and compare it here.
+
+    Nothing is written when the export was verified before; else the evidence is, once there is some.
 
     Raises :class:`ArtifactError` for anything altered or missing, :class:`ParityError` when the graphs are not equal
     to the model on this machine, and ``UsageError`` when the provider does not load.
@@ -307,11 +341,11 @@ def verify_model(
     for name, data in graphs.items():
         if metadata(data).get(EVIDENCE_KEY) != digest:
             raise ArtifactError(f"{EVIDENCE} is not the evidence for this graph", directory / name, "export again")
-    if not load_json(directory / EVIDENCE).get("verified"):
-        raise ArtifactError("the export was never verified", directory / EVIDENCE, "export again")
     report = compare(stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
     if not report.passed:
         raise ParityError(report.verdict(), directory)
+    if not stored.is_verified():
+        write_export(stored, graphs, report.evidence)
     return report
 
 

@@ -68,6 +68,7 @@ def run_model(
     tokenizer: Path | None = None,
     provider: Provider = "cpu",
     max_new_tokens: int = 32,
+    unverified: bool = False,
 ) -> tuple[str, list[dict[str, Any]]]:
     """Run an exported model.
 
@@ -78,6 +79,7 @@ def run_model(
         tokenizer: a tokenizer.json to use instead of the model's own.
         provider: ``cpu`` or ``cuda``.
         max_new_tokens: where generation ends at the latest.
+        unverified: run an export that was never shown equal to the model with these weights.
 
     Returns:
         The task, and one result for each input.
@@ -85,9 +87,12 @@ def run_model(
     Raises:
         UsageError: no input, no tokenizer for a text, or a provider that does not load.
         ArtifactError: the model is not exported or has been altered, or an input is empty or too long for it.
+        ParityError: the export is not verified.
     """
     stored = ModelDirectory.open(directory)
     stored.check_exported()
+    if not unverified:
+        stored.check_verified()
     task = stored.spec.task
     if task not in TASKS:
         raise UsageError(f"zoo run has no task {task!r}", directory, f"known: {', '.join(TASKS)}")

@@ -623,9 +623,13 @@ def test_graphs_and_evidence_vouch_for_each_other(exported_model: Exported, name
     evidence = json.loads((folder / "parity.json").read_text())
     for graph, part in evidence["graphs"].items():
         model = onnx.load(folder / f"{graph}.onnx", load_external_data=False)
-        (entry,) = (item for item in model.metadata_props if item.key == "zoo.evidence_sha256")
-        assert entry.value == sha256(folder / "parity.json")
-        model.metadata_props.remove(entry)
+        entries = {item.key: item.value for item in model.metadata_props}
+        assert entries["zoo.evidence_sha256"] == sha256(folder / "parity.json")
+        assert entries["zoo.weights_sha256"] == sha256(folder / "model.safetensors")
+        assert entries["zoo.tokenizer_sha256"] == sha256(folder / "tokenizer.json")
+        for item in list(model.metadata_props):
+            if item.key in ("zoo.evidence_sha256", "zoo.weights_sha256", "zoo.tokenizer_sha256"):
+                model.metadata_props.remove(item)
         assert hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest() == part["sha256"]
 
 

@@ -126,13 +126,19 @@ def test_evidence_replaced_with_its_entry_is_found(
     zoo("verify", folder).failed(3, "parity.json is not the evidence for this graph", "export again")
 
 
-def test_evidence_of_a_failure_is_refused(exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo) -> None:
+def test_an_unverified_export_is_completed(exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo) -> None:
+    """What says that nothing vouches for it does not run, until it has been compared."""
     folder = exported_copy("bert-tiny")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     evidence = json.loads((folder / "parity.json").read_text())
-    (folder / "parity.json").write_text(json.dumps({**evidence, "verified": False}))
+    (folder / "parity.json").write_text(json.dumps({**evidence, "verified": False, "reason": "for a reason"}))
     vouch(folder)
     seal(folder)
-    zoo("verify", folder).failed(3, "never verified", "parity.json")
+    zoo("run", folder, "text").failed(4, "not verified", "for a reason", f"zoo verify {folder}", "--unverified")
+    assert zoo("run", folder, "text", "--unverified").status == 0
+    assert zoo("verify", folder).status == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert zoo("run", folder, "text").status == 0
 
 
 def test_a_wrong_graph_with_every_digest_made_right_is_not_equal(

@@ -25,6 +25,7 @@ COMMANDS = {
     "import": "Make a model directory from a checkpoint.",
     "list": "List the presets.",
     "plugins": "Show the plugins.",
+    "relink": "Point an exported model's graphs at new weights.",
     "run": "Run an exported model on text.",
     "show": "Show a model's configuration, size and graphs.",
     "verify": "Check an exported model's digests and repeat its comparison.",

@@ -16,6 +16,8 @@ from zoo.errors import ArtifactError, UsageError
 if TYPE_CHECKING:
     from zoo_export.parity import Progress, Report
 
+    from zoo.registry import ModelSpec
+
 provider_option = click.option(
     "--provider",
     type=click.Choice(["cpu", "cuda"]),
@@ -86,6 +88,10 @@ def say(report: Report, directory: Path, files: list[str]) -> None:
 )
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a value of the preset.")
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
+@click.option("--graph-only", is_flag=True, help="Write the graph without comparing it; a preset is not even built.")
+@click.option("--check", is_flag=True, help="Write nothing: compare the graph that is there with a new one.")
+@click.option("--inline", is_flag=True, help="Write no functions, for consumers that know none.")
+@click.option("--opset", type=int, default=23, show_default=True, help="Version of the standard operators.")
 @provider_option
 @grid_option
 @json_option
@@ -95,6 +101,10 @@ def command(
     output: Path | None,
     settings: tuple[str, ...],
     force: bool,
+    graph_only: bool,
+    check: bool,
+    inline: bool,
+    opset: int,
     provider: str,
     grid: str,
     as_json: bool,
@@ -105,11 +115,40 @@ def command(
     """
     if not onnx:
         raise UsageError("no format", "zoo export", "add --onnx")
-    directory = _prepare(model, output, settings, force)
-    from zoo_export.exporter import export_model
+    if check and (graph_only or output or force or settings):
+        raise UsageError("--check writes nothing", "zoo export", "give it a model directory alone")
+    from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
 
+    options = Options(opset=opset, functions=not inline)
+    if check:
+        directory, files = Path(model), check_export(Path(model), options=options)
+        if as_json:
+            emit_json("export", {"directory": str(directory), "files": files, "same": True})
+        else:
+            click.echo(f"{directory}: {', '.join(files)} as this code exports it")
+        return
+    if graph_only:
+        source = _preset(model, settings)
+        if source is not None:
+            directory = output or Path(source.name)
+            files = export_preset(source, directory, options=options, force=force)
+        else:
+            directory = _prepare(model, output, settings, force)
+            files = export_graphs_only(directory, options=options, force=force)
+        _warn(directory, files)
+        if as_json:
+            emit_json("export", {"directory": str(directory), "files": files, "verified": False})
+        return
+    directory = _prepare(model, output, settings, force)
     with parity_progress() as progress:
-        report = export_model(directory, force=force, provider=provider, whole_grid=grid == "whole", progress=progress)  # type: ignore[arg-type]
+        report = export_model(
+            directory,
+            options=options,
+            force=force,
+            provider=provider,  # type: ignore[arg-type]
+            whole_grid=grid == "whole",
+            progress=progress,
+        )
     files = [f"{name}.onnx" for name in report.evidence["graphs"]]
     if as_json:
         emit_json("export", {"directory": str(directory), "files": files, **summary(report)})
@@ -117,12 +156,28 @@ def command(
         say(report, directory, files)
 
 
-def _prepare(model: str, output: Path | None, settings: tuple[str, ...], force: bool) -> Path:
-    """The model directory to export: the one named, a copy of it, or one built from the preset of that name."""
+def _warn(directory: Path, files: list[str]) -> None:
+    """Say loudly what was not done."""
+    click.echo(f"warning: {directory}: {', '.join(files)} NOT VERIFIED: zoo verify {directory} completes it", err=True)
+
+
+def _preset(model: str, settings: tuple[str, ...]) -> ModelSpec | None:
+    """The preset of that name, None where ``model`` is a path."""
     from zoo.registry import registry
 
     source = Path(model)
     if source.is_dir():
+        return None
+    if source.exists() or "/" in model:
+        raise ArtifactError("not a directory" if source.exists() else "no such directory", model)
+    return registry().resolve(model, settings)
+
+
+def _prepare(model: str, output: Path | None, settings: tuple[str, ...], force: bool) -> Path:
+    """The model directory to export: the one named, a copy of it, or one built from the preset of that name."""
+    spec = _preset(model, settings)
+    source = Path(model)
+    if spec is None:
         if settings:
             raise UsageError("a model directory has its configuration already", "--set", "build a preset instead")
         if output is None or output.resolve() == source.resolve():
@@ -131,9 +186,6 @@ def _prepare(model: str, output: Path | None, settings: tuple[str, ...], force: 
 
         copy_model(source, output, force=force)
         return output
-    if source.exists() or "/" in model:
-        raise ArtifactError("not a directory" if source.exists() else "no such directory", model)
-    spec = registry().resolve(model, settings)
     target = output or Path(spec.name)
     from zoo.cli.build_command import build
 

@@ -59,6 +59,7 @@ def show(task: str, number: int, result: dict[str, Any]) -> None:
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Of a generated text."
 )
+@click.option("--unverified", is_flag=True, help="Run an export that was not shown equal to the model.")
 @provider_option
 @json_option
 def command(
@@ -67,6 +68,7 @@ def command(
     id_lists: tuple[str, ...],
     tokenizer: Path | None,
     max_new_tokens: int,
+    unverified: bool,
     provider: str,
     as_json: bool,
 ) -> None:
@@ -80,6 +82,7 @@ def command(
         tokenizer=tokenizer,
         provider=provider,  # type: ignore[arg-type]
         max_new_tokens=max_new_tokens,
+        unverified=unverified,
     )
     if as_json:
         emit_json("run", {"task": task, "provider": provider, "results": results})

@@ -1,0 +1,48 @@
+"""What vouches for an exported graph, how the two are tied together, and what is said where nothing does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zoo import __version__
+from zoo.artifact import EVIDENCE, TOKENIZER, ModelDirectory, write_json
+from zoo_export.graph_file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, graph_digest
+
+__all__ = ["unverified", "vouching", "write_export", "write_graphs"]
+
+
+def unverified(graphs: Mapping[str, bytes], reason: str) -> dict[str, Any]:
+    """Evidence that says that there is none."""
+    return {
+        "schema": 1,
+        "verified": False,
+        "reason": reason,
+        "graphs": {name.removesuffix(".onnx"): {"sha256": graph_digest(graph)} for name, graph in graphs.items()},
+        "versions": {"zoo": __version__},
+    }
+
+
+def write_export(stored: ModelDirectory, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
+    """Add graphs and the evidence for them to a model directory, atomically."""
+    with stored.adding() as stage:
+        write_json(stage / EVIDENCE, evidence)
+        write_graphs(stage, graphs, vouching(stored, (stage / EVIDENCE).read_bytes()))
+
+
+def vouching(stored: ModelDirectory, evidence: bytes) -> dict[str, str]:
+    """Metadata that ties a graph to its evidence, its weights and its tokenizer."""
+    digests = [stored.files[name]["sha256"] for name in stored.weight_files()]
+    weights = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    entries = {EVIDENCE_KEY: hashlib.sha256(evidence).hexdigest(), WEIGHTS_KEY: weights}
+    if TOKENIZER in stored.files:
+        entries[TOKENIZER_KEY] = stored.files[TOKENIZER]["sha256"]
+    return entries
+
+
+def write_graphs(stage: Path, graphs: Mapping[str, bytes], entries: Mapping[str, str]) -> None:
+    """Write graphs with these entries in their metadata."""
+    for name, graph in graphs.items():
+        (stage / name).write_bytes(annotate(graph, entries))
