@@ -234,6 +234,17 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
         if refusal is None:
             raise
         raise OSError(int(refusal[1]), os.strerror(int(refusal[1])), str(path)) from error
+    _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put a file's metadata in order. The library leaves it to chance, and equal models are to be equal files."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length))
 
 
 def load(directory: str | Path) -> nn.Module:

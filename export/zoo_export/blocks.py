@@ -308,13 +308,15 @@ class _Traced(GraphModule):
         super().__init__(outline.model, outline.graph)
         self._outline = outline
         self._number = 0
+        self._marked: list[Tensor] = []
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The inputs and outputs that are kept."""
+        """Take and give what is kept. What the markers return follows, lest an unused one be removed."""
         self._number = 0
+        self._marked = []
         given = dict(zip(self._outline.kept_inputs, tensors, strict=True))
         outputs = super().forward(*(given[number] for number in self._outline.stand_ins))
-        return tuple(outputs[number] for number in self._outline.kept_outputs)
+        return (*(outputs[number] for number in self._outline.kept_outputs), *self._marked)
 
     def forward_of(self, block: Block, path: str, module: nn.Module) -> Callable[..., Any]:
         """What a block does instead of computing, unless it is the first of its kind."""
@@ -329,10 +331,13 @@ class _Traced(GraphModule):
             if number == block.first:
                 block.result = call.run(forward, _mark(ENTER, number, call.tensors, call.tensors))
                 _, tensors = call.outputs(block.result)
-                block.returned = list(_mark(LEAVE, number, tensors, tensors))
+                block.returned = made = list(_mark(LEAVE, number, tensors, tensors))
             elif site.traced:
-                return call.accept(block.result, _mark(CALL, number, call.tensors, block.returned))
-            return call.accept(block.result, block.returned)
+                made = list(_mark(CALL, number, call.tensors, block.returned))
+            else:
+                return call.accept(block.result, block.returned)
+            self._marked.append(made[0])
+            return call.accept(block.result, made)
 
         return trace
 

@@ -80,6 +80,7 @@ class _Function:
         while (block.domain, self.name, "") in model.functions:
             numbers[block.domain, block.name] += 1
             self.name = f"{block.name}_{numbers[block.domain, block.name]}"
+        self._calls: Counter[str] = Counter()
         self._names = block.stored[block.leader]
         self.weights: dict[int, ir.Value] = {}
         """The block's tensors that the body reads, by number, as its arguments."""
@@ -98,8 +99,10 @@ class _Function:
     def call(self, call: CallSite, arguments: Sequence[ir.Value]) -> ir.Node:
         """A node that runs the function with the tensors of the module at the call's path."""
         weights = [self._weight(call.path, number) for number in self.weights]
+        self._calls[call.path] += 1
+        again = f" {self._calls[call.path]}" if self._calls[call.path] > 1 else ""
         return ir.node(
-            self.name, [*arguments, *self.captured, *weights], domain=self.block.domain, name=call.path,
+            self.name, [*arguments, *self.captured, *weights], domain=self.block.domain, name=f"{call.path}{again}",
             num_outputs=len(self.block.outputs), metadata_props={BLOCK_KEY: call.path},
         )  # fmt: skip
 
@@ -107,6 +110,11 @@ class _Function:
         """Simplify the body, and name its modules from the block on."""
         graph = self.function.graph
         simplify(ir.Model(graph, ir_version=self.model.ir_version))
+        for value in list(graph.initializers.values()):  # what was folded; a function has none
+            node = ir.node("Constant", [], {"value": value.const_value})
+            graph.insert_before(graph[0], node)
+            value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
+        graph.initializers.clear()
         for node in graph.all_nodes():
             path = f"{node.metadata_props.pop(MODULE_KEY, '')}.".removeprefix(f"{self.block.leader}.").rstrip(".")
             if path:

@@ -1,0 +1,345 @@
+"""Repeated modules become functions, whoever wrote them, and what does not fit is traced as it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo_export import tracing
+from zoo_export.blocks import Outline
+from zoo_export.exporter import Options, export_model, make_graphs
+
+import zoo
+from zoo.artifact import ModelDirectory
+from zoo.contract import Graph, real
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+
+WIDTH = 4
+GRAPH = Graph(inputs=(real("x", "batch", WIDTH),), outputs=(real("y", "batch", WIDTH),))
+CALLS = {
+    ("gpt-tiny", "model.onnx"): {"GPTBlock": 2},
+    ("bert-tiny", "model.onnx"): {"BERTBlock": 2},
+    ("transformer-tiny", "encoder.onnx"): {"EncoderBlock": 2},
+    ("transformer-tiny", "decoder.onnx"): {"DecoderBlock": 2},
+}
+
+
+def load(path: Path) -> onnx.ModelProto:
+    return onnx.load(path, load_external_data=False)
+
+
+def calls(model: onnx.ModelProto) -> dict[str, int]:
+    """How often the graph calls each function."""
+    names = [node.op_type for node in model.graph.node if node.domain]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+@pytest.mark.parametrize(("name", "file"), CALLS)
+def test_each_block_is_one_function(exported_model: Exported, name: str, file: str) -> None:
+    folder = exported_model(name)
+    model = load(folder / file)
+    assert calls(model) == CALLS[name, file] == {function.name: 2 for function in model.functions}
+    modules = dict(zoo.load(folder).named_modules())
+    for function in model.functions:
+        nodes = [node for node in model.graph.node if node.op_type == function.name]
+        paths = ["".join(item.value for item in node.metadata_props if item.key == "zoo.block") for node in nodes]
+        assert [node.name for node in nodes] == paths
+        for path in paths:
+            assert type(modules[path]).__name__ == function.name
+            assert type(modules[path]).__module__ == function.domain
+        own = {name for name, _ in modules[paths[0]].named_parameters()}
+        assert len(own & set(function.input)) >= len(own) - 4  # a decoder's keys of the source are the encoder graph's
+        for node, path in zip(nodes, paths, strict=True):
+            weights = dict(zip(function.input, node.input, strict=True))
+            assert all(weights[name] == f"{path}.{name}" for name in own & set(weights))
+        for node in function.node:
+            for item in node.metadata_props:
+                assert item.value in {inner for inner, _ in modules[paths[0]].named_modules()}
+
+
+@pytest.mark.parametrize("settings", [(), ("tie_embeddings=false",), ("num_kv_heads=2",)])
+def test_depth_adds_calls_alone(exported_build: Exported, settings: tuple[str, ...]) -> None:
+    """A deeper model has the same functions and as many other nodes."""
+    folders = [exported_build("gpt-tiny", *settings, layers) for layers in ("num_layers=3", "num_layers=9")]
+    graphs = [make_graphs(ModelDirectory.open(folder))["model.onnx"] for folder in folders]
+    shallow, deep = map(onnx.load_model_from_string, graphs)
+    assert [function.SerializeToString() for function in shallow.functions] == [
+        function.SerializeToString() for function in deep.functions
+    ]
+    assert (calls(shallow), calls(deep)) == ({"GPTBlock": 3}, {"GPTBlock": 9})
+    assert len(deep.graph.node) - len(shallow.graph.node) == 6
+
+
+def test_depth_costs_next_to_nothing(exported_build: Exported) -> None:
+    """Thirty-two layers more, at most half as long again; traced as they are they would take several times as long."""
+    seconds = {}
+    for layers in (4, 36, 4, 36):
+        stored = ModelDirectory.open(exported_build("gpt-tiny", f"num_layers={layers}"))
+        started = time.perf_counter()
+        make_graphs(stored, cached=False)
+        seconds[layers] = min(seconds.get(layers, float("inf")), time.perf_counter() - started)
+    assert seconds[36] < 2 * seconds[4]
+
+
+def test_inlined_it_computes_the_same(exported_model: Exported, exported_build: Exported) -> None:
+    folder = exported_build("gpt-tiny", seed=0)
+    export_model(folder, options=Options(functions=False), force=True)
+    flat = load(folder / "model.onnx")
+    assert not flat.functions
+    assert {node.domain for node in flat.graph.node} == {""}
+    assert [(item.domain, item.version) for item in flat.opset_import] == [("", 23)]
+
+
+def test_the_runtime_makes_the_same_of_both(exported_model: Exported, tmp_path: Path) -> None:
+    """With optimisations, functions and flat graphs end as the same operators: they run at the same speed."""
+    stored = ModelDirectory.open(exported_model("gpt-tiny"))
+    kinds = []
+    for functions in (True, False):
+        data = make_graphs(stored, Options(functions=functions))["model.onnx"]
+        options = ort.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / f"{functions}.onnx")
+        options.log_severity_level = 4
+        folder = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(folder, str(stored.path))
+        ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        nodes = load(tmp_path / f"{functions}.onnx").graph.node
+        kinds.append(sorted((node.domain, node.op_type) for node in nodes))
+    assert kinds[0] == kinds[1]
+
+
+# Any module, outlined on its own.
+
+
+class Layer(nn.Module):
+    """Two modules and a plain attribute."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.scale = scale
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        y = self.linear(x) * self.scale
+        return y if shift is None else y + shift
+
+
+class Pair(Layer):
+    """Returns two tensors, by name and in a tuple."""
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Any:
+        y = super().forward(x, shift)
+        return {"both": (y, y * 2)}
+
+
+class InPlace(Layer):
+    """Changes what it is given."""
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        x.add_(1.0)
+        return super().forward(x)
+
+
+class Model(nn.Module):
+    """Layers, called as ``run`` says."""
+
+    def __init__(self, layers: list[nn.Module], run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.layers, x)
+
+
+def chain(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def chain_with_shift(layers: Any, x: Tensor) -> Tensor:
+    shift = x.sin()
+    for layer in layers:
+        x = layer(x, shift=shift)
+    return x
+
+
+def different_calls(layers: Any, x: Tensor) -> Tensor:
+    for number, layer in enumerate(layers):
+        x = layer(x, x.sin()) if number else layer(x)
+    return x
+
+
+def between(layers: Any, x: Tensor) -> Tensor:
+    """Something is computed between the calls, and one result is used twice."""
+    kept = x
+    for layer in layers:
+        x = layer(x.relu() + kept)
+        kept = x
+    return x
+
+
+def reaches_inside(layers: Any, x: Tensor) -> Tensor:
+    return layers[1].linear(layers[0](x))
+
+
+def reads_a_weight(layers: Any, x: Tensor) -> Tensor:
+    return chain(layers, x) + layers[-1].linear.weight.sum()
+
+
+def pairs(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        first, second = layer(x)["both"]
+        x = first + second
+    return x
+
+
+def again(layers: Any, x: Tensor) -> Tensor:
+    """One layer, three times."""
+    for _ in range(3):
+        x = layers[0](x)
+    return x
+
+
+def backwards(layers: Any, x: Tensor) -> Tensor:
+    return chain(reversed(layers), x)
+
+
+def tied() -> list[nn.Module]:
+    """The second layer shares its matrix with the first."""
+    first, second = Layer(), Layer()
+    second.linear.weight = first.linear.weight
+    return [first, second]
+
+
+MODULES: dict[str, tuple[Callable[[], list[nn.Module]], Any, dict[str, int]]] = {
+    "a chain": (lambda: [Layer() for _ in range(4)], chain, {"Layer": 4}),
+    "an argument from outside": (lambda: [Layer() for _ in range(3)], chain_with_shift, {"Layer": 3}),
+    "something between": (lambda: [Layer() for _ in range(3)], between, {"Layer": 3}),
+    "several results": (lambda: [Pair() for _ in range(3)], pairs, {"Pair": 3}),
+    "one layer, again and again": (lambda: [Layer()], again, {"Layer": 3}),
+    "from the last to the first": (lambda: [Layer() for _ in range(3)], backwards, {"Layer": 3}),
+    "a shared matrix": (tied, chain, {"Layer": 2}),
+    "layers of two kinds": (
+        lambda: [Layer(), Layer(2.0), Layer(), Layer(2.0)], chain, {"Layer": 2, "Layer_2": 2},
+    ),
+    "a single layer": (lambda: [Layer()], chain, {}),
+    "layers that all differ": (lambda: [Layer(1.0), Layer(2.0), Layer(3.0)], chain, {}),
+    "different arguments": (lambda: [Layer() for _ in range(3)], different_calls, {}),
+    "a layer reached inside": (lambda: [Layer(), Layer()], reaches_inside, {}),
+    "arguments changed in place": (lambda: [InPlace(), InPlace()], chain, {}),
+}  # fmt: skip
+
+
+def traced(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
+    """A module as ONNX, by the same steps as an architecture's."""
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(tracing.models, "build_on_meta", lambda spec, dtype: build_on_meta(model))
+    monkeypatch.setattr(tracing, "_describe", lambda *_: None)
+    spec: Any = SimpleNamespace(plugin="test", name="test")
+    return onnx.load_model_from_string(tracing.trace_graph(spec, GRAPH, "float32", opset=23))
+
+
+def build_on_meta(model: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(model).to("meta").eval()
+
+
+def with_values(graph: onnx.ModelProto, model: nn.Module) -> bytes:
+    """The graph with the module's weights in it."""
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    for tensor in graph.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(state[tensor.name], tensor.name))
+    graph.ir_version = 10
+    data: bytes = graph.SerializeToString()
+    return data
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_outlined_computes_what_the_module_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, run, expected = MODULES[name]
+    torch.manual_seed(0)
+    model = Model(make(), run).eval()
+    graph = traced(model, monkeypatch)
+    assert calls(graph) == expected
+    session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
+    for batch in (1, 6):
+        x = torch.randn(batch, WIDTH)
+        with torch.no_grad():
+            wanted = model(x.clone()).numpy()
+        (found,) = session.run(None, {"x": x.numpy()})
+        assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_weight_read_from_outside_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outline cannot see it coming; the trace fails and is made again without functions."""
+    torch.manual_seed(0)
+    model = Model([Layer() for _ in range(3)], reads_a_weight).eval()
+    graph = traced(model, monkeypatch)
+    assert calls(graph) == {}
+    session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
+    x = torch.randn(3, WIDTH)
+    with torch.no_grad():
+        wanted = model(x).numpy()
+    assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize(("run", "seen"), [(chain, [0]), (chain_with_shift, [0]), (between, [0, 1, 2, 3, 4, 5])])
+def test_the_tracer_sees_no_more_calls_than_it_must(run: Any, seen: list[int]) -> None:
+    model = Model([Layer() for _ in range(6)], run).to("meta").eval()
+    outline = Outline(model, GRAPH, (torch.zeros(3, WIDTH, device="meta"),))
+    assert [number for number, call in enumerate(outline.calls) if call.traced] == seen
+    assert len(outline.calls) == 6
+
+
+def test_evidence_knows_no_functions(exported_model: Exported) -> None:
+    """What was compared is the file that is there."""
+    folder = exported_model("gpt-tiny")
+    assert json.loads((folder / "parity.json").read_text())["verified"] is True
+    assert load(folder / "model.onnx").functions
+
+
+@dataclass
+class Holder:
+    """A structure that no function can take."""
+
+    value: Tensor
+
+
+class Opaque(Layer):
+    """Takes a structure of its own."""
+
+    def forward(self, x: Any, shift: Tensor | None = None) -> Any:
+        return Holder(super().forward(x.value))
+
+
+def test_arguments_of_unknown_kinds_are_traced_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(layers: Any, x: Tensor) -> Tensor:
+        held = Holder(x)
+        for layer in layers:
+            held = layer(held)
+        return held.value
+
+    torch.manual_seed(0)
+    model = Model([Opaque(), Opaque()], run).eval()
+    graph = traced(model, monkeypatch)
+    assert calls(graph) == {}
+    session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
+    x = torch.randn(3, WIDTH)
+    with torch.no_grad():
+        wanted = model(x).numpy()
+    assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(wanted, abs=1e-5)

@@ -1,0 +1,378 @@
+"""Graphs without weights, weights that come later, and what is kept between exports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from zoo_export import cache, parity
+from zoo_export.exporter import make_graphs
+
+import zoo as zoo_package
+from zoo import models
+from zoo.artifact import ModelDirectory
+from zoo.errors import ArtifactError
+from zoo.registry import registry
+from zoo.weights import INDEX, SINGLE, plan_header, read_header, read_layout
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+TENSORS = st.dictionaries(
+    st.text('ab.0_é"\\', min_size=1, max_size=6),
+    st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=100)
+@given(TENSORS)
+def test_a_planned_header_is_the_library_s(tmp_path_factory: pytest.TempPathFactory, tensors: Any) -> None:
+    path = tmp_path_factory.mktemp("planned") / "model.safetensors"
+    metadata = {"format": "pt", "alias.of": "b"}
+    save_file(
+        {name: torch.zeros(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in tensors.items()}, path, metadata
+    )
+    planned = plan_header(path.name, tensors, metadata)
+    there = read_header(path)
+    assert {name: place for name, place in planned.items() if place.length} == {
+        name: place for name, place in there.items() if place.length
+    }
+    assert planned.keys() == there.keys()
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize(
+    ("dtype", "shard"), [("float32", 5_000_000_000), ("float16", 5_000_000_000), ("float32", 50_000)]
+)
+def test_a_planned_layout_is_what_a_build_writes(zoo: Zoo, name: str, dtype: str, shard: int) -> None:
+    assert zoo("build", name, "--dtype", dtype, "--max-shard-size", str(shard)).status == 0
+    planned = models.plan_layout(registry().resolve(name), dtype, max_shard_bytes=shard)
+    assert planned == read_layout(Path(name))
+    assert len({place.file for place in planned.values()}) == len(list(Path(name).glob("*.safetensors")))
+
+
+def test_equal_models_are_equal_files(zoo: Zoo) -> None:
+    """The library orders a header's metadata by chance; a model with several aliases has much of it."""
+    for number in range(4):
+        assert zoo("build", "transformer-tiny", "-o", str(number)).status == 0
+    assert len({Path(str(number), SINGLE).read_bytes() for number in range(4)}) == 1
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_a_graph_without_weights_is_the_graph_with_them(zoo: Zoo, name: str) -> None:
+    """The preset's graph is written first, the model is built later, and its weights make it whole."""
+    result = zoo("export", name, "--onnx", "--graph-only", "-o", "graph")
+    assert result.status == 0
+    (warning,) = result.warnings
+    assert "NOT VERIFIED" in warning
+    assert not list(Path("graph").glob("*.safetensors"))
+    evidence = json.loads(Path("graph/parity.json").read_text())
+    assert evidence["verified"] is False
+    zoo("run", "graph", "text").failed(4, "not verified", "zoo verify graph", "--unverified")
+    zoo("run", "graph", "text", "--unverified").failed(3, "model.safetensors")
+    zoo("verify", "graph").failed(3, "no weights", "zoo relink graph")
+    zoo("relink", "graph").failed(3, "missing", "model.safetensors")
+    assert zoo("build", name, "-o", "whole").status == 0
+    Path("whole/model.safetensors").rename("graph/model.safetensors")
+    result = zoo("relink", "graph")
+    assert (result.status, result.err) == (0, "")
+    assert "not verified" in result.out
+    zoo("run", "graph", "text").failed(4, "not verified")
+    assert zoo("run", "graph", "text", "--unverified").status == 0
+    assert zoo("verify", "graph").status == 0
+    assert zoo("run", "graph", "text").status == 0
+    assert zoo("build", name, "-o", "again").status == 0
+    assert zoo("export", "again", "--onnx").status == 0
+    for path in Path("again").glob("*.onnx"):
+        metadata = [
+            {item.key: item.value for item in onnx.load(folder / path.name, load_external_data=False).metadata_props}
+            for folder in (Path("again"), Path("graph"))
+        ]
+        assert metadata[0] == metadata[1]
+        assert path.read_bytes() == (Path("graph") / path.name).read_bytes()
+    assert Path("again/parity.json").read_bytes() == Path("graph/parity.json").read_bytes()
+
+
+def test_a_directory_s_graph_without_a_comparison(
+    exported_build: Exported, zoo: Zoo, snapshot: Callable[[], Any]
+) -> None:
+    assert zoo("build", "gpt-tiny").status == 0
+    assert zoo("export", "gpt-tiny", "--onnx", "--graph-only", "--json").json["verified"] is False
+    before = snapshot()
+    zoo("export", "gpt-tiny", "--onnx", "--graph-only").failed(2, "already exported", "--force")
+    zoo("export", "gpt-tiny", "--onnx").failed(2, "already exported", "--force")
+    assert snapshot() == before
+    assert zoo("verify", "gpt-tiny").status == 0
+    assert json.loads(Path("gpt-tiny/parity.json").read_text())["verified"] is True
+
+
+def test_the_largest_preset_s_graph(zoo: Zoo) -> None:
+    """174,604,259,328 parameters, none of which is made."""
+    assert zoo("export", "gpt3-175b", "--onnx", "--graph-only").status == 0
+    model = onnx.load("gpt3-175b/model.onnx", load_external_data=False)
+    assert [node.op_type for node in model.graph.node].count("GPTBlock") == 96
+    places = [{e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data]
+    assert sum({(p["location"], p["offset"]): int(p["length"]) for p in places}.values()) == 4 * 174_604_259_328
+    assert len({place["location"] for place in places}) > 100
+    assert sum(path.stat().st_size for path in Path("gpt3-175b").iterdir()) < 500_000
+
+
+# New weights.
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], **options: Any) -> None:
+    """Other weights in place of those of a model directory, in one file."""
+    with safe_open(folder / SINGLE, framework="pt") as reader:
+        metadata = reader.metadata()
+    save_file(change(load_file(folder / SINGLE)), folder / SINGLE, {**metadata, **options})
+
+
+def logits(folder: Path) -> np.ndarray[Any, Any]:
+    session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    empty = {
+        f"past_key_values.{n}.{part}": np.zeros((1, 4, 0, 16), np.float32) for n in (0, 1) for part in ("key", "value")
+    }
+    ids = np.array([[1, 2, 3]])
+    found: np.ndarray[Any, Any] = session.run(["logits"], {"input_ids": ids, "attention_mask": ids * 0 + 1, **empty})[0]
+    return found
+
+
+def test_retrained_weights_of_the_same_layout_need_nothing(exported_copy: Exported, zoo: Zoo) -> None:
+    folder = exported_copy("gpt-tiny")
+    graph, before = (folder / "model.onnx").read_bytes(), logits(folder)
+    rewrite(folder, lambda tensors: {name: tensor * 1.5 for name, tensor in tensors.items()})
+    assert np.abs(logits(folder) - before).max() > 0.01
+    zoo("verify", folder).failed(3, "altered", "model.safetensors")
+    assert zoo("relink", folder).status == 0
+    linked = (folder / "model.onnx").read_bytes()
+    assert linked != graph  # only in what it says of its evidence
+    assert onnx.load_model_from_string(linked).graph == onnx.load_model_from_string(graph).graph
+    zoo("run", folder, "text").failed(4, "not those that were compared")
+    assert zoo("verify", folder).status == 0
+    assert zoo("run", folder, "text").status == 0
+
+
+def test_a_changed_layout_is_linked_anew(exported_copy: Exported, zoo: Zoo) -> None:
+    """Another file beside the header's other length: every offset is another."""
+    folder = exported_copy("gpt-tiny")
+    before = logits(folder)
+    rewrite(folder, dict, note="x" * 100)
+    assert zoo("relink", folder).status == 0
+    assert logits(folder) == pytest.approx(before, abs=0)
+    assert zoo("verify", folder).status == 0
+
+
+def test_shards_take_the_place_of_one_file(exported_copy: Exported, zoo: Zoo) -> None:
+    folder = exported_copy("gpt-tiny")
+    before = logits(folder)
+    tensors = load_file(folder / SINGLE)
+    models.write_weights(folder, tensors, aliases={}, max_shard_bytes=100_000)
+    (folder / SINGLE).unlink()
+    assert zoo("relink", folder).status == 0
+    assert logits(folder) == pytest.approx(before, abs=0)
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert INDEX in files
+    assert SINGLE not in files
+    assert zoo("verify", folder).status == 0
+    assert zoo_package.load(folder)
+
+
+def test_relinking_what_has_not_changed_changes_nothing(
+    exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any]
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    before = snapshot()
+    result = zoo("relink", folder, "--json")
+    assert result.json["verified"] is True
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "fragment"),
+    [
+        (lambda t: {k: v for k, v in t.items() if k != "norm.weight"}, "missing norm.weight"),
+        (lambda t: {**t, "norm.weight": torch.zeros(65)}, "norm.weight has shape (65,), not (64,)"),
+        (lambda t: {k: v.half() for k, v in t.items()}, "is F16, not FLOAT"),
+    ],
+)
+def test_weights_of_another_model_are_refused(
+    exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], change: Any, fragment: str
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    rewrite(folder, change)
+    before = snapshot()
+    zoo("relink", folder).failed(3, "not in the graph's layout", fragment, str(folder))
+    assert snapshot() == before
+
+
+def test_relinking_leaves_torch_out(exported_copy: Exported) -> None:
+    folder = exported_copy("gpt-tiny")
+    rewrite(folder, dict, note="changed")
+    code = (
+        "import sys; from zoo.cli import main; status = main(['relink', sys.argv[1]])\n"
+        "sys.exit(status or bool({'torch', 'onnx_ir', 'onnxscript', 'onnxruntime'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False, capture_output=True).returncode == 0
+
+
+def test_linked_weights_must_not_be_links(exported_copy: Exported, zoo: Zoo, tmp_path: Path) -> None:
+    folder = exported_copy("gpt-tiny")
+    (folder / SINGLE).rename(tmp_path / "elsewhere")
+    (folder / SINGLE).symlink_to(tmp_path / "elsewhere")
+    zoo("relink", folder).failed(3, "a link", SINGLE)
+
+
+# What is kept between exports.
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "traces"))
+    return tmp_path / "traces"
+
+
+def test_a_second_export_traces_nothing(empty_cache: Path, exported_build: Exported) -> None:
+    folder = exported_build("gpt-tiny")
+    first = make_graphs(ModelDirectory.open(folder))
+    code = (
+        "import sys, hashlib; from zoo.artifact import ModelDirectory; from zoo_export.exporter import make_graphs\n"
+        "graphs = make_graphs(ModelDirectory.open(sys.argv[1])); assert 'torch' not in sys.modules\n"
+        "sys.stdout.buffer.write(graphs['model.onnx'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, check=True)
+    assert done.stdout == first["model.onnx"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_a_damaged_entry_is_traced_again(empty_cache: Path, exported_build: Exported, damage: bytes | None) -> None:
+    stored = ModelDirectory.open(exported_build("bert-tiny"))
+    first = make_graphs(stored)
+    (entry,) = empty_cache.iterdir()
+    sound = entry.read_bytes()
+    entry.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]) if damage is None else damage)
+    assert make_graphs(stored) == first
+    assert entry.read_bytes() == sound
+
+
+def test_everything_a_graph_depends_on_is_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = registry().resolve("gpt-tiny")
+    keys = {
+        cache.key(tiny, "model", "float32", {}),
+        cache.key(tiny, "encoder", "float32", {}),
+        cache.key(tiny, "model", "float16", {}),
+        cache.key(tiny, "model", "float32", {"opset": 24}),
+        cache.key(registry().resolve("gpt-tiny", ("norm_eps=1e-6",)), "model", "float32", {}),
+        cache.key(registry().resolve("bert-tiny"), "model", "float32", {}),
+    }
+    assert len(keys) == 6
+    assert cache.key(tiny, "model", "float32", {}) in keys
+    monkeypatch.setattr(cache, "distributions", lambda: [])
+    assert cache.key(tiny, "model", "float32", {}) not in keys
+    monkeypatch.undo()
+    code = cache._code_digest
+    monkeypatch.setattr(cache, "_code_digest", lambda packages: code(packages) + "changed")
+    assert cache.key(tiny, "model", "float32", {}) not in keys
+
+
+def test_changed_code_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "some_package"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "inner" / "code.py").write_text("x = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = cache._code_digest(["some_package"])
+    assert first == cache._code_digest(["some_package"])
+    (package / "inner" / "code.py").write_text("x = 2")
+    assert first != cache._code_digest(["some_package"])
+
+
+def test_a_cache_that_cannot_be_written_is_none(
+    exported_build: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file" / "below"))
+    assert make_graphs(ModelDirectory.open(exported_build("bert-tiny")))
+
+
+# Checking, options, and what cannot be verified here.
+
+
+def test_an_export_is_what_this_code_exports(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+    folder = exported_copy("gpt-tiny")
+    before = snapshot()
+    result = zoo("export", folder, "--onnx", "--check", "--json")
+    assert result.json["same"] is True
+    zoo("export", folder, "--onnx", "--check", "--opset", "24").failed(3, "model.onnx", "not what this code exports")
+    zoo("export", folder, "--onnx", "--check", "--inline").failed(3, "model.onnx", "it was made with")
+    zoo("export", folder, "--onnx", "--check", "--force").failed(2, "--check writes nothing")
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize("opset", ["22", "25", "0", "-1"])
+def test_an_unsupported_opset_is_refused(zoo: Zoo, opset: str) -> None:
+    zoo("export", "gpt-tiny", "--onnx", "--opset", opset).failed(2, f"opset {opset} is not supported", "(23, 24)")
+    assert not list(Path().iterdir())
+
+
+def test_opset_24(zoo: Zoo) -> None:
+    assert zoo("export", "bert-tiny", "--onnx", "--opset", "24", "--set", "max_seq_len=32").status == 0
+    model = onnx.load("bert-tiny/model.onnx", load_external_data=False)
+    assert {item.version for item in model.opset_import if not item.domain} == {24}
+
+
+def test_a_model_too_large_to_verify_says_what_it_takes(
+    exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any]
+) -> None:
+    assert zoo("build", "gpt-tiny").status == 0
+    monkeypatch.setattr(parity, "free_memory", lambda: 1e6)
+    before = snapshot()
+    zoo("export", "gpt-tiny", "--onnx").failed(
+        4, "too large to verify here", "0.0055 GB", "0.001 GB are free", "--graph-only"
+    )
+    assert snapshot() == before
+
+
+def test_memory_is_known_here() -> None:
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 1e8 < parity.free_memory() <= total
+
+
+def test_an_interrupted_export_leaves_nothing(
+    exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any]
+) -> None:
+    assert zoo("build", "gpt-tiny").status == 0
+    before = snapshot()
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parity._Comparison, "_compare_at", interrupt)
+    assert zoo("export", "gpt-tiny", "--onnx").status == 130
+    assert snapshot() == before
+
+
+def test_a_graph_is_linked_to_its_own_layout_alone(exported_model: Exported) -> None:
+    from zoo_export.graph_file import link
+
+    folder = exported_model("gpt-tiny")
+    with pytest.raises(ArtifactError, match=r"missing token_embedding\.weight"):
+        link((folder / "model.onnx").read_bytes(), read_layout(exported_model("bert-tiny")))
