@@ -21,9 +21,9 @@ from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, load_json, plain_na
 __all__ = [
     "CARD",
     "CONFIG",
-    "EVIDENCE",
     "MANIFEST",
     "TOKENIZER",
+    "Export",
     "ModelDirectory",
     "describe",
     "digest_file",
@@ -36,7 +36,6 @@ __all__ = [
 CONFIG = "config.json"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-EVIDENCE = "parity.json"
 CARD = "README.md"
 SCHEMA = 1
 
@@ -128,34 +127,14 @@ class ModelDirectory:
         """The files that hold the model's tensors; none where only graphs were exported."""
         return sorted(name for name in self.files if is_weights(name) and name != INDEX)
 
-    def graph_files(self) -> list[str]:
-        """The ONNX files that the model's declaration calls for, in the order in which they run."""
-        return [f"{graph.name}.onnx" for graph in self.spec.graphs]
+    def export(self, variant: str = "") -> Export:
+        """The files of one export. There may be several: the plain one, whose variant has no name, and others."""
+        return Export(self, variant)
 
-    def check_exported(self) -> None:
-        """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
-        if EVIDENCE not in self.files:
-            raise ArtifactError("not exported yet", self.path, f"zoo export {self.path} --onnx")
-        for name in self.graph_files():
-            if name not in self.files:
-                raise ArtifactError("not in the manifest", self.path / name, f"zoo export {self.path} --onnx --force")
-
-    def is_verified(self) -> bool:
-        """Whether the export was shown equal to the model, with the weights that are there now."""
-        weights = {name: self.files[name]["sha256"] for name in self.weight_files()}
-        return bool(self.evidence.get("verified")) and self.evidence.get("weights") == weights
-
-    def check_verified(self) -> None:
-        """Raise :class:`ParityError` for an export that nothing vouches for."""
-        if not self.is_verified():
-            reason = self.evidence.get("reason", "the weights have changed since")
-            remedy = f"zoo verify {self.path}, or run it with --unverified"
-            raise ParityError(f"the export is not verified ({reason})", self.path, remedy)
-
-    @cached_property
-    def evidence(self) -> Mapping[str, Any]:
-        """parity.json."""
-        return load_json(self.path / EVIDENCE)
+    def exports(self) -> list[Export]:
+        """The exports that are here, the plain one first."""
+        names = (re.fullmatch(r"parity(?:\.([\w-]+))?\.json", name) for name in sorted(self.files, key=len))
+        return [Export(self, match[1] or "") for match in names if match]
 
     @property
     def dtype(self) -> str:
@@ -171,6 +150,63 @@ class ModelDirectory:
         with storage.add_to_directory(self.path) as stage:
             yield stage
             _write_manifest(stage, self.files if known is None else known)
+
+
+@dataclass(frozen=True)
+class Export:
+    """One variant of a model's graphs and the evidence for them, as files beside the weights."""
+
+    stored: ModelDirectory
+    variant: str = ""
+
+    @property
+    def evidence_file(self) -> str:
+        """parity.json, or parity.VARIANT.json."""
+        return self._name("parity", "json")
+
+    @property
+    def graph_files(self) -> dict[str, str]:
+        """For each declared graph, in the order in which they run, its ONNX file."""
+        return {graph.name: self._name(graph.name, "onnx") for graph in self.stored.spec.graphs}
+
+    def _name(self, stem: str, suffix: str) -> str:
+        return ".".join(filter(None, (stem, self.variant, suffix)))
+
+    @property
+    def exists(self) -> bool:
+        """Whether it is here."""
+        return self.evidence_file in self.stored.files
+
+    def check(self) -> None:
+        """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
+        command = f"zoo export {self.stored.path} --onnx" + (f" --profile {self.variant}" if self.variant else "")
+        if not self.exists:
+            what = f"not exported for {self.variant}" if self.variant else "not exported yet"
+            raise ArtifactError(what, self.stored.path, command)
+        for name in self.graph_files.values():
+            if name not in self.stored.files:
+                raise ArtifactError("not in the manifest", self.stored.path / name, f"{command} --force")
+
+    def read(self) -> dict[str, bytes]:
+        """Every graph by its name."""
+        return {graph: (self.stored.path / name).read_bytes() for graph, name in self.graph_files.items()}
+
+    @cached_property
+    def evidence(self) -> Mapping[str, Any]:
+        """What vouches for the graphs."""
+        return load_json(self.stored.path / self.evidence_file)
+
+    def is_verified(self) -> bool:
+        """Whether the graphs were shown equal to the model, with the weights that are there now."""
+        weights = {name: self.stored.files[name]["sha256"] for name in self.stored.weight_files()}
+        return bool(self.evidence.get("verified")) and self.evidence.get("weights") == weights
+
+    def check_verified(self) -> None:
+        """Raise :class:`ParityError` for graphs that nothing vouches for."""
+        if not self.is_verified():
+            reason = self.evidence.get("reason", "the weights have changed since")
+            remedy = f"zoo verify {self.stored.path}, or run it with --unverified"
+            raise ParityError(f"the export is not verified ({reason})", self.stored.path, remedy)
 
 
 def _generation(path: Path) -> tuple[int, int] | None:
@@ -193,9 +229,10 @@ def new_model(target: Path, description: Mapping[str, Any], *, force: bool) -> I
 def copy_model(source: Path, target: Path, *, force: bool) -> None:
     """Copy a sound model to a new directory, without what was exported from it."""
     stored = ModelDirectory.open(source)
+    exported = {export.evidence_file for export in stored.exports()}
     with storage.new_directory(target, force=force, replaceable=is_model) as stage:
         for name in stored.files:
-            if name != EVIDENCE and not name.endswith(".onnx"):
+            if name not in exported and not name.endswith(".onnx"):
                 shutil.copyfile(source / name, stage / name)
         _write_manifest(stage, {})
 

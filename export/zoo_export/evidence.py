@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zoo import __version__
-from zoo.artifact import EVIDENCE, TOKENIZER, ModelDirectory, write_json
+from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo_export.graph_file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, graph_digest
 
-__all__ = ["unverified", "vouching", "write_export", "write_graphs"]
+__all__ = ["unverified", "vouching", "write_export"]
 
 
 def unverified(graphs: Mapping[str, bytes], reason: str) -> dict[str, Any]:
@@ -20,16 +19,18 @@ def unverified(graphs: Mapping[str, bytes], reason: str) -> dict[str, Any]:
         "schema": 1,
         "verified": False,
         "reason": reason,
-        "graphs": {name.removesuffix(".onnx"): {"sha256": graph_digest(graph)} for name, graph in graphs.items()},
+        "graphs": {name: {"sha256": graph_digest(graph)} for name, graph in graphs.items()},
         "versions": {"zoo": __version__},
     }
 
 
-def write_export(stored: ModelDirectory, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
-    """Add graphs and the evidence for them to a model directory, atomically."""
-    with stored.adding() as stage:
-        write_json(stage / EVIDENCE, evidence)
-        write_graphs(stage, graphs, vouching(stored, (stage / EVIDENCE).read_bytes()))
+def write_export(export: Export, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
+    """Add graphs, by name, and the evidence for them to a model directory, atomically."""
+    with export.stored.adding() as stage:
+        write_json(stage / export.evidence_file, evidence)
+        entries = vouching(export.stored, (stage / export.evidence_file).read_bytes())
+        for name, graph in graphs.items():
+            (stage / export.graph_files[name]).write_bytes(annotate(graph, entries))
 
 
 def vouching(stored: ModelDirectory, evidence: bytes) -> dict[str, str]:
@@ -40,9 +41,3 @@ def vouching(stored: ModelDirectory, evidence: bytes) -> dict[str, str]:
     if TOKENIZER in stored.files:
         entries[TOKENIZER_KEY] = stored.files[TOKENIZER]["sha256"]
     return entries
-
-
-def write_graphs(stage: Path, graphs: Mapping[str, bytes], entries: Mapping[str, str]) -> None:
-    """Write graphs with these entries in their metadata."""
-    for name, graph in graphs.items():
-        (stage / name).write_bytes(annotate(graph, entries))

@@ -12,13 +12,13 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.artifact import CARD, EVIDENCE, TOKENIZER, ModelDirectory, describe, digest_file, new_model, write_json
+from zoo.artifact import CARD, TOKENIZER, Export, ModelDirectory, describe, digest_file, new_model, write_json
 from zoo.card import model_card
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
 from zoo_export import cache
-from zoo_export.evidence import unverified, vouching, write_export, write_graphs
+from zoo_export.evidence import unverified, vouching, write_export
 from zoo_export.graph_file import EVIDENCE_KEY, annotate, link, metadata
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class Options:
     """Version of the standard operators."""
     functions: bool = True
     """Whether modules that repeat are functions."""
+
+    @property
+    def variant(self) -> str:
+        """The name of such an export beside others."""
+        return ""
 
     def __post_init__(self) -> None:
         if self.opset not in OPSETS:
@@ -73,14 +78,14 @@ def export_model(
         PluginError: the model cannot be traced.
         ParityError: the graph is not equal to the model. Nothing is written.
     """
-    stored = _open(directory, force=force)
-    graphs = make_graphs(stored, options)
+    export = _open(directory, options, force=force)
+    graphs = make_graphs(export.stored, options)
     from zoo_export.parity import compare  # tracing alone needs no runtime
 
-    report = compare(stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
+    report = compare(export.stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
     if not report.passed:
         raise ParityError(report.verdict(), directory, "nothing was written")
-    write_export(stored, graphs, report.evidence)
+    write_export(export, graphs, report.evidence)
     return report
 
 
@@ -89,10 +94,10 @@ def export_graphs_only(directory: Path, *, options: Options = Options(), force: 
 
     Returns the names of the files.
     """
-    stored = _open(directory, force=force)
-    graphs = make_graphs(stored, options)
-    write_export(stored, graphs, unverified(graphs, "exported without a comparison"))
-    return list(graphs)
+    export = _open(directory, options, force=force)
+    graphs = make_graphs(export.stored, options)
+    write_export(export, graphs, unverified(graphs, "exported without a comparison"))
+    return list(export.graph_files.values())
 
 
 def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Options(), force: bool = False) -> list[str]:
@@ -105,16 +110,18 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
     graphs = {name: link(graph, layout) for name, graph in _unlinked_graphs(spec, dtype, options).items()}
     description = describe(spec, dtype=dtype, seed=0)
     evidence = unverified(graphs, "exported without weights")
+    files = {name: f"{name}.onnx" for name in graphs}
     with new_model(directory, description, force=force) as stage:
-        write_json(stage / EVIDENCE, evidence)
-        write_graphs(stage, graphs, {EVIDENCE_KEY: digest_file(stage / EVIDENCE)})
+        write_json(stage / "parity.json", evidence)
+        for name, graph in graphs.items():
+            (stage / files[name]).write_bytes(annotate(graph, {EVIDENCE_KEY: digest_file(stage / "parity.json")}))
         if spec.tokenizer is not None:
             from zoo.tokenizer import write_tokenizer
 
             write_tokenizer(spec.tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
         card = model_card(spec, description, spec.parameters(), "not here yet")
         (stage / CARD).write_text(card, encoding="utf-8")
-    return list(graphs)
+    return list(files.values())
 
 
 def check_export(directory: Path, *, options: Options = Options()) -> list[str]:
@@ -122,17 +129,19 @@ def check_export(directory: Path, *, options: Options = Options()) -> list[str]:
 
     Raises :class:`ArtifactError` where they differ.
     """
-    stored = ModelDirectory.open(directory)
-    stored.check_exported()
-    for name, graph in make_graphs(stored, options, cached=False).items():
-        there = (stored.path / name).read_bytes()
-        if there != annotate(graph, vouching(stored, (stored.path / EVIDENCE).read_bytes())):
-            raise ArtifactError("is not what this code exports from this model", stored.path / name, _made_with(there))
-    return stored.graph_files()
+    export = ModelDirectory.open(directory).export(options.variant)
+    export.check()
+    entries = vouching(export.stored, (directory / export.evidence_file).read_bytes())
+    there = export.read()
+    for name, graph in make_graphs(export.stored, options, cached=False).items():
+        if there[name] != annotate(graph, entries):
+            path = directory / export.graph_files[name]
+            raise ArtifactError("is not what this code exports from this model", path, _made_with(there[name]))
+    return list(export.graph_files.values())
 
 
 def make_graphs(stored: ModelDirectory, options: Options = Options(), *, cached: bool = True) -> dict[str, bytes]:
-    """Every declared graph by its file name, pointing at the weights, not yet compared with anything."""
+    """Every declared graph by its name, pointing at the weights, not yet compared with anything."""
     return {
         name: link(graph, stored.layout)
         for name, graph in _unlinked_graphs(stored.spec, stored.dtype, options, cached=cached).items()
@@ -143,15 +152,16 @@ def _made_with(graph: bytes) -> str:
     return f"it was made with {metadata(graph).get('zoo.tools', 'unknown tools')}"
 
 
-def _open(directory: Path, *, force: bool) -> ModelDirectory:
-    stored = ModelDirectory.open(directory)
-    if not force and EVIDENCE in stored.files:
-        raise UsageError("already exported", directory / stored.graph_files()[0], "use --force to export again")
-    return stored
+def _open(directory: Path, options: Options, *, force: bool) -> Export:
+    export = ModelDirectory.open(directory).export(options.variant)
+    if not force and export.exists:
+        file = next(iter(export.graph_files.values()))
+        raise UsageError("already exported", directory / file, "use --force to export again")
+    return export
 
 
 def _unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
-    """Every declared graph by its file name, from the cache or traced."""
+    """Every declared graph by its name, from the cache or traced."""
     graphs = {}
     for graph in spec.graphs:
         key = cache.key(spec, graph.name, dtype, asdict(options))
@@ -161,7 +171,7 @@ def _unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: b
 
             data = trace_graph(spec, graph, dtype, opset=options.opset, functions=options.functions)
             cache.write(key, data)
-        graphs[f"{graph.name}.onnx"] = data
+        graphs[graph.name] = data
     return graphs
 
 

@@ -20,7 +20,7 @@ import onnxruntime
 import torch
 
 from zoo import __version__, models
-from zoo.artifact import EVIDENCE, ModelDirectory
+from zoo.artifact import ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, ZooError
 from zoo_export.bisect import first_divergence
@@ -74,7 +74,7 @@ def compare(
     whole_grid: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Compare serialised graphs, by file name, with the model over the grid and at each optimisation level.
+    """Compare serialised graphs, by name, with the model over the grid and at each optimisation level.
 
     Raises :class:`ParityError` when the comparison cannot be made at all: no evidence is a failure.
     """
@@ -148,7 +148,7 @@ class _Comparison:
         sessions = {}
         try:
             for graph in self.graphs:
-                file = (files or self.files)[f"{graph.name}.onnx"]
+                file = (files or self.files)[graph.name]
                 sessions[graph.name] = open_session(
                     file,
                     weights=self.stored.path,
@@ -263,9 +263,9 @@ class _Comparison:
                 feeds = make_feeds(self.graphs, error.worst, SEED, self.longest)
                 return first_divergence(
                     graph,
-                    self.files[f"{name}.onnx"],
+                    self.files[name],
                     self.graphs,
-                    partial(self._run_tapped, f"{name}.onnx"),
+                    partial(self._run_tapped, name),
                     (self.reference, self.yardstick),
                     feeds,
                     error.worst,
@@ -290,7 +290,7 @@ class _Comparison:
             "reference": "the module in float64, without a cache",
             "graphs": {
                 graph.name: {
-                    "sha256": graph_digest(self.files[f"{graph.name}.onnx"]),
+                    "sha256": graph_digest(self.files[graph.name]),
                     "placement": dict(placement(sessions[graph.name])),
                     "outputs": {
                         tensor.name: {
@@ -323,6 +323,7 @@ class _Comparison:
 def verify_model(
     directory: Path,
     *,
+    variant: str = "",
     provider: Provider = "cpu",
     whole_grid: bool = False,
     progress: Progress | None = None,
@@ -335,17 +336,22 @@ def verify_model(
     to the model on this machine, and ``UsageError`` when the provider does not load.
     """
     stored = ModelDirectory.open(directory)
-    stored.check_exported()
-    digest = stored.files[EVIDENCE]["sha256"]
-    graphs = {name: (directory / name).read_bytes() for name in stored.graph_files()}
+    export = stored.export(variant)
+    export.check()
+    digest = stored.files[export.evidence_file]["sha256"]
+    graphs = export.read()
     for name, data in graphs.items():
         if metadata(data).get(EVIDENCE_KEY) != digest:
-            raise ArtifactError(f"{EVIDENCE} is not the evidence for this graph", directory / name, "export again")
+            what, where = (
+                f"{export.evidence_file} is not the evidence for this graph",
+                directory / export.graph_files[name],
+            )
+            raise ArtifactError(what, where, "export again")
     report = compare(stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
     if not report.passed:
         raise ParityError(report.verdict(), directory)
-    if not stored.is_verified():
-        write_export(stored, graphs, report.evidence)
+    if not export.is_verified():
+        write_export(export, graphs, report.evidence)
     return report
 
 

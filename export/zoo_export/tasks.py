@@ -68,6 +68,7 @@ def run_model(
     tokenizer: Path | None = None,
     provider: Provider = "cpu",
     max_new_tokens: int = 32,
+    variant: str = "",
     unverified: bool = False,
 ) -> tuple[str, list[dict[str, Any]]]:
     """Run an exported model.
@@ -79,6 +80,7 @@ def run_model(
         tokenizer: a tokenizer.json to use instead of the model's own.
         provider: ``cpu`` or ``cuda``.
         max_new_tokens: where generation ends at the latest.
+        variant: which of the exports to run.
         unverified: run an export that was never shown equal to the model with these weights.
 
     Returns:
@@ -90,17 +92,15 @@ def run_model(
         ParityError: the export is not verified.
     """
     stored = ModelDirectory.open(directory)
-    stored.check_exported()
+    export = stored.export(variant)
+    export.check()
     if not unverified:
-        stored.check_verified()
+        export.check_verified()
     task = stored.spec.task
     if task not in TASKS:
         raise UsageError(f"zoo run has no task {task!r}", directory, f"known: {', '.join(TASKS)}")
     batch = _encode(stored, texts, ids, tokenizer)
-    sessions = {
-        graph.name: open_session(directory / name, provider=provider)
-        for graph, name in zip(stored.spec.graphs, stored.graph_files(), strict=True)
-    }
+    sessions = {graph: open_session(directory / file, provider=provider) for graph, file in export.graph_files.items()}
     reader = _tokenizer(stored, tokenizer)
     runner = Runner(stored, OnnxExecutor(sessions, np.dtype(stored.dtype)), reader, max_new_tokens)
     results = TASKS[task](runner, batch)

@@ -72,7 +72,7 @@ def test_each_block_is_one_function(exported_model: Exported, name: str, file: s
 def test_depth_adds_calls_alone(exported_build: Exported, settings: tuple[str, ...]) -> None:
     """A deeper model has the same functions and as many other nodes."""
     folders = [exported_build("gpt-tiny", *settings, layers) for layers in ("num_layers=3", "num_layers=9")]
-    graphs = [make_graphs(ModelDirectory.open(folder))["model.onnx"] for folder in folders]
+    graphs = [make_graphs(ModelDirectory.open(folder))["model"] for folder in folders]
     shallow, deep = map(onnx.load_model_from_string, graphs)
     assert [function.SerializeToString() for function in shallow.functions] == [
         function.SerializeToString() for function in deep.functions
@@ -106,7 +106,7 @@ def test_the_runtime_makes_the_same_of_both(exported_model: Exported, tmp_path: 
     stored = ModelDirectory.open(exported_model("gpt-tiny"))
     kinds = []
     for functions in (True, False):
-        data = make_graphs(stored, Options(functions=functions))["model.onnx"]
+        data = make_graphs(stored, Options(functions=functions))["model"]
         options = ort.SessionOptions()
         options.optimized_model_filepath = str(tmp_path / f"{functions}.onnx")
         options.log_severity_level = 4

@@ -260,7 +260,7 @@ import hashlib, json, sys
 from zoo.artifact import ModelDirectory
 from zoo_export.exporter import make_graphs
 graphs = make_graphs(ModelDirectory.open(sys.argv[1]), cached=False)
-print(json.dumps({name[:-5]: hashlib.sha256(data).hexdigest() for name, data in graphs.items()}))
+print(json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in graphs.items()}))
 """
 
 

@@ -153,7 +153,7 @@ def cases(faults: Mapping[str, Fault]) -> list[Any]:
 
 
 GPT, BERT, SEQ2SEQ = "gpt-tiny", "bert-tiny", "transformer-tiny"
-MODEL, ENCODER, DECODER = "model.onnx", "encoder.onnx", "decoder.onnx"
+MODEL, ENCODER, DECODER = "model", "encoder", "decoder"
 
 FAULTS = {
     "query and key weights swapped": Fault(
@@ -328,7 +328,7 @@ def exported_noisy(exported_with: Exported) -> Noisy:
 
     def open_noisy(name: str, seed: int = 0) -> tuple[ModelDirectory, dict[str, bytes]]:
         stored = ModelDirectory.open(exported_with(name, seed=seed, noise=True))
-        return stored, {file: (stored.path / file).read_bytes() for file in stored.graph_files()}
+        return stored, stored.export().read()
 
     return open_noisy
 

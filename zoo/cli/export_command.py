@@ -25,6 +25,9 @@ provider_option = click.option(
     show_default=True,
     help="Where to run the graph.",
 )
+variant_option = click.option(
+    "--variant", default="", metavar="NAME", help="Which export, where there are several; the plain one by default."
+)
 grid_option = click.option(
     "--grid", type=click.Choice(["standard", "whole"]), default="standard", show_default=True,
     help="Compare at every point that is cheap, or at every point.",
@@ -45,7 +48,7 @@ def parity_progress() -> Iterator[Progress | None]:
         yield lambda number, total: bar.update(task, completed=number - 1, total=total)
 
 
-def summary(report: Report) -> dict[str, Any]:
+def summary(report: Report, variant: str = "") -> dict[str, Any]:
     """The worst of each output, for the command line."""
     outputs = [
         {"graph": graph, "output": name, "optimisations": level, **errors}
@@ -59,17 +62,20 @@ def summary(report: Report) -> dict[str, Any]:
         "provider": report.evidence["provider"],
         "points": len(report.evidence["grid"]["points"]),
         "left_out": report.evidence["grid"]["left_out"],
+        "files": [".".join(filter(None, (name, variant, "onnx"))) for name in report.evidence["graphs"]],
         "outputs": len(outputs),
         "worst": worst,
     }
 
 
-def say(report: Report, directory: Path, files: list[str]) -> None:
+def say(report: Report, directory: Path, variant: str = "") -> None:
     """What was compared, in two lines."""
-    facts = summary(report)
+    facts = summary(report, variant)
     worst = facts["worst"]
     left = f" ({facts['left_out']} of the whole grid left out)" if facts["left_out"] else ""
-    click.echo(f"{directory}: {', '.join(files)} verified on {facts['provider']} at {facts['points']} points{left}")
+    click.echo(
+        f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}"
+    )
     ratio = f"{worst['ratio']:.2f} x torch's own" if worst["ratio"] is not None else "torch has none"
     click.echo(
         f"largest error, relative to what is allowed: {worst['max_abs_error']:.2e} of {worst['limit']:.2e} "
@@ -149,11 +155,10 @@ def command(
             whole_grid=grid == "whole",
             progress=progress,
         )
-    files = [f"{name}.onnx" for name in report.evidence["graphs"]]
     if as_json:
-        emit_json("export", {"directory": str(directory), "files": files, **summary(report)})
+        emit_json("export", {"directory": str(directory), **summary(report, options.variant)})
     else:
-        say(report, directory, files)
+        say(report, directory, options.variant)
 
 
 def _warn(directory: Path, files: list[str]) -> None:

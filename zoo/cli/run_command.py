@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zoo.cli.export_command import provider_option
+from zoo.cli.export_command import provider_option, variant_option
 from zoo.cli.output import emit_json, json_option
 from zoo.errors import UsageError
 
@@ -60,6 +60,7 @@ def show(task: str, number: int, result: dict[str, Any]) -> None:
     "--max-new-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Of a generated text."
 )
 @click.option("--unverified", is_flag=True, help="Run an export that was not shown equal to the model.")
+@variant_option
 @provider_option
 @json_option
 def command(
@@ -69,6 +70,7 @@ def command(
     tokenizer: Path | None,
     max_new_tokens: int,
     unverified: bool,
+    variant: str,
     provider: str,
     as_json: bool,
 ) -> None:
@@ -82,6 +84,7 @@ def command(
         tokenizer=tokenizer,
         provider=provider,  # type: ignore[arg-type]
         max_new_tokens=max_new_tokens,
+        variant=variant,
         unverified=unverified,
     )
     if as_json:

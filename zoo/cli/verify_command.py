@@ -6,22 +6,29 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.export_command import grid_option, parity_progress, provider_option, say, summary
+from zoo.cli.export_command import grid_option, parity_progress, provider_option, say, summary, variant_option
 from zoo.cli.output import emit_json, json_option
 
 
 @click.command("verify")
 @click.argument("directory", type=click.Path(path_type=Path), default=Path())
+@variant_option
 @provider_option
 @grid_option
 @json_option
-def command(directory: Path, provider: str, grid: str, as_json: bool) -> None:
+def command(directory: Path, variant: str, provider: str, grid: str, as_json: bool) -> None:
     """Check every digest of an exported model, and compare it with the PyTorch model again."""
     from zoo_export.parity import verify_model
 
     with parity_progress() as progress:
-        report = verify_model(directory, provider=provider, whole_grid=grid == "whole", progress=progress)  # type: ignore[arg-type]
+        report = verify_model(
+            directory,
+            variant=variant,
+            provider=provider,  # type: ignore[arg-type]
+            whole_grid=grid == "whole",
+            progress=progress,
+        )
     if as_json:
-        emit_json("verify", {"directory": str(directory), **summary(report), "evidence": report.evidence})
+        emit_json("verify", {"directory": str(directory), **summary(report, variant), "evidence": report.evidence})
     else:
-        say(report, directory, [f"{name}.onnx" for name in report.evidence["graphs"]])
+        say(report, directory, variant)
