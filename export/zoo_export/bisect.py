@@ -1,8 +1,11 @@
-"""Finding the first module at which a graph and its model part."""
+"""Where a graph and its model part, module by module."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,29 @@ from zoo_export.grid import Feeds, Point
 from zoo_export.pipeline import Arrays, Executor, run_pipeline
 from zoo_export.reference import TorchExecutor
 
-__all__ = ["first_divergence"]
+__all__ = ["ModuleError", "module_errors"]
 
 
-def first_divergence(
+@dataclass(frozen=True, slots=True)
+class ModuleError:
+    """How far one module's output is from float64, in the graph and in torch."""
+
+    path: str
+    kind: str
+    """Its class."""
+    source: str
+    """Where the code is that it stands in: module and line of the innermost class that is not torch's."""
+    error: float
+    torch_error: float
+    scale: float
+    """The largest number that it should return."""
+    diverges: bool
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.kind}), {self.source}"
+
+
+def module_errors(
     graph: Graph,
     data: bytes,
     graphs: tuple[Graph, ...],
@@ -27,29 +49,28 @@ def first_divergence(
     references: tuple[TorchExecutor, TorchExecutor],
     feeds: Feeds,
     point: Point,
-) -> str | None:
-    """The path and class of the first module whose output differs, or None where no module can be blamed.
+) -> list[ModuleError]:
+    """Compare what each module returns, in the order in which they finish: an inner one before those around it.
 
-    Modules are compared in the order in which they finish, so an inner one comes before those around it. A fault that
-    only optimisations bring in has no module to name, since they do away with modules.
+    Modules whose output is no single tensor, or is not to be found in the graph, are left out. What only optimisations
+    bring in has no module, since they do away with modules.
 
     Args:
-        graph: the graph that diverges.
+        graph: the graph to look into.
         data: its file.
         graphs: all declared graphs.
         open_with: runs all of them, without optimisations, with another file in place of ``data``.
         references: the model in float64, and in its own dtype, with the weights that ``open_with`` runs on.
-        feeds: the inputs at which it diverges.
+        feeds: the inputs.
         point: the shape of those inputs.
     """
     upto = graphs[: graphs.index(graph) + 1]
-    try:
-        tapped, taps = _tap(data)
-        found = run_pipeline(open_with(tapped), upto, feeds, point, split=True)[graph.name]
-    except Exception:  # the verdict stands already; a graph too broken to run here only lacks the module's name
-        return None
+    tapped, taps = _tap(data)
+    found = run_pipeline(open_with(tapped), upto, feeds, point, split=True)[graph.name]
     reference, yardstick = (_module_outputs(executor, graph, upto, feeds, point) for executor in references)
     epsilon = float(np.finfo(references[1].dtype).eps)
+    model = references[0].model
+    errors = []
     for path, wanted in reference.items():
         result = found.get(taps.get(path, ""))
         if result is None or result.shape != wanted.shape:
@@ -57,9 +78,30 @@ def first_divergence(
         error, allowed, scale = (
             float(np.max(np.abs(values), initial=0.0)) for values in (result - wanted, yardstick[path] - wanted, wanted)
         )
-        if not error <= 4 * allowed + 16 * epsilon * scale:
-            return f"{path} ({type(references[0].model.get_submodule(path)).__name__})"
-    return None
+        errors.append(
+            ModuleError(
+                path,
+                type(model.get_submodule(path)).__name__,
+                _source(model, path),
+                error,
+                allowed,
+                scale,
+                diverges=not error <= 4 * allowed + 16 * epsilon * scale,
+            )
+        )
+    return errors
+
+
+def _source(model: nn.Module, path: str) -> str:
+    """Module and line of the innermost class around ``path`` that is not torch's own."""
+    while True:
+        cls = type(model.get_submodule(path))
+        if not cls.__module__.startswith("torch.") or not path:
+            break
+        path = path.rpartition(".")[0]
+    with suppress(OSError, TypeError):  # made without a file
+        return f"{cls.__module__}:{inspect.getsourcelines(cls)[1]}"
+    return cls.__module__
 
 
 def _tap(data: bytes) -> tuple[bytes, dict[str, str]]:

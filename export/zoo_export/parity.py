@@ -23,17 +23,17 @@ from zoo import __version__, models
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, ZooError
-from zoo_export.bisect import first_divergence
+from zoo_export.bisect import ModuleError, module_errors
 from zoo_export.decoding import greedy_agreement
 from zoo_export.evidence import write_export
 from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers, referenced_tensors
-from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds, make_grid
+from zoo_export.grid import DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
 from zoo_export.pipeline import OnnxExecutor, run_pipeline
 from zoo_export.reference import TorchExecutor
 from zoo_export.session import Provider, open_session, placement
 
-__all__ = ["Progress", "Report", "compare", "verify_model"]
+__all__ = ["Progress", "Report", "compare", "diff_model", "verify_model"]
 
 Progress = Callable[[int, int], None]
 
@@ -259,18 +259,20 @@ class _Comparison:
     def _first_divergence(self) -> str | None:
         for (_, name, _), error in self.errors.items():
             if error.worst is not None and not error.passed(self.epsilon):
-                graph = next(graph for graph in self.graphs if graph.name == name)
-                feeds = make_feeds(self.graphs, error.worst, SEED, self.longest)
-                return first_divergence(
-                    graph,
-                    self.files[name],
-                    self.graphs,
-                    partial(self._run_tapped, name),
-                    (self.reference, self.yardstick),
-                    feeds,
-                    error.worst,
-                )
+                try:
+                    modules = self.module_errors(name, error.worst)
+                except Exception:  # the verdict stands already; a graph too broken to run here only lacks the module
+                    return None
+                return next((f"{item}, of {self.stored.spec.plugin}" for item in modules if item.diverges), None)
         return None
+
+    def module_errors(self, name: str, point: Point) -> list[ModuleError]:
+        """What each module of a graph returns at one point of the grid, without optimisations."""
+        graph = next(graph for graph in self.graphs if graph.name == name)
+        feeds = make_feeds(self.graphs, point, SEED, self.longest)
+        run = partial(self._run_tapped, name)
+        references = self.reference, self.yardstick
+        return module_errors(graph, self.files[name], self.graphs, run, references, feeds, point)
 
     def _run_tapped(self, name: str, data: bytes) -> OnnxExecutor:
         """All graphs without optimisations on the models' present weights, one file replaced."""
@@ -353,6 +355,32 @@ def verify_model(
     if not export.is_verified():
         write_export(export, graphs, report.evidence)
     return report
+
+
+def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu") -> dict[str, list[ModuleError]]:
+    """For each graph, how far each module's output is from float64 at one point: two rows, padded, with a past.
+
+    The graphs are those that are there, or what an export would make where there is none. Raises what
+    :func:`verify_model` raises, but for a graph that is not equal to the model.
+    """
+    stored = ModelDirectory.open(directory)
+    export = stored.export(variant)
+    if export.exists:
+        export.check()
+    from zoo_export.exporter import make_graphs
+
+    graphs = export.read() if export.exists else make_graphs(stored)
+    check_memory(stored)
+    comparison = _Comparison(stored, graphs, provider)
+    past = PAST if any(graph.past for graph in comparison.graphs) and comparison.longest > PAST else 0
+    padded = any(tensor.is_mask for graph in comparison.graphs for tensor in graph.input_tensors())
+    point = Point(2, min(ODD, comparison.longest - past), past, "left" if padded else "none")
+    try:
+        return {name: comparison.module_errors(name, point) for name in graphs}
+    except ZooError:
+        raise
+    except Exception as error:  # the runtime raises a dozen classes without a common base
+        raise ParityError(f"the graph fails at {point} ({error})", stored.path) from error
 
 
 def _valid(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:

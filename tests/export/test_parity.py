@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -388,7 +389,8 @@ def test_a_fault_is_caught(exported_fault: Callable[[Fault], Report], fault: Fau
 @pytest.mark.parametrize("fault", cases({name: fault for name, fault in FAULTS.items() if fault.begins is not None}))
 def test_the_first_diverging_module_is_named(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
     failures = exported_fault(fault).failures
-    assert failures[0].endswith(f"; it begins in {fault.begins}")
+    assert f"; it begins in {fault.begins}, " in failures[0]
+    assert re.search(r"\), (zoo\.nn|zoo_plugins)[.\w]+:\d+, of plugin '\w+' \(attention-zoo [\d.]+\)$", failures[0])
     assert not any("it begins in" in failure for failure in failures[1:])
 
 

@@ -20,6 +20,7 @@ __all__ = ["main", "run"]
 
 COMMANDS = {
     "build": "Make a model directory from a preset.",
+    "diff": "Compare an export with its model module by module.",
     "doctor": "Show versions, execution providers and plugins.",
     "export": "Write a verified ONNX model beside the weights.",
     "import": "Make a model directory from a checkpoint.",

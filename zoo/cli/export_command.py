@@ -95,6 +95,12 @@ def say(report: Report, directory: Path, variant: str = "") -> None:
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a value of the preset.")
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
 @click.option("--graph-only", is_flag=True, help="Write the graph without comparing it; a preset is not even built.")
+@click.option(
+    "--standalone",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write a copy that needs nothing else, as DIR/onnx/model.onnx.",
+)
 @click.option("--check", is_flag=True, help="Write nothing: compare the graph that is there with a new one.")
 @click.option("--inline", is_flag=True, help="Write no functions, for consumers that know none.")
 @click.option("--opset", type=int, default=23, show_default=True, help="Version of the standard operators.")
@@ -108,6 +114,7 @@ def command(
     settings: tuple[str, ...],
     force: bool,
     graph_only: bool,
+    standalone: Path | None,
     check: bool,
     inline: bool,
     opset: int,
@@ -121,7 +128,9 @@ def command(
     """
     if not onnx:
         raise UsageError("no format", "zoo export", "add --onnx")
-    if check and (graph_only or output or force or settings):
+    if standalone and graph_only:
+        raise UsageError("--standalone copies what is verified", "zoo export", "leave out --graph-only")
+    if check and (graph_only or standalone or output or force or settings):
         raise UsageError("--check writes nothing", "zoo export", "give it a model directory alone")
     from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
 
@@ -145,6 +154,9 @@ def command(
         if as_json:
             emit_json("export", {"directory": str(directory), "files": files, "verified": False})
         return
+    if standalone and _exported(model, output, force, options.variant):
+        _copy(Path(model), standalone, options.variant, force, as_json)
+        return
     directory = _prepare(model, output, settings, force)
     with parity_progress() as progress:
         report = export_model(
@@ -159,6 +171,28 @@ def command(
         emit_json("export", {"directory": str(directory), **summary(report, options.variant)})
     else:
         say(report, directory, options.variant)
+
+    if standalone:
+        _copy(directory, standalone, options.variant, force, False)
+
+
+def _exported(model: str, output: Path | None, force: bool, variant: str) -> bool:
+    """Whether MODEL is a directory that is exported already, and is to stay as it is."""
+    if output is not None or force or not Path(model).is_dir():
+        return False
+    from zoo.artifact import ModelDirectory
+
+    return ModelDirectory.open(model).export(variant).exists
+
+
+def _copy(directory: Path, target: Path, variant: str, force: bool, as_json: bool) -> None:
+    from zoo_export.standalone import write_standalone
+
+    files = write_standalone(directory, target, variant=variant, force=force)
+    if as_json:
+        emit_json("export", {"directory": str(target), "files": files})
+    else:
+        click.echo(f"{target}: {', '.join(files)}")
 
 
 def _warn(directory: Path, files: list[str]) -> None:

@@ -1,0 +1,89 @@
+"""``zoo diff``: which module parts first, in a table."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zoo_plugins.gpt.model import GPTBlock
+
+from tests.export.conftest import inlined
+from zoo.nn import FeedForward
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_an_honest_export_diverges_nowhere(exported_model: Exported, zoo: Zoo, name: str) -> None:
+    result = zoo("diff", exported_model(name), "--json")
+    assert result.status == 0, result.err
+    for modules in result.json["graphs"].values():
+        assert len(modules) > 20
+        assert not any(module["diverges"] for module in modules)
+        assert all(module["error"] <= 1e-4 * module["scale"] for module in modules)
+        paths = [module["path"] for module in modules]
+        for path in paths:  # an inner module finishes before those around it
+            outer = path.rpartition(".")[0]
+            assert outer not in paths or paths.index(path) < paths.index(outer)
+
+
+def test_a_model_that_is_not_exported_is_traced(
+    exported_build: Exported, zoo: Zoo, snapshot: Callable[[], Any]
+) -> None:
+    assert zoo("build", "gpt-tiny").status == 0
+    before = snapshot()
+    result = zoo("diff", "gpt-tiny")
+    assert (result.status, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["MODEL", "CLASS", "ERROR", "TORCH", "RELATIVE"]
+    assert [line.split()[0] for line in lines if "GPTBlock" in line] == ["blocks.0", "blocks.1"]
+    assert "blocks.0.attention.query" not in result.out
+    assert "blocks.0.attention.query" in zoo("diff", "gpt-tiny", "--all").out
+    assert snapshot() == before
+
+
+def scaled(graph: Any) -> None:
+    """Attention of the second block with another scale."""
+    (node,) = (n for n in graph.node if n.op_type == "Attention" and n.metadata_props[0].value.startswith("blocks.1"))
+    node.attribute.add(name="scale", type=1, f=0.1)
+
+
+def tanh_dropped(graph: Any) -> None:
+    """The feed-forward network of the first block without its approximation."""
+    node = next(n for n in graph.node if n.op_type == "Gelu")
+    next(item for item in node.attribute if item.name == "approximate").s = b"none"
+
+
+@pytest.mark.parametrize(
+    ("fault", "module", "cls"),
+    [(scaled, "blocks.1.attention.output (Linear)", None), (tanh_dropped, "blocks.0.mlp.down (Linear)", FeedForward)],
+)
+def test_the_first_module_that_diverges_is_named(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo, fault: Any, module: str, cls: Any
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    model = inlined((folder / "model.onnx").read_bytes())
+    fault(model.graph)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    seal(folder)
+    result = zoo("diff", folder)
+    assert result.status == 4
+    assert f"graph 'model' diverges from the model in {module}" in result.err
+    assert result.out.count("<- begins here") == 1
+    assert module.split()[0] in next(line for line in result.out.splitlines() if "begins here" in line)
+    if cls is not None:
+        assert f"zoo.nn.feed_forward:{inspect.getsourcelines(cls)[1]}" in result.err
+
+
+def test_a_source_is_the_line_of_its_class(exported_model: Exported, zoo: Zoo) -> None:
+    modules = {item["path"]: item for item in zoo("diff", exported_model("gpt-tiny"), "--json").json["graphs"]["model"]}
+    assert modules["blocks.0"]["source"] == f"zoo_plugins.gpt.model:{inspect.getsourcelines(GPTBlock)[1]}"
+    assert modules["blocks.0.norm_1"]["source"] == modules["blocks.0"]["source"]
+
+
+def test_what_cannot_be_compared_says_so(zoo: Zoo) -> None:
+    zoo("diff", "nowhere").failed(3, "no such directory", "nowhere")
