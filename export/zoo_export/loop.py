@@ -319,7 +319,8 @@ class _Loop:
             other = self.functions.get(key)
             if other is not None and _function_bytes(other) != _function_bytes(function):
                 name = f"{function.name}_{owner}"
-                for body in (part.graph, *part.functions.values()):
+                bodies: list[ir.Graph | ir.Function] = [part.graph, *part.functions.values()]
+                for body in bodies:
                     for node in ir.traversal.RecursiveGraphIterator(body):
                         if node.op_identifier() == key:
                             node.op_type = name
