@@ -128,6 +128,7 @@ class _Comparison:
         self.reference = TorchExecutor(models.load_directory(stored).double())
         self.longest = self.plan.longest or NEW + max(case.length for case in CASES)
         self.new = NEW if self.plan.start is None else min(NEW, max(1, self.longest - 1))
+        self.pointers = {file: pointers(file) for file in (loop, *graphs.values())}
         self.failures: list[str] = []
         self.results: dict[str, Any] = {}
         self.limit: int | None = None
@@ -170,9 +171,9 @@ class _Comparison:
             value = graph.initializers[name].const_value if name in graph.initializers else None
             found = None if value is None else value.numpy().tolist()
             self._fail_unless(found == default, f"{name} is {found} by default, not {default}")
-        places = sorted(pointers(self.loop).values())
+        places = list(self.pointers[self.loop].values())
         self._fail_unless(len(places) == len(set(places)), "a weight has more than one initialiser")
-        others = {place for file in self.files.values() for place in pointers(file).values()}
+        others = {place for file in self.files.values() for place in self.pointers[file].values()}
         self._fail_unless({*places} == others, "the initialisers point elsewhere than those of the graphs")
 
     # Sessions and weights.
@@ -182,7 +183,7 @@ class _Comparison:
         if lively:
             arrays = {name: tensor.numpy() for name, tensor in self.yardstick.model.state_dict().items()}
             names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
-            replace = {name: arrays[names[place]] for name, place in pointers(file).items() if place in names}
+            replace = {name: arrays[names[place]] for name, place in self.pointers[file].items() if place in names}
         return open_session(
             file, weights=self.stored.path, provider=self.provider, optimize=optimize, replace=replace, spin=False
         )
