@@ -27,7 +27,8 @@ Sampling inverts the cumulative distribution, in float64: with w = exp((logits -
 the token is the first whose w_0 + ... + w_token exceeds noise x the sum of all w.
 
 A prompt may be padded on either side, or within: before the decoder reads it, each row is packed to the right, so a row
-gives what it would give alone.
+gives what it would give alone. A row of padding alone gives tokens without meaning and disturbs no other. A prompt that
+leaves no position free gives no tokens; whether it is too long, and whether its tokens exist, is the caller's to check.
 """
 
 from __future__ import annotations
@@ -418,7 +419,7 @@ class _Loop:
         column = op("Unsqueeze", token, op.constant([1]))
         results = [
             op("Not", op("Cast", all_done, to=boolean)),
-            op("Identity", column),
+            column,
             *([op("Concat", mask, op("Expand", op.constant(1), op("Shape", column)), axis=1)] if mask else []),
             now_done,
             op("Concat", generated, column, axis=1),
@@ -447,7 +448,7 @@ class _Loop:
         below = sampled("Sub", exact, sampled("Gather", best, zero, axis=1))
         weights = sampled("Exp", sampled("Div", below, sampled("Cast", temperature, to=double)))
         weights = sampled("Where", kept, weights, sampled.constant(0, double))
-        sums = sampled("CumSum", weights, one)
+        sums = sampled("CumSum", weights, sampled.constant(1))
         column = sampled("Gather", self.inputs["noise"], sampled("Unsqueeze", step, zero), axis=1)
         bounds = sampled.constant(0, double), sampled.constant(LARGEST_NOISE, double)
         target = sampled("Clip", sampled("Cast", column, to=double), *bounds)
@@ -472,34 +473,36 @@ def _last_row(op: _Nodes, logits: ir.Value) -> ir.Value:
     cost more than many a block, and nobody reads them.
     """
     last = op.constant(-1)
-    final = logits.producer()
-    source = _source_of_dense(final) if final is not None else None
-    if source is None or final is None:
+    source, product = _dense(logits)
+    if product is None:
         row = op("Gather", logits, last, axis=1)
     else:
-        product = final.inputs[0].producer()  # type: ignore[union-attr]
-        assert product is not None
         row = op("Gemm", op("Gather", source, last, axis=1), *product.inputs[1:], **product.attributes)
     return op("Cast", row, to=ir.DataType.FLOAT)
 
 
-def _source_of_dense(final: ir.Node) -> ir.Value | None:
-    """x, where a node is the last of Reshape(Gemm(Reshape(x, [-1, n]), ...), [*Shape(x)[:-1], m]); else None."""
+def _dense(value: ir.Value) -> tuple[ir.Value | None, ir.Node | None]:
+    """x and the Gemm, where a value is Reshape(Gemm(Reshape(x, [-1, n]), ...), [*Shape(x)[:-1], m])."""
 
-    def producer(node: ir.Node | None, operator: str, index: int) -> ir.Node | None:
-        value = node.inputs[index] if node is not None and len(node.inputs) > index else None
-        made = value.producer() if value is not None else None
-        return made if made is not None and made.op_type == operator and made.domain == "" else None
+    def made_by(value: ir.Value | None, operator: str) -> Sequence[ir.Value | None]:
+        node = value.producer() if value is not None else None
+        return node.inputs if node is not None and (node.domain, node.op_type) == ("", operator) else (None, None)
 
-    rows = producer(producer(final, "Gemm", 0), "Reshape", 0)
-    sizes = producer(producer(final, "Concat", 1), "Shape", 0)
-    if final.op_type != "Reshape" or rows is None or sizes is None or rows.inputs[0] is not sizes.inputs[0]:
-        return None
-    shape = ir.convenience.get_const_tensor(rows.inputs[1]) if rows.inputs[1] is not None else None
-    flat = shape is not None and shape.numpy().tolist()[:1] == [-1] and shape.shape.numpy() == (2,)
-    leading = (sizes.attributes.get_int("start", 0), sizes.attributes.get_int("end", 0)) == (0, -1)
-    transposed = rows.outputs[0].consumers()[0].attributes.get_int("transA", 0)
-    return rows.inputs[0] if flat and leading and not transposed else None
+    flat, shape = made_by(value, "Reshape")[:2]
+    rows, *_ = made_by(flat, "Gemm")
+    x, width = made_by(rows, "Reshape")[:2]
+    sizes, *_ = made_by(shape, "Concat")
+    same, *_ = made_by(sizes, "Shape")
+    if flat is None or sizes is None or x is None or width is None or same is not x:
+        return None, None
+    constant = ir.convenience.get_const_tensor(width)
+    product, leading = flat.producer(), sizes.producer()
+    assert product is not None and leading is not None
+    if constant is None or constant.size != 2 or constant.numpy()[0] != -1 or product.attributes.get_int("transA", 0):
+        return None, None
+    if (leading.attributes.get_int("start", 0), leading.attributes.get_int("end", 0)) != (0, -1):
+        return None, None
+    return x, product
 
 
 def _rename(value: ir.Value, name: str) -> None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from zoo_export import run_model
-from zoo_export.exporter import make_graphs, serialize
+from zoo_export.exporter import link_weights, make_graphs, serialize, trace_graph
 from zoo_export.graph_file import EVIDENCE_KEY, pointers
 from zoo_export.loop import LOOP_FILE, make_loop, plan_loop, run_loop
 from zoo_export.loop_parity import compare_loop
@@ -335,6 +335,48 @@ def test_an_untied_head_and_half_precision(exported_build: Exported) -> None:
     assert "head.weight" in pointers(loop)
     report = compare_loop(stored, files, loop)
     assert report.passed, report.failures
+
+
+def test_a_prompts_other_logits_are_not_computed(loops: Callable[..., Any]) -> None:
+    """The head reads two dimensions, one row for each prompt, and is there once."""
+    model = ir.from_proto(onnx.load_model_from_string(loops("gpt-tiny")[2]))
+    users = model.graph.initializers["token_embedding.weight"].consumers()
+    assert sorted(user.op_type for user in users) == ["Gather", "Gemm"]
+    (head,) = [user for user in users if user.op_type == "Gemm"]
+    assert head.inputs[0] is not None
+    assert own(body(model), "Gemm") == [head]
+    assert own(body(model), "Gather") == [head.inputs[0].producer()]
+
+
+def test_logits_that_are_no_dense_layer(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
+    """They are computed everywhere, and the last row is taken."""
+    stored, _, _ = loops("gpt-tiny")
+    graphs = read(stored)
+    graph = graphs["model.onnx"].graph
+    (logits,) = [value for value in graph.outputs if value.name == "logits"]
+    again = ir.node("Mul", [logits, constant(graph, 2.0, np.float32)])
+    again.outputs[0].type, again.outputs[0].shape = logits.type, logits.shape
+    graph.append(again)
+    graph.outputs[list(graph.outputs).index(logits)] = again.outputs[0]
+    logits.name, again.outputs[0].name = "half", "logits"
+    session = open_session(serialize(make_loop(stored.spec, graphs)), weights=stored.path)
+    found = run_loop(session, padded(PROMPTS, "right"), 5, eos_token_id=NO_END)
+    assert (found == generate("gpt-tiny", PROMPTS, 5)).all()
+    noise = np.random.default_rng(0).random((3, 5))
+    found = run_loop(session, padded(PROMPTS), 5, temperature=10.0, noise=noise, eos_token_id=NO_END)
+    assert (found == generate("gpt-tiny", PROMPTS, 5, temperature=5.0, noise=noise)).all()
+
+
+def test_a_decoder_without_a_mask(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
+    """The loop then has none either."""
+    stored, _, _ = loops("gpt-tiny")
+    spec = changed_spec(stored.spec, inputs=stored.spec.graphs[0].inputs[:1])
+    graph = link_weights(trace_graph(spec, spec.graphs[0], stored.dtype), stored)
+    session = open_session(serialize(make_loop(spec, {"model.onnx": graph})), weights=stored.path)
+    assert plan_loop(spec).mask is None
+    prompts = [prompt[:1] for prompt in PROMPTS]
+    found = run_loop(session, {"input_ids": np.array(prompts)}, 5, eos_token_id=NO_END)
+    assert (found == generate("gpt-tiny", prompts, 5)).all()
 
 
 def test_functions_of_the_same_name(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
