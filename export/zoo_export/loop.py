@@ -1,0 +1,546 @@
+"""The whole of generation in one graph: token ids in, token ids out, for any runtime with the standard operators.
+
+The graph that :func:`make_loop` builds from already exported graphs needs no code around it. Earlier graphs (an
+encoder) run once. The decoder is the body of a ``Loop``: its first step reads the prompt over an empty past, each later
+one the token before, so there is one copy of it, and the weights stay pointers, one for each stored tensor.
+
+Inputs beside the model's own, in this order; all but the first have a default in the file and may be left out:
+
+``max_new_tokens``
+    int64 scalar. Generation ends there, when every row has ended, or where the positions of the model do
+    (``max_seq_len`` less the length of the prompt, padding included), whichever comes first.
+``temperature``
+    float32 scalar. 0, the default, takes the likeliest token, the lowest id in a tie.
+``top_k``
+    int64 scalar. When sampling, tokens less likely than the k-th are ruled out; 0, the default, rules out none.
+``noise``
+    float32 (batch or 1, at least the number of new tokens), uniform in [0, 1): one number chooses one token, so a
+    caller who supplies it gets the same text on every runtime. Sampling without enough noise is an error, by an index
+    that does not exist.
+``eos_token_id``
+    int64 scalar, the token that ends a row; the configuration's by default, and -1, which is no token, where it has
+    none.
+
+The output ``generated_ids`` is int64 (batch, new_tokens). A row that has ended is filled up with ``eos_token_id``.
+
+Sampling inverts the cumulative distribution, in float64: with w = exp((logits - max) / temperature), 0 where ruled out,
+the token is the first whose w_0 + ... + w_token exceeds noise x the sum of all w.
+
+A prompt may be padded on either side, or within: before the decoder reads it, each row is packed to the right, so a row
+gives what it would give alone. A row of padding alone gives tokens without meaning and disturbs no other. A prompt that
+leaves no position free gives no tokens; whether it is too long, and whether its tokens exist, is the caller's to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx_ir.passes import common as passes
+
+from zoo.contract import Graph, TensorSpec
+from zoo.errors import ArtifactError, UsageError
+from zoo.registry import ModelSpec
+from zoo_export.decoding import decoder_inputs
+from zoo_export.graph_file import EVIDENCE_KEY
+
+__all__ = ["LOOP_FILE", "LOOP_OUTPUT", "LoopPlan", "make_loop", "plan_loop", "run_loop"]
+
+LOOP_FILE = "generate.onnx"
+LOOP_OUTPUT = "generated_ids"
+NO_END = -1
+"""What ``eos_token_id`` is when nothing ends a row."""
+LARGEST_NOISE = 1 - 2.0**-24
+"""The largest float32 below 1: noise beyond it counts as this much, so that no token without weight is chosen."""
+
+SETTINGS = ("max_new_tokens", "temperature", "top_k", "noise", "eos_token_id")
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """What the declarations of a model say about generating."""
+
+    earlier: tuple[Graph, ...]
+    decoder: Graph
+    ids: str
+    mask: str | None
+    constants: tuple[TensorSpec, ...]
+    """Inputs of the decoder that stay the same from step to step."""
+    inputs: tuple[str, ...]
+    """Names of the loop's inputs that are the model's own."""
+    start: int | None
+    """The token that every row begins with, None where the caller gives a prompt."""
+    longest: int | None
+    """How many positions there are, None where that is not declared."""
+    end: int
+    """The token that ends a row by default."""
+
+
+def plan_loop(spec: ModelSpec) -> LoopPlan:
+    """What :func:`make_loop` makes of a model's declarations. Raises :class:`UsageError` where it cannot."""
+    *earlier, decoder = spec.graphs
+    logits = [tensor for tensor in decoder.output_tensors() if tensor.name == "logits"]
+    if decoder.past is None or not logits or any(graph.past for graph in earlier):
+        raise UsageError(f"{spec.name} does not generate: its last graph has no logits and past", "--loop")
+    if len(logits[0].dims) != 3 or logits[0].dims[:2] != ("batch", "sequence"):
+        raise UsageError(f"the logits of {spec.name} are not one row for each token", "--loop")
+    if not any(t.dims == ("batch", "sequence") and t.dtype == "int64" for t in decoder.input_tensors()):
+        raise UsageError(f"the decoder of {spec.name} does not read token ids", "--loop")
+    ids, mask = decoder_inputs(decoder)
+    past = {tensor.name for tensor in decoder.past.tensors()}
+    constants = tuple(t for t in decoder.input_tensors() if t.name not in {ids, mask, *past})
+    moving = {"sequence", decoder.past.length}
+    for tensor in constants:
+        if any(isinstance(dim, str) and moving & {part.strip() for part in dim.split("+")} for dim in tensor.dims):
+            raise UsageError(f"a loop cannot continue the input {tensor.name!r} of {spec.name}", "--loop")
+    end = getattr(spec.config, "eos_token_id", None)
+    start = getattr(spec.config, "decoder_start_token_id", None) if earlier else None
+    given = [t.name for graph in earlier for t in graph.input_tensors()] + [t.name for t in constants]
+    given += [name for name in (ids, mask) if name and start is None]
+    computed = {tensor.name for graph in earlier for tensor in graph.output_tensors()}
+    for name in {*given} & {*SETTINGS, LOOP_OUTPUT}:
+        raise UsageError(f"the input {name!r} of {spec.name} has the name of one of the loop's own", "--loop")
+    return LoopPlan(
+        earlier=tuple(earlier),
+        decoder=decoder,
+        ids=ids,
+        mask=mask,
+        constants=constants,
+        inputs=tuple(name for name in dict.fromkeys(given) if name not in computed),
+        start=start,
+        longest=getattr(spec.config, "max_seq_len", None),
+        end=NO_END if end is None else end,
+    )
+
+
+def make_loop(spec: ModelSpec, graphs: Mapping[str, ir.Model]) -> ir.Model:
+    """Put a model's exported graphs together into one that generates.
+
+    Args:
+        spec: what the graphs were exported from.
+        graphs: each declared graph by its file name. They are left as they are.
+
+    Returns:
+        A model, to be written as :data:`LOOP_FILE` beside the weights. Its initialisers point where those of ``graphs``
+        do, each place once.
+
+    Raises:
+        UsageError: the model does not generate.
+    """
+    return _Loop(plan_loop(spec), graphs).build()
+
+
+def run_loop(
+    session: ort.InferenceSession,
+    inputs: Mapping[str, Array],
+    max_new_tokens: int,
+    *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    noise: Array | None = None,
+    eos_token_id: int | None = None,
+) -> Array:
+    """Generate with a session on a loop; what is None keeps its default in the file.
+
+    Args:
+        session: a session on a graph of :func:`make_loop`.
+        inputs: the model's own inputs by name: token ids and mask, (batch, length) each.
+        max_new_tokens: see the module, as for the rest.
+
+    Returns:
+        Token ids, (batch, new tokens).
+
+    Raises:
+        ArtifactError: the runtime fails, as it does on too little noise.
+    """
+    given = {
+        "max_new_tokens": np.array(max_new_tokens, np.int64),
+        "temperature": None if temperature is None else np.array(temperature, np.float32),
+        "top_k": None if top_k is None else np.array(top_k, np.int64),
+        "noise": None if noise is None else np.asarray(noise, np.float32),
+        "eos_token_id": None if eos_token_id is None else np.array(eos_token_id, np.int64),
+    }
+    feeds = {**inputs, **{name: value for name, value in given.items() if value is not None}}
+    try:
+        (generated,) = session.run([LOOP_OUTPUT], feeds)
+    except Exception as error:  # the runtime raises a dozen classes without a common base
+        raise ArtifactError(f"the loop fails ({error})") from error
+    return np.asarray(generated)
+
+
+class _Nodes:
+    """Makes nodes one after the other, with names that are unique in the whole model."""
+
+    def __init__(self, numbers: count[int]) -> None:
+        self.made: list[ir.Node] = []
+        self._numbers = numbers
+
+    def __call__(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        """The first output of a new node."""
+        return self.several(operator, inputs, 1, **attributes)[0]
+
+    def several(
+        self, operator: str, inputs: Sequence[ir.Value | None], outputs: int, **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """All outputs of a new node."""
+        number = next(self._numbers)
+        name = f"loop/{operator}_{number}"
+        node = ir.node(operator, inputs, attributes, num_outputs=outputs, name=name)
+        for index, value in enumerate(node.outputs):
+            value.name = f"{name}.{index}" if outputs > 1 else name
+        self.made.append(node)
+        return node.outputs
+
+    def constant(self, value: object, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
+        """A constant tensor."""
+        return self("Constant", value=ir.tensor(np.array(value, dtype.numpy())))
+
+    def inner(self) -> _Nodes:
+        """For a graph within this one."""
+        return _Nodes(self._numbers)
+
+
+class _Loop:
+    """One model out of several."""
+
+    def __init__(self, plan: LoopPlan, graphs: Mapping[str, ir.Model]) -> None:
+        self.plan = plan
+        self.parts = {graph.name: graphs[f"{graph.name}.onnx"].clone() for graph in (*plan.earlier, plan.decoder)}
+        self.inputs: dict[str, ir.Value] = {}
+        self.known: dict[str, ir.Value] = {}
+        """What the main graph has to offer, by declared name."""
+        self.initializers: dict[str, ir.Value] = {}
+        self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
+        self.opsets: dict[str, int] = {}
+        self.op = _Nodes(count())
+        first = plan.decoder.past.tensors()[0].name if plan.decoder.past else ""
+        decoder = self.parts[plan.decoder.name].graph
+        self.real = next(value.dtype for value in decoder.inputs if value.name == first) or ir.DataType.FLOAT
+        """The dtype of the past."""
+
+    def build(self) -> ir.Model:
+        """The model."""
+        plan, op = self.plan, self.op
+        for graph in plan.earlier:
+            self._run_once(graph)
+        for tensor in plan.constants:
+            self._input(tensor, plan.decoder)
+        ids, mask, batch = self._prompt()
+        self._settings()
+        trips = self.inputs["max_new_tokens"]
+        if plan.longest is not None:
+            length = op("Squeeze", op("Shape", ids, start=1, end=2))
+            trips = op("Min", trips, op("Sub", op.constant(plan.longest), length))
+        nothing = op("Concat", batch, op.constant([0]), axis=0)
+        state = [
+            ids,
+            *([mask] if mask else []),
+            op("Expand", op.constant(False, ir.DataType.BOOL), batch),
+            op("ConstantOfShape", nothing, value=ir.tensor(np.zeros(1, np.int64))),
+            *self._empty_past(batch),
+        ]
+        body = self._body(bool(mask))
+        going = op.constant(True, ir.DataType.BOOL)
+        results = op.several("Loop", [trips, going, *state], len(state), body=body)
+        generated = results[3 if mask else 2]
+        generated.name = LOOP_OUTPUT
+        generated.type, generated.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["batch", "new_tokens"])
+        generated.doc_string = "What each row goes on with, filled up with eos_token_id where it has ended."
+        return self._model(generated)
+
+    def _model(self, generated: ir.Value) -> ir.Model:
+        like = self.parts[self.plan.decoder.name]
+        graph = ir.Graph(
+            list(self.inputs.values()), [generated], nodes=self.op.made,
+            initializers=list(self.initializers.values()), opset_imports=self.opsets, name="generate",
+        )  # fmt: skip
+        model = ir.Model(
+            graph, ir_version=like.ir_version, producer_name=like.producer_name,
+            producer_version=like.producer_version, functions=list(self.functions.values()),
+        )  # fmt: skip
+        model.metadata_props.update({k: v for k, v in like.metadata_props.items() if k != EVIDENCE_KEY})
+        for step in (passes.RemoveUnusedNodesPass(), passes.RemoveUnusedFunctionsPass()):
+            step(model)
+        return model
+
+    def _input(self, tensor: TensorSpec, graph: Graph) -> None:
+        """Make an input of the whole model for a declared one, unless an earlier graph computes it."""
+        if tensor.name not in self.known:
+            like = next(value for value in self.parts[graph.name].graph.inputs if value.name == tensor.name)
+            value = ir.Value(name=tensor.name, type=like.type, shape=ir.Shape(tensor.dims))
+            self.inputs[tensor.name] = self.known[tensor.name] = value
+
+    def _run_once(self, graph: Graph) -> None:
+        for tensor in graph.input_tensors():
+            self._input(tensor, graph)
+        nodes, outputs = self._take(graph, self.known)
+        self.op.made += nodes
+        self.known |= outputs
+
+    def _take(self, graph: Graph, given: Mapping[str, ir.Value]) -> tuple[list[ir.Node], dict[str, ir.Value]]:
+        """Take a graph apart: its nodes, reading ``given`` for its inputs, and its outputs by declared name."""
+        part = self.parts[graph.name]
+        inputs = dict(zip(list(part.graph.inputs), (given[t.name] for t in graph.input_tensors()), strict=True))
+        results = list(part.graph.outputs)
+        part.graph.outputs.clear()
+        for value in list(part.graph.initializers.values()):
+            self._keep(value, graph.name)
+        part.graph.initializers.clear()
+        for value, replacement in inputs.items():
+            value.replace_all_uses_with(replacement)
+        self._keep_functions(part, graph.name)
+        nodes = list(part.graph)
+        part.graph.remove(nodes)
+        for value in _values(nodes):  # names must differ from those of other graphs and of the loop
+            _rename(value, f"{graph.name}/{value.name}")
+        self.opsets |= part.graph.opset_imports
+        names = (tensor.name for tensor in graph.output_tensors())
+        return nodes, {name: inputs.get(value, value) for name, value in zip(names, results, strict=True)}
+
+    def _keep(self, value: ir.Value, owner: str) -> None:
+        """Add an initialiser, unless another graph reads the same stored tensor already."""
+        stored = value.const_value is None or isinstance(value.const_value, ir.ExternalTensor)
+        other = self.initializers.get(str(value.name))
+        if stored and other is not None and _place(other) == _place(value):
+            value.replace_all_uses_with(other)
+            return
+        if not stored or other is not None:  # a constant of the graph: its name says nothing
+            _rename(value, f"{owner}/{value.name}")
+        self.initializers[str(value.name)] = value
+
+    def _keep_functions(self, part: ir.Model, owner: str) -> None:
+        for key, function in part.functions.items():
+            other = self.functions.get(key)
+            if other is not None and _function_bytes(other) != _function_bytes(function):
+                name = f"{function.name}_{owner}"
+                bodies: list[ir.Graph | ir.Function] = [part.graph, *part.functions.values()]
+                for body in bodies:
+                    for node in ir.traversal.RecursiveGraphIterator(body):
+                        if node.op_identifier() == key:
+                            node.op_type = name
+                function.name = name
+                key = function.identifier()
+            self.functions[key] = function
+            self.opsets[function.domain] = part.graph.opset_imports[function.domain]
+
+    def _prompt(self) -> tuple[ir.Value, ir.Value | None, ir.Value]:
+        """The tokens and the mask of the first step, and the number of rows, (1,)."""
+        plan, op = self.plan, self.op
+        tensors = {tensor.name: tensor for tensor in plan.decoder.input_tensors()}
+        if plan.start is None:
+            for name in filter(None, (plan.ids, plan.mask)):
+                dims = ("batch", "sequence")
+                self._input(TensorSpec(name=name, dims=dims, dtype=tensors[name].dtype), plan.decoder)
+            ids = self.known[plan.ids]
+            batch = op("Shape", ids, start=0, end=1)
+            return (*self._pack(ids, self.known[plan.mask] if plan.mask else None), batch)
+        rows, axis = next(
+            (value, axis)
+            for value in self.inputs.values()
+            for axis, dim in enumerate(value.shape or ())
+            if dim == "batch"
+        )
+        batch = op("Shape", rows, start=axis, end=axis + 1)
+        one_each = op("Concat", batch, op.constant([1]), axis=0)
+        mask = op("Expand", op.constant(1), one_each) if plan.mask else None
+        return op("Expand", op.constant(plan.start), one_each), mask, batch
+
+    def _pack(self, ids: ir.Value, mask: ir.Value | None) -> tuple[ir.Value, ir.Value | None]:
+        """Move the tokens of each row to its right end, in order: the last position is then every row's last token."""
+        if mask is None:
+            return ids, None
+        op = self.op
+        mask = op("Cast", op("Cast", mask, to=ir.DataType.BOOL), to=ir.DataType.INT64)
+        length = op("Shape", ids, start=1, end=2)
+        places = op("Range", op.constant(0), op("Squeeze", length), op.constant(1))
+        keys = op("Add", op("Mul", mask, length), places)  # padding first; no two are equal
+        _, order = op.several("TopK", [keys, length], 2, axis=1, largest=0, sorted=1)
+        return op("GatherElements", ids, order, axis=1), op("GatherElements", mask, order, axis=1)
+
+    def _settings(self) -> None:
+        """The inputs that say how to go on. Those with a default are initialisers too."""
+        settings: tuple[tuple[str, Array | None, list[str | int], str], ...] = (
+            ("max_new_tokens", None, [], "Where generation ends at the latest."),
+            ("temperature", np.array(0, np.float32), [], "0 takes the likeliest token."),
+            ("top_k", np.array(0, np.int64), [], "How many of the likeliest tokens to sample from; 0 for all."),
+            ("noise", np.zeros((1, 0), np.float32), ["noise_batch", "noise_tokens"],
+             "Uniform in [0, 1), one for each new token, for each row or for all."),
+            ("eos_token_id", np.array(self.plan.end, np.int64), [], "The token that ends a row; -1 for none."),
+        )  # fmt: skip
+        for name, default, dims, meaning in settings:
+            dtype = ir.DataType.from_numpy(default.dtype) if default is not None else ir.DataType.INT64
+            value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims), doc_string=meaning)
+            self.inputs[name] = value
+            if default is not None:
+                value.const_value = ir.tensor(default, name=name)
+                self.initializers[name] = value
+
+    def _empty_past(self, batch: ir.Value) -> list[ir.Value]:
+        assert self.plan.decoder.past is not None
+        sizes = {"batch": batch, self.plan.decoder.past.length: self.op.constant([0])}
+        made: dict[tuple[Any, ...], ir.Value] = {}
+        for tensor in self.plan.decoder.past.tensors():
+            if tensor.dims not in made:
+                shape = [self.op.constant([dim]) if isinstance(dim, int) else sizes[dim] for dim in tensor.dims]
+                zero = ir.tensor(np.zeros(1, self.real.numpy()))
+                made[tensor.dims] = self.op("ConstantOfShape", self.op("Concat", *shape, axis=0), value=zero)
+        return [made[tensor.dims] for tensor in self.plan.decoder.past.tensors()]
+
+    def _body(self, masked: bool) -> ir.Graph:
+        """One step: the decoder on the newest tokens, then the choice of the next."""
+        plan, op = self.plan, self.op.inner()
+        past = plan.decoder.past
+        assert past is not None
+        integer, boolean = ir.DataType.INT64, ir.DataType.BOOL
+
+        def state(name: str, dtype: ir.DataType, *dims: str | int) -> ir.Value:
+            return ir.Value(name=f"loop/{name}", type=ir.TensorType(dtype), shape=ir.Shape(dims))
+
+        step, going = state("step", integer), state("going", boolean)
+        ids = state("ids", integer, "batch", "step_tokens")
+        mask = state("mask", integer, "batch", "seen") if masked else None
+        done, generated = state("done", boolean, "batch"), state("generated", integer, "batch", "so_far")
+        pasts = {t.name: state(t.name, self.real, *t.dims) for t in past.tensors()}
+        given = self.known | pasts | {plan.ids: ids} | ({plan.mask: mask} if plan.mask and mask else {})
+        nodes, outputs = self._take(plan.decoder, given)
+        op.made += nodes
+        token = self._choose(op, _last_row(op, outputs["logits"]), step, done)
+        end = self.inputs["eos_token_id"]
+        token = op("Where", done, end, token)
+        now_done = op("Or", done, op("Equal", token, end))
+        all_done = op("ReduceMin", op("Cast", now_done, to=integer), keepdims=0)
+        column = op("Unsqueeze", token, op.constant([1]))
+        results = [
+            op("Not", op("Cast", all_done, to=boolean)),
+            column,
+            *([op("Concat", mask, op("Expand", op.constant(1), op("Shape", column)), axis=1)] if mask else []),
+            now_done,
+            op("Concat", generated, column, axis=1),
+            *(outputs[tensor.name] for tensor in plan.decoder.present_tensors()),
+        ]
+        inputs = [step, going, ids, *([mask] if mask else []), done, generated, *pasts.values()]
+        for value, like in zip(results, inputs[1:], strict=True):
+            value.type = like.type
+            value.shape = ir.Shape(
+                [dim if dim == "batch" or isinstance(dim, int) else None for dim in like.shape or ()]
+            )
+        return ir.Graph(inputs, results, nodes=op.made, name="step")
+
+    def _choose(self, op: _Nodes, logits: ir.Value, step: ir.Value, done: ir.Value) -> ir.Value:
+        """The next token of each row, (batch,), from logits (batch, vocabulary)."""
+        temperature, top_k = self.inputs["temperature"], self.inputs["top_k"]
+        greedy, sampled = op.inner(), op.inner()
+        likeliest = greedy("ArgMax", logits, axis=1, keepdims=0)
+        double, integer = ir.DataType.DOUBLE, ir.DataType.INT64
+        exact = sampled("Cast", logits, to=double)
+        last, one, zero = (sampled.constant([value]) for value in (-1, 1, 0))
+        unlimited = sampled("Less", top_k, one)
+        size = sampled("Where", unlimited, one, sampled("Min", top_k, sampled("Shape", exact, start=1, end=2)))
+        best, _ = sampled.several("TopK", [exact, size], 2, axis=1, largest=1, sorted=1)
+        kept = sampled("Or", unlimited, sampled("GreaterOrEqual", exact, sampled("Gather", best, last, axis=1)))
+        below = sampled("Sub", exact, sampled("Gather", best, zero, axis=1))
+        weights = sampled("Exp", sampled("Div", below, sampled("Cast", temperature, to=double)))
+        weights = sampled("Where", kept, weights, sampled.constant(0, double))
+        sums = sampled("CumSum", weights, sampled.constant(1))
+        column = sampled("Gather", self.inputs["noise"], sampled("Unsqueeze", step, zero), axis=1)
+        bounds = sampled.constant(0, double), sampled.constant(LARGEST_NOISE, double)
+        target = sampled("Clip", sampled("Cast", column, to=double), *bounds)
+        target = sampled("Mul", target, sampled("Gather", sums, last, axis=1))
+        passed = sampled("Cast", sampled("LessOrEqual", sums, target), to=integer)
+        counted = sampled("ReduceSum", passed, one, keepdims=0)
+        drawn = sampled("Reshape", counted, sampled("Shape", done))  # fails for noise of other rows
+        branches = {
+            name: ir.Graph([], [value], nodes=nodes.made, name=name)
+            for name, nodes, value in (("sampled", sampled, drawn), ("greedy", greedy, likeliest))
+        }
+        for value in (likeliest, drawn):
+            value.type, value.shape = ir.TensorType(integer), ir.Shape(["batch"])
+        sampling = op("Greater", temperature, op.constant(0, ir.DataType.FLOAT))
+        return op("If", sampling, then_branch=branches["sampled"], else_branch=branches["greedy"])
+
+
+def _last_row(op: _Nodes, logits: ir.Value) -> ir.Value:
+    """The logits of the last position as float32, (batch, vocabulary).
+
+    Where they are a dense layer as the exporter writes it, the layer is computed there alone: a prompt's other logits
+    cost more than many a block, and nobody reads them.
+    """
+    last = op.constant(-1)
+    source, product = _dense(logits)
+    if product is None:
+        row = op("Gather", logits, last, axis=1)
+    else:
+        row = op("Gemm", op("Gather", source, last, axis=1), *product.inputs[1:], **product.attributes)
+    return op("Cast", row, to=ir.DataType.FLOAT)
+
+
+def _dense(value: ir.Value) -> tuple[ir.Value | None, ir.Node | None]:
+    """x and the Gemm, where a value is Reshape(Gemm(Reshape(x, [-1, n]), ...), [*Shape(x)[:-1], m])."""
+
+    def made_by(value: ir.Value | None, operator: str) -> Sequence[ir.Value | None]:
+        node = value.producer() if value is not None else None
+        return node.inputs if node is not None and (node.domain, node.op_type) == ("", operator) else (None, None)
+
+    flat, shape = made_by(value, "Reshape")[:2]
+    rows, *_ = made_by(flat, "Gemm")
+    x, width = made_by(rows, "Reshape")[:2]
+    sizes, *_ = made_by(shape, "Concat")
+    same, *_ = made_by(sizes, "Shape")
+    if flat is None or sizes is None or x is None or width is None or same is not x:
+        return None, None
+    constant = ir.convenience.get_const_tensor(width)
+    product, leading = flat.producer(), sizes.producer()
+    assert product is not None and leading is not None
+    if constant is None or constant.size != 2 or constant.numpy()[0] != -1 or product.attributes.get_int("transA", 0):
+        return None, None
+    if (leading.attributes.get_int("start", 0), leading.attributes.get_int("end", 0)) != (0, -1):
+        return None, None
+    return x, product
+
+
+def _rename(value: ir.Value, name: str) -> None:
+    """Give a value another name, but not its tensor, which the graph that it was cloned from shares."""
+    tensor, value.const_value = value.const_value, None
+    value.name = name
+    if isinstance(tensor, ir.ExternalTensor):
+        value.const_value = ir.ExternalTensor(
+            tensor.location, tensor.offset, tensor.length, tensor.dtype,
+            shape=tensor.shape, name=name, base_dir=tensor.base_dir,
+        )  # fmt: skip
+    elif value.is_initializer() and tensor is not None:
+        value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
+def _place(value: ir.Value) -> tuple[Any, ...]:
+    """Where an initialiser's value is stored; a graph that is not linked yet knows only the name."""
+    tensor = value.const_value
+    if isinstance(tensor, ir.ExternalTensor):
+        return str(tensor.location), tensor.offset, tensor.length
+    return (value.name,)
+
+
+def _function_bytes(function: ir.Function) -> bytes:
+    data: bytes = ir.to_proto(function).SerializeToString(deterministic=True)
+    return data
+
+
+def _values(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """Every value that nodes, or graphs within them, make or name."""
+    values: list[ir.Value] = []
+    for node in nodes:
+        values += node.outputs
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                inner = [attribute.as_graph()]
+            else:
+                inner = list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
+            for graph in inner:
+                values += [*graph.inputs, *graph.initializers.values(), *_values(list(graph))]
+    return values

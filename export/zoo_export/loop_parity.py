@@ -1,0 +1,439 @@
+"""The gate of the loop: what :mod:`zoo_export.loop` generates is compared with the unmodified module, token by token.
+
+The module in float64 reads each prompt alone, without padding or cache, followed by the tokens that the loop chose, in
+one pass. A token is right when the documented choice from those logits is that token. Where rounding could turn the
+choice, by as much as the gate of the graphs allows it to move a logit, every token within reach is right; such
+near-ties are counted, and most tokens must not be one. The Python loop on the same graphs has to agree up to the first
+near-tie of a row. All of it is done on the stored weights, and on random ones that make a model lively: one that is
+fresh repeats itself, whatever it remembers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import torch
+
+from zoo import models
+from zoo.artifact import ModelDirectory
+from zoo.errors import ZooError
+from zoo_export.decoding import greedy
+from zoo_export.graph_file import pointers
+from zoo_export.grid import WORK, Padding, Point, empty_past, make_feeds
+from zoo_export.loop import LARGEST_NOISE, LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
+from zoo_export.metrics import FACTOR, FLOOR_ULPS
+from zoo_export.parity import LEVELS, SEED, Report
+from zoo_export.pipeline import Arrays, OnnxExecutor
+from zoo_export.reference import TorchExecutor
+from zoo_export.session import Provider, open_session
+
+__all__ = ["compare_loop"]
+
+Array = np.ndarray[Any, Any]
+
+NEW = 8
+GAIN = 2.0
+"""Times 1 / sqrt(inputs): the spread of the lively matrices."""
+SHIFT = 0.25
+"""The spread of what is added to lively biases and norms."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the loop."""
+
+    batch: int
+    length: int
+    padding: Padding
+    temperature: float = 0.0
+    top_k: int = 0
+    shared_noise: bool = False
+    """One row of noise for all."""
+
+    def __str__(self) -> str:
+        choice = f"temperature {self.temperature}, top_k {self.top_k}" if self.temperature else "greedy"
+        return f"batch {self.batch}, length {self.length}, padding {self.padding}, {choice}"
+
+
+CASES = (
+    Case(1, 7, "none"),
+    Case(2, 1, "none"),
+    Case(3, 7, "left"),
+    Case(3, 7, "right"),
+    Case(1, 5, "left", 1.0),
+    Case(3, 7, "left", 0.8),
+    Case(3, 7, "right", 1.5, 5),
+    Case(2, 4, "none", 1.0, 20, shared_noise=True),
+)
+
+
+@dataclass
+class Row:
+    """What the module makes of one row: the logits (tokens, vocabulary) behind each token of the loop."""
+
+    exact: Array
+    own: Array
+    """In the model's own dtype."""
+
+
+@dataclass
+class Outcome:
+    """One row that the loop generated."""
+
+    where: str
+    tokens: Array
+    row: Row
+    case: Case
+    noise: Array | None
+    python: Array | None
+    """What the Python loop chose."""
+
+
+def compare_loop(
+    stored: ModelDirectory, graphs: Mapping[str, bytes], loop: bytes, *, provider: Provider = "cpu"
+) -> Report:
+    """Compare a serialised loop with the model it was made from.
+
+    Args:
+        stored: the model.
+        graphs: its serialised graphs by file name, already shown equal to it: the Python loop runs on them.
+        loop: the serialised result of :func:`zoo_export.loop.make_loop`.
+        provider: the execution provider to compare on.
+
+    Returns:
+        The evidence, and a line for each failure. What cannot be compared is a failure.
+
+    Raises:
+        UsageError: the model does not generate, or the provider does not load.
+    """
+    comparison = _Comparison(stored, graphs, loop, provider)
+    comparison.run()
+    return Report(comparison.evidence(), comparison.failures)
+
+
+class _Comparison:
+    def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], loop: bytes, provider: Provider) -> None:
+        self.stored, self.files, self.loop, self.provider = stored, graphs, loop, provider
+        self.plan = plan_loop(stored.spec)
+        self.graphs = stored.spec.graphs
+        self.yardstick = TorchExecutor(models.load_directory(stored))
+        self.reference = TorchExecutor(models.load_directory(stored).double())
+        self.longest = self.plan.longest or NEW + max(case.length for case in CASES)
+        self.new = NEW if self.plan.start is None else min(NEW, max(1, self.longest - 1))
+        self.pointers = {file: pointers(file) for file in (loop, *graphs.values())}
+        self.failures: list[str] = []
+        self.results: dict[str, Any] = {}
+        self.limit: int | None = None
+
+    def run(self) -> None:
+        """Compare everything."""
+        self._check_file()
+        for weights in ("stored", "lively"):
+            if weights == "lively":
+                self._enliven()
+            outcomes: dict[str, list[Outcome]] = {}
+            rows: dict[Any, Row] = {}
+            for level, optimize in LEVELS.items():
+                where = f"{weights} weights, optimisations {'on' if optimize else 'off'}"
+                outcomes[level] = []
+                try:
+                    session = self._open(self.loop, optimize, weights == "lively")
+                    outcomes[level] = [item for case in CASES for item in self._run_case(session, case, where, rows)]
+                    self._check_python(outcomes[level], optimize, weights == "lively")
+                    if weights == "lively":  # those that repeat themselves end at once or never
+                        self._check_settings(session, where)
+                    if weights == "stored" and optimize:
+                        self._check_positions(session)
+                except ZooError as error:
+                    self.failures.append(f"{where}: {error}")
+            self.results[weights] = self._judge(weights, outcomes, rows)
+
+    def _fail_unless(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.failures.append(what)
+
+    # What the file says.
+
+    def _check_file(self) -> None:
+        graph = ir.from_proto(onnx.load_model_from_string(self.loop)).graph
+        names = [str(value.name) for value in graph.inputs], [str(value.name) for value in graph.outputs]
+        self._fail_unless(names == ([*self.plan.inputs, *SETTINGS], [LOOP_OUTPUT]), f"the signature is {names}")
+        wanted = {"temperature": 0, "top_k": 0, "eos_token_id": self.plan.end}
+        for name, default in wanted.items():
+            value = graph.initializers[name].const_value if name in graph.initializers else None
+            found = None if value is None else value.numpy().tolist()
+            self._fail_unless(found == default, f"{name} is {found} by default, not {default}")
+        places = list(self.pointers[self.loop].values())
+        self._fail_unless(len(places) == len(set(places)), "a weight has more than one initialiser")
+        others = {place for file in self.files.values() for place in self.pointers[file].values()}
+        self._fail_unless({*places} <= others, "the initialisers point elsewhere than those of the graphs")
+
+    # Sessions and weights.
+
+    def _open(self, file: bytes, optimize: bool, lively: bool) -> ort.InferenceSession:
+        replace = None
+        if lively:
+            arrays = {name: tensor.numpy() for name, tensor in self.yardstick.model.state_dict().items()}
+            names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
+            replace = {name: arrays[names[place]] for name, place in self.pointers[file].items() if place in names}
+        return open_session(
+            file, weights=self.stored.path, provider=self.provider, optimize=optimize, replace=replace, spin=False
+        )
+
+    def _enliven(self) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        with torch.no_grad():
+            pairs = zip(self.yardstick.model.parameters(), self.reference.model.parameters(), strict=True)
+            for own, exact in pairs:
+                noise = torch.randn(own.shape, generator=generator)
+                own.copy_(noise * (GAIN / own.shape[-1] ** 0.5) if own.ndim > 1 else own + SHIFT * noise)
+                exact.copy_(own)
+
+    # Running.
+
+    def _feeds(self, case: Case) -> Arrays:
+        """The model's own inputs of the loop."""
+        length = max(1, min(case.length, self.longest - self.new))
+        feeds = make_feeds(self.graphs, Point(case.batch, length, 0, case.padding), SEED, self.longest)
+        types = {tensor.name: tensor.dtype for graph in self.graphs for tensor in graph.input_tensors()}
+        return {
+            name: feeds[name].astype(np.int64 if types[name] == "int64" else self.stored.dtype)
+            for name in self.plan.inputs
+        }
+
+    def _noise(self, case: Case) -> Array | None:
+        if not case.temperature:
+            return None
+        rng = np.random.default_rng([SEED, case.batch, case.length, case.top_k])
+        return rng.random((1 if case.shared_noise else case.batch, self.new), np.float32)
+
+    def _run_case(
+        self, session: ort.InferenceSession, case: Case, where: str, rows: dict[Any, Row]
+    ) -> Iterator[Outcome]:
+        feeds, noise = self._feeds(case), self._noise(case)
+        found = run_loop(
+            session,
+            feeds,
+            self.new,
+            temperature=case.temperature or None,
+            top_k=case.top_k or None,
+            noise=noise,
+            eos_token_id=NO_END,
+        )
+        where = f"{where}, {case}"
+        if not self._sound(found, (case.batch, self.new), where):
+            return
+        for number, tokens in enumerate(found):
+            key = case.batch, case.length, case.padding, number, tuple(tokens.tolist())
+            if key not in rows:
+                exact, own = (self._logits(executor, feeds, number, tokens) for executor in
+                              (self.reference, self.yardstick))  # fmt: skip
+                rows[key] = Row(exact, own)
+            row_noise = None if noise is None else np.broadcast_to(noise, found.shape)[number]
+            yield Outcome(f"{where}, row {number}", tokens, rows[key], case, row_noise, None)
+
+    def _sound(self, found: Array, shape: tuple[int, int], where: str) -> bool:
+        """Whether a result is token ids of a shape."""
+        upper = int(next(t.dims[-1] for t in self.plan.decoder.output_tensors() if t.name == "logits"))
+        sound = found.shape == shape and found.dtype == np.int64 and bool(((found >= 0) & (found < upper)).all())
+        self._fail_unless(sound, f"{where}: {found.dtype} of shape {found.shape}, not token ids of shape {shape}")
+        return sound
+
+    def _logits(self, execute: TorchExecutor, feeds: Arrays, number: int, tokens: Array) -> Array:
+        """Logits (tokens, vocabulary) behind each of ``tokens``, of one row alone in one pass."""
+        alone = {name: value[number : number + 1] for name, value in feeds.items()}
+        tensors = {tensor.name: tensor for graph in self.graphs for tensor in graph.input_tensors()}
+        dims = {name: tensors[name].dims for name in feeds}
+        if self.plan.mask in dims:
+            dims[self.plan.mask] = dims[self.plan.ids]
+        for mask in (name for name in feeds if tensors[name].is_mask):
+            kept, length = np.flatnonzero(feeds[mask][number]), dims[mask][1]
+            for name in feeds:
+                if length in dims[name]:
+                    alone[name] = alone[name].take(kept, dims[name].index(length))
+        known = dict(alone)
+        for graph in self.plan.earlier:
+            known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+        start = np.array([[self.plan.start]]) if self.plan.start is not None else known[self.plan.ids]
+        ids = np.concatenate([start, tokens[None, :-1]], axis=1).astype(np.int64)
+        calls = {tensor.name: known[tensor.name] for tensor in self.plan.constants} | {self.plan.ids: ids}
+        if self.plan.mask:
+            calls[self.plan.mask] = np.ones_like(ids)
+        logits = execute(self.plan.decoder, calls | empty_past(self.plan.decoder, 1, execute.dtype))["logits"]
+        return logits[0, start.shape[1] - 1 :].astype(np.float64)
+
+    def _check_python(self, outcomes: Sequence[Outcome], optimize: bool, lively: bool) -> None:
+        """Fill in what the Python loop on the graphs chooses. It reads no prompt that is padded on the right."""
+        sessions = {graph.name: self._open(self.files[f"{graph.name}.onnx"], optimize, lively) for graph in self.graphs}
+        execute = OnnxExecutor(sessions, np.dtype(self.stored.dtype))
+        for case in dict.fromkeys(item.case for item in outcomes):
+            if case.temperature or (self.plan.start is None and case.padding == "right"):
+                continue
+            feeds = self._feeds(case)
+            known: Arrays = dict(feeds)
+            for graph in self.plan.earlier:
+                known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+            if self.plan.start is None:
+                ids = feeds[self.plan.ids]
+                mask = feeds[self.plan.mask] if self.plan.mask else np.ones_like(ids)
+            else:
+                ids = np.full((case.batch, 1), self.plan.start, np.int64)
+                mask = np.ones_like(ids)
+            steps = islice(greedy(execute, self.plan.decoder, known, ids, mask), self.new)
+            chosen = np.stack([logits.argmax(-1) for logits in steps], axis=1)
+            for item, tokens in zip([item for item in outcomes if item.case == case], chosen, strict=True):
+                item.python = tokens
+
+    def _check_settings(self, session: ort.InferenceSession, where: str) -> None:
+        """The number of tokens, early stop and defaults, each against one run without an end: these are exact.
+
+        A sampled run is varied even where a greedy one repeats itself, and so ends at different steps.
+        """
+        noise = np.random.default_rng(SEED).random((max(case.batch for case in CASES), self.new), np.float32)
+        for case in (CASES[0], next(case for case in CASES if case.batch > 1 and case.padding == "left")):
+            feeds, rows = self._feeds(case), noise[: case.batch]
+            for choice in ({}, {"temperature": 1.0, "noise": rows}):
+                name = f"{where}, batch {case.batch}, {'sampled' if choice else 'greedy'}"
+                free = run_loop(session, feeds, self.new, eos_token_id=NO_END, **choice)  # type: ignore[arg-type]
+                if self._sound(free, (case.batch, self.new), name):
+                    self._check_against(session, feeds, free, choice, rows, name)
+            for short in (None, noise[: case.batch, :1]):
+                try:
+                    run_loop(session, feeds, 2, temperature=1.0, noise=short, eos_token_id=NO_END)
+                except ZooError:
+                    continue
+                self.failures.append(f"{where}, batch {case.batch}: sampling goes on without noise")
+
+    def _check_against(
+        self,
+        session: ort.InferenceSession,
+        feeds: Arrays,
+        free: Array,
+        choice: Mapping[str, Any],
+        noise: Array,
+        where: str,
+    ) -> None:
+        """Other calls with the same inputs, of which ``free``, the run without an end, tells the result."""
+        calls: list[tuple[str, int, dict[str, Any], Array]] = [
+            (f"max_new_tokens {new}", new, {"eos_token_id": NO_END}, free[:, :new]) for new in (0, 1, self.new // 2)
+        ]
+        calls.append(("the default end", self.new, {}, _ended(free, self.plan.end)))
+        for end in dict.fromkeys([*free[:, self.new // 2].tolist(), *free[:, -1].tolist(), int(free[0, 0])]):
+            calls.append((f"eos_token_id {end}", self.new, {"eos_token_id": end}, _ended(free, end)))
+        if not choice:
+            greedily = {"temperature": 0.0, "top_k": 3, "noise": noise, "eos_token_id": NO_END}
+            calls.append(("temperature 0 with noise", self.new, greedily, free))
+        for what, new, options, wanted in calls:
+            found = run_loop(session, feeds, new, **choice, **options)
+            equal = found.shape == wanted.shape and bool((found == wanted).all())
+            self._fail_unless(equal, f"{where}: {what} gives {found.tolist()}, not {wanted.tolist()}")
+
+    def _check_positions(self, session: ort.InferenceSession) -> None:
+        """Generation ends where the positions do, as far as that takes seconds to see."""
+        parameters = models.count_parameters(self.yardstick.model)
+        if self.plan.longest is None or self.longest < 3 or parameters * self.longest > WORK:
+            return
+        self.limit = self.longest
+        length = self.longest - 2 if self.plan.start is None else 1
+        feeds = self._feeds(Case(1, 1, "none"))
+        if self.plan.start is None:
+            feeds |= {name: np.ones((1, length), np.int64) for name in (self.plan.ids, self.plan.mask) if name}
+        found = run_loop(session, feeds, self.longest + NEW, eos_token_id=NO_END)
+        self._sound(found, (1, self.longest - length), f"prompt of {length} of {self.longest} positions")
+
+    # Judging.
+
+    def _judge(self, weights: str, outcomes: Mapping[str, list[Outcome]], rows: Mapping[Any, Row]) -> dict[str, Any]:
+        if not rows:
+            self.failures.append(f"{weights} weights: nothing could be compared")
+            return {}
+        epsilon = float(np.finfo(self.stored.dtype).eps)
+        error = max(float(np.max(np.abs(row.own - row.exact))) for row in rows.values())
+        scale = max(float(np.max(np.abs(row.exact))) for row in rows.values())
+        reach = FACTOR * error + FLOOR_ULPS * epsilon * scale
+        self._fail_unless(bool(np.isfinite(reach)), f"{weights} weights: the logits are not finite")
+        levels = {}
+        for level, items in outcomes.items():
+            compared = ties = agreed = 0
+            distinct: set[int] = set()
+            for item in items:
+                settled_so_far = True
+                for step, token in enumerate(item.tokens.tolist()):
+                    noise = None if item.noise is None else float(item.noise[step])
+                    right, settled = _judge_token(item.row.exact[step], token, noise, item.case, reach)
+                    compared, ties = compared + 1, ties + (not settled)
+                    settled_so_far = settled_so_far and settled
+                    distinct.add(token)
+                    self._fail_unless(right, f"{item.where}: token {step} is {token}, which the model does not choose")
+                    if item.python is not None and settled_so_far:
+                        same = bool(token == item.python[step])
+                        agreed += same
+                        self._fail_unless(
+                            same, f"{item.where}: token {step} is {token}, {item.python[step]} in the Python loop"
+                        )
+            self._fail_unless(
+                2 * ties < compared, f"{weights} weights, {level}: {ties} of {compared} tokens are near-ties"
+            )
+            self._fail_unless(agreed > 0, f"{weights} weights, {level}: no token was compared with the Python loop")
+            levels[level] = {
+                "tokens": compared, "near_ties": ties, "agreed_with_python_loop": agreed, "distinct": len(distinct),
+            }  # fmt: skip
+            if weights == "lively":
+                self._fail_unless(len(distinct) > 2, f"lively weights, {level}: the tokens hardly differ")
+        return {"torch_max_abs_error": error, "reach": reach, "levels": levels}
+
+    def evidence(self) -> dict[str, Any]:
+        """For parity.json."""
+        return {
+            "verified": not self.failures,
+            "sha256": hashlib.sha256(self.loop).hexdigest(),
+            "provider": self.provider,
+            "reference": "the module in float64, each row alone, in one pass",
+            "rule": f"a logit may move by {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|",
+            "new_tokens": self.new,
+            "cases": [asdict(case) for case in CASES],
+            "positions": self.limit,
+            "weights": self.results,
+            "failures": self.failures[:20],
+        }
+
+
+def _ended(free: Array, end: int) -> Array:
+    """What a run without an end becomes when ``end`` ends a row: filled up, and as short as its longest row."""
+    hit = free == end
+    past = (np.cumsum(hit, axis=1) - hit) > 0
+    filled = np.where(past, end, free)
+    return filled[:, : int((~past).sum(1).max(initial=0))]
+
+
+def _judge_token(logits: Array, token: int, noise: float | None, case: Case, reach: float) -> tuple[bool, bool]:
+    """Whether a token is the documented choice, and whether no other could be when each logit moves by ``reach``."""
+    order = np.sort(logits)[::-1]
+    if noise is None:
+        gap = order[0] - order[1] if len(order) > 1 else np.inf
+        return bool(logits[token] >= order[0] - 2 * reach), bool(gap > 2 * reach)
+    kept, settled = np.ones(len(logits), bool), True
+    if 0 < case.top_k < len(order):
+        kept = logits >= order[case.top_k - 1]
+        settled = bool(order[case.top_k - 1] - order[case.top_k] > 2 * reach)
+        if not settled:  # either of two may be ruled out, and every sum moves: only membership can be judged
+            return bool(logits[token] >= order[case.top_k - 1] - 2 * reach), False
+    weights = np.where(kept, np.exp((logits - order[0]) / case.temperature), 0.0)
+    upto = np.cumsum(weights) / weights.sum()
+    before, upto_token = np.concatenate([[0.0], upto])[token], upto[token]
+    number = min(max(noise, 0.0), LARGEST_NOISE)
+    factor = np.exp(2 * reach / case.temperature)  # odds of a cumulative probability move by this much at most
+
+    def moved(probability: float, by: float) -> float:
+        return probability * by / (1 - probability + probability * by)
+
+    right = bool(kept[token]) and moved(before, 1 / factor) <= number < max(moved(upto_token, factor), upto_token)
+    return bool(right), bool(right and moved(before, factor) <= number < moved(upto_token, 1 / factor))
