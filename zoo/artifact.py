@@ -21,6 +21,7 @@ from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, load_json, plain_na
 __all__ = [
     "CARD",
     "CONFIG",
+    "LOOP",
     "MANIFEST",
     "TOKENIZER",
     "Export",
@@ -37,6 +38,8 @@ CONFIG = "config.json"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CARD = "README.md"
+LOOP = "generate"
+"""The variant whose one graph does all of generation, and the name of that graph."""
 SCHEMA = 1
 
 
@@ -167,6 +170,8 @@ class Export:
     @property
     def graph_files(self) -> dict[str, str]:
         """For each declared graph, in the order in which they run, its ONNX file."""
+        if self.variant == LOOP:
+            return {LOOP: f"{LOOP}.onnx"}
         return {graph.name: self._name(graph.name, "onnx") for graph in self.stored.spec.graphs}
 
     def _name(self, stem: str, suffix: str) -> str:
@@ -179,7 +184,8 @@ class Export:
 
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
-        command = f"zoo export {self.stored.path} --onnx" + (f" --profile {self.variant}" if self.variant else "")
+        option = "--loop" if self.variant == LOOP else f"--profile {self.variant}" if self.variant else ""
+        command = f"zoo export {self.stored.path} --onnx {option}".rstrip()
         if not self.exists:
             what = f"not exported for {self.variant}" if self.variant else "not exported yet"
             raise ArtifactError(what, self.stored.path, command)

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from zoo import __version__
 from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo_export.graph_file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, graph_digest
 
-__all__ = ["unverified", "vouching", "write_export"]
+__all__ = ["unverified", "versions", "vouching", "weights_of", "write_export"]
+
+
+def versions() -> dict[str, str]:
+    """What a comparison ran on."""
+    tools = ("onnxruntime", "torch", "onnx", "onnx-ir", "onnxscript")
+    found = {"zoo": __version__, "python": platform.python_version()}
+    for name in tools:
+        for distribution in (name, f"{name}-gpu"):
+            with suppress(PackageNotFoundError):
+                found[name] = version(distribution)
+    return found
+
+
+def weights_of(stored: ModelDirectory) -> dict[str, str]:
+    """The digest of every file of weights."""
+    return {name: stored.files[name]["sha256"] for name in stored.weight_files()}
 
 
 def unverified(graphs: Mapping[str, bytes], reason: str) -> dict[str, Any]:

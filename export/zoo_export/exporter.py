@@ -12,20 +12,29 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.artifact import CARD, TOKENIZER, Export, ModelDirectory, describe, digest_file, new_model, write_json
+from zoo.artifact import CARD, LOOP, TOKENIZER, Export, ModelDirectory, describe, digest_file, new_model, write_json
 from zoo.card import model_card
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
 from zoo_export import cache
 from zoo_export.evidence import unverified, vouching, write_export
-from zoo_export.graph_file import EVIDENCE_KEY, annotate, link, metadata
+from zoo_export.graph_file import EVIDENCE_KEY, annotate, link, metadata, parse, serialize
 
 if TYPE_CHECKING:
     from zoo_export.parity import Progress, Report
     from zoo_export.session import Provider
 
-__all__ = ["OPSETS", "Options", "check_export", "export_graphs_only", "export_model", "export_preset", "make_graphs"]
+__all__ = [
+    "OPSETS",
+    "Options",
+    "check_export",
+    "export_graphs_only",
+    "export_loop",
+    "export_model",
+    "export_preset",
+    "make_graphs",
+]
 
 OPSETS = (23, 24)
 """Versions of the standard operators that graphs are written in: torch translates no newer ones."""
@@ -86,6 +95,36 @@ def export_model(
     if not report.passed:
         raise ParityError(report.verdict(), directory, "nothing was written")
     write_export(export, graphs, report.evidence)
+    return report
+
+
+def export_loop(directory: Path, *, force: bool = False, provider: Provider = "cpu") -> Report:
+    """Export all of generation as one graph, ``generate.onnx``, beside a verified export of the same model.
+
+    Raises:
+        UsageError: the model does not generate, or there is such a graph already.
+        ParityError: the plain export is not verified, or the loop does not generate what the model does.
+    """
+    from zoo_export.loop import make_loop, plan_loop
+
+    stored = ModelDirectory.open(directory)
+    plan_loop(stored.spec)
+    plain, export = stored.export(), stored.export(LOOP)
+    plain.check()
+    plain.check_verified()
+    if export.exists and not force:
+        raise UsageError("already exported", directory / export.graph_files[LOOP], "use --force to export again")
+    import onnx_ir as ir
+
+    graphs = plain.read()
+    made = make_loop(stored.spec, {name: ir.from_proto(parse(graph)) for name, graph in graphs.items()})
+    loop = serialize(ir.to_proto(made))
+    from zoo_export.loop_parity import compare_loop
+
+    report = compare_loop(stored, graphs, loop, provider=provider)
+    if not report.passed:
+        raise ParityError(report.verdict(), directory, "nothing was written")
+    write_export(export, {LOOP: loop}, report.evidence)
     return report
 
 

@@ -43,15 +43,15 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx_ir.passes import common as passes
 
+from zoo.artifact import LOOP
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec
 from zoo_export.decoding import decoder_inputs
 from zoo_export.graph_file import EVIDENCE_KEY
 
-__all__ = ["LOOP_FILE", "LOOP_OUTPUT", "LoopPlan", "make_loop", "plan_loop", "run_loop"]
+__all__ = ["LOOP_OUTPUT", "LoopPlan", "make_loop", "plan_loop", "run_loop"]
 
-LOOP_FILE = "generate.onnx"
 LOOP_OUTPUT = "generated_ids"
 NO_END = -1
 """What ``eos_token_id`` is when nothing ends a row."""
@@ -125,10 +125,10 @@ def make_loop(spec: ModelSpec, graphs: Mapping[str, ir.Model]) -> ir.Model:
 
     Args:
         spec: what the graphs were exported from.
-        graphs: each declared graph by its file name. They are left as they are.
+        graphs: each declared graph by its name. They are left as they are.
 
     Returns:
-        A model, to be written as :data:`LOOP_FILE` beside the weights. Its initialisers point where those of ``graphs``
+        A model, to be written beside the weights. Its initialisers point where those of ``graphs``
         do, each place once.
 
     Raises:
@@ -212,7 +212,7 @@ class _Loop:
 
     def __init__(self, plan: LoopPlan, graphs: Mapping[str, ir.Model]) -> None:
         self.plan = plan
-        self.parts = {graph.name: graphs[f"{graph.name}.onnx"].clone() for graph in (*plan.earlier, plan.decoder)}
+        self.parts = {graph.name: graphs[graph.name].clone() for graph in (*plan.earlier, plan.decoder)}
         self.inputs: dict[str, ir.Value] = {}
         self.known: dict[str, ir.Value] = {}
         """What the main graph has to offer, by declared name."""
@@ -259,7 +259,7 @@ class _Loop:
         like = self.parts[self.plan.decoder.name]
         graph = ir.Graph(
             list(self.inputs.values()), [generated], nodes=self.op.made,
-            initializers=list(self.initializers.values()), opset_imports=self.opsets, name="generate",
+            initializers=list(self.initializers.values()), opset_imports=self.opsets, name=LOOP,
         )  # fmt: skip
         model = ir.Model(
             graph, ir_version=like.ir_version, producer_name=like.producer_name,

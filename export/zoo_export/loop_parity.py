@@ -10,7 +10,6 @@ fresh repeats itself, whatever it remembers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -23,10 +22,11 @@ import onnxruntime as ort
 import torch
 
 from zoo import models
-from zoo.artifact import ModelDirectory
+from zoo.artifact import LOOP, ModelDirectory
 from zoo.errors import ZooError
 from zoo_export.decoding import greedy
-from zoo_export.graph_file import pointers
+from zoo_export.evidence import versions, weights_of
+from zoo_export.graph_file import graph_digest, pointers
 from zoo_export.grid import WORK, Padding, Point, empty_past, make_feeds
 from zoo_export.loop import LARGEST_NOISE, LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
 from zoo_export.metrics import FACTOR, FLOOR_ULPS
@@ -104,7 +104,7 @@ def compare_loop(
 
     Args:
         stored: the model.
-        graphs: its serialised graphs by file name, already shown equal to it: the Python loop runs on them.
+        graphs: its serialised graphs by name, already shown equal to it: the Python loop runs on them.
         loop: the serialised result of :func:`zoo_export.loop.make_loop`.
         provider: the execution provider to compare on.
 
@@ -272,7 +272,7 @@ class _Comparison:
 
     def _check_python(self, outcomes: Sequence[Outcome], optimize: bool, lively: bool) -> None:
         """Fill in what the Python loop on the graphs chooses. It reads no prompt that is padded on the right."""
-        sessions = {graph.name: self._open(self.files[f"{graph.name}.onnx"], optimize, lively) for graph in self.graphs}
+        sessions = {graph.name: self._open(self.files[graph.name], optimize, lively) for graph in self.graphs}
         execute = OnnxExecutor(sessions, np.dtype(self.stored.dtype))
         for case in dict.fromkeys(item.case for item in outcomes):
             if case.temperature or (self.plan.start is None and case.padding == "right"):
@@ -393,16 +393,18 @@ class _Comparison:
     def evidence(self) -> dict[str, Any]:
         """For parity.json."""
         return {
+            "schema": 1,
             "verified": not self.failures,
-            "sha256": hashlib.sha256(self.loop).hexdigest(),
+            "graphs": {LOOP: {"sha256": graph_digest(self.loop)}},
+            "weights": weights_of(self.stored),
+            "versions": versions(),
             "provider": self.provider,
             "reference": "the module in float64, each row alone, in one pass",
             "rule": f"a logit may move by {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|",
             "new_tokens": self.new,
             "cases": [asdict(case) for case in CASES],
             "positions": self.limit,
-            "weights": self.results,
-            "failures": self.failures[:20],
+            "comparisons": self.results,
         }
 
 

@@ -6,26 +6,23 @@ the last place. A fixed tolerance would be blind for a small model and strict fo
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 
-from zoo import __version__, models
-from zoo.artifact import ModelDirectory
+from zoo import models
+from zoo.artifact import LOOP, ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, ZooError
 from zoo_export.bisect import ModuleError, module_errors
 from zoo_export.decoding import greedy_agreement
-from zoo_export.evidence import write_export
+from zoo_export.evidence import versions, weights_of, write_export
 from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers, referenced_tensors
 from zoo_export.grid import DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
@@ -310,15 +307,8 @@ class _Comparison:
             "unused_tensors": sorted(
                 set(self.stored.layout) - referenced_tensors(self.files.values(), self.stored.layout)
             ),
-            "weights": {
-                name: entry["sha256"] for name, entry in self.stored.files.items() if name.endswith(".safetensors")
-            },
-            "versions": {
-                "zoo": __version__,
-                "python": platform.python_version(),
-                "onnxruntime": onnxruntime.__version__,
-                **{name: version(name) for name in ("torch", "onnx", "onnx-ir", "onnxscript")},
-            },
+            "weights": weights_of(self.stored),
+            "versions": versions(),
         }
 
 
@@ -349,7 +339,15 @@ def verify_model(
                 directory / export.graph_files[name],
             )
             raise ArtifactError(what, where, "export again")
-    report = compare(stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
+    if variant == LOOP:
+        from zoo_export.loop_parity import compare_loop
+
+        plain = stored.export()
+        plain.check()
+        plain.check_verified()
+        report = compare_loop(stored, plain.read(), graphs[LOOP], provider=provider)
+    else:
+        report = compare(stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
     if not report.passed:
         raise ParityError(report.verdict(), directory)
     if not export.is_verified():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from zoo.artifact import TOKENIZER, ModelDirectory
+from zoo.artifact import LOOP, TOKENIZER, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError
 from zoo_export.decoding import greedy
@@ -30,6 +31,8 @@ class Runner:
     execute: OnnxExecutor
     tokenizer: Any
     max_new_tokens: int
+    loop: Callable[[Arrays], list[list[int]]] | None = None
+    """Generates in one graph, where that is what runs."""
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -103,6 +106,8 @@ def run_model(
     sessions = {graph: open_session(directory / file, provider=provider) for graph, file in export.graph_files.items()}
     reader = _tokenizer(stored, tokenizer)
     runner = Runner(stored, OnnxExecutor(sessions, np.dtype(stored.dtype)), reader, max_new_tokens)
+    if variant == LOOP:
+        runner.loop = partial(_loop, runner, sessions[LOOP])
     results = TASKS[task](runner, batch)
     return task, [
         {"text": text, "tokens": len(tokens), **result}
@@ -207,17 +212,37 @@ def _generate(runner: Runner, batch: list[list[int]]) -> list[dict[str, Any]]:
     """Greedy continuation of a left-padded batch, with the cache."""
     graph = runner.graphs[0]
     feeds = runner.read(batch, left=True)
+    if runner.loop is not None:
+        return _texts(runner, runner.loop(feeds))
     chosen = _decode(runner, graph, {}, feeds["input_ids"], feeds["attention_mask"])
-    return [{"generated_ids": tokens, "generated": runner.decode(tokens)} for tokens in chosen]
+    return _texts(runner, chosen)
 
 
 def _translate(runner: Runner, batch: list[list[int]]) -> list[dict[str, Any]]:
     """Greedy target of a batch of sources: the encoder once, then the decoder with its cache."""
     encoder, decoder = runner.graphs
     feeds = runner.read(batch)
+    if runner.loop is not None:
+        return _texts(runner, runner.loop(feeds))
     known = feeds | runner.execute(encoder, feeds)
     start = np.full((len(batch), 1), runner.option("decoder_start_token_id") or 0, dtype=np.int64)
     chosen = _decode(runner, decoder, known, start, np.ones_like(start))
+    return _texts(runner, chosen)
+
+
+def _loop(runner: Runner, session: Any, feeds: Arrays) -> list[list[int]]:
+    """What :func:`_decode` chooses, from one graph. Rows end with the end token, not filled up with it."""
+    from zoo_export.loop import plan_loop, run_loop
+
+    inputs = {name: feeds[name] for name in plan_loop(runner.stored.spec).inputs}
+    end = runner.option("eos_token_id")
+    chosen = []
+    for row in run_loop(session, inputs, runner.max_new_tokens).tolist():
+        chosen.append(row[: row.index(end) + 1] if end in row else row)
+    return chosen
+
+
+def _texts(runner: Runner, chosen: list[list[int]]) -> list[dict[str, Any]]:
     return [{"generated_ids": tokens, "generated": runner.decode(tokens)} for tokens in chosen]
 
 

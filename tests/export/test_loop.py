@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from zoo_export import loop as loop_module
 from zoo_export import run_model
-from zoo_export.exporter import link_weights, make_graphs, serialize, trace_graph
-from zoo_export.graph_file import EVIDENCE_KEY, pointers
-from zoo_export.loop import LOOP_FILE, make_loop, plan_loop, run_loop
+from zoo_export.exporter import make_graphs
+from zoo_export.graph_file import EVIDENCE_KEY, link, parse, pointers
+from zoo_export.graph_file import serialize as to_bytes
+from zoo_export.loop import make_loop, plan_loop, run_loop
 from zoo_export.loop_parity import compare_loop
 from zoo_export.session import open_session
+from zoo_export.tracing import trace_graph
 
 import zoo as library
 from tests.architectures.test_gpt import transformers_twin
@@ -56,7 +60,7 @@ def loops(lively: Callable[[str], Path]) -> Callable[..., tuple[ModelDirectory, 
     def make(name: str) -> tuple[ModelDirectory, dict[str, bytes], bytes]:
         if name not in made:
             stored = ModelDirectory.open(lively(name))
-            files = {file: (stored.path / file).read_bytes() for file in stored.graph_files()}
+            files = stored.export().read()
             made[name] = stored, files, serialize(make_loop(stored.spec, read(stored)))
         return made[name]
 
@@ -78,7 +82,15 @@ def generate(loops: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def read(stored: ModelDirectory) -> dict[str, ir.Model]:
-    return {file: ir.load(stored.path / file) for file in stored.graph_files()}
+    return models_of(stored.export().read())
+
+
+def models_of(graphs: dict[str, bytes]) -> dict[str, ir.Model]:
+    return {name: ir.from_proto(parse(data)) for name, data in graphs.items()}
+
+
+def serialize(model: ir.Model) -> bytes:
+    return to_bytes(ir.to_proto(model))
 
 
 def padded(prompts: Sequence[Sequence[int]], side: str = "left", width: int = 0) -> dict[str, Array]:
@@ -109,7 +121,7 @@ def ended(tokens: Sequence[int], end: int, width: int) -> list[int]:
 def test_equals_the_python_loop(lively: Callable[[str], Path], generate: Callable[..., Array], name: str) -> None:
     """Token for token, for a ragged batch and for its prompts one by one."""
     for texts in (TEXTS, *([text] for text in TEXTS), TEXTS + TEXTS[:2]):
-        _, results = run_model(lively(name), texts, max_new_tokens=NEW)
+        _, results = run_model(lively(name), texts, max_new_tokens=NEW, unverified=True)
         wanted = [result["generated_ids"] for result in results]
         assert generate(name, [list(text.encode()) for text in texts], NEW).tolist() == wanted
     assert len({tuple(tokens) for tokens in wanted}) == len(TEXTS)
@@ -191,7 +203,7 @@ def test_ends_where_the_positions_do(
 ) -> None:
     """As the Python loop does."""
     prompt = "time flies like an arrow and more text"[:length]
-    _, (result,) = run_model(lively("gpt-tiny"), [prompt], max_new_tokens=99)
+    _, (result,) = run_model(lively("gpt-tiny"), [prompt], max_new_tokens=99, unverified=True)
     found = generate("gpt-tiny", [list(prompt.encode())], 99)
     assert found.shape == (1, POSITIONS - length)
     assert found.tolist()[0] == result["generated_ids"]
@@ -274,7 +286,7 @@ def test_the_file(loops: Callable[..., Any], name: str, tmp_path: Path) -> None:
     """Standard operators, each stored tensor once, nothing but small constants within, and no trace of evidence."""
     stored, files, loop = loops(name)
     assert len(loop) < sum(map(len, files.values())) + 12_000
-    path = tmp_path / LOOP_FILE
+    path = tmp_path / "generate.onnx"
     path.write_bytes(loop)
     for weights in stored.path.glob("*.safetensors"):
         (tmp_path / weights.name).write_bytes(weights.read_bytes())
@@ -319,7 +331,7 @@ def untied(exported_build: Exported) -> tuple[ModelDirectory, dict[str, ir.Model
     """A model in float16 with a head of its own, and its graphs as they are traced."""
     settings = ("num_layers=1", "tie_embeddings=false")
     stored = ModelDirectory.open(exported_build("gpt-tiny", *settings, dtype="float16", seed=3, gain=12.0))
-    return stored, make_graphs(stored)
+    return stored, models_of(make_graphs(stored))
 
 
 def test_equal_graphs_give_equal_bytes_and_are_left_alone(untied: Any, tmp_path: Path) -> None:
@@ -330,8 +342,8 @@ def test_equal_graphs_give_equal_bytes_and_are_left_alone(untied: Any, tmp_path:
     assert serialize(make_loop(stored.spec, graphs)) == loop
     assert {file: serialize(graph) for file, graph in graphs.items()} == before
     for file, data in before.items():
-        (tmp_path / file).write_bytes(data)
-    again = {file: ir.load(tmp_path / file) for file in graphs}
+        (tmp_path / f"{file}.onnx").write_bytes(data)
+    again = {file: ir.load(tmp_path / f"{file}.onnx") for file in graphs}
     assert serialize(make_loop(stored.spec, again)) == loop
 
 
@@ -358,7 +370,7 @@ def test_logits_that_are_no_dense_layer(loops: Callable[..., Any], generate: Cal
     """They are computed everywhere, and the last row is taken."""
     stored, _, _ = loops("gpt-tiny")
     graphs = read(stored)
-    graph = graphs["model.onnx"].graph
+    graph = graphs["model"].graph
     (logits,) = [value for value in graph.outputs if value.name == "logits"]
     again = ir.node("Mul", [logits, constant(graph, 2.0, np.float32)])
     again.outputs[0].type, again.outputs[0].shape = logits.type, logits.shape
@@ -377,8 +389,9 @@ def test_a_decoder_without_a_mask(loops: Callable[..., Any], generate: Callable[
     """The loop then has none either."""
     stored, _, _ = loops("gpt-tiny")
     spec = changed_spec(stored.spec, inputs=stored.spec.graphs[0].inputs[:1])
-    graph = link_weights(trace_graph(spec, spec.graphs[0], stored.dtype), stored)
-    session = open_session(serialize(make_loop(spec, {"model.onnx": graph})), weights=stored.path)
+    traced = trace_graph(spec, spec.graphs[0], stored.dtype, opset=23)
+    graph = ir.from_proto(parse(link(traced, stored.layout)))
+    session = open_session(serialize(make_loop(spec, {"model": graph})), weights=stored.path)
     assert plan_loop(spec).mask is None
     prompts = [prompt[:1] for prompt in PROMPTS]
     found = run_loop(session, {"input_ids": np.array(prompts)}, 5, eos_token_id=NO_END)
@@ -389,8 +402,8 @@ def test_functions_of_the_same_name(loops: Callable[..., Any], generate: Callabl
     """Two graphs may each have a function of one name; what differs stays apart."""
     stored, _, _ = loops("transformer-tiny")
     graphs = read(stored)
-    decoder = graphs["decoder.onnx"]
-    (encoder_key,) = [key for key in graphs["encoder.onnx"].functions if key[1] == "EncoderBlock"]
+    decoder = graphs["decoder"]
+    (encoder_key,) = [key for key in graphs["encoder"].functions if key[1] == "EncoderBlock"]
     (key,) = [key for key in decoder.functions if key[1] == "DecoderBlock"]
     function = decoder.functions.pop(key)
     function.name = "EncoderBlock"
@@ -457,7 +470,7 @@ def test_the_gate_passes(loops: Callable[..., Any], name: str) -> None:
     assert report.evidence["positions"] == POSITIONS
     for weights in ("stored", "lively"):
         for level in ("off", "all"):
-            found = report.evidence["weights"][weights]["levels"][level]
+            found = report.evidence["comparisons"][weights]["levels"][level]
             assert found["tokens"] == 8 * 18
             assert found["near_ties"] <= 8
             assert found["agreed_with_python_loop"] >= 40
@@ -677,3 +690,46 @@ def test_what_does_not_run_is_a_failure(loops: Callable[..., Any]) -> None:
     assert not report.passed
     assert any("the loop fails" in line or "cannot load" in line for line in report.failures), report.failures
     assert "stored weights: nothing could be compared" in report.failures
+
+
+# From the command line.
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
+def test_the_command_writes_runs_and_verifies_a_loop(
+    exported_copy: Exported, zoo: Callable[..., Any], name: str
+) -> None:
+    folder = exported_copy(name)
+    result = zoo("export", folder, "--onnx", "--loop")
+    assert result.status == 0, result.err
+    assert "generate.onnx verified on cpu" in result.out
+    zoo("export", folder, "--onnx", "--loop").failed(2, "generate.onnx", "--force")
+    assert json.loads((folder / "parity.generate.json").read_text())["verified"] is True
+    assert zoo("verify", folder, "--variant", "generate").status == 0
+    texts = ("a prompt", "another, longer prompt")
+    plain = zoo("run", folder, *texts, "--max-new-tokens", "6", "--json").json["results"]
+    assert (
+        zoo("run", folder, *texts, "--max-new-tokens", "6", "--variant", "generate", "--json").json["results"] == plain
+    )
+
+
+def test_a_model_that_does_not_generate_has_no_loop(exported_copy: Exported, zoo: Callable[..., Any]) -> None:
+    zoo("export", exported_copy("bert-tiny"), "--onnx", "--loop").failed(2, "does not generate", "--loop")
+
+
+def test_a_loop_that_differs_is_not_written(
+    exported_copy: Exported, zoo: Callable[..., Any], snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    before = snapshot()
+    made = loop_module.make_loop
+
+    def wrong(spec: Any, graphs: Any) -> ir.Model:
+        model = made(spec, graphs)
+        (node,) = [node for node in model.graph.all_nodes() if node.op_type == "ArgMax"]
+        node.op_type = "ArgMin"
+        return model
+
+    monkeypatch.setattr(loop_module, "make_loop", wrong)
+    zoo("export", folder, "--onnx", "--loop").failed(4, "token", "nothing was written")
+    assert snapshot() == before

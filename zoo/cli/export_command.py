@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zoo.artifact import LOOP
 from zoo.cli.output import emit_json, json_option
 from zoo.errors import ArtifactError, UsageError
 
@@ -49,7 +50,15 @@ def parity_progress() -> Iterator[Progress | None]:
 
 
 def summary(report: Report, variant: str = "") -> dict[str, Any]:
-    """The worst of each output, for the command line."""
+    """The worst of each output, for the command line; of a loop, how many tokens were compared."""
+    if variant == LOOP:
+        parts = report.evidence["comparisons"].values()
+        return {
+            "verified": report.passed,
+            "provider": report.evidence["provider"],
+            "files": ["generate.onnx"],
+            "tokens": sum(level["tokens"] for part in parts for level in part["levels"].values()),
+        }
     outputs = [
         {"graph": graph, "output": name, "optimisations": level, **errors}
         for graph, part in report.evidence["graphs"].items()
@@ -71,6 +80,9 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
 def say(report: Report, directory: Path, variant: str = "") -> None:
     """What was compared, in two lines."""
     facts = summary(report, variant)
+    if variant == LOOP:
+        click.echo(f"{directory}: generate.onnx verified on {facts['provider']} at {facts['tokens']} tokens")
+        return
     worst = facts["worst"]
     left = f" ({facts['left_out']} of the whole grid left out)" if facts["left_out"] else ""
     click.echo(
@@ -94,6 +106,7 @@ def say(report: Report, directory: Path, variant: str = "") -> None:
 )
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a value of the preset.")
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
+@click.option("--loop", is_flag=True, help="Write generate.onnx too: all of generation in one graph.")
 @click.option("--graph-only", is_flag=True, help="Write the graph without comparing it; a preset is not even built.")
 @click.option(
     "--standalone",
@@ -113,6 +126,7 @@ def command(
     output: Path | None,
     settings: tuple[str, ...],
     force: bool,
+    loop: bool,
     graph_only: bool,
     standalone: Path | None,
     check: bool,
@@ -128,8 +142,8 @@ def command(
     """
     if not onnx:
         raise UsageError("no format", "zoo export", "add --onnx")
-    if standalone and graph_only:
-        raise UsageError("--standalone copies what is verified", "zoo export", "leave out --graph-only")
+    if graph_only and (standalone or loop):
+        raise UsageError("--standalone and --loop need what is verified", "zoo export", "leave out --graph-only")
     if check and (graph_only or standalone or output or force or settings):
         raise UsageError("--check writes nothing", "zoo export", "give it a model directory alone")
     from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
@@ -154,8 +168,8 @@ def command(
         if as_json:
             emit_json("export", {"directory": str(directory), "files": files, "verified": False})
         return
-    if standalone and _exported(model, output, force, options.variant):
-        _copy(Path(model), standalone, options.variant, force, as_json)
+    if (standalone or loop) and _exported(model, output, force, options.variant):
+        _also(Path(model), loop, standalone, force, provider, as_json)
         return
     directory = _prepare(model, output, settings, force)
     with parity_progress() as progress:
@@ -172,8 +186,8 @@ def command(
     else:
         say(report, directory, options.variant)
 
-    if standalone:
-        _copy(directory, standalone, options.variant, force, False)
+    if loop or standalone:
+        _also(directory, loop, standalone, force, provider, as_json)
 
 
 def _exported(model: str, output: Path | None, force: bool, variant: str) -> bool:
@@ -185,14 +199,24 @@ def _exported(model: str, output: Path | None, force: bool, variant: str) -> boo
     return ModelDirectory.open(model).export(variant).exists
 
 
-def _copy(directory: Path, target: Path, variant: str, force: bool, as_json: bool) -> None:
-    from zoo_export.standalone import write_standalone
+def _also(directory: Path, loop: bool, standalone: Path | None, force: bool, provider: str, as_json: bool) -> None:
+    """Write what is made from a verified export."""
+    files, target = [], directory
+    if loop:
+        from zoo_export.exporter import export_loop
 
-    files = write_standalone(directory, target, variant=variant, force=force)
+        report = export_loop(directory, force=force, provider=provider)  # type: ignore[arg-type]
+        files = ["generate.onnx"]
+        if not as_json:
+            say(report, directory, LOOP)
+    if standalone is not None:
+        from zoo_export.standalone import write_standalone
+
+        target, files = standalone, [*files, *write_standalone(directory, standalone, force=force)]
+        if not as_json:
+            click.echo(f"{standalone}: {', '.join(files)}")
     if as_json:
-        emit_json("export", {"directory": str(target), "files": files})
-    else:
-        click.echo(f"{target}: {', '.join(files)}")
+        emit_json("export", {"directory": str(target), "verified": True, "files": files})
 
 
 def _warn(directory: Path, files: list[str]) -> None:
