@@ -224,9 +224,15 @@ def open_variant(
     return OnnxExecutor(sessions, np.dtype(np.float16 if variant.precision == "fp16" else np.float32))
 
 
-def with_exact_products(variant: Variant) -> Variant:
-    """The same graphs, computed in float32: activations are not quantised, the weights are those of the variant."""
-    return replace(variant, graphs={name: _exact(model) for name, model in variant.graphs.items()})
+def with_exact_products(variant: Variant) -> tuple[Variant, dict[Place, Array]]:
+    """The same graphs with plain products in float32, of the very numbers that the quantised operators read.
+
+    Returns:
+        The graphs, and the values of the weights in them, for :func:`open_variant`.
+    """
+    values: dict[Place, Array] = {}
+    graphs = {name: _exact(model, values) for name, model in variant.graphs.items()}
+    return replace(variant, graphs=graphs), values
 
 
 def _to_half(stored: ModelDirectory, path: Path) -> dict[str, ir.Model]:
@@ -402,29 +408,57 @@ def _replace(
         model.graph.remove(gone, safe=True)
 
 
-def _exact(model: ir.Model) -> ir.Model:
-    """A copy whose products are computed in float32."""
+def _exact(model: ir.Model, values: dict[Place, Array]) -> ir.Model:
+    """A copy with MatMul in place of each quantised product. Its weights are added to ``values``."""
     copy = model.clone()
+    expanded: dict[ir.Value, ir.Value] = {}
     for node in tuple(copy.graph):
-        if node.domain == CONTRIB and node.op_type == BLOCKS:
-            node.attributes.pop("accuracy_level", None)
-        elif node.domain == CONTRIB and node.op_type == DYNAMIC:
-            source, weight, scales = node.inputs[:3]
-            bias = node.inputs[4] if len(node.inputs) > 4 else None
-            old = node.outputs[0]
-            made: list[ir.Node] = [ir.node("DequantizeLinear", [weight, scales], {"axis": 1})]
-            made += [ir.node("MatMul", [source, made[0].outputs[0]])]
-            if bias is not None:
-                made += [ir.node("Add", [made[1].outputs[0], bias])]
-            new = made[-1].outputs[0]
-            new.shape, new.type = old.shape, old.type
-            for one in made:
-                one.metadata_props.update(node.metadata_props)
-            copy.graph.insert_before(node, made)
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
-            copy.graph.remove(node, safe=True)
-            new.name = old.name
+        if node.domain != CONTRIB or node.op_type not in (BLOCKS, DYNAMIC):
+            continue
+        inputs = [*node.inputs, *[None] * (6 - len(node.inputs))]
+        source, numbers, scales = inputs[:3]
+        points, bias = (inputs[3], inputs[5]) if node.op_type == BLOCKS else (None, inputs[4])
+        assert numbers is not None
+        if numbers not in expanded:
+            parts = {"": numbers, SCALES: scales, ZERO_POINTS: points}
+            weight = _expand(node, {suffix: _numbers(value) for suffix, value in parts.items() if value is not None})
+            place = f"exact.{copy.graph.name}", len(values)
+            values[place] = weight
+            tensor = ir.ExternalTensor(
+                *place, weight.nbytes, ir.DataType.FLOAT, shape=ir.Shape(weight.shape), name=f"exact.{len(values)}"
+            )
+            expanded[numbers] = ir.Value(
+                name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+            copy.graph.initializers.add(expanded[numbers])
+        made = [ir.node("MatMul", [source, expanded[numbers]])]
+        if bias is not None:
+            made.append(ir.node("Add", [made[0].outputs[0], bias]))
+        old, new = node.outputs[0], made[-1].outputs[0]
+        new.shape, new.type = old.shape, old.type
+        for one in made:
+            one.metadata_props.update(node.metadata_props)
+        copy.graph.insert_before(node, made)
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        copy.graph.remove(node, safe=True)
+        new.name = old.name
     return copy
+
+
+def _expand(node: ir.Node, parts: Mapping[str, Array]) -> Array:
+    """The matrix (K, N) that a quantised product multiplies by, from what the node says and reads."""
+    if node.op_type == DYNAMIC:
+        columns, rows = parts[""].shape
+        packing = Packing(rows, columns, 8, None)
+    else:
+        rows, columns, bits, block = (node.attributes[key].as_int() for key in ("N", "K", "bits", "block_size"))
+        packing = Packing(rows, columns, bits, block, ZERO_POINTS in parts)
+    return np.ascontiguousarray(packing.unpack(parts).T)
+
+
+def _numbers(value: ir.Value) -> Array:
+    assert value.const_value is not None
+    return value.const_value.numpy()
 
 
 def _pointer(value: ir.Value) -> ir.ExternalTensor | None:

@@ -1,13 +1,14 @@
-"""The gate for smaller precisions: a graph must compute what its own weights say, however far they are from the model's.
+"""The gate for smaller precisions: a graph must compute what its own weights say, be they far from the model's or not.
 
 How far the model moves is for :mod:`zoo_export.certify` to say. Here the reference is the module in float64 with the
 weights that the variant stores, unpacked in numpy by the format's definition. So a scale of another tensor or blocks in
 another order cannot pass for the error of quantisation. Two comparisons share that reference:
 
-- The graph with its products computed in float32, by the rule for every export: torch in float32 is the yardstick.
-- The graph as it is, with activations quantised by the runtime. The yardstick is torch again, with the same
-  quantisation of activations; twice its error is allowed. Where a machine's kernels do not quantise them, the error is
-  only smaller.
+- The graph with MatMul in place of the quantised products, of the numbers that those point at, by the rule for every
+  export: torch in float32 is the yardstick. It finds whatever is wired wrongly, however small.
+- The graph as it is, whose operators also quantise activations. The yardstick is torch with activations quantised in
+  the same way, and twice its error is allowed. It finds weights that the runtime reads otherwise than they were
+  written. Where a machine's kernels do not quantise activations, the error is only smaller.
 
 A float16 variant is a model in float16, and is compared like any other.
 """
@@ -58,7 +59,6 @@ _LABELS = {
     PERTURBED: "with perturbed biases and norms",
 }
 _IN_FLOAT32 = {EXACT, PERTURBED_EXACT}
-"""These run without optimisations, which would quantise activations again."""
 
 
 def verify_variant(
@@ -151,13 +151,13 @@ class _Comparison:
 
     def __init__(self, stored: ModelDirectory, variant: Variant, provider: Provider) -> None:
         self.stored, self.variant, self.provider = stored, variant, provider
-        self.exact = with_exact_products(variant)
+        self.exact, self.expanded = with_exact_products(variant)
         self.graphs = stored.spec.graphs
         self.plan = packings(variant.path)
         self.epsilon = float(np.finfo(np.float32).eps)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
         self.runtimes = {
-            EXACT: self._open(self.exact, optimize=False),
+            EXACT: self._open(self.exact, optimize=False, values=self.expanded),
             OFF: self._open(variant, optimize=False),
             ALL: self._open(variant, optimize=True),
         }
@@ -219,7 +219,7 @@ class _Comparison:
         fewest = min(several, key=lambda point: point.tokens)
         values = self._values()
         runtimes = {
-            PERTURBED_EXACT: self._open(self.exact, optimize=False, values=values),
+            PERTURBED_EXACT: self._open(self.exact, optimize=True, values=self.expanded | values),
             PERTURBED: self._open(self.variant, optimize=True, values=values),
         }
         self._compare_at(fewest, runtimes)
@@ -285,7 +285,9 @@ class _Comparison:
                 def run_tapped(data: bytes, name: str = name) -> OnnxExecutor:
                     tapped = self.exact.parse(data, self.stored)
                     graphs = {**self.exact.graphs, name: tapped}
-                    return self._open(replace(self.exact, graphs=graphs), optimize=False, values=self._values())
+                    return self._open(
+                        replace(self.exact, graphs=graphs), optimize=False, values=self.expanded | self._values()
+                    )
 
                 return first_divergence(
                     graph,
