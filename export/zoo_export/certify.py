@@ -149,7 +149,7 @@ class Likeness:
         """Take the vectors of one output into account."""
         one, other = (values.reshape(-1, values.shape[-1]).astype(np.float64) for values in (reference, result))
         norms = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-        cosines = np.where(norms > 0, (one * other).sum(-1) / np.where(norms > 0, norms, 1), (one == other).all(-1))
+        cosines = np.where(norms == 0, (one == other).all(-1), (one * other).sum(-1) / np.where(norms == 0, 1, norms))
         self.vectors += len(cosines)
         self.cosine_sum += float(cosines.sum())
         lowest = float(cosines.min())
