@@ -73,7 +73,7 @@ class Bound:
 
 BOUNDS: dict[Precision, Bound] = {
     "fp16": Bound(kl=0.001, cosine=0.9999),
-    "int8": Bound(kl=0.02, cosine=0.99),
+    "int8": Bound(kl=0.02, cosine=0.98),
     "int4": Bound(kl=0.2, cosine=0.95),
 }
 

@@ -36,7 +36,6 @@ __all__ = [
     "packings",
     "read_dequantized",
     "read_tensor",
-    "stored_bytes",
     "write_packed",
     "write_tensors",
 ]
@@ -118,15 +117,6 @@ def _spread(packed: Array, bits: int) -> Array:
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
-
-
-def stored_bytes(plan: Mapping[str, Packing]) -> int:
-    """Bytes that matrices take once they are packed."""
-    return sum(
-        math.prod(shape) * np.dtype(_NUMPY[dtype]).itemsize
-        for packing in plan.values()
-        for dtype, shape in packing.parts().values()
-    )
 
 
 def write_packed(path: Path, plan: Mapping[str, Packing], weights: Iterable[tuple[str, Array]]) -> None:
