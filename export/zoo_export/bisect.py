@@ -114,7 +114,8 @@ def _tap(data: bytes) -> tuple[bytes, dict[str, str]]:
         while path:
             last[path] = node.outputs[0]
             path = path.rpartition(".")[0]
-    real = next(iter(model.graph.initializers.values())).dtype
+    dtypes = (value.dtype for value in model.graph.initializers.values())
+    real = next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point()), None)
     present = {value.name for value in model.graph.outputs}
     for value in dict.fromkeys(last.values()):
         if value.name not in present:

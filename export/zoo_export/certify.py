@@ -1,0 +1,499 @@
+"""Certified error: how far a smaller precision moves a model's answers on real text, and choosing one by that.
+
+The reference is the unmodified module in float32, the model that a user has; the exported float32 graph is equal to it
+a thousand times more closely than any precision here. For logits, the Kullback-Leibler divergence D(fp32 || smaller)
+in nats, at every position, and whether the likeliest token is the same; for a decoder, perplexity as well. For other
+outputs, the cosine of each vector with its reference.
+
+A decoder reads the text as one stream, cut into windows; other models read it line by line. Text is of no use to a
+model without a tokenizer: it gets random token ids, and the evidence says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo import models
+from zoo.artifact import EVIDENCE, TOKENIZER, ModelDirectory, write_json
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.tokenizer import load_tokenizer
+from zoo.weights import load_json
+from zoo_export.decoding import decoder_inputs
+from zoo_export.graph_file import EVIDENCE_KEY
+from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds
+from zoo_export.parity import Progress, Report
+from zoo_export.pipeline import run_pipeline
+from zoo_export.quantize import PRECISIONS, Precision, Variant, make_variant, open_variant, read_variant
+from zoo_export.quantized_parity import verify_variant
+from zoo_export.reference import TorchExecutor
+from zoo_export.session import Provider
+
+__all__ = [
+    "BOUNDS",
+    "Bound",
+    "Certificate",
+    "Divergence",
+    "Likeness",
+    "Sample",
+    "certify",
+    "choose",
+    "export_variant",
+    "sample",
+    "verify_stored_variant",
+]
+
+Array = np.ndarray[Any, Any]
+
+WINDOW, TOKENS, SEED = 256, 4096, 0
+"""Positions that are read at once, and in all."""
+_ROWS = 64
+"""Rows of logits in float64 at a time."""
+SAMPLE = "sample_text.txt"
+RANDOM = "random token ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a precision may do to a model unless the user says otherwise."""
+
+    kl: float
+    """Highest mean divergence of the logits, in nats."""
+    cosine: float
+    """Lowest mean cosine of other outputs."""
+
+
+BOUNDS: dict[Precision, Bound] = {
+    "fp16": Bound(kl=0.001, cosine=0.9999),
+    "int8": Bound(kl=0.02, cosine=0.98),
+    "int4": Bound(kl=0.2, cosine=0.95),
+}
+
+
+@dataclass
+class Divergence:
+    """How far next-token distributions are from the reference's."""
+
+    rows: int = 0
+    kl_sum: float = 0.0
+    kl_max: float = 0.0
+    agreed: int = 0
+    followed: int = 0
+    """Rows of which the next token is known."""
+    loss_sums: tuple[float, float] = (0.0, 0.0)
+    """Negative log-likelihood of those tokens, by the reference and by what is compared with it."""
+
+    def add(self, reference: Array, result: Array, following: Array | None = None) -> None:
+        """Take logits (rows, vocabulary) into account, and the token that follows each row but perhaps the last."""
+        for start in range(0, len(reference), _ROWS):
+            log_p, log_q = (_log_softmax(logits[start : start + _ROWS]) for logits in (reference, result))
+            kl = np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)
+            self.rows += len(kl)
+            self.kl_sum += float(kl.sum())
+            worst = float(kl.max())
+            self.kl_max = worst if not worst <= self.kl_max else self.kl_max  # also when it is not a number
+            self.agreed += int(np.sum(log_p.argmax(-1) == log_q.argmax(-1)))
+            if following is not None:
+                tokens = following[start : start + _ROWS]
+                places = np.arange(len(tokens)), tokens
+                ours, theirs = self.loss_sums
+                self.loss_sums = ours - float(log_p[places].sum()), theirs - float(log_q[places].sum())
+                self.followed += len(tokens)
+
+    @property
+    def mean_kl(self) -> float:
+        """Over all rows; 0 when there are none."""
+        return self.kl_sum / self.rows if self.rows else 0.0
+
+    def perplexities(self) -> tuple[float, float] | None:
+        """Of the reference, and of what is compared with it."""
+        if not self.followed:
+            return None
+        ours, theirs = (math.exp(min(loss / self.followed, 700.0)) for loss in self.loss_sums)
+        return ours, theirs
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the evidence."""
+        found: dict[str, Any] = {
+            "positions": self.rows,
+            "mean_kl_divergence": self.mean_kl,
+            "max_kl_divergence": self.kl_max,
+            "top_1_agreement": self.agreed / self.rows if self.rows else 1.0,
+        }
+        perplexities = self.perplexities()
+        if perplexities is not None:
+            ours, theirs = perplexities
+            found |= {"fp32_perplexity": ours, "perplexity": theirs, "perplexity_change": theirs / ours - 1}
+        return found
+
+
+@dataclass
+class Likeness:
+    """How far vectors, along the last axis, are from the reference's."""
+
+    vectors: int = 0
+    cosine_sum: float = 0.0
+    cosine_min: float = 1.0
+    error: float = 0.0
+    scale: float = 0.0
+
+    def add(self, reference: Array, result: Array) -> None:
+        """Take the vectors of one output into account."""
+        one, other = (values.reshape(-1, values.shape[-1]).astype(np.float64) for values in (reference, result))
+        norms = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+        cosines = np.where(norms == 0, (one == other).all(-1), (one * other).sum(-1) / np.where(norms == 0, 1, norms))
+        self.vectors += len(cosines)
+        self.cosine_sum += float(cosines.sum())
+        lowest = float(cosines.min())
+        self.cosine_min = lowest if not lowest >= self.cosine_min else self.cosine_min  # also when not a number
+        self.error = max(self.error, float(np.abs(one - other).max()))
+        self.scale = max(self.scale, float(np.abs(one).max()))
+
+    @property
+    def mean_cosine(self) -> float:
+        """Over all vectors; 1 when there are none."""
+        return self.cosine_sum / self.vectors if self.vectors else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the evidence."""
+        return {
+            "vectors": self.vectors,
+            "mean_cosine": self.mean_cosine,
+            "min_cosine": self.cosine_min,
+            "max_rel_error": self.error / self.scale if self.scale else self.error,
+        }
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Token ids to compare on, and where they come from."""
+
+    windows: list[list[int]]
+    source: str
+    sha256: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the evidence."""
+        return {
+            "text": self.source,
+            "sha256": self.sha256,
+            "windows": len(self.windows),
+            "tokens": sum(map(len, self.windows)),
+        }
+
+
+@dataclass
+class Certificate:
+    """What a precision does to a model."""
+
+    evidence: dict[str, Any]
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its bounds."""
+        return not self.failures
+
+
+def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
+    """Token ids of a text, or of the built-in one, as the model's graphs will read them.
+
+    Raises:
+        ArtifactError: the text cannot be read, is too short, or does not fit the vocabulary.
+        UsageError: there is a text and no tokenizer.
+    """
+    graphs = stored.spec.graphs
+    ids = next((t for graph in graphs for t in graph.input_tensors() if t.upper is not None and not t.is_mask), None)
+    longest = min(WINDOW, int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX)))
+    stream = any(graph.past for graph in graphs)
+    if TOKENIZER not in stored.files or ids is None:
+        if text is not None:
+            raise UsageError("the model has no tokenizer for it", text, "leave --text out to use random token ids")
+        rng = np.random.default_rng(SEED)
+        upper = (ids.upper if ids is not None else None) or 2
+        rows = rng.integers(0, upper, (min(TOKENS // longest, 8), longest))
+        return Sample(rows.tolist(), RANDOM)
+    try:
+        data = text.read_bytes() if text is not None else files("zoo_export").joinpath(SAMPLE).read_bytes()
+        content = data.decode("utf-8")
+    except OSError as error:
+        raise ArtifactError(f"cannot read the text ({error.strerror})", text) from error
+    except UnicodeDecodeError as error:
+        raise ArtifactError("not UTF-8 text", text) from error
+    tokenizer = load_tokenizer(stored.path / TOKENIZER)
+    if stream:
+        tokens = tokenizer.encode(content, add_special_tokens=False).ids[:TOKENS]
+        windows = [tokens[start : start + longest] for start in range(0, len(tokens), longest)]
+    else:
+        windows = [tokenizer.encode(line).ids[:longest] for line in content.splitlines() if line.strip()]
+        windows = windows[: max(1, TOKENS // longest)]
+    windows = [window for window in windows if len(window) > int(stream)]  # one token has nothing that follows
+    if not windows:
+        raise ArtifactError("has too few tokens to compare on", text or SAMPLE, "give a longer text")
+    if ids.upper is not None and max(map(max, windows)) >= ids.upper:
+        what = f"has a token outside the vocabulary of {ids.upper}"
+        raise ArtifactError(what, text or SAMPLE, "is this the model's tokenizer?")
+    return Sample(windows, text.name if text is not None else "built-in", hashlib.sha256(data).hexdigest())
+
+
+def certify(
+    stored: ModelDirectory,
+    variant: Variant,
+    tokens: Sample,
+    *,
+    max_kl: float | None = None,
+    provider: Provider = "cpu",
+) -> Certificate:
+    """Measure how far a variant is from the float32 module.
+
+    Args:
+        stored: the float32 model.
+        variant: made from it.
+        tokens: what to compare on, see :func:`sample`.
+        max_kl: highest mean divergence, in place of the precision's own bound.
+        provider: runs the variant.
+
+    Raises :class:`UsageError` when there is a ``max_kl`` and the model has no logits.
+    """
+    graphs = stored.spec.graphs
+    runtime = open_variant(variant, provider=provider)
+    reference = TorchExecutor(models.load_directory(stored))
+    bound = BOUNDS[variant.precision]
+    found: dict[str, Divergence | Likeness] = {
+        f"{graph.name} {tensor.name}": Divergence() if tensor.name == "logits" else Likeness()
+        for graph in graphs
+        for tensor in graph.output_tensors()[: len(graph.output_tensors()) - len(graph.present_tensors())]
+        if tensor.dtype == "real"
+    }
+    _check_max_kl(stored, max_kl)
+    for window in tokens.windows:
+        point = Point(1, len(window), 0, "none")
+        feeds = _feeds(graphs, point, window)
+        wanted, made = (run_pipeline(e, graphs, feeds, point, split=False) for e in (reference, runtime))
+        for graph in graphs:
+            for tensor in graph.output_tensors():
+                item = found.get(f"{graph.name} {tensor.name}")
+                if item is None:
+                    continue
+                one, other = (results[graph.name][tensor.name] for results in (wanted, made))
+                if isinstance(item, Likeness):
+                    item.add(one, other)
+                else:
+                    follows = feeds[decoder_inputs(graph)[0]][0, 1:] if graph.past else None
+                    item.add(one.reshape(-1, one.shape[-1]), other.reshape(-1, other.shape[-1]), follows)
+    limit = bound.kl if max_kl is None else max_kl
+    failures = [line for name, item in found.items() if (line := _judge(name, item, limit, bound.cosine)) is not None]
+    evidence = {
+        "precision": variant.precision,
+        "reference": "the module in float32, by torch",
+        "bytes": variant.footprint(),
+        "fp32_bytes": sum(tensor.length for tensor in stored.layout.values()),
+        "made_from": _sources(stored),
+        "sample": tokens.to_dict(),
+        "max_mean_kl_divergence": limit,
+        "min_mean_cosine": bound.cosine,
+        "outputs": {name: item.to_dict() for name, item in found.items()},
+        "passed": not failures,
+    }
+    return Certificate(evidence, failures)
+
+
+def _sources(stored: ModelDirectory) -> dict[str, str]:
+    """The digests of the float32 weights."""
+    return {name: stored.files[name]["sha256"] for name in sorted({place.file for place in stored.layout.values()})}
+
+
+def _check_max_kl(stored: ModelDirectory, max_kl: float | None) -> None:
+    if max_kl is None:
+        return
+    if not max_kl >= 0:
+        raise UsageError(f"a divergence is not below 0, got {max_kl:g}", "--max-kl")
+    if not any(tensor.name == "logits" for graph in stored.spec.graphs for tensor in graph.output_tensors()):
+        raise UsageError("the model has no logits to diverge", stored.path, "leave --max-kl out")
+
+
+def _judge(name: str, item: Divergence | Likeness, kl: float, cosine: float) -> str | None:
+    """A line when an output is further from the reference than it may be, or is not a number."""
+    if isinstance(item, Divergence):
+        return None if item.mean_kl <= kl else f"{name} diverges by {item.mean_kl:.3g} nats, allowed {kl:g}"
+    if item.mean_cosine >= cosine:
+        return None
+    return f"{name} has a mean cosine of {item.mean_cosine:.4f} with float32, required {cosine:g}"
+
+
+def _feeds(graphs: tuple[Graph, ...], point: Point, window: list[int]) -> Feeds:
+    """The window for every graph's first input of token ids, no padding, zeros for other tokens."""
+    feeds = make_feeds(graphs, point, SEED, point.length + 1)
+    for graph in graphs:
+        known = False
+        for tensor in graph.input_tensors():
+            if tensor.name not in feeds or tensor.upper is None:
+                continue
+            if tensor.is_mask:
+                feeds[tensor.name] = np.ones((1, point.length), dtype=np.int64)
+            else:
+                values = [0] * point.length if known else window
+                feeds[tensor.name], known = np.array([values], dtype=np.int64), True
+    return feeds
+
+
+def choose(
+    stored: ModelDirectory,
+    directory: Path,
+    tokens: Sample,
+    max_kl: float,
+    *,
+    provider: Provider = "cpu",
+    candidates: Iterable[Precision] = PRECISIONS,
+    verify: Callable[[Variant], Report] | None = None,
+) -> tuple[Variant | None, list[dict[str, Any]]]:
+    """The smallest precision, in bytes, whose mean divergence is at most ``max_kl``.
+
+    The files of those that were made and not chosen are removed.
+
+    Args:
+        stored: a float32 model with logits.
+        directory: where the weights are written.
+        tokens: what to compare on.
+        max_kl: in nats.
+        provider: runs the variants.
+        candidates: the precisions to try; what a model cannot have is passed over.
+        verify: the gate; a variant that does not pass it is passed over.
+
+    Returns:
+        The variant, None when nothing smaller than float32 qualifies, and the evidence for each that was tried.
+    """
+    _check_max_kl(stored, max_kl)
+    tried: list[dict[str, Any]] = []
+    made: list[Variant] = []
+    for precision in candidates:
+        if precision in BOUNDS:
+            try:
+                made.append(make_variant(stored, precision, directory))
+            except UsageError as error:
+                tried.append({"precision": precision, "passed": False, "why": str(error)})
+    chosen: Variant | None = None
+    for variant in sorted(made, key=Variant.footprint):
+        if chosen is None:
+            certificate = certify(stored, variant, tokens, max_kl=max_kl, provider=provider)
+            report = verify(variant) if verify is not None and certificate.passed else None
+            passed = certificate.passed and (report is None or report.passed)
+            tried.append({**certificate.evidence, "passed": passed})
+            if passed:
+                chosen = variant
+                continue
+        variant.path.unlink()
+    return chosen, tried
+
+
+def export_variant(
+    directory: Path,
+    precision: Precision | None = None,
+    *,
+    max_kl: float | None = None,
+    text: Path | None = None,
+    force: bool = False,
+    provider: Provider = "cpu",
+    whole_grid: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Precision, Report | None]:
+    """Add a smaller precision to a model directory, once its graphs and its error have been certified.
+
+    Args:
+        directory: a float32 model.
+        precision: which one; without it, the smallest that ``max_kl`` allows.
+        max_kl: highest mean divergence from float32, in nats.
+        text: to measure on; the built-in sample by default.
+        force: replace an earlier export of the same precision.
+        provider: the execution provider.
+        whole_grid: compare at every point of the grid.
+        progress: called with each compared point and their number.
+
+    Returns:
+        The precision and its evidence, as written to parity.PRECISION.json. ``fp32`` and None when nothing smaller
+        qualifies: nothing is written then.
+
+    Raises:
+        UsageError: bad choices, or an export that exists.
+        ParityError: the graphs do not compute what they should, or their error is out of bounds. Nothing is written.
+    """
+    stored = ModelDirectory.open(directory)
+    if precision is None and max_kl is None:
+        raise UsageError("which precision?", directory, "give --dtype, --quantize or --max-kl")
+    if precision is not None and not force and _evidence_name(precision) in stored.files:
+        raise UsageError("already exported", directory / _evidence_name(precision), "use --force to export again")
+    tokens = sample(stored, text)
+
+    def gate(variant: Variant) -> Report:
+        return verify_variant(stored, variant, provider=provider, whole_grid=whole_grid, progress=progress)
+
+    with stored.adding() as stage:
+        if precision is not None:
+            variant: Variant | None = make_variant(stored, precision, stage)
+            tried: list[dict[str, Any]] = []
+        else:
+            assert max_kl is not None
+            variant, tried = choose(stored, stage, tokens, max_kl, provider=provider)
+        if variant is None:
+            return "fp32", None
+        if precision is not None:
+            certificate = certify(stored, variant, tokens, max_kl=max_kl, provider=provider)
+        else:
+            certificate = Certificate(tried[-1])  # the last one that was tried is the one that was chosen
+        if not certificate.passed:
+            raise ParityError(f"{variant.precision} is too far from fp32: {certificate.failures[0]}", directory)
+        report = gate(variant)
+        if not report.passed:
+            raise ParityError(report.verdict(), directory, "nothing was written")
+        report.evidence["certificate"] = certificate.evidence
+        report.evidence["tried"] = tried
+        evidence = stage / _evidence_name(variant.precision)
+        write_json(evidence, report.evidence)
+        digest = hashlib.sha256(evidence.read_bytes()).hexdigest()
+        for model in variant.graphs.values():
+            model.metadata_props[EVIDENCE_KEY] = digest
+        for name, data in variant.files().items():
+            (stage / f"{name}.{variant.precision}.onnx").write_bytes(data)
+    return variant.precision, report
+
+
+def verify_stored_variant(
+    directory: Path, precision: Precision, *, provider: Provider = "cpu", whole_grid: bool = False
+) -> Report:
+    """Check every digest of an exported precision, and repeat the comparison of its graphs here.
+
+    Raises :class:`ArtifactError` for anything altered or missing, or when the model's weights have changed since, and
+    :class:`ParityError` when the graphs are not equal to the model on this machine.
+    """
+    stored = ModelDirectory.open(directory)
+    variant = read_variant(stored, precision)
+    name = _evidence_name(precision)
+    for model in variant.graphs.values():
+        if name not in stored.files or model.metadata_props.get(EVIDENCE_KEY) != stored.files[name]["sha256"]:
+            raise ArtifactError(f"{name} is not the evidence for this graph", directory, "export again")
+    certificate = load_json(directory / name).get("certificate")
+    if not isinstance(certificate, dict) or certificate.get("made_from") != _sources(stored):
+        raise ArtifactError(f"{precision} was made from other weights", directory / name, "export again with --force")
+    report = verify_variant(stored, variant, provider=provider, whole_grid=whole_grid)
+    if not report.passed:
+        raise ParityError(report.verdict(), directory)
+    return report
+
+
+def _evidence_name(precision: Precision) -> str:
+    return EVIDENCE.replace(".", f".{precision}.")
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits.astype(np.float64)
+    shifted = shifted - shifted.max(-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result

@@ -1,0 +1,594 @@
+"""Smaller precisions: what is stored, what the graphs compute, how far that is from float32, and what is caught."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnxruntime.quantization import quant_utils
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
+from safetensors.numpy import load_file, save_file
+from torch.nn import functional as F
+from zoo_export import certify as certifying
+from zoo_export import parity, quantized_parity
+from zoo_export.certify import (
+    BOUNDS,
+    RANDOM,
+    Divergence,
+    Likeness,
+    certify,
+    choose,
+    export_variant,
+    sample,
+    verify_stored_variant,
+)
+from zoo_export.grid import Point, make_grid
+from zoo_export.packing import Packing, packings, read_dequantized
+from zoo_export.parity import Report
+from zoo_export.quantize import Variant, make_variant, open_variant, read_variant
+from zoo_export.quantized_parity import EmulatedExecutor, dequantized_model, verify_variant
+
+from zoo import models
+from zoo.artifact import ModelDirectory
+from zoo.errors import ArtifactError, ParityError, UsageError
+
+GAIN = 4.0
+"""Fresh weights are so small that quantising them hardly moves the logits."""
+TEXT = "It is rather for us to be here dedicated to the great task remaining before us"
+TIED = "token_embedding.weight"
+Maker = Callable[[str, str], tuple[ModelDirectory, Variant]]
+
+
+@pytest.fixture(scope="module")
+def make(exported_build: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """A tiny model and one of its variants, each made once."""
+    stored: dict[str, ModelDirectory] = {}
+    made: dict[tuple[str, str], Variant] = {}
+
+    def build(name: str, precision: str) -> tuple[ModelDirectory, Variant]:
+        if name not in stored:
+            stored[name] = ModelDirectory.open(exported_build(name, gain=GAIN, noise=True))
+        if (name, precision) not in made:
+            folder = tmp_path_factory.mktemp(precision)
+            made[name, precision] = make_variant(stored[name], precision, folder)  # type: ignore[arg-type]
+        return stored[name], made[name, precision]
+
+    return build
+
+
+@pytest.fixture
+def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare at the small points of the grid alone: enough for what is wrong everywhere."""
+
+    def small(*arguments: Any, **options: Any) -> tuple[list[Point], int]:
+        points, left_out = make_grid(*arguments, **options)
+        return [p for p in points if p.batch <= 2 and p.length <= 7 and p.padding in ("none", "left")], left_out
+
+    for module in (parity, quantized_parity):
+        monkeypatch.setattr(module, "make_grid", small)
+
+
+@pytest.fixture
+def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, Variant]]:
+    """A variant whose graphs point at a file with other tensors, while the gate reads the right ones."""
+
+    def change(name: str, precision: str, edit: Callable[[dict[str, Any]], None]) -> tuple[ModelDirectory, Variant]:
+        stored, variant = make(name, precision)
+        tensors = load_file(variant.path)
+        edit(tensors)
+        wrong = tmp_path / "wrong"
+        wrong.mkdir()
+        shutil.copyfile(variant.path, wrong / variant.file)
+        data = bytearray(variant.path.read_bytes())
+        size = int.from_bytes(data[:8], "little")
+        for key, entry in json.loads(data[8 : 8 + size]).items():
+            if key != "__metadata__":
+                start, stop = (8 + size + offset for offset in entry["data_offsets"])
+                data[start:stop] = np.ascontiguousarray(tensors[key]).tobytes()
+        (wrong / variant.file).write_bytes(data)
+        graphs = {}
+        for graph, model in variant.graphs.items():
+            copy = model.clone()
+            for key, value in copy.graph.initializers.items():
+                tensor = value.const_value
+                if isinstance(tensor, ir.ExternalTensor) and tensor.location == variant.file:
+                    value.const_value = ir.ExternalTensor(
+                        tensor.location, tensor.offset, tensor.length, tensor.dtype,
+                        shape=tensor.shape, name=key, base_dir=wrong,
+                    )  # fmt: skip
+            graphs[graph] = copy
+        return stored, replace(variant, graphs=graphs)
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_int8_computes_what_its_own_weights_say_at_every_point(make: Maker, name: str) -> None:
+    assert verify_variant(*make(name, "int8")).passed
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_fp16_is_compared_like_a_model_in_float16(
+    exported_build: Callable[..., Path], few_points: None, tmp_path: Path, name: str
+) -> None:
+    stored = ModelDirectory.open(exported_build(name))
+    variant = make_variant(stored, "fp16", tmp_path)
+    report = verify_variant(stored, variant)
+    assert report.passed, report.failures
+    assert report.evidence["dtype"] == "float16"
+    wanted = models.load_directory(stored).half().state_dict()
+    for key, tensor in load_file(variant.path).items():
+        assert np.array_equal(tensor, wanted[key].numpy())
+    assert variant.footprint() == sum(place.length for place in stored.layout.values()) // 2
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_int4_computes_what_its_own_weights_say(make: Maker, few_points: None, name: str) -> None:
+    stored, variant = make(name, "int4")
+    report = verify_variant(stored, variant)
+    assert report.passed, report.failures
+    for graph in stored.spec.graphs:
+        for levels in report.evidence["graphs"][graph.name]["outputs"].values():
+            assert all(level["torch_max_abs_error"] > 0 for level in levels.values())
+            assert all(level["max_abs_error"] <= level["limit"] for level in levels.values())
+
+
+def test_emulated_activations_are_the_runtime_s(make: Maker) -> None:
+    """The yardstick of the second comparison is no guess: it differs from the runtime by rounding alone."""
+    for name in ("gpt-tiny", "bert-tiny"):
+        stored, variant = make(name, "int8")
+        ids = np.arange(7, dtype=np.int64)[None] * 5
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        graph = stored.spec.graphs[0]
+        feeds |= {t.name: np.zeros_like(ids) for t in graph.input_tensors() if t.name == "token_type_ids"}
+        if graph.past:
+            feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past.tensors()}
+        model = dequantized_model(stored, variant)
+        plain = models.load_directory(stored)
+        runtime = open_variant(variant)(graph, feeds)
+        output = graph.output_tensors()[0].name
+        emulated = EmulatedExecutor(model, packings(variant.path))(graph, feeds)[output]
+        difference = np.abs(runtime[output] - emulated).max()
+        from_plain = np.abs(runtime[output] - EmulatedExecutor(plain, {})(graph, feeds)[output]).max()
+        assert difference < from_plain / 50
+
+
+@pytest.mark.parametrize(("bits", "zero_points"), [(4, True), (4, False), (8, True), (8, False)])
+def test_blocks_are_packed_as_the_runtime_s_own_quantiser_packs_them(bits: int, zero_points: bool) -> None:
+    weight = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
+    ours = Packing(24, 96, bits, 32, zero_points).pack(weight)
+    config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=not zero_points, bits=bits)
+    numbers, scales, points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(weight.T))
+    assert np.array_equal(ours[""], numbers)
+    assert np.array_equal(ours[".scales"], scales)
+    assert (".zero_points" in ours) == zero_points
+    if zero_points:
+        assert np.array_equal(ours[".zero_points"], points)
+
+
+def test_rows_are_packed_as_the_runtime_s_own_quantiser_packs_channels() -> None:
+    weight = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
+    weight[3] = 0
+    ours = Packing(24, 96, 8, None).pack(weight)
+    for row, values in enumerate(weight):
+        zero, scale = quant_utils.compute_data_quant_params(values, 3, symmetric=True)
+        assert zero == 0
+        assert ours[".scales"][row] == scale
+        assert np.array_equal(ours[""][:, row], quant_utils.quantize_nparray(3, values, scale, zero, -127, 127))
+
+
+def by_hand(tensors: dict[str, Any], name: str, bits: int, block: int | None) -> Any:
+    """One matrix, number by number, as the format is documented."""
+    packed, scales = tensors[name], tensors[f"{name}.scales"]
+    if block is None:
+        return np.array([[float(packed[k, n]) * scales[n] for k in range(len(packed))] for n in range(len(scales))])
+    rows, blocks, width = packed.shape
+    points = tensors.get(f"{name}.zero_points")
+    weight = np.zeros((rows, blocks * block))
+    for row in range(rows):
+        for column in range(blocks * block):
+            part, place = divmod(column, block)
+            number, point = int(packed[row, part, place * bits // 8]), 2 ** (bits - 1)
+            if bits == 4:
+                number = number >> 4 if place % 2 else number & 15
+            if points is not None:
+                point = int(points[row, part * bits // 8])
+                point = point >> 4 if bits == 4 and part % 2 else point & 15 if bits == 4 else point
+            weight[row, column] = (number - point) * scales[row, part]
+    assert width == block * bits // 8
+    return weight
+
+
+@pytest.mark.parametrize(("name", "precision"), [("gpt-tiny", "int4"), ("gpt-tiny", "int8"), ("bert-tiny", "int8")])
+def test_the_file_can_be_read_by_its_documentation_alone(make: Maker, name: str, precision: str) -> None:
+    stored, variant = make(name, precision)
+    tensors, found = load_file(variant.path), dict(read_dequantized(variant.path))
+    true = load_file(stored.path / "model.safetensors")
+    for key, packing in list(packings(variant.path).items())[-3:]:
+        weight = by_hand(tensors, key, packing.bits, packing.block)
+        np.testing.assert_allclose(found[key], weight, rtol=1e-6, atol=0)
+        step = float(tensors[f"{key}.scales"].__abs__().max())
+        assert np.abs(weight - true[key]).max() <= step * 1.01  # a rounding is half a step; the 4-bit ends are clipped
+
+
+def bits_a_weight(packing: Packing) -> float:
+    if packing.block is None:
+        return 8 + 32 / packing.columns
+    points = (
+        packing.rows * math.ceil(packing.columns // packing.block * packing.bits / 8) * 8 if packing.zero_points else 0
+    )
+    return packing.bits + 32 / packing.block + points / (packing.rows * packing.columns)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_sizes_are_as_computed_and_nothing_is_stored_twice(make: Maker, name: str, precision: str) -> None:
+    stored, variant = make(name, precision)
+    plan = packings(variant.path)
+    data = sum(tensor.nbytes for tensor in load_file(variant.path).values())
+    assert data == sum(p.rows * p.columns * bits_a_weight(p) / 8 for p in plan.values())
+    kept = sum(place.length for key, place in stored.layout.items() if key not in plan)
+    assert variant.footprint() == data + kept
+    whole = sum(place.length for place in stored.layout.values())
+    assert variant.footprint() < (0.32 if precision == "int8" else 0.25) * whole
+    assert max(map(len, variant.files().values())) < 100_000
+    pointed = {
+        (tensor.location, tensor.offset)
+        for model in variant.graphs.values()
+        for tensor in (value.const_value for value in model.graph.initializers.values())
+        if isinstance(tensor, ir.ExternalTensor)
+    }
+    for key, place in stored.layout.items():
+        assert ((place.file, place.offset) in pointed) == (key not in plan)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_tied_head_reads_the_bytes_of_the_embedding(make: Maker, precision: str) -> None:
+    stored, variant = make("gpt-tiny", precision)
+    (model,) = variant.graphs.values()
+    readers = {node.op_type: node for node in model.graph if any(v and v.name.startswith(TIED) for v in node.inputs)}
+    lookup, product = readers["GatherBlockQuantized"], readers["MatMulNBits"]
+    places = [(v.const_value.location, v.const_value.offset) for v in (lookup.inputs[0], product.inputs[1])]
+    assert places[0] == places[1]
+    assert lookup.inputs[2] is product.inputs[2]
+    assert product.attributes["bits"].as_int() == {"int8": 8, "int4": 4}[precision]
+    assert not [node for node in model.graph if node.op_type in ("Gemm", "Gather") and TIED in str(node.inputs)]
+    assert TIED in stored.layout
+
+
+def test_the_kind_of_product_follows_from_the_past(make: Maker) -> None:
+    kinds = {}
+    for precision in ("int8", "int4"):
+        _, variant = make("transformer-tiny", precision)
+        for name, model in variant.graphs.items():
+            found = {node.op_type for node in model.graph}
+            kinds[precision, name] = found & {"MatMulNBits", "MatMulIntegerToFloat", "Gemm"}
+    assert kinds["int8", "encoder"] >= {"MatMulIntegerToFloat"}
+    assert kinds["int8", "decoder"] == kinds["int4", "encoder"] == kinds["int4", "decoder"] == {"MatMulNBits"}
+
+
+def scales_of_another(tensors: dict[str, Any]) -> None:
+    one, other = "blocks.0.attention.key.weight.scales", "blocks.1.attention.key.weight.scales"
+    tensors[one], tensors[other] = tensors[other], tensors[one]
+
+
+def zero_points_shifted(tensors: dict[str, Any]) -> None:
+    tensors["blocks.1.mlp.up.weight.zero_points"] = tensors["blocks.1.mlp.up.weight.zero_points"] ^ 1
+
+
+def blocks_swapped(tensors: dict[str, Any]) -> None:
+    key = "blocks.0.mlp.down.weight"
+    tensors[key] = tensors[key][:, ::-1]
+
+
+def one_scale_off(tensors: dict[str, Any]) -> None:
+    """Far less than the error of quantised activations."""
+    tensors["blocks.0.mlp.up.weight.scales"].flat[5] *= 1.01
+
+
+def halves_swapped(tensors: dict[str, Any]) -> None:
+    key = "blocks.1.attention.output.weight"
+    tensors[key] = tensors[key] >> 4 | tensors[key] << 4
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "fault", "module"),
+    [
+        ("gpt-tiny", "int8", scales_of_another, "blocks.0.attention"),
+        ("bert-tiny", "int8", scales_of_another, "blocks.0.attention"),
+        ("gpt-tiny", "int4", zero_points_shifted, "blocks.1.mlp.up"),
+        ("gpt-tiny", "int4", blocks_swapped, "blocks.0.mlp.down"),
+        ("gpt-tiny", "int4", one_scale_off, "blocks.0.mlp.up"),
+        ("gpt-tiny", "int4", halves_swapped, "blocks.1.attention.output"),
+    ],
+)
+def test_seeded_faults_are_caught(
+    altered: Callable[..., tuple[ModelDirectory, Variant]],
+    few_points: None,
+    name: str,
+    precision: str,
+    fault: Any,
+    module: str,
+) -> None:
+    stored, variant = altered(name, precision, fault)
+    report = verify_variant(stored, variant)
+    assert not report.passed
+    assert f"it begins in {module}" in report.verdict()
+
+
+def test_a_lost_bias_is_caught(make: Maker, few_points: None) -> None:
+    stored, variant = make("gpt-tiny", "int8")
+    (model,) = (one.clone() for one in variant.graphs.values())
+    node = next(node for node in model.graph if node.op_type == "MatMulNBits" and len(node.inputs) == 6)
+    node.replace_input_with(5, None)
+    report = verify_variant(stored, replace(variant, graphs={"model": model}))
+    assert not report.passed
+
+
+def test_weights_that_the_runtime_reads_otherwise_are_caught(make: Maker, few_points: None) -> None:
+    """The comparison with activations quantised sees the runtime's own reading of the packed bytes."""
+    stored, variant = make("gpt-tiny", "int4")
+    (model,) = (one.clone() for one in variant.graphs.values())
+    lookup = next(node for node in model.graph if node.op_type == "GatherBlockQuantized")
+    lookup.replace_input_with(3, None)  # 8 instead of the zero points that are stored
+    assert not verify_variant(stored, replace(variant, graphs={"model": model})).passed
+
+
+def test_divergence_equals_torch_s() -> None:
+    rng = np.random.default_rng(0)
+    one, other = rng.standard_normal((2, 150, 40)).astype(np.float32) * 3
+    tokens = rng.integers(0, 40, 149)
+    found = Divergence()
+    found.add(one, other, tokens)
+    p, q = (torch.from_numpy(logits).double().log_softmax(-1) for logits in (one, other))
+    kl = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+    assert found.to_dict()["positions"] == 150
+    assert found.mean_kl == pytest.approx(kl.mean().item(), rel=1e-12)
+    assert found.kl_max == pytest.approx(kl.max().item(), rel=1e-12)
+    assert found.to_dict()["top_1_agreement"] == (one.argmax(-1) == other.argmax(-1)).mean()
+    perplexities = found.perplexities()
+    assert perplexities is not None
+    for logits, perplexity in zip((p, q), perplexities, strict=True):
+        assert perplexity == pytest.approx(F.nll_loss(logits[:149], torch.from_numpy(tokens)).exp().item(), rel=1e-12)
+    assert found.to_dict()["perplexity_change"] == pytest.approx(perplexities[1] / perplexities[0] - 1)
+
+
+def test_likeness_equals_torch_s() -> None:
+    one, other = np.random.default_rng(0).standard_normal((2, 3, 5, 40)).astype(np.float32)
+    found = Likeness()
+    found.add(one, other)
+    cosines = F.cosine_similarity(torch.from_numpy(one).double(), torch.from_numpy(other).double(), dim=-1)
+    assert found.mean_cosine == pytest.approx(cosines.mean().item(), rel=1e-12)
+    assert found.cosine_min == pytest.approx(cosines.min().item(), rel=1e-12)
+    assert found.to_dict()["max_rel_error"] == pytest.approx(np.abs(one - other).max() / np.abs(one).max())
+
+
+@pytest.mark.parametrize("bad", [Divergence(), Likeness()])
+def test_what_is_not_a_number_is_never_within_bounds(bad: Any) -> None:
+    bad.add(np.ones((2, 3)), np.full((2, 3), np.nan))
+    assert certifying._judge("logits", bad, 1e9, -1.0) is not None
+
+
+def test_a_certificate_is_what_torch_says_about_the_text(make: Maker, tmp_path: Path) -> None:
+    stored, variant = make("gpt-tiny", "int4")
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog")
+    found = certify(stored, variant, sample(stored, text)).evidence["outputs"]["model logits"]
+    exact, packed = models.load_directory(stored), dequantized_model(stored, variant)
+    tokens = torch.tensor([list(text.read_bytes())])
+    losses, kl = [], []
+    for window in tokens.split(32, dim=1):
+        with torch.no_grad():
+            p, q = (model(window).log_softmax(-1)[0].double() for model in (exact, packed))
+        kl.append(F.kl_div(q, p, reduction="none", log_target=True).sum(-1))
+        losses.append(F.nll_loss(p[:-1], window[0, 1:], reduction="none"))
+    assert found["positions"] == 43
+    assert found["fp32_perplexity"] == pytest.approx(torch.cat(losses).mean().exp().item(), rel=1e-4)
+    assert found["mean_kl_divergence"] == pytest.approx(torch.cat(kl).mean().item(), rel=0.1)  # activations apart
+    assert found["mean_kl_divergence"] > 1e-3
+
+
+@pytest.fixture
+def made_already(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants of gpt-tiny are copied, not made, when one is chosen."""
+
+    def copy(_stored: ModelDirectory, precision: str, directory: Path) -> Variant:
+        variant = make("gpt-tiny", precision)[1]
+        shutil.copyfile(variant.path, directory / variant.file)
+        return replace(variant, directory=directory)
+
+    monkeypatch.setattr(certifying, "make_variant", copy)
+
+
+def test_smaller_is_worse_and_the_smallest_that_qualifies_is_chosen(
+    make: Maker, made_already: None, tmp_path: Path
+) -> None:
+    stored, _ = make("gpt-tiny", "int8")
+    (tmp_path / "text.txt").write_text(TEXT)
+    tokens = sample(stored, tmp_path / "text.txt")
+    variants = {precision: make("gpt-tiny", precision)[1] for precision in ("int4", "int8", "fp16")}
+    sizes = [variant.footprint() for variant in variants.values()]
+    assert sizes == sorted(sizes)
+    kl = {
+        precision: certify(stored, variant, tokens).evidence["outputs"]["model logits"]["mean_kl_divergence"]
+        for precision, variant in variants.items()
+    }
+    assert kl["int4"] > 5 * kl["int8"] > 0
+    assert kl["int8"] > 5 * kl["fp16"] > 0
+    for wanted, bound in (
+        ("int4", kl["int4"] * 1.1),
+        ("int8", kl["int4"] * 0.9),
+        ("fp16", kl["int8"] * 0.9),
+        (None, kl["fp16"] * 0.5),
+    ):
+        folder = tmp_path / str(wanted)
+        folder.mkdir()
+        chosen, tried = choose(stored, folder, tokens, bound)
+        assert (chosen.precision if chosen else None) == wanted
+        assert [path.name for path in folder.iterdir()] == ([chosen.file] if chosen else [])
+        assert [entry["passed"] for entry in tried] == [False] * (len(tried) - bool(wanted)) + [True] * bool(wanted)
+
+
+def test_one_that_fails_its_gate_is_not_chosen(make: Maker, made_already: None, tmp_path: Path) -> None:
+    stored, _ = make("gpt-tiny", "int8")
+
+    def gate(variant: Variant) -> Report:
+        return Report({}, ["seeded"] if variant.precision == "int4" else [])
+
+    (tmp_path / "text.txt").write_text(TEXT)
+    chosen, tried = choose(stored, tmp_path, sample(stored, tmp_path / "text.txt"), 1e9, verify=gate)
+    assert chosen is not None
+    assert chosen.precision == "int8"
+    assert [entry["passed"] for entry in tried] == [False, True]
+
+
+@pytest.fixture
+def short_text(tmp_path: Path) -> Path:
+    """Enough to measure an error, not to judge it."""
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def gpt(make: Maker, few_points: None, tmp_path: Path) -> Path:
+    """A copy of the tiny GPT, to be changed."""
+    stored, _ = make("gpt-tiny", "int8")
+    return Path(shutil.copytree(stored.path, tmp_path / "gpt-tiny"))
+
+
+def test_an_exported_precision_runs_from_its_directory(gpt: Path) -> None:
+    precision, report = export_variant(gpt, "int4", max_kl=5.0)
+    assert precision == "int4"
+    assert report is not None
+    stored = ModelDirectory.open(gpt)
+    assert {"model.int4.onnx", "model.int4.safetensors", "parity.int4.json"} <= set(stored.files)
+    evidence = json.loads((gpt / "parity.int4.json").read_text())
+    assert evidence["verified"]
+    assert evidence["certificate"]["sample"]["text"] == "built-in"
+    assert evidence["certificate"]["bytes"] == read_variant(stored, "int4").footprint()
+    assert verify_stored_variant(gpt, "int4").passed
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(gpt / "model.int4.onnx"))  # its pointers, with no help of ours
+    graph = stored.spec.graphs[0]
+    assert graph.past is not None
+    feeds = {"input_ids": np.arange(6)[None], "attention_mask": np.ones((1, 6), np.int64)}
+    feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past.tensors()}
+    np.testing.assert_array_equal(
+        session.run(["logits"], feeds)[0], open_variant(read_variant(stored, "int4"))(graph, feeds)["logits"]
+    )
+    with pytest.raises(UsageError, match="already exported"):
+        export_variant(gpt, "int4")
+
+
+def test_other_weights_need_another_export(
+    gpt: Path, made_already: None, short_text: Path, seal: Callable[[Path], None]
+) -> None:
+    export_variant(gpt, "int8", max_kl=5.0, text=short_text)
+    weights = load_file(gpt / "model.safetensors")
+    weights["norm.bias"] = weights["norm.bias"] + 1
+    save_file(weights, gpt / "model.safetensors", {"format": "pt", "head.weight": TIED})
+    seal(gpt)
+    with pytest.raises(ArtifactError, match="made from other weights"):
+        verify_stored_variant(gpt, "int8")
+
+
+@pytest.mark.parametrize("bound", ["own", "given"])
+def test_too_large_an_error_writes_nothing(
+    gpt: Path, made_already: None, short_text: Path, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in gpt.iterdir()}
+    if bound == "own":
+        monkeypatch.setitem(BOUNDS, "int4", certifying.Bound(kl=1e-9, cosine=1.0))
+    with pytest.raises(ParityError, match="int4 is too far from fp32: model logits diverges by"):
+        export_variant(gpt, "int4", max_kl=1e-9 if bound == "given" else None, text=short_text)
+    assert {path.name: path.read_bytes() for path in gpt.iterdir()} == before
+
+
+def test_a_wrong_graph_writes_nothing(
+    gpt: Path, made_already: None, short_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in gpt.iterdir()}
+    pack = Packing.unpack
+    monkeypatch.setattr(Packing, "unpack", lambda self, parts: pack(self, parts) * np.float32(1.05))
+    with pytest.raises(ParityError, match="is not equal to the model"):
+        export_variant(gpt, "int8", max_kl=5.0, text=short_text)
+    assert {path.name: path.read_bytes() for path in gpt.iterdir()} == before
+
+
+def test_text_for_decoders_is_a_stream_and_for_others_lines(make: Maker, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one line of some length\n\nand another one that is longer than thirty-two bytes\n")
+    stream, lines = (sample(make(name, "int8")[0], text) for name in ("gpt-tiny", "bert-tiny"))
+    assert b"".join(map(bytes, stream.windows)) == text.read_bytes()
+    assert [len(window) for window in stream.windows] == [32, 32, 14]
+    assert list(map(bytes, lines.windows)) == [line[:32] for line in text.read_bytes().splitlines() if line]
+    assert stream.source == "text.txt"
+
+
+def test_without_a_tokenizer_the_evidence_says_so(exported_build: Callable[..., Path], tmp_path: Path) -> None:
+    stored = ModelDirectory.open(exported_build("bert-tiny", gain=GAIN, tokenizer=False))
+    variant = make_variant(stored, "int8", tmp_path)
+    evidence = certify(stored, variant, sample(stored)).evidence
+    assert evidence["sample"]["text"] == RANDOM == "random token ids"
+    assert 0.9 < evidence["outputs"]["model last_hidden_state"]["mean_cosine"] < 1
+    with pytest.raises(UsageError, match="no tokenizer"):
+        sample(stored, tmp_path / "text.txt")
+    with pytest.raises(UsageError, match="no logits"):
+        certify(stored, variant, sample(stored), max_kl=0.1)
+
+
+@pytest.fixture
+def narrow(exported_build: Callable[..., Path]) -> Iterator[ModelDirectory]:
+    """A GPT of which no row can be cut into blocks."""
+    yield ModelDirectory.open(exported_build("gpt-tiny", "hidden_size=60"))
+
+
+def test_bad_choices_are_one_clear_line(make: Maker, narrow: ModelDirectory, gpt: Path, tmp_path: Path) -> None:
+    stored, _ = make("gpt-tiny", "int8")
+    with pytest.raises(UsageError, match="bf16 does not run on onnxruntime's CPU provider"):
+        make_variant(stored, "bf16", tmp_path)
+    with pytest.raises(UsageError, match=r"unknown precision 'int5'.*did you mean"):
+        make_variant(stored, "int5", tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"rows of 60 numbers, as .* has, are no multiple of 16"):
+        make_variant(narrow, "int4", tmp_path)
+    with pytest.raises(UsageError, match="a divergence is not below 0"):
+        export_variant(gpt, max_kl=-1.0)
+    with pytest.raises(UsageError, match="which precision"):
+        export_variant(gpt)
+    (tmp_path / "short.txt").write_text("a")
+    with pytest.raises(ArtifactError, match="too few tokens"):
+        sample(stored, tmp_path / "short.txt")
+    with pytest.raises(ArtifactError, match="cannot read the text"):
+        sample(stored, tmp_path / "none.txt")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArtifactError, match="not UTF-8"):
+        sample(stored, tmp_path / "binary.txt")
+
+
+def test_half_a_model_that_overflows_is_refused(gpt: Path, seal: Callable[[Path], None], tmp_path: Path) -> None:
+    weights = load_file(gpt / "model.safetensors")
+    weights["norm.bias"][3] = 7e4
+    save_file(weights, gpt / "model.safetensors", {"format": "pt", "head.weight": TIED})
+    seal(gpt)
+    with pytest.raises(UsageError, match=r"fp16 cannot hold norm\.bias: it reaches 7e\+04"):
+        make_variant(ModelDirectory.open(gpt), "fp16", tmp_path)
+
+
+@pytest.mark.parametrize("key", ["bits", "block"])
+def test_a_file_that_contradicts_itself_is_refused(make: Maker, tmp_path: Path, key: str) -> None:
+    _, variant = make("gpt-tiny", "int4")
+    metadata = {"bits": 4, "block": 32} | {key: 16}
+    save_file(load_file(variant.path), tmp_path / "x.safetensors", {"format": "zoo.packed", TIED: json.dumps(metadata)})
+    with pytest.raises(ArtifactError, match=f"bad packing of {TIED}"):
+        packings(tmp_path / "x.safetensors")
