@@ -23,6 +23,7 @@ __all__ = [
     "CONFIG",
     "LOOP",
     "MANIFEST",
+    "PRECISIONS",
     "TOKENIZER",
     "Export",
     "ModelDirectory",
@@ -40,6 +41,8 @@ TOKENIZER = "tokenizer.json"
 CARD = "README.md"
 LOOP = "generate"
 """The variant whose one graph does all of generation, and the name of that graph."""
+PRECISIONS = ("fp16", "int8", "int4")
+"""The variants with weights of their own: model.int8.safetensors."""
 SCHEMA = 1
 
 
@@ -184,7 +187,8 @@ class Export:
 
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
-        option = "--loop" if self.variant == LOOP else f"--profile {self.variant}" if self.variant else ""
+        options = {"": "", LOOP: "--loop", "fp16": "--dtype fp16"}
+        option = options.get(self.variant, f"--quantize {self.variant}")
         command = f"zoo export {self.stored.path} --onnx {option}".rstrip()
         if not self.exists:
             what = f"not exported for {self.variant}" if self.variant else "not exported yet"
@@ -236,6 +240,7 @@ def copy_model(source: Path, target: Path, *, force: bool) -> None:
     """Copy a sound model to a new directory, without what was exported from it."""
     stored = ModelDirectory.open(source)
     exported = {export.evidence_file for export in stored.exports()}
+    exported |= {f"model.{precision}.safetensors" for precision in PRECISIONS}
     with storage.new_directory(target, force=force, replaceable=is_model) as stage:
         for name in stored.files:
             if name not in exported and not name.endswith(".onnx"):

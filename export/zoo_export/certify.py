@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from zoo import models
-from zoo.artifact import EVIDENCE, TOKENIZER, ModelDirectory, write_json
+from zoo.artifact import TOKENIZER, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.tokenizer import load_tokenizer
-from zoo.weights import load_json
 from zoo_export.decoding import decoder_inputs
+from zoo_export.evidence import stage_export
 from zoo_export.graph_file import EVIDENCE_KEY
 from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds
 from zoo_export.parity import Progress, Report
@@ -296,7 +296,6 @@ def certify(
         "reference": "the module in float32, by torch",
         "bytes": variant.footprint(),
         "fp32_bytes": sum(tensor.length for tensor in stored.layout.values()),
-        "made_from": _sources(stored),
         "sample": tokens.to_dict(),
         "max_mean_kl_divergence": limit,
         "min_mean_cosine": bound.cosine,
@@ -304,11 +303,6 @@ def certify(
         "passed": not failures,
     }
     return Certificate(evidence, failures)
-
-
-def _sources(stored: ModelDirectory) -> dict[str, str]:
-    """The digests of the float32 weights."""
-    return {name: stored.files[name]["sha256"] for name in sorted({place.file for place in stored.layout.values()})}
 
 
 def _check_max_kl(stored: ModelDirectory, max_kl: float | None) -> None:
@@ -428,8 +422,8 @@ def export_variant(
     stored = ModelDirectory.open(directory)
     if precision is None and max_kl is None:
         raise UsageError("which precision?", directory, "give --dtype, --quantize or --max-kl")
-    if precision is not None and not force and _evidence_name(precision) in stored.files:
-        raise UsageError("already exported", directory / _evidence_name(precision), "use --force to export again")
+    if precision is not None and not force and stored.export(precision).exists:
+        raise UsageError(f"already exported as {precision}", directory, "use --force to export again")
     tokens = sample(stored, text)
 
     def gate(variant: Variant) -> Report:
@@ -453,20 +447,18 @@ def export_variant(
         report = gate(variant)
         if not report.passed:
             raise ParityError(report.verdict(), directory, "nothing was written")
-        report.evidence["certificate"] = certificate.evidence
-        report.evidence["tried"] = tried
-        evidence = stage / _evidence_name(variant.precision)
-        write_json(evidence, report.evidence)
-        digest = hashlib.sha256(evidence.read_bytes()).hexdigest()
-        for model in variant.graphs.values():
-            model.metadata_props[EVIDENCE_KEY] = digest
-        for name, data in variant.files().items():
-            (stage / f"{name}.{variant.precision}.onnx").write_bytes(data)
+        report.evidence |= {"certificate": certificate.evidence, "tried": tried}
+        stage_export(stored.export(variant.precision), stage, variant.files(), report.evidence)
     return variant.precision, report
 
 
 def verify_stored_variant(
-    directory: Path, precision: Precision, *, provider: Provider = "cpu", whole_grid: bool = False
+    directory: Path,
+    precision: Precision,
+    *,
+    provider: Provider = "cpu",
+    whole_grid: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
     """Check every digest of an exported precision, and repeat the comparison of its graphs here.
 
@@ -474,22 +466,20 @@ def verify_stored_variant(
     :class:`ParityError` when the graphs are not equal to the model on this machine.
     """
     stored = ModelDirectory.open(directory)
-    variant = read_variant(stored, precision)
-    name = _evidence_name(precision)
-    for model in variant.graphs.values():
-        if name not in stored.files or model.metadata_props.get(EVIDENCE_KEY) != stored.files[name]["sha256"]:
-            raise ArtifactError(f"{name} is not the evidence for this graph", directory, "export again")
-    certificate = load_json(directory / name).get("certificate")
-    if not isinstance(certificate, dict) or certificate.get("made_from") != _sources(stored):
-        raise ArtifactError(f"{precision} was made from other weights", directory / name, "export again with --force")
-    report = verify_variant(stored, variant, provider=provider, whole_grid=whole_grid)
+    variant, export = read_variant(stored, precision), stored.export(precision)
+    for name, model in variant.graphs.items():
+        if model.metadata_props.get(EVIDENCE_KEY) != stored.files[export.evidence_file]["sha256"]:
+            what, where = (
+                f"{export.evidence_file} is not the evidence for this graph",
+                directory / export.graph_files[name],
+            )
+            raise ArtifactError(what, where, "export again")
+    if not export.is_verified():
+        raise ArtifactError(f"{precision} was made from other weights", directory, "export it again with --force")
+    report = verify_variant(stored, variant, provider=provider, whole_grid=whole_grid, progress=progress)
     if not report.passed:
         raise ParityError(report.verdict(), directory)
     return report
-
-
-def _evidence_name(precision: Precision) -> str:
-    return EVIDENCE.replace(".", f".{precision}.")
 
 
 def _log_softmax(logits: Array) -> Array:

@@ -7,13 +7,14 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from zoo import __version__
 from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo_export.graph_file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, graph_digest
 
-__all__ = ["unverified", "versions", "vouching", "weights_of", "write_export"]
+__all__ = ["stage_export", "unverified", "versions", "vouching", "weights_of", "write_export"]
 
 
 def versions() -> dict[str, str]:
@@ -46,10 +47,15 @@ def unverified(graphs: Mapping[str, bytes], reason: str) -> dict[str, Any]:
 def write_export(export: Export, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
     """Add graphs, by name, and the evidence for them to a model directory, atomically."""
     with export.stored.adding() as stage:
-        write_json(stage / export.evidence_file, evidence)
-        entries = vouching(export.stored, (stage / export.evidence_file).read_bytes())
-        for name, graph in graphs.items():
-            (stage / export.graph_files[name]).write_bytes(annotate(graph, entries))
+        stage_export(export, stage, graphs, evidence)
+
+
+def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
+    """Write graphs and the evidence for them to a stage of their model directory."""
+    write_json(stage / export.evidence_file, evidence)
+    entries = vouching(export.stored, (stage / export.evidence_file).read_bytes())
+    for name, graph in graphs.items():
+        (stage / export.graph_files[name]).write_bytes(annotate(graph, entries))
 
 
 def vouching(stored: ModelDirectory, evidence: bytes) -> dict[str, str]:

@@ -146,7 +146,7 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
     """
     dtype = "float32"
     layout = _planned_layout(spec, dtype)
-    graphs = {name: link(graph, layout) for name, graph in _unlinked_graphs(spec, dtype, options).items()}
+    graphs = {name: link(graph, layout) for name, graph in unlinked_graphs(spec, dtype, options).items()}
     description = describe(spec, dtype=dtype, seed=0)
     evidence = unverified(graphs, "exported without weights")
     files = {name: f"{name}.onnx" for name in graphs}
@@ -183,7 +183,7 @@ def make_graphs(stored: ModelDirectory, options: Options = Options(), *, cached:
     """Every declared graph by its name, pointing at the weights, not yet compared with anything."""
     return {
         name: link(graph, stored.layout)
-        for name, graph in _unlinked_graphs(stored.spec, stored.dtype, options, cached=cached).items()
+        for name, graph in unlinked_graphs(stored.spec, stored.dtype, options, cached=cached).items()
     }
 
 
@@ -199,8 +199,8 @@ def _open(directory: Path, options: Options, *, force: bool) -> Export:
     return export
 
 
-def _unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
-    """Every declared graph by its name, from the cache or traced."""
+def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
+    """Every declared graph by its name, from the cache or traced, pointing nowhere yet."""
     graphs = {}
     for graph in spec.graphs:
         key = cache.key(spec, graph.name, dtype, asdict(options))

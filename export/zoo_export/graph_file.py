@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from zoo.artifact import is_weights
 from zoo.errors import ArtifactError
 from zoo.weights import StoredTensor
 
@@ -105,13 +106,16 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def link(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
-    """The graph with every initialiser that has no value of its own pointing at the stored tensor of its name.
+    """The graph with every initialiser that the model stores pointing at the tensor of its name.
 
     Raises :class:`ArtifactError` when the stored tensors are not those that the graph was made for.
     """
     model = parse(graph)
     problems = []
     for tensor in external_tensors(model):
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        if location and not is_weights(location) and location not in {place.file for place in layout.values()}:
+            continue  # a precision's own file
         place = layout.get(tensor.name)
         if place is None:
             problems.append(f"missing {tensor.name}")

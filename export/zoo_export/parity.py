@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from zoo import models
-from zoo.artifact import LOOP, ModelDirectory
+from zoo.artifact import LOOP, PRECISIONS, ModelDirectory
 from zoo.contract import Graph, TensorSpec
-from zoo.errors import ArtifactError, ParityError, ZooError
+from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo_export.bisect import ModuleError, module_errors
 from zoo_export.decoding import greedy_agreement
 from zoo_export.evidence import versions, weights_of, write_export
@@ -30,7 +30,7 @@ from zoo_export.pipeline import OnnxExecutor, run_pipeline
 from zoo_export.reference import TorchExecutor
 from zoo_export.session import Provider, open_session, placement
 
-__all__ = ["Progress", "Report", "compare", "diff_model", "verify_model"]
+__all__ = ["Progress", "Report", "compare", "diff_model", "valid_positions", "verify_model"]
 
 Progress = Callable[[int, int], None]
 
@@ -225,7 +225,7 @@ class _Comparison:
             for graph in self.graphs:
                 for tensor in graph.output_tensors():
                     key = level, graph.name, tensor.name
-                    valid = _valid(graph, tensor, feeds, point)
+                    valid = valid_positions(graph, tensor, feeds, point)
                     exact, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
                     self.errors[key].add(exact, allowed[graph.name][tensor.name], made, valid, point)
                     if key in self.distributions:
@@ -327,6 +327,12 @@ def verify_model(
     Raises :class:`ArtifactError` for anything altered or missing, :class:`ParityError` when the graphs are not equal
     to the model on this machine, and ``UsageError`` when the provider does not load.
     """
+    if variant in PRECISIONS:
+        from zoo_export.certify import verify_stored_variant
+
+        return verify_stored_variant(
+            directory, cast(Any, variant), provider=provider, whole_grid=whole_grid, progress=progress
+        )
     stored = ModelDirectory.open(directory)
     export = stored.export(variant)
     export.check()
@@ -361,6 +367,8 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     The graphs are those that are there, or what an export would make where there is none. Raises what
     :func:`verify_model` raises, but for a graph that is not equal to the model.
     """
+    if variant == LOOP or variant in PRECISIONS:
+        raise UsageError(f"the modules of {variant} are not compared", "--variant", "compare the plain export")
     stored = ModelDirectory.open(directory)
     export = stored.export(variant)
     if export.exists:
@@ -381,7 +389,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
         raise ParityError(f"the graph fails at {point} ({error})", stored.path) from error
 
 
-def _valid(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:
+def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:
     """Where an output means something: rows with a token in every mask, and positions that are not padding."""
     masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in graph.input_tensors() if item.is_mask}
     if graph.past and f"{graph.past.length} + sequence" in masks:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from safetensors import safe_open
@@ -33,8 +32,8 @@ from safetensors import safe_open
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, UsageError, nearest
 from zoo.weights import StoredTensor, read_header
-from zoo_export.exporter import make_graphs, serialize, trace_graph
-from zoo_export.graph_file import MODULE_KEY, inline
+from zoo_export.exporter import Options, make_graphs, unlinked_graphs
+from zoo_export.graph_file import MODULE_KEY, inline, link, parse, serialize
 from zoo_export.packing import (
     SCALES,
     ZERO_POINTS,
@@ -115,11 +114,11 @@ class Variant:
 
     def files(self) -> dict[str, bytes]:
         """Each graph as the bytes of an ONNX file, by the name of its declaration."""
-        return {name: serialize(model) for name, model in self.graphs.items()}
+        return {name: serialize(ir.to_proto(model)) for name, model in self.graphs.items()}
 
     def parse(self, data: bytes, stored: ModelDirectory) -> ir.Model:
         """A graph of this variant from the bytes of its file, its pointers resolved."""
-        model = ir.from_proto(onnx.load_model_from_string(data))
+        model = ir.from_proto(parse(data))
         for tensor in map(_pointer, model.graph.initializers.values()):
             if tensor is not None:
                 tensor.base_dir = self.directory if str(tensor.location) == self.file else stored.path
@@ -158,8 +157,9 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
         raise UsageError("the model is fp32 already", stored.path, f"zoo export {stored.path} --onnx")
     file = f"model.{precision}.safetensors"
     if precision == "fp16":
-        return Variant(precision, directory, file, _to_half(stored, directory / file))
-    graphs = dict(zip((graph.name for graph in stored.spec.graphs), make_graphs(stored).values(), strict=True))
+        return _to_half(stored, Variant(precision, directory, file, {}))
+    empty = Variant(precision, directory, file, {})
+    graphs = {name: empty.parse(graph, stored) for name, graph in make_graphs(stored).items()}
     for model in graphs.values():
         inline(model)
     plan = _plan(stored, graphs, SCHEMES[precision])
@@ -178,13 +178,12 @@ def read_variant(stored: ModelDirectory, precision: Precision) -> Variant:
     Raises :class:`ArtifactError` when its graphs or its weights are not listed in the manifest.
     """
     file = f"model.{precision}.safetensors"
-    names = {graph.name: f"{graph.name}.{precision}.onnx" for graph in stored.spec.graphs}
-    for name in (file, *names.values()):
-        if name not in stored.files:
-            raise ArtifactError("not in the manifest", stored.path / name, f"export {precision} first")
+    export = stored.export(precision)
+    export.check()
+    if file not in stored.files:
+        raise ArtifactError("not in the manifest", stored.path / file, f"export {precision} again")
     variant = Variant(precision, stored.path, file, {})
-    models = {name: (stored.path / path).read_bytes() for name, path in names.items()}
-    return replace(variant, graphs={name: variant.parse(data, stored) for name, data in models.items()})
+    return replace(variant, graphs={name: variant.parse(data, stored) for name, data in export.read().items()})
 
 
 def open_variant(
@@ -219,7 +218,12 @@ def open_variant(
                 except (OSError, ValueError) as error:
                     raise ArtifactError(f"initialiser {key} points nowhere ({error})", variant.path) from error
         sessions[name] = open_session(
-            serialize(model), provider=provider, optimize=optimize, replace=found, spin=False, placements=placements
+            variant.files()[name],
+            provider=provider,
+            optimize=optimize,
+            replace=found,
+            spin=False,
+            placements=placements,
         )
     return OnnxExecutor(sessions, np.dtype(np.float16 if variant.precision == "fp16" else np.float32))
 
@@ -235,7 +239,7 @@ def with_exact_products(variant: Variant) -> tuple[Variant, dict[Place, Array]]:
     return replace(variant, graphs=graphs), values
 
 
-def _to_half(stored: ModelDirectory, path: Path) -> dict[str, ir.Model]:
+def _to_half(stored: ModelDirectory, empty: Variant) -> Variant:
     """Write the weights in float16, and trace the graphs in it."""
     layout = {
         name: ("F16" if place.dtype == "F32" else place.dtype, place.shape) for name, place in stored.layout.items()
@@ -254,15 +258,13 @@ def _to_half(stored: ModelDirectory, path: Path) -> dict[str, ir.Model]:
                 tensor = half
             yield name, tensor
 
-    write_tensors(path, layout, metadata, halves())
-    places = read_header(path)
-    graphs = {graph.name: trace_graph(stored.spec, graph, "float16") for graph in stored.spec.graphs}
+    write_tensors(empty.path, layout, metadata, halves())
+    places = read_header(empty.path)
+    unlinked = unlinked_graphs(stored.spec, "float16", Options())
+    graphs = {name: empty.parse(link(graph, places), stored) for name, graph in unlinked.items()}
     for model in graphs.values():
-        for name, value in model.graph.initializers.items():
-            if value.const_value is None:
-                value.const_value = _external(name, places[name], path.parent)
         model.metadata_props[PRECISION_KEY] = "fp16"
-    return graphs
+    return replace(empty, graphs=graphs)
 
 
 def _plan(stored: ModelDirectory, graphs: Mapping[str, ir.Model], scheme: Scheme) -> dict[str, Packing]:

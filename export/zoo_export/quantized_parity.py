@@ -16,31 +16,29 @@ A float16 variant is a model in float16, and is compared like any other.
 from __future__ import annotations
 
 import copy
-import hashlib
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from zoo import __version__, models
+from zoo import models
 from zoo.artifact import ModelDirectory, digest_file
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, ZooError
 from zoo.weights import read_header
-from zoo_export.bisect import first_divergence
+from zoo_export.bisect import module_errors
 from zoo_export.decoding import greedy_agreement
+from zoo_export.evidence import versions, weights_of
+from zoo_export.graph_file import graph_digest
 from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
 from zoo_export.packing import Packing, packings, read_dequantized, read_tensor
-from zoo_export.parity import Progress, Report, _valid, compare
+from zoo_export.parity import Progress, Report, compare, valid_positions
 from zoo_export.pipeline import Arrays, OnnxExecutor, run_pipeline
 from zoo_export.quantize import Place, Variant, open_variant, with_exact_products
 from zoo_export.reference import TorchExecutor
@@ -74,8 +72,10 @@ def verify_variant(
     Raises :class:`ParityError` when the comparison cannot be made at all: no evidence is a failure.
     """
     if variant.precision == "fp16":
-        files = {f"{name}.onnx": data for name, data in variant.files().items()}
-        return compare(_as_model(stored, variant), files, provider=provider, whole_grid=whole_grid, progress=progress)
+        files, model = variant.files(), _as_model(stored, variant)
+        report = compare(model, files, provider=provider, whole_grid=whole_grid, progress=progress)
+        report.evidence |= _weights(stored, variant)
+        return report
     comparison = _Comparison(stored, variant, provider)
     left_out = comparison.sweep(whole_grid, progress)
     failures = comparison.failures()
@@ -246,7 +246,7 @@ class _Comparison:
             for graph in self.graphs:
                 for tensor in graph.output_tensors():
                     key = level, graph.name, tensor.name
-                    valid = _valid(graph, tensor, feeds, point)
+                    valid = valid_positions(graph, tensor, feeds, point)
                     true, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
                     self.errors[key].add(true, allowed[graph.name][tensor.name], made, valid, point)
                     if key in self.distributions:
@@ -289,15 +289,14 @@ class _Comparison:
                         replace(self.exact, graphs=graphs), optimize=False, values=self.expanded | self._values()
                     )
 
-                return first_divergence(
-                    graph,
-                    self.exact.files()[name],
-                    self.graphs,
-                    run_tapped,
-                    (self.reference, self.yardstick),
-                    make_feeds(self.graphs, error.worst, SEED, self.longest),
-                    error.worst,
-                )
+                references = self.reference, self.yardstick
+                feeds = make_feeds(self.graphs, error.worst, SEED, self.longest)
+                try:
+                    data = self.exact.files()[name]
+                    modules = module_errors(graph, data, self.graphs, run_tapped, references, feeds, error.worst)
+                except Exception:  # the verdict stands already; a graph too broken to run here only lacks the module
+                    return None
+                return next((f"{item}, of {self.stored.spec.plugin}" for item in modules if item.diverges), None)
         return None
 
     def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
@@ -317,7 +316,7 @@ class _Comparison:
             },
             "graphs": {
                 graph.name: {
-                    "sha256": hashlib.sha256(files[graph.name]).hexdigest(),
+                    "sha256": graph_digest(files[graph.name]),
                     "placement": dict(placement(self.runtimes[ALL].sessions[graph.name])),
                     "outputs": {
                         tensor.name: {
@@ -332,20 +331,14 @@ class _Comparison:
             "logits": {level: item.to_dict() for (level, _, _), item in self.distributions.items()},
             "greedy_decoding": self.greedy,
             "grid": {"seed": SEED, "left_out": left_out, "points": [point.to_dict() for point in self.points]},
-            "weights": {
-                **{name: self.stored.files[name]["sha256"] for name in self._kept_files()},
-                self.variant.file: digest_file(self.variant.path),
-            },
-            "versions": {
-                "zoo": __version__,
-                "python": platform.python_version(),
-                "onnxruntime": onnxruntime.__version__,
-                **{name: version(name) for name in ("torch", "onnx", "onnx-ir", "onnxscript")},
-            },
+            **_weights(self.stored, self.variant),
+            "versions": versions(),
         }
 
-    def _kept_files(self) -> list[str]:
-        return sorted({place.file for place in self.stored.layout.values()})
+
+def _weights(stored: ModelDirectory, variant: Variant) -> dict[str, Any]:
+    """The digests of the weights that a variant was made from, and of its own."""
+    return {"weights": weights_of(stored), "packed_weights": {variant.file: digest_file(variant.path)}}
 
 
 def _as_model(stored: ModelDirectory, variant: Variant) -> ModelDirectory:

@@ -105,7 +105,8 @@ def run_model(
     batch = _encode(stored, texts, ids, tokenizer)
     sessions = {graph: open_session(directory / file, provider=provider) for graph, file in export.graph_files.items()}
     reader = _tokenizer(stored, tokenizer)
-    runner = Runner(stored, OnnxExecutor(sessions, np.dtype(stored.dtype)), reader, max_new_tokens)
+    dtype = np.dtype(np.float16 if variant == "fp16" else stored.dtype)
+    runner = Runner(stored, OnnxExecutor(sessions, dtype), reader, max_new_tokens)
     if variant == LOOP:
         runner.loop = partial(_loop, runner, sessions[LOOP])
     results = TASKS[task](runner, batch)

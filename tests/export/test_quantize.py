@@ -16,6 +16,7 @@ import pytest
 import torch
 from onnxruntime.quantization import quant_utils
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional as F
 from zoo_export import certify as certifying
@@ -592,3 +593,73 @@ def test_a_file_that_contradicts_itself_is_refused(make: Maker, tmp_path: Path, 
     save_file(load_file(variant.path), tmp_path / "x.safetensors", {"format": "zoo.packed", TIED: json.dumps(metadata)})
     with pytest.raises(ArtifactError, match=f"bad packing of {TIED}"):
         packings(tmp_path / "x.safetensors")
+
+
+# From the command line.
+
+
+def test_the_command_writes_runs_and_verifies_a_precision(
+    gpt: Path, made_already: None, short_text: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any]
+) -> None:
+    result = zoo("export", gpt, "--onnx", "--quantize", "int8", "--text", short_text, "--max-kl", "5")
+    assert result.status == 0, result.err
+    lines = result.out.splitlines()
+    assert "model.int8.onnx verified on cpu" in lines[0]
+    assert "of weights instead of" in lines[2]
+    assert "mean kl divergence" in lines[3]
+    before = snapshot()
+    zoo("export", gpt, "--onnx", "--quantize", "int8").failed(2, "already exported as int8", "--force")
+    assert zoo("verify", gpt, "--variant", "int8").status == 0
+    assert zoo("run", gpt, "text", "--variant", "int8", "--max-new-tokens", "3").status == 0
+    zoo("diff", gpt, "--variant", "int8").failed(2, "int8", "plain export")
+    assert snapshot() == before
+    assert zoo("export", gpt, "-o", "copy", "--onnx", "--graph-only").status == 0
+    assert not list(Path("copy").glob("*int8*"))
+
+
+def test_new_weights_are_not_what_a_precision_was_made_from(
+    gpt: Path, made_already: None, short_text: Path, zoo: Callable[..., Any]
+) -> None:
+    assert zoo("export", gpt, "--onnx", "--quantize", "int8", "--text", short_text, "--max-kl", "5").status == 0
+    with safe_open(gpt / "model.safetensors", framework="pt") as reader:
+        metadata = reader.metadata()
+    tensors = load_file(gpt / "model.safetensors")
+    save_file({name: tensor * 2 for name, tensor in tensors.items()}, gpt / "model.safetensors", metadata)
+    assert "not verified" in zoo("relink", gpt).out
+    zoo("run", gpt, "text", "--variant", "int8").failed(4, "not verified")
+    zoo("verify", gpt, "--variant", "int8").failed(3, "other weights", "--force")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "fragment"),
+    [
+        (("--dtype", "bf16"), 2, "bf16 does not run"),
+        (("--quantize", "int8", "--dtype", "fp16"), 2, "one precision at a time"),
+        (("--quantize", "int8", "--loop"), 2, "one precision at a time"),
+        (("--text", "nowhere.txt"), 2, "--quantize"),
+        (("--quantize", "int8", "--text", "nowhere.txt"), 3, "nowhere.txt"),
+        (("--max-kl", "-1"), 2, "not below 0"),
+        (("--max-kl", "nan"), 2, "not below 0"),
+    ],
+)
+def test_choices_that_make_no_sense(
+    gpt: Path,
+    zoo: Callable[..., Any],
+    snapshot: Callable[[], Any],
+    options: tuple[str, ...],
+    status: int,
+    fragment: str,
+) -> None:
+    before = snapshot()
+    zoo("export", gpt, "--onnx", *options).failed(status, fragment)
+    assert snapshot() == before
+
+
+def test_a_precision_that_is_too_far_away_is_not_written(
+    gpt: Path, made_already: None, short_text: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any]
+) -> None:
+    before = snapshot()
+    zoo("export", gpt, "--onnx", "--quantize", "int8", "--text", short_text, "--max-kl", "0").failed(
+        4, "too far from fp32"
+    )
+    assert snapshot() == before

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import LOOP
-from zoo.cli.output import emit_json, json_option
+from zoo.cli.output import bytes_text, emit_json, json_option
 from zoo.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ def say(report: Report, directory: Path, variant: str = "") -> None:
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a value of the preset.")
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
 @click.option("--loop", is_flag=True, help="Write generate.onnx too: all of generation in one graph.")
+@click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="Write the model in this precision.")
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Write the model with quantised weights.")
+@click.option("--max-kl", type=float, metavar="X", help="Write the smallest precision that diverges by X nats at most.")
+@click.option("--text", type=click.Path(path_type=Path), help="Text to measure a smaller precision on.")
 @click.option("--graph-only", is_flag=True, help="Write the graph without comparing it; a preset is not even built.")
 @click.option(
     "--standalone",
@@ -127,6 +131,10 @@ def command(
     settings: tuple[str, ...],
     force: bool,
     loop: bool,
+    dtype: str | None,
+    quantize: str | None,
+    max_kl: float | None,
+    text: Path | None,
     graph_only: bool,
     standalone: Path | None,
     check: bool,
@@ -149,6 +157,17 @@ def command(
     from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
 
     options = Options(opset=opset, functions=not inline)
+    precision = quantize or (dtype if dtype != "fp32" else None)
+    if precision or max_kl is not None:
+        if (dtype and quantize) or loop or standalone or graph_only or check:
+            raise UsageError("one precision at a time, alone", "zoo export", "export the rest separately")
+        directory = _prepare(model, output, settings, force and not Path(model).is_dir())
+        _smaller(directory, precision, max_kl, text, force, provider, grid == "whole", as_json)
+        return
+    if text is not None:
+        raise UsageError(
+            "only a smaller precision is measured on text", "--text", "add --quantize, --dtype or --max-kl"
+        )
     if check:
         directory, files = Path(model), check_export(Path(model), options=options)
         if as_json:
@@ -197,6 +216,45 @@ def _exported(model: str, output: Path | None, force: bool, variant: str) -> boo
     from zoo.artifact import ModelDirectory
 
     return ModelDirectory.open(model).export(variant).exists
+
+
+def _smaller(
+    directory: Path, precision: str | None, max_kl: float | None, text: Path | None,
+    force: bool, provider: str, whole_grid: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Write a smaller precision, certified."""
+    from zoo_export.certify import export_variant
+
+    with parity_progress() as progress:
+        chosen, report = export_variant(
+            directory,
+            precision,  # type: ignore[arg-type]
+            max_kl=max_kl,
+            text=text,
+            force=force,
+            provider=provider,  # type: ignore[arg-type]
+            whole_grid=whole_grid,
+            progress=progress,
+        )
+    if report is None:
+        if as_json:
+            emit_json("export", {"directory": str(directory), "precision": chosen, "files": []})
+        else:
+            click.echo(f"{directory}: no smaller precision diverges by {max_kl:g} nats at most: fp32 it is")
+        return
+    certificate = report.evidence["certificate"]
+    if as_json:
+        facts = {"precision": chosen, "certificate": certificate, **summary(report, chosen)}
+        emit_json("export", {"directory": str(directory), **facts})
+        return
+    say(report, directory, chosen)
+    click.echo(
+        f"{chosen}: {bytes_text(certificate['bytes'])} of weights instead of {bytes_text(certificate['fp32_bytes'])}, "
+        f"on {certificate['sample']['tokens']} tokens of {certificate['sample']['text']}"
+        + (" text" if certificate["sample"]["text"] == "built-in" else "")
+    )
+    for output, found in certificate["outputs"].items():
+        click.echo(f"{output}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
 
 
 def _also(directory: Path, loop: bool, standalone: Path | None, force: bool, provider: str, as_json: bool) -> None:
