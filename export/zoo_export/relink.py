@@ -6,7 +6,7 @@ from pathlib import Path
 
 from zoo.artifact import ModelDirectory, digest_file, entry_of, is_weights, write_json
 from zoo.errors import ArtifactError
-from zoo.weights import read_layout
+from zoo.weights import INDEX, read_layout
 from zoo_export.graph_file import EVIDENCE_KEY, annotate, link
 
 __all__ = ["relink"]
@@ -31,7 +31,7 @@ def relink(directory: Path) -> bool:
     layout = read_layout(stored.path)
     files = {name: entry for name, entry in stored.files.items() if not is_weights(name)}
     files |= {path.name: entry_of(path) for path in stored.path.iterdir() if is_weights(path.name)}
-    compared = {name: entry["sha256"] for name, entry in files.items() if name.endswith(".safetensors")}
+    compared = {name: entry["sha256"] for name, entry in files.items() if is_weights(name) and name != INDEX}
     changed = []
     for export in exports:
         graphs = export.read()

@@ -612,6 +612,7 @@ def test_the_command_writes_runs_and_verifies_a_precision(
     assert zoo("verify", gpt, "--variant", "int8").status == 0
     assert zoo("run", gpt, "text", "--variant", "int8", "--max-new-tokens", "3").status == 0
     zoo("diff", gpt, "--variant", "int8").failed(2, "int8", "plain export")
+    assert "still verified" in zoo("relink", gpt).out
     assert snapshot() == before
     assert zoo("export", gpt, "-o", "copy", "--onnx", "--graph-only").status == 0
     assert not list(Path("copy").glob("*int8*"))

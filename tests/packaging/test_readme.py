@@ -41,6 +41,7 @@ def test_readme(environment: Path, tmp_path: Path) -> None:
     variables |= {
         "PATH": f"{environment / 'bin'}{os.pathsep}{variables['PATH']}",
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "PIP_NO_BUILD_ISOLATION": "false",  # which means: without isolation, so that nothing is downloaded
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
