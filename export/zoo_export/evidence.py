@@ -61,8 +61,10 @@ def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evide
 def vouching(stored: ModelDirectory, evidence: bytes) -> dict[str, str]:
     """Metadata that ties a graph to its evidence, its weights and its tokenizer."""
     digests = [stored.files[name]["sha256"] for name in stored.weight_files()]
-    weights = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    entries = {EVIDENCE_KEY: hashlib.sha256(evidence).hexdigest(), WEIGHTS_KEY: weights}
+    entries = {EVIDENCE_KEY: hashlib.sha256(evidence).hexdigest()}
+    if digests:
+        joined = hashlib.sha256("".join(digests).encode()).hexdigest()
+        entries[WEIGHTS_KEY] = digests[0] if len(digests) == 1 else joined
     if TOKENIZER in stored.files:
         entries[TOKENIZER_KEY] = stored.files[TOKENIZER]["sha256"]
     return entries

@@ -134,7 +134,10 @@ def export_graphs_only(directory: Path, *, options: Options = Options(), force: 
     Returns the names of the files.
     """
     export = _open(directory, options, force=force)
-    graphs = make_graphs(export.stored, options)
+    stored = export.stored
+    layout = stored.layout if stored.weight_files() else _planned_layout(stored.spec, stored.dtype)
+    unlinked = unlinked_graphs(stored.spec, stored.dtype, options)
+    graphs = {name: link(graph, layout) for name, graph in unlinked.items()}
     write_export(export, graphs, unverified(graphs, "exported without a comparison"))
     return list(export.graph_files.values())
 

@@ -125,6 +125,17 @@ def test_a_directory_s_graph_without_a_comparison(
     assert json.loads(Path("gpt-tiny/parity.json").read_text())["verified"] is True
 
 
+def test_a_graph_without_weights_can_be_written_again(zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+    """The directory is there now, and its weights still are not."""
+    assert zoo("export", "gpt-tiny", "--onnx", "--graph-only").status == 0
+    graph = Path("gpt-tiny/model.onnx").read_bytes()
+    zoo("export", "gpt-tiny", "--onnx", "--graph-only").failed(2, "already exported", "--force")
+    zoo("export", "gpt-tiny", "--onnx", "--force").failed(3, "no weights")
+    assert zoo("export", "gpt-tiny", "--onnx", "--graph-only", "--force").status == 0
+    again = onnx.load_model_from_string(Path("gpt-tiny/model.onnx").read_bytes())
+    assert again.graph == onnx.load_model_from_string(graph).graph
+
+
 def test_the_largest_preset_s_graph(zoo: Zoo) -> None:
     """174,604,259,328 parameters, none of which is made."""
     assert zoo("export", "gpt3-175b", "--onnx", "--graph-only").status == 0
