@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
-
 from zoo_export.graph_file import MODULE_KEY
 
 __all__ = ["KINDS", "Fault", "enumerate_faults"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from zoo_export.exporter import make_graphs
 from zoo_export.grid import Feeds, Point, make_feeds
 from zoo_export.pipeline import Arrays, run_pipeline
 from zoo_export.reference import TorchExecutor
+from zoo_export.session import open_session
 
 from tests.export.conftest import change_weights, inlined
 from tests.export.faults import Fault, enumerate_faults
@@ -31,9 +32,22 @@ from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError
 from zoo.registry import registry
-from zoo_export.session import open_session
 
-__all__ = ["STUDIES", "Study", "Subject", "Verdict", "effect", "gate", "kept_references", "optimum", "torch_verify"]
+__all__ = [
+    "POINTS",
+    "STUDIES",
+    "Exact",
+    "Study",
+    "Subject",
+    "Verdict",
+    "effect",
+    "gate",
+    "in_double",
+    "kept_references",
+    "optimum",
+    "random_weights",
+    "torch_verify",
+]
 
 Array = np.ndarray[Any, Any]
 Verdict = Literal["caught", "passed"]
@@ -243,7 +257,7 @@ POINTS = (
 )
 
 
-class _Exact:
+class Exact:
     """Graphs in float64, operator by operator, by the reference implementation of ONNX itself."""
 
     dtype: np.dtype[Any] = np.dtype(np.float64)
@@ -265,14 +279,14 @@ def effect(subject: Subject, file: str, fault: Fault, draws: int = 3) -> float:
     """
     moved = 0.0
     for draw in range(draws):
-        weights = _random_weights(subject, draw)
-        honest = {name: _in_double(model, weights, subject.stored) for name, model in subject.flat.items()}
-        faulty = {**honest, file: _in_double(fault.apply(subject.flat[file]), weights, subject.stored)}
+        weights = random_weights(subject, draw)
+        honest = {name: in_double(model, weights, subject.stored) for name, model in subject.flat.items()}
+        faulty = {**honest, file: in_double(fault.apply(subject.flat[file]), weights, subject.stored)}
         for point in POINTS:
             feeds = make_feeds(subject.graphs, point, 1000 + draw, 32)
-            wanted = run_pipeline(_Exact(honest), subject.graphs, feeds, point, split=True)
+            wanted = run_pipeline(Exact(honest), subject.graphs, feeds, point, split=True)
             try:
-                found = run_pipeline(_Exact(faulty), subject.graphs, feeds, point, split=True)
+                found = run_pipeline(Exact(faulty), subject.graphs, feeds, point, split=True)
             except Exception:  # whatever numpy cannot compute
                 return np.inf
             moved = max(moved, _distance(subject.graphs, wanted, found, feeds, point))
@@ -296,13 +310,13 @@ def _distance(
     return furthest
 
 
-def _random_weights(subject: Subject, draw: int) -> dict[str, Array]:
+def random_weights(subject: Subject, draw: int) -> dict[str, Array]:
     rng = np.random.default_rng(draw)
     size = (0.5, 0.15, 1.5)[draw % 3]
     return {name: rng.standard_normal(value.shape) * size for name, value in subject.values.items()}
 
 
-def _in_double(model: onnx.ModelProto, weights: Mapping[str, Array], stored: ModelDirectory) -> onnx.ModelProto:
+def in_double(model: onnx.ModelProto, weights: Mapping[str, Array], stored: ModelDirectory) -> onnx.ModelProto:
     """The graph on these weights, with float64 for its own dtype. A value written into a fault stays."""
     own = helper.np_dtype_to_tensor_dtype(np.dtype(stored.dtype))
     places = {(tensor.file, tensor.offset): name for name, tensor in stored.layout.items()}
@@ -326,6 +340,3 @@ def _in_double(model: onnx.ModelProto, weights: Mapping[str, Array], stored: Mod
 
 def _double(value: Array, own: int) -> Array:
     return value.astype(np.float64) if helper.np_dtype_to_tensor_dtype(value.dtype) == own else value
-
-
-Judge = Callable[[Subject, str, bytes], Verdict]

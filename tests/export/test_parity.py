@@ -598,7 +598,7 @@ def test_evidence(exported_model: Exported, name: str) -> None:
         assert list(part["outputs"]) == [tensor.name for tensor in graph.output_tensors()]
         assert set(part["placement"]) == {"CPUExecutionProvider"}
         for levels in part["outputs"].values():
-            assert set(levels) == {"off", "all", "perturbed"}
+            assert set(levels) == {"off", "all", "perturbed", "faint"}
             for facts in levels.values():
                 assert (facts["passed"], facts["finite"]) == (True, True)
                 assert 0 < facts["p99_9_abs_error"] <= facts["max_abs_error"] <= facts["limit"]
@@ -609,7 +609,7 @@ def test_evidence(exported_model: Exported, name: str) -> None:
         assert (evidence["logits"], evidence["greedy_decoding"]) == ({}, {})
     else:
         assert set(evidence["greedy_decoding"]) == {"off", "all"}
-        assert set(evidence["logits"]) == {"off", "all", "perturbed"}
+        assert set(evidence["logits"]) == {"off", "all", "perturbed", "faint"}
         for level in ("off", "all"):
             assert evidence["logits"][level]["argmax_disagreements"] == 0
             assert 0 <= evidence["logits"][level]["max_kl_divergence"] < 1e-6
