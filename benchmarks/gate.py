@@ -5,7 +5,8 @@
 
 ``faults`` seeds every fault of tests/export/faults.py into the graphs of small models of every architecture, and asks
 the gate, optimum's rule and torch's (tests/export/judges.py). A fault that the gate misses is evaluated in float64 on
-random weights: one that moves no output there is no fault, and does not count for anyone. ``honest`` exports random
+random weights: one that moves no output there is no fault, and does not count for anyone; nor does one that moves all
+by less than a unit in the last place of the model's own dtype, which is listed apart. ``honest`` exports random
 small models and counts those that the gate refuses. With a log both go on where they were stopped.
 """
 
@@ -17,7 +18,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -28,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the faults are kept with t
 Row = dict[str, Any]
 EQUIVALENT = 1e-12
 """The relative effect in float64 below which there is none: rounding there is 1e-16."""
+UNITS = {"float32": 2.0**-23, "float16": 2.0**-10}
+"""A unit in the last place: no graph in that dtype can be held to less."""
 
 
 def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[str, str]]) -> list[Row]:
@@ -48,7 +51,7 @@ def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[
                 continue
             row = {"study": study, "kind": fault.kind, "site": site, "zoo": gate(subject, file, data)}
             if row["zoo"] == "passed":
-                row["effect"] = effect(subject, file, fault)
+                row |= {"effect": effect(subject, file, fault), "dtype": STUDIES[study].dtype}
             if peers:
                 row |= {"optimum": optimum(subject, file, data), "torch": torch_verify(subject, file, data)}
             rows.append(row)
@@ -102,18 +105,20 @@ def counts(rows: Iterable[Row], judge: str) -> str:
 def fault_report() -> Iterator[str]:
     """A table by kind, then what the gate missed and what was no fault."""
     equivalent = [row for row in ROWS if row.get("effect", 1) <= EQUIVALENT]
-    faults = [row for row in ROWS if row.get("effect", 1) > EQUIVALENT]
+    unseen = [row for row in ROWS if EQUIVALENT < row.get("effect", 1) <= UNITS[row.get("dtype", "float32")]]
+    faults = [row for row in ROWS if row not in equivalent and row not in unseen]
     kinds = defaultdict(list)
     for row in faults:
         kinds[row["kind"]].append(row)
     yield "| fault | zoo | optimum's rule | torch's rule |\n| --- | ---: | ---: | ---: |"
     for kind, rows in [*kinds.items(), ("**all**", faults)]:
         yield f"| {kind} | {counts(rows, 'zoo')} | {counts(rows, 'optimum')} | {counts(rows, 'torch')} |"
-    yield f"\n{len(equivalent)} changes move no output in float64 and are not counted:"
-    tally: dict[str, int] = defaultdict(int)
-    for row in equivalent:
-        tally[row["kind"]] += 1
-    yield from (f"- {kind}: {number}" for kind, number in tally.items())
+    for some, what in (
+        (equivalent, "no output in float64"),
+        (unseen, "no output by a unit in the last place"),
+    ):
+        yield f"\n{len(some)} changes move {what} and are not counted:"
+        yield from (f"- {kind}: {number}" for kind, number in Counter(row["kind"] for row in some).items())
     escapes = [row for row in faults if row["zoo"] == "passed"]
     yield f"\nmissed by the gate: {len(escapes)} of {len(faults)}"
     yield from (f"- {row['study']}: {row['kind']}, {row['site']}: effect {row['effect']:.2g}" for row in escapes)

@@ -222,7 +222,7 @@ class _Comparison:
             return weight + torch.randn(weight.shape, generator=generator).mul_(size)
 
         self._change_weights(lambda weight: noisy(weight) * _FAINT)
-        for level in (FAINT, PERTURBED):  # the models keep the last weights, on which a module is looked for
+        for level in (FAINT, PERTURBED):
             runtime = {level: self._runtime(optimize=True, weights=self._weights())}
             for point in several:
                 if point.tokens == fewest:
@@ -236,6 +236,14 @@ class _Comparison:
             for own, exact in pairs:
                 own.copy_(change(own))
                 exact.copy_(own)
+
+    def _recall(self, level: str) -> None:
+        """Give the models the weights that they had at a level; at the end they have the perturbed ones."""
+        if level == FAINT:
+            self._change_weights(lambda weight: weight * _FAINT)
+        elif level != PERTURBED:
+            stored = iter(models.load_directory(self.stored).parameters())
+            self._change_weights(lambda _: next(stored))
 
     def _weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """The weights that the models have now, by every name."""
@@ -303,8 +311,9 @@ class _Comparison:
         return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
 
     def _first_divergence(self) -> str | None:
-        for (_, name, _), error in self.errors.items():
+        for (level, name, _), error in self.errors.items():
             if error.worst is not None and not error.passed(self.epsilon):
+                self._recall(level)
                 graph = next(graph for graph in self.graphs if graph.name == name)
                 feeds = make_feeds(self.graphs, error.worst, SEED, self.longest)
                 return first_divergence(

@@ -79,6 +79,15 @@ class View:
         """Whether a value holds floating-point numbers."""
         return name in self.places or (name in self.types and self.types[name].elem_type in REALS)
 
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """What a value consists of."""
+        return helper.tensor_dtype_to_np_dtype(self.types[name].elem_type)
+
+    def little(self, name: str) -> float:
+        """A factor near 1 that is no rounding: 1.001, or in float16 16 units in the last place."""
+        real = self.dtype(name) if name in self.types else np.dtype(np.float32)
+        return float(1 + max(1e-3, 16 * np.finfo(real).eps))
+
     def dims(self, name: str) -> list[object]:
         """The dimensions of an input or output, by size or name."""
         shape = self.types[name].shape
@@ -271,10 +280,10 @@ def _(view: View) -> Sites:
             yield view.site(node), set_attributes(index, beta=0.5)
 
 
-@kind("a product scaled by 1.001")
+@kind("a product scaled a little")
 def _(view: View) -> Sites:
     for index, node in view.find("Gemm"):
-        yield view.site(node), set_attributes(index, alpha=1.001)
+        yield view.site(node), set_attributes(index, alpha=view.little(node.output[0]))
 
 
 @kind("one weight differs in the graph alone")
@@ -520,11 +529,11 @@ def _(view: View) -> Sites:
                 yield view.site(node, f"{maker.input[0]} for {name}"), set_inputs(index, names)
 
 
-@kind("a value scaled by 1.001")
+@kind("a value scaled a little")
 def _(view: View) -> Sites:
     for index, node in view.find("Attention", "LayerNormalization", "Add", "Gelu", "Relu", "Gather", "Mul", "Concat"):
         if view.is_real(node.output[0]):
-            scale = np.array(1.001, helper.tensor_dtype_to_np_dtype(view.types[node.output[0]].elem_type))
+            scale = np.array(view.little(node.output[0]), view.dtype(node.output[0]))
             yield view.site(node), after(index, ("Mul", (scale,), {}))
 
 
