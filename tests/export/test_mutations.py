@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,11 @@ def test_a_model_of_few_positions_is_compared(tmp_path: Path, positions: int) ->
     report = compare(stored, make_graphs(stored))
     assert report.failures == []
     assert report.evidence["greedy_decoding"]["all"]["compared"] > 0
+
+
+@pytest.mark.slow
+def test_scores_beyond_float16_are_refused(tmp_path: Path) -> None:
+    """Torch computes them in float32, the runtime in float16, where they are not numbers: the alarm is no false one."""
+    stored = replace(draw_configuration(69), gain=16.0).build(tmp_path)
+    assert stored.dtype == "float16"
+    assert "is not finite; it begins in encoder.0.attention" in compare(stored, make_graphs(stored)).failures[0]
