@@ -49,9 +49,11 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
 
 
 def greedy_agreement(
-    reference: Executor, runtime: Executor, graphs: Sequence[Graph], margin: float
+    reference: Executor, runtime: Executor, graphs: Sequence[Graph], margin: float, longest: int = _PROMPT + _NEW
 ) -> dict[str, Any] | None:
     """Decode a few tokens on both, from a left-padded batch; None for a model that does not decode.
+
+    Prompt and continuation together stay within ``longest`` tokens.
 
     Rows are compared up to the first step where the best two tokens are within ``margin``: beyond a near-tie both
     continuations are right.
@@ -59,18 +61,20 @@ def greedy_agreement(
     decoder = graphs[-1]
     if decoder.past is None or all(tensor.name != "logits" for tensor in decoder.output_tensors()):
         return None
-    feeds = make_feeds(graphs, Point(_ROWS, _PROMPT, 0, "left"), _SEED, _PROMPT + _NEW)
-    steps = [_decode(executor, graphs, feeds) for executor in (reference, runtime)]
+    prompt = min(_PROMPT, -(-longest // 2))
+    new = min(_NEW, longest - prompt + 1)  # the last is never read
+    feeds = make_feeds(graphs, Point(_ROWS, prompt, 0, "left"), _SEED, longest)
+    steps = [_decode(executor, graphs, feeds, new) for executor in (reference, runtime)]
     tokens, others = (logits.argmax(-1) for logits in steps)
     best = np.sort(steps[0], axis=-1)[..., -2:]
     settled = np.cumsum(best[..., 1] - best[..., 0] <= margin, axis=0) == 0
     differs = (tokens != others) & settled
-    agreed = int(np.argmax(differs.any(1))) if differs.any() else _NEW
-    return {"passed": not differs.any(), "rows": _ROWS, "tokens": _NEW, "agreed": agreed,
+    agreed = int(np.argmax(differs.any(1))) if differs.any() else new
+    return {"passed": not differs.any(), "rows": _ROWS, "tokens": new, "agreed": agreed,
             "compared": int(settled.sum())}  # fmt: skip
 
 
-def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Array]) -> Array:
+def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Array], new: int) -> Array:
     """Logits (step, batch, vocabulary) of a greedy continuation."""
     known = dict(feeds)
     for graph in graphs[:-1]:
@@ -78,4 +82,4 @@ def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Arra
     ids, mask = decoder_inputs(graphs[-1])
     first = feeds[mask] if mask else np.ones_like(feeds[ids])
     steps = greedy(execute, graphs[-1], known, feeds[ids], first)
-    return np.stack([next(steps).astype(np.float64) for _ in range(_NEW)])
+    return np.stack([next(steps).astype(np.float64) for _ in range(new)])

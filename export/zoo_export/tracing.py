@@ -120,7 +120,10 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
                 optimize=False,
                 verbose=False,
                 opset_version=opset,
-                custom_translation_table={torch.ops.aten.linear.default: _linear},
+                custom_translation_table={
+                    torch.ops.aten.linear.default: _linear,
+                    torch.ops.aten.scalar_tensor.default: _scalar_tensor,
+                },
             )
             assert translated is not None
             model = translated.model
@@ -176,6 +179,15 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     product = _op.Gemm(rows, weight, transB=1) if bias is None else _op.Gemm(rows, weight, bias, transB=1)
     shape = _op.Concat(_op.Shape(x, start=0, end=-1), _op.Constant(value_ints=[outputs]), axis=0)
     return _op.Reshape(product, shape)
+
+
+def _scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
+    """A number in the dtype of what it is combined with.
+
+    The exporter's own translation rounds it to float32 first, in a float64 product too.
+    """
+    kind = ir.DataType(dtype)
+    return _op.Constant(value=ir.tensor(s, dtype=kind)) if isinstance(s, (bool, int, float)) else _op.Cast(s, to=kind)
 
 
 def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:

@@ -480,6 +480,20 @@ def test_the_limit_is_twice_torch_and_four_units_in_the_last_place(error: float,
     assert errors.passed(0.25e-3) is passed
 
 
+def test_what_rounding_alone_can_do_is_allowed_and_padding_is_not_asked() -> None:
+    reference, valid = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[True], [False]])
+    errors = Errors()
+    errors.add(reference, reference, reference + 0.1, valid, POINTS[0])
+    assert not errors.passed(1e-7)
+    errors.allow(reference, reference + np.array([[0.0, 0.04], [9.0, 9.0]]), valid)
+    assert errors.torch == pytest.approx(0.04)
+    assert not errors.passed(1e-7)
+    errors.allow(reference, reference - 0.06, valid)
+    assert errors.passed(1e-7)
+    errors.allow(reference, reference + 0.01, valid)
+    assert errors.torch == pytest.approx(0.06)
+
+
 def test_padding_does_not_count_unless_it_is_not_finite() -> None:
     reference, valid = np.zeros((2, 3, 4)), np.ones((2, 3, 1), bool)
     valid[1, 2] = False
@@ -573,6 +587,18 @@ def test_greedy_agreement_tells_models_apart(exported_noisy: Noisy, name: str) -
     assert (nothing_settled["passed"], nothing_settled["compared"]) == (True, 0)
 
 
+@pytest.mark.parametrize("longest", range(1, 15))
+def test_decoding_stays_within_the_positions(longest: int) -> None:
+    """Each row is decoded on the real model, whose table of positions ends there."""
+    model = zoo.create_model("gpt-tiny", max_seq_len=longest).double()
+    executor = TorchExecutor(model)
+    agreed = greedy_agreement(executor, executor, model.config.graphs(), 0.0, longest)
+    assert agreed is not None
+    prompt = min(5, (longest + 1) // 2)
+    assert (agreed["passed"], agreed["tokens"]) == (True, min(8, longest - prompt + 1))
+    assert agreed["tokens"] >= 1
+
+
 # The evidence.
 
 
@@ -600,7 +626,7 @@ def test_evidence(exported_model: Exported, name: str) -> None:
         assert list(part["outputs"]) == [tensor.name for tensor in graph.output_tensors()]
         assert set(part["placement"]) == {"CPUExecutionProvider"}
         for levels in part["outputs"].values():
-            assert set(levels) == {"off", "all", "perturbed"}
+            assert set(levels) == {"off", "all", "perturbed", "faint"}
             for facts in levels.values():
                 assert (facts["passed"], facts["finite"]) == (True, True)
                 assert 0 < facts["p99_9_abs_error"] <= facts["max_abs_error"] <= facts["limit"]
@@ -611,7 +637,7 @@ def test_evidence(exported_model: Exported, name: str) -> None:
         assert (evidence["logits"], evidence["greedy_decoding"]) == ({}, {})
     else:
         assert set(evidence["greedy_decoding"]) == {"off", "all"}
-        assert set(evidence["logits"]) == {"off", "all", "perturbed"}
+        assert set(evidence["logits"]) == {"off", "all", "perturbed", "faint"}
         for level in ("off", "all"):
             assert evidence["logits"][level]["argmax_disagreements"] == 0
             assert 0 <= evidence["logits"][level]["max_kl_divergence"] < 1e-6

@@ -21,6 +21,7 @@ from zoo.nn import (
     init_normal,
     init_truncated_normal,
     init_xavier,
+    normalize,
     pool,
     positions_of,
     sinusoids,
@@ -200,6 +201,13 @@ def test_pool(case: tuple[int, int, list[list[int]]]) -> None:
     assert_close(pool(x, padding, "mean"), expected, atol=1e-14, rtol=0)
     assert_close(pool(x, padding, "cls"), x[:, 0], atol=0, rtol=0)
     assert_close(pool(x, None, "mean"), sum(x[:, t] for t in range(length)) / length, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_normalize(dtype: torch.dtype) -> None:
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]], dtype=dtype)
+    expected = torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]], dtype=dtype)
+    assert_close(normalize(x), expected, atol=float(torch.finfo(dtype).eps), rtol=0)
 
 
 @pytest.mark.parametrize("bias", [True, False])

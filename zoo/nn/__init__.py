@@ -6,7 +6,7 @@ from zoo.nn.feed_forward import FeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
 from zoo.nn.masks import build_mask, positions_of
-from zoo.nn.pooling import pool
+from zoo.nn.pooling import normalize, pool
 from zoo.nn.positions import SinusoidalPositions, sinusoids
 from zoo.nn.residual import Residual
 
@@ -24,6 +24,7 @@ __all__ = [
     "init_normal",
     "init_truncated_normal",
     "init_xavier",
+    "normalize",
     "pool",
     "positions_of",
     "scaled_dot_product_attention",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Pooling", "pool"]
+__all__ = ["Pooling", "normalize", "pool"]
 
 Pooling = Literal["cls", "mean"]
 
@@ -22,3 +24,8 @@ def pool(x: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
         return x.mean(1)
     weights = padding.unsqueeze(-1).to(x.dtype)  # (B, T, 1)
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Vectors (..., E) of length 1, and 0 where they are 0 in every dtype: float16 has no 1e-12 to divide by."""
+    return F.normalize(x, dim=-1, eps=max(1e-12, torch.finfo(x.dtype).tiny))

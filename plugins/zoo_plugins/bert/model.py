@@ -6,7 +6,6 @@ B batch, T tokens, E hidden size, V vocabulary, C classes.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn import (
@@ -14,6 +13,7 @@ from zoo.nn import (
     MultiHeadAttention,
     build_mask,
     init_truncated_normal,
+    normalize,
     pool,
     positions_of,
     tied_linear,
@@ -126,7 +126,7 @@ class BERT(nn.Module):
         if c.task == "sentence-embedding":
             vector = pool(x, attention_mask, c.pooling)
             return {
-                "sentence_embedding": F.normalize(vector, dim=-1) if c.normalize else vector,
+                "sentence_embedding": normalize(vector) if c.normalize else vector,
                 "last_hidden_state": x,
             }
         return {"last_hidden_state": x} | ({"pooler_output": pooled} if pooled is not None else {})

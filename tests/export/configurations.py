@@ -1,0 +1,81 @@
+"""Random small models, each drawn from a number: what the gate must let pass."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.export.conftest import change_weights
+from zoo import models, plugins
+from zoo.artifact import ModelDirectory
+from zoo.registry import registry
+
+__all__ = ["Configuration", "draw_configuration"]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A model and how its weights are made."""
+
+    preset: str
+    settings: tuple[str, ...]
+    dtype: str
+    seed: int
+    gain: float
+    """What its matrices are multiplied by."""
+    noise: bool
+    """Whether biases and norms are random too."""
+
+    def build(self, folder: Path) -> ModelDirectory:
+        """Make the weights and save the model in a new folder."""
+        plugins.select(plugins.Selection(third_party=False))
+        spec = registry().resolve(self.preset, self.settings)
+        model = models.build(spec, seed=self.seed, dtype=self.dtype)
+        change_weights(model, self.seed, noise=self.noise, gain=self.gain)
+        return ModelDirectory.open(models.save_spec(spec, model, folder / "model", seed=self.seed))
+
+
+def draw_configuration(seed: int) -> Configuration:
+    """The configuration of a number: another architecture, shape, task, dtype and size of weights for each."""
+    rng = random.Random(seed)
+    preset = rng.choice(("gpt-tiny", "bert-tiny", "transformer-tiny"))
+    heads, head_dim = rng.choice((1, 2, 3, 4, 6)), rng.choice((2, 4, 6, 8, 12))
+    values: dict[str, object] = {
+        "num_heads": heads,
+        "hidden_size": heads * head_dim,
+        "vocab_size": rng.randint(7, 200),
+        "max_seq_len": rng.randint(5, 40),
+        "num_layers": rng.randint(1, 3),
+        "intermediate_size": rng.randint(3, 70),
+        "activation": rng.choice(("gelu", "gelu_tanh", "relu", "silu")),
+        "norm_eps": rng.choice((1e-12, 1e-6, 1e-5, 1e-3)),
+        "tie_embeddings": rng.choice(("true", "false")),
+    }
+    if preset == "gpt-tiny":
+        values["num_kv_heads"] = rng.choice([number for number in range(1, heads + 1) if heads % number == 0])
+        values["eos_token_id"] = 1
+    elif preset == "bert-tiny":
+        tasks = ("feature-extraction", "sentence-embedding", "fill-mask", "pretraining", "text-classification")
+        values["task"] = task = rng.choice(tasks)
+        values["mask_token_id"] = 1
+        values["type_vocab_size"] = rng.randint(1, 3)
+        values["num_classes"] = rng.randint(1, 5)
+        values["pooling"] = rng.choice(("cls", "mean"))
+        values["normalize"] = rng.choice(("true", "false"))
+        values["pooler"] = "true" if task in ("pretraining", "text-classification") else rng.choice(("true", "false"))
+    else:
+        values["norm_first"] = rng.choice(("true", "false"))
+        values["positions"] = rng.choice(("learned", "sinusoidal"))
+        values["attention_bias"] = rng.choice(("true", "false"))
+        values["head_dim"], values["value_head_dim"] = rng.choice((2, 3, 4, 8)), rng.choice((2, 3, 4, 8))
+        values["eos_token_id"], values["decoder_start_token_id"] = 1, 2
+    dtype = rng.choice(("float32", "float32", "float32", "float16"))
+    return Configuration(
+        preset=preset,
+        settings=tuple(f"{key}={value}" for key, value in values.items()),
+        dtype=dtype,
+        seed=seed,
+        gain=2 ** rng.uniform(-2, 4 if dtype == "float32" else 1),  # float16 scores beyond 65504 are not numbers
+        noise=rng.random() < 0.7,
+    )
