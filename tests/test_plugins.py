@@ -104,11 +104,12 @@ def test_built_in_plugins_load_through_the_same_door(zoo) -> None:
     listed = zoo("plugins", "list", "--json")
     assert listed.err == ""
     built_in = [found for found in listed.json["plugins"] if found["built_in"]]
-    assert [found["name"] for found in built_in] == ["bert", "gpt", "transformer"]
+    assert [found["name"] for found in built_in] == ["bert", "gpt", "onnx", "transformer"]
     for found in built_in:
         assert (found["distribution"], found["version"]) == ("attention-zoo", __version__)
         assert (found["status"], found["reason"]) == ("ok", None)
-        assert found["provides"]["architectures"] == [found["name"]]
+        provided = "exporters" if found["name"] == "onnx" else "architectures"
+        assert found["provides"][provided] == [found["name"]]
 
 
 def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
@@ -125,7 +126,7 @@ def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
         "built_in": False,
         "status": "ok",
         "reason": None,
-        "provides": {"architectures": ["zoo-acme"], "presets": ["zoo-acme-tiny"], "importers": []},
+        "provides": {"architectures": ["zoo-acme"], "presets": ["zoo-acme-tiny"], "importers": [], "exporters": []},
     }
     listed = zoo("list", "zoo-acme*", "--json")
     assert listed.err == ""
@@ -197,7 +198,7 @@ def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> No
     found = row(zoo, "zoo-aaa")
     assert (found["name"], found["version"], found["status"]) == ("faulty", "3.1.4", "broken")
     assert cause in str(found["reason"])
-    assert found["provides"] == {"architectures": [], "presets": [], "importers": []}
+    assert found["provides"] == {"architectures": [], "presets": [], "importers": [], "exporters": []}
     assert row(zoo, "zoo-zebra")["status"] == "ok"
 
 

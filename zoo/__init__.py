@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zoo import cost
-from zoo.config import Activation, Config
-from zoo.contract import Architecture, Graph, Importer, KeyValues, TensorSpec, mask, real, token_ids
+from zoo.config import Activation, Config, Settings
+from zoo.contract import Architecture, Exporter, Graph, Importer, KeyValues, TensorSpec, mask, real, token_ids
 from zoo.cost import Cost
 from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, ZooError
 from zoo.hookspecs import ZOO_API, hookimpl
@@ -23,11 +23,13 @@ __all__ = [
     "ArtifactError",
     "Config",
     "Cost",
+    "Exporter",
     "Graph",
     "Importer",
     "KeyValues",
     "ParityError",
     "PluginError",
+    "Settings",
     "StorageError",
     "TensorSpec",
     "UsageError",

@@ -27,9 +27,11 @@ __all__ = [
     "TOKENIZER",
     "Export",
     "ModelDirectory",
+    "Record",
     "describe",
     "digest_file",
     "entry_of",
+    "is_reserved",
     "is_weights",
     "new_model",
     "write_json",
@@ -133,6 +135,10 @@ class ModelDirectory:
         """The files that hold the model's tensors; none where only graphs were exported."""
         return sorted(name for name in self.files if is_weights(name) and name != INDEX)
 
+    def weight_digests(self) -> dict[str, str]:
+        """The SHA-256 of every file of weights."""
+        return {name: self.files[name]["sha256"] for name in self.weight_files()}
+
     def export(self, variant: str = "") -> Export:
         """The files of one export. There may be several: the plain one, whose variant has no name, and others."""
         return Export(self, variant)
@@ -159,23 +165,19 @@ class ModelDirectory:
 
 
 @dataclass(frozen=True)
-class Export:
-    """One variant of a model's graphs and the evidence for them, as files beside the weights."""
+class Record:
+    """What is known of one export: the evidence for it, a file beside the weights."""
 
     stored: ModelDirectory
     variant: str = ""
+    """Tells exports to one format apart; the plain one has none."""
+    stem: str = "parity"
+    """What the file's name begins with."""
 
     @property
     def evidence_file(self) -> str:
         """parity.json, or parity.VARIANT.json."""
-        return self._name("parity", "json")
-
-    @property
-    def graph_files(self) -> dict[str, str]:
-        """For each declared graph, in the order in which they run, its ONNX file."""
-        if self.variant == LOOP:
-            return {LOOP: f"{LOOP}.onnx"}
-        return {graph.name: self._name(graph.name, "onnx") for graph in self.stored.spec.graphs}
+        return self._name(self.stem, "json")
 
     def _name(self, stem: str, suffix: str) -> str:
         return ".".join(filter(None, (stem, self.variant, suffix)))
@@ -184,6 +186,33 @@ class Export:
     def exists(self) -> bool:
         """Whether it is here."""
         return self.evidence_file in self.stored.files
+
+    @cached_property
+    def evidence(self) -> Mapping[str, Any]:
+        """What vouches for the files."""
+        return load_json(self.stored.path / self.evidence_file)
+
+    @property
+    def files(self) -> list[str]:
+        """The files that the evidence is for; none where there is no export."""
+        listed = self.evidence.get("files") if self.exists else []
+        names = listed if isinstance(listed, list) else []
+        return [name for name in names if name in self.stored.files and not is_reserved(name)]
+
+    def is_verified(self) -> bool:
+        """Whether the export was shown equal to the model, with the weights that are there now."""
+        return bool(self.evidence.get("verified")) and self.evidence.get("weights") == self.stored.weight_digests()
+
+
+class Export(Record):
+    """One variant of a model's ONNX graphs."""
+
+    @property
+    def graph_files(self) -> dict[str, str]:
+        """For each declared graph, in the order in which they run, its ONNX file."""
+        if self.variant == LOOP:
+            return {LOOP: f"{LOOP}.onnx"}
+        return {graph.name: self._name(graph.name, "onnx") for graph in self.stored.spec.graphs}
 
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
@@ -200,16 +229,6 @@ class Export:
     def read(self) -> dict[str, bytes]:
         """Every graph by its name."""
         return {graph: (self.stored.path / name).read_bytes() for graph, name in self.graph_files.items()}
-
-    @cached_property
-    def evidence(self) -> Mapping[str, Any]:
-        """What vouches for the graphs."""
-        return load_json(self.stored.path / self.evidence_file)
-
-    def is_verified(self) -> bool:
-        """Whether the graphs were shown equal to the model, with the weights that are there now."""
-        weights = {name: self.stored.files[name]["sha256"] for name in self.stored.weight_files()}
-        return bool(self.evidence.get("verified")) and self.evidence.get("weights") == weights
 
     def check_verified(self) -> None:
         """Raise :class:`ParityError` for graphs that nothing vouches for."""
@@ -239,11 +258,11 @@ def new_model(target: Path, description: Mapping[str, Any], *, force: bool) -> I
 def copy_model(source: Path, target: Path, *, force: bool) -> None:
     """Copy a sound model to a new directory, without what was exported from it."""
     stored = ModelDirectory.open(source)
-    exported = {export.evidence_file for export in stored.exports()}
-    exported |= {f"model.{precision}.safetensors" for precision in PRECISIONS}
+    evidence = {name for name in stored.files if _EVIDENCE.fullmatch(name)}
+    exported = evidence.union(*(Record(stored, stem=name.removesuffix(".json")).files for name in evidence))
     with storage.new_directory(target, force=force, replaceable=is_model) as stage:
         for name in stored.files:
-            if name not in exported and not name.endswith(".onnx"):
+            if name not in exported:
                 shutil.copyfile(source / name, stage / name)
         _write_manifest(stage, {})
 
@@ -277,6 +296,14 @@ def is_model(path: Path) -> bool:
 def is_weights(name: str) -> bool:
     """Whether a file holds tensors of the model, or the index of those that do."""
     return name in (SINGLE, INDEX) or bool(re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name))
+
+
+_EVIDENCE = re.compile(r"parity(\.[\w-]+)?\.json|evidence(\.[\w-]+)+\.json")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a file of this name is the model's own, or the evidence for an export of it."""
+    return name in (CONFIG, MANIFEST, TOKENIZER, CARD) or is_weights(name) or bool(_EVIDENCE.fullmatch(name))
 
 
 def entry_of(path: Path) -> dict[str, Any]:

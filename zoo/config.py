@@ -16,33 +16,20 @@ from zoo.contract import Graph
 from zoo.cost import Cost
 from zoo.errors import UsageError, nearest
 
-__all__ = ["Activation", "Config"]
+__all__ = ["Activation", "Config", "Settings"]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 """The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Base of every architecture's configuration.
+class Settings:
+    """Base of what a plugin lets people choose: a model's configuration, an exporter's options.
 
     A subclass is a frozen, keyword-only dataclass whose fields are ``int``, ``float``, ``bool``, ``str``,
     ``Literal``, ``tuple[T, ...]`` or an optional of these, each with a docstring. ``__post_init__`` checks what
     types cannot say and raises ``ValueError`` with both offending values in the message.
     """
-
-    @property
-    def task(self) -> str:
-        """What this configuration is for: one of the architecture's tasks."""
-        raise NotImplementedError(f"{type(self).__name__} declares no task")
-
-    def graphs(self) -> tuple[Graph, ...]:
-        """The graphs that an export holds, in the order in which they run."""
-        raise NotImplementedError(f"{type(self).__name__} declares no graphs")
-
-    def cost(self) -> Cost | None:
-        """Parameters and FLOPs in closed form, or None: then they are counted on the meta device."""
-        return None
 
     @classmethod
     def field_types(cls) -> Mapping[str, Any]:
@@ -52,7 +39,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: object = None) -> Self:
-        """Make a configuration from plain data.
+        """Make settings from plain data.
 
         Raises :class:`UsageError` for an unknown key, a wrong type or an invalid combination, naming ``where``.
         """
@@ -96,7 +83,7 @@ class Config:
         return cls.check_field(key, value, where)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data, such that ``from_dict`` gives back an equal configuration."""
+        """Every field as plain data, such that ``from_dict`` gives back equal settings."""
         return dataclasses.asdict(self)
 
     def default(self, name: str, value: Any) -> None:
@@ -121,6 +108,24 @@ class Config:
         """Raise ``ValueError`` unless the field ``whole`` is a multiple of the field ``part``."""
         if getattr(self, whole) % getattr(self, part):
             raise ValueError(f"{whole} {getattr(self, whole)} is not divisible by {part} {getattr(self, part)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Settings):
+    """Base of every architecture's configuration."""
+
+    @property
+    def task(self) -> str:
+        """What this configuration is for: one of the architecture's tasks."""
+        raise NotImplementedError(f"{type(self).__name__} declares no task")
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs that an export holds, in the order in which they run."""
+        raise NotImplementedError(f"{type(self).__name__} declares no graphs")
+
+    def cost(self) -> Cost | None:
+        """Parameters and FLOPs in closed form, or None: then they are counted on the meta device."""
+        return None
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Literal
 
 __all__ = [
     "Architecture",
+    "Exporter",
     "Graph",
     "Importer",
     "KeyValues",
@@ -187,6 +188,37 @@ class Importer:
         _check_name("model type", self.model_type)
         _check_name("architecture", self.architecture)
         _check_reference("rules", self.rules)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exporter:
+    """A format that models are exported to, by reference. What its functions take and return: :mod:`zoo.exporting`."""
+
+    name: str
+    """What people write: ``zoo export MODEL --format NAME``."""
+    export: str
+    """``module:function``, called with a :class:`zoo.exporting.Job`: writes files and returns the evidence for them."""
+    verify: str | None = None
+    """``module:function``, called with a Job: looks at an earlier export and returns the evidence for it."""
+    options: str | None = None
+    """``module:Class``, a :class:`zoo.Settings` of what can be chosen. Its module should not import torch."""
+    verifies: bool = True
+    """Whether ``export`` compares what it wrote with the model. What comes from one that does not is marked so."""
+    evidence: str | None = None
+    """``evidence.NAME`` for an exporter that writes evidence.NAME.json itself, since its other files hold the digest
+    of that; by default zoo writes it. ONNX has ``parity``."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        if not isinstance(self.name, str) or not re.fullmatch(r"\w[\w-]*", self.name):
+            raise ValueError(f"bad exporter name {self.name!r}: use letters, digits, '-' and '_'")
+        if self.evidence not in (None, "parity", f"evidence.{self.name}"):
+            raise ValueError(f"bad evidence {self.evidence!r}: write 'evidence.{self.name}'")
+        for kind, reference in (("export", self.export), ("verify", self.verify), ("options", self.options)):
+            if reference is not None or kind == "export":
+                _check_reference(kind, reference)
+        if not isinstance(self.verifies, bool):
+            raise ValueError(f"verifies of exporter {self.name!r} must be True or False, got {self.verifies!r}")
 
 
 def _check_name(kind: str, name: object) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pluggy
 
-from zoo.contract import Architecture, Importer
+from zoo.contract import Architecture, Exporter, Importer
 
 __all__ = ["ENTRY_POINT_GROUP", "ZOO_API", "hookimpl", "hookspec"]
 
@@ -42,3 +42,8 @@ def zoo_presets() -> Sequence[Path]:  # type: ignore[empty-body]
 @hookspec
 def zoo_importers() -> Sequence[Importer]:  # type: ignore[empty-body]
     """Importers of foreign checkpoint layouts."""
+
+
+@hookspec
+def zoo_exporters() -> Sequence[Exporter]:  # type: ignore[empty-body]
+    """Formats that models are exported to, by reference."""

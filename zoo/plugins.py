@@ -23,14 +23,19 @@ from typing import Any, Literal
 import pluggy
 
 from zoo import hookspecs
-from zoo.contract import Architecture, Importer
+from zoo.contract import Architecture, Exporter, Importer
 from zoo.errors import PluginError, UsageError, ZooError, nearest
 from zoo.hookspecs import ENTRY_POINT_GROUP, ZOO_API
 from zoo.presets import Preset, read_presets
 
 __all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "blame", "clash", "select"]
 
-BUILT_IN = {"bert": "zoo_plugins.bert", "gpt": "zoo_plugins.gpt", "transformer": "zoo_plugins.transformer"}
+BUILT_IN = {
+    "bert": "zoo_plugins.bert",
+    "gpt": "zoo_plugins.gpt",
+    "onnx": "zoo_export.plugin",
+    "transformer": "zoo_plugins.transformer",
+}
 DISTRIBUTION = "attention-zoo"
 
 Status = Literal["ok", "disabled", "broken", "conflict"]
@@ -76,6 +81,7 @@ class Plugin:
     import_seconds: float | None = None
     architectures: Sequence[Architecture] = ()
     importers: Sequence[Importer] = ()
+    exporters: Sequence[Exporter] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
     @cached_property
@@ -164,6 +170,18 @@ class Plugins:
             raise UsageError(f"no importer for model_type {model_type!r}", where, nearest(model_type, known))
         return found[0][1]
 
+    def exporter(self, name: str) -> tuple[Plugin, Exporter]:
+        """The exporter to the format ``name``. None is a :class:`UsageError`, two a :class:`PluginError`."""
+        found = [(plugin, item) for plugin in self.loaded() for item in plugin.exporters if item.name == name]
+        if len(found) > 1:
+            raise clash("exporter", name, [plugin for plugin, _ in found])
+        if not found:
+            known = {item.name for plugin in self.loaded() for item in plugin.exporters}
+            lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
+            hint = "; ".join([nearest(name, known), *lost])
+            raise UsageError(f"no plugin exports to {name!r}", "--format", hint)
+        return found[0]
+
     def _mark_conflicts(self) -> None:
         providers: dict[tuple[str, str], list[Plugin]] = {}
         for plugin in self.loaded():
@@ -173,6 +191,10 @@ class Plugins:
                 providers.setdefault(("preset", preset), []).append(plugin)
             for importer in plugin.importers:
                 providers.setdefault(("importer", importer.model_type), []).append(plugin)
+            for exporter in plugin.exporters:
+                providers.setdefault(("exporter", exporter.name), []).append(plugin)
+                if exporter.evidence is not None:
+                    providers.setdefault(("evidence", exporter.evidence), []).append(plugin)
         for (kind, name), plugins in providers.items():
             for plugin in plugins if len(plugins) > 1 else ():
                 others = " and ".join(str(other) for other in plugins if other is not plugin) or "itself, twice"
@@ -183,7 +205,8 @@ class Plugins:
 def clash(kind: str, name: str, owners: Sequence[Plugin], where: object = None) -> PluginError:
     """The error of two providers of one name, and how to say which is meant."""
     both = " and ".join(map(str, owners))
-    remedy = f"-P no:{owners[-1].name}" if kind == "importer" else f"write {owners[0].distribution}:{name}"
+    qualified = f"write {owners[0].distribution}:{name}"
+    remedy = f"-P no:{owners[-1].name}" if kind in ("importer", "exporter") else qualified
     return PluginError(f"{kind} {name!r} is provided by {both}", where, remedy)
 
 
@@ -248,12 +271,13 @@ def _load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
             manager.check_pending()
             plugin.architectures = _collect(manager, key, "zoo_architectures", Architecture)
             plugin.importers = _collect(manager, key, "zoo_importers", Importer)
-            for item in (*plugin.architectures, *plugin.importers):
+            plugin.exporters = _collect(manager, key, "zoo_exporters", Exporter)
+            for item in (*plugin.architectures, *plugin.importers, *plugin.exporters):
                 item.check()
             for path in _collect(manager, key, "zoo_presets", Path):
                 plugin.presets = {**plugin.presets, **read_presets(path)}
     except ZooError as error:
-        plugin.architectures, plugin.importers, plugin.presets = (), (), {}
+        plugin.architectures, plugin.importers, plugin.exporters, plugin.presets = (), (), (), {}
         plugin.status = "broken"
         raised = error.__cause__ if type(error) is PluginError and error.__cause__ else error
         plugin.reason = " ".join(describe(raised).split())

@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 def weights_of(stored: ModelDirectory) -> dict[str, str]:
     """The digest of every file of weights."""
-    return {name: stored.files[name]["sha256"] for name in stored.weight_files()}
+    return stored.weight_digests()
 
 
 def unverified(graphs: Mapping[str, bytes], reason: str) -> dict[str, Any]:
@@ -52,7 +52,8 @@ def write_export(export: Export, graphs: Mapping[str, bytes], evidence: Mapping[
 
 def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
     """Write graphs and the evidence for them to a stage of their model directory."""
-    write_json(stage / export.evidence_file, evidence)
+    files = {path.name for path in stage.iterdir()} | {export.graph_files[name] for name in graphs}
+    write_json(stage / export.evidence_file, {**evidence, "files": sorted(files)})
     entries = vouching(export.stored, (stage / export.evidence_file).read_bytes())
     for name, graph in graphs.items():
         (stage / export.graph_files[name]).write_bytes(annotate(graph, entries))

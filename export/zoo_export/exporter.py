@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import CARD, LOOP, TOKENIZER, Export, ModelDirectory, describe, digest_file, new_model, write_json
 from zoo.card import model_card
 from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.exporting import Job, export_to
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
 from zoo_export import cache
-from zoo_export.evidence import unverified, vouching, write_export
+from zoo_export.evidence import stage_export, unverified, vouching, write_export
 from zoo_export.graph_file import EVIDENCE_KEY, annotate, link, metadata, parse, serialize
 
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
 __all__ = [
     "OPSETS",
     "Options",
+    "Request",
     "check_export",
     "export_graphs_only",
     "export_loop",
     "export_model",
+    "export_onnx",
     "export_preset",
     "make_graphs",
+    "verify_onnx",
 ]
 
 OPSETS = (23, 24)
@@ -57,6 +61,23 @@ class Options:
     def __post_init__(self) -> None:
         if self.opset not in OPSETS:
             raise UsageError(f"opset {self.opset} is not supported", "--opset", f"choose one of {OPSETS}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What can be chosen about an export."""
+
+    options: Options = Options()
+    """How the graphs are written."""
+    provider: Provider = "cpu"
+    """The execution provider to compare on."""
+    whole_grid: bool = False
+    """Compare at every point of the grid, however long that takes."""
+
+    @property
+    def variant(self) -> str:
+        """The name of such an export beside others."""
+        return self.options.variant
 
 
 def export_model(
@@ -87,15 +108,33 @@ def export_model(
         PluginError: the model cannot be traced.
         ParityError: the graph is not equal to the model. Nothing is written.
     """
-    export = _open(directory, options, force=force)
-    graphs = make_graphs(export.stored, options)
+    request = Request(options=options, provider=provider, whole_grid=whole_grid)
+    evidence = export_to(directory, "onnx", options=request, force=force, progress=progress).evidence
+    from zoo_export.parity import Report
+
+    return Report(dict(evidence))
+
+
+def export_onnx(job: Job) -> dict[str, Any]:
+    """The exporter to ONNX, as the plugin of that name declares it."""
+    request = job.options or Request()
+    stored, export = job.model, job.model.export(request.variant)
+    graphs = make_graphs(stored, request.options)
     from zoo_export.parity import compare  # tracing alone needs no runtime
 
-    report = compare(export.stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
+    where, whole = request.provider, request.whole_grid
+    report = compare(stored, graphs, provider=where, whole_grid=whole, progress=job.progress)
     if not report.passed:
-        raise ParityError(report.verdict(), directory, "nothing was written")
-    write_export(export, graphs, report.evidence)
-    return report
+        raise ParityError(report.verdict(), stored.path, "nothing was written")
+    stage_export(export, job.folder, graphs, report.evidence)
+    return report.evidence
+
+
+def verify_onnx(job: Job) -> dict[str, Any]:
+    """Repeat the comparison of an ONNX export."""
+    from zoo_export.parity import verify_model
+
+    return verify_model(job.folder, progress=job.progress).evidence
 
 
 def export_loop(directory: Path, *, force: bool = False, provider: Provider = "cpu") -> Report:
@@ -154,7 +193,7 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
     evidence = unverified(graphs, "exported without weights")
     files = {name: f"{name}.onnx" for name in graphs}
     with new_model(directory, description, force=force) as stage:
-        write_json(stage / "parity.json", evidence)
+        write_json(stage / "parity.json", {**evidence, "files": sorted(files.values())})
         for name, graph in graphs.items():
             (stage / files[name]).write_bytes(annotate(graph, {EVIDENCE_KEY: digest_file(stage / "parity.json")}))
         if spec.tokenizer is not None:

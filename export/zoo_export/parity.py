@@ -26,7 +26,7 @@ from zoo_export.evidence import versions, weights_of, write_export
 from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers, referenced_tensors
 from zoo_export.grid import DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
-from zoo_export.pipeline import Arrays, OnnxExecutor, run_pipeline
+from zoo_export.pipeline import Arrays, Executor, OnnxExecutor, run_pipeline
 from zoo_export.reference import TorchExecutor
 from zoo_export.session import Provider, open_session, placement
 
@@ -61,6 +61,7 @@ class Report:
 
     evidence: dict[str, Any]
     failures: list[str] = field(default_factory=list)
+    subject: str = "the ONNX graph"
 
     @property
     def passed(self) -> bool:
@@ -70,7 +71,7 @@ class Report:
     def verdict(self) -> str:
         """One line that says what diverges."""
         more = f" and {len(self.failures) - 1} more" if len(self.failures) > 1 else ""
-        return f"the ONNX graph is not equal to the model: {self.failures[0]}{more}"
+        return f"{self.subject} is not equal to the model: {self.failures[0]}{more}"
 
 
 def compare(
@@ -127,17 +128,20 @@ def free_memory() -> float:
 class _Comparison:
     """The model in float64, in its own dtype, and as graphs at each optimisation level, side by side."""
 
+    levels: Mapping[str, bool] = LEVELS
+    labels: Mapping[str, str] = _LABELS
+
     def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
         self.stored, self.files, self.provider = stored, graphs, provider
         self.graphs = stored.spec.graphs
         self.epsilon = float(np.finfo(stored.dtype).eps)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
-        self.runtimes = {level: self._runtime(optimize) for level, optimize in LEVELS.items()}
+        self.runtimes = {level: self._runtime(optimize) for level, optimize in self.levels.items()}
         self.yardstick = TorchExecutor(models.load_directory(stored))
         self.reference = TorchExecutor(models.load_directory(stored).double())
         self.errors = {
             (level, graph.name, tensor.name): Errors()
-            for level in _LABELS
+            for level in self.labels
             for graph in self.graphs
             for tensor in graph.output_tensors()
         }
@@ -150,7 +154,7 @@ class _Comparison:
         optimize: bool,
         weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
         files: Mapping[str, bytes] | None = None,
-    ) -> OnnxExecutor:
+    ) -> Executor:
         """Sessions for all graphs: on the stored weights, or on others of the same layout."""
         sessions = {}
         try:
@@ -246,7 +250,7 @@ class _Comparison:
         """The weights that the models have now, by every name."""
         return {name: tensor.numpy() for name, tensor in self.yardstick.model.state_dict().items()}
 
-    def _compare_at(self, point: Point, runtimes: Mapping[str, OnnxExecutor]) -> None:
+    def _compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
         feeds = make_feeds(self.graphs, point, SEED, self.longest)
         wanted = run_pipeline(self.reference, self.graphs, feeds, point, split=False)
         allowed = run_pipeline(self.yardstick, self.graphs, feeds, point, split=True)
@@ -291,7 +295,7 @@ class _Comparison:
         """One line for each thing that diverges, the first with the module where it begins."""
         lines = []
         for (level, graph, name), error in self.errors.items():
-            where = f"{name} of {graph}, {_LABELS[level]}"
+            where = f"{name} of {graph}, {self.labels[level]}"
             if not error.finite:
                 lines.append(f"{where}, is not finite")
             elif not error.passed(self.epsilon):
@@ -299,11 +303,11 @@ class _Comparison:
                 lines.append(f"{where}, is off by {error.runtime:.3g}, allowed {limit:.3g}, at {error.worst}")
         for (level, graph, _), item in self.distributions.items():
             if item.disagreements:
-                where = f"{graph}, {_LABELS[level]}"
+                where = f"{graph}, {self.labels[level]}"
                 lines.append(f"{where}, chooses another token in {item.disagreements} of {item.rows} rows")
         for level, agreement in self.greedy.items():
             if not agreement["passed"]:
-                lines.append(f"greedy decoding, {_LABELS[level]}, diverges after {agreement['agreed']} tokens")
+                lines.append(f"greedy decoding, {self.labels[level]}, diverges after {agreement['agreed']} tokens")
         module = self._first_divergence() if lines else None
         return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
 
@@ -326,13 +330,19 @@ class _Comparison:
         references = self.reference, self.yardstick
         return module_errors(graph, self.files[name], self.graphs, run, references, feeds, point)
 
-    def _run_tapped(self, name: str, data: bytes) -> OnnxExecutor:
+    def _run_tapped(self, name: str, data: bytes) -> Executor:
         """All graphs without optimisations on the models' present weights, one file replaced."""
         return self._runtime(optimize=False, weights=self._weights(), files={**self.files, name: data})
 
+    def _about(self, graph: Graph) -> dict[str, Any]:
+        """What the evidence says of a graph's file."""
+        runtime = self.runtimes["all"]
+        assert isinstance(runtime, OnnxExecutor)
+        nodes = placement(runtime.sessions[graph.name])
+        return {"sha256": graph_digest(self.files[graph.name]), "placement": dict(nodes)}
+
     def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
         """The content of parity.json."""
-        sessions = self.runtimes["all"].sessions
         rule = f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|"
         return {
             "schema": 1,
@@ -344,12 +354,11 @@ class _Comparison:
             "reference": "the module in float64, without a cache",
             "graphs": {
                 graph.name: {
-                    "sha256": graph_digest(self.files[graph.name]),
-                    "placement": dict(placement(sessions[graph.name])),
+                    **self._about(graph),
                     "outputs": {
                         tensor.name: {
                             level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon)
-                            for level in _LABELS
+                            for level in self.labels
                         }
                         for tensor in graph.output_tensors()
                     },

@@ -11,7 +11,7 @@ import onnxruntime as ort
 from zoo.contract import Graph
 from zoo_export.grid import Feeds, Point, empty_past, slice_feeds
 
-__all__ = ["Arrays", "Executor", "OnnxExecutor", "next_past", "run_pipeline"]
+__all__ = ["Arrays", "Executor", "OnnxExecutor", "next_past", "run_pipeline", "typed_feeds"]
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
@@ -33,12 +33,16 @@ class OnnxExecutor:
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         session = self.sessions[graph.name]
-        arrays = {
-            tensor.name: feeds[tensor.name].astype(np.int64 if tensor.dtype == "int64" else self.dtype, copy=False)
-            for tensor in graph.input_tensors()
-        }
         names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(names, arrays), strict=True))
+        return dict(zip(names, session.run(names, typed_feeds(graph, feeds, self.dtype)), strict=True))
+
+
+def typed_feeds(graph: Graph, feeds: Feeds, dtype: np.dtype[Any]) -> Arrays:
+    """A graph's inputs in the order of its declaration, the real ones in ``dtype``."""
+    return {
+        tensor.name: feeds[tensor.name].astype(np.int64 if tensor.dtype == "int64" else dtype, copy=False)
+        for tensor in graph.input_tensors()
+    }
 
 
 def run_pipeline(

@@ -15,6 +15,7 @@ def provides(plugin: Plugin) -> dict[str, list[str]]:
         "architectures": [architecture.name for architecture in plugin.architectures],
         "presets": sorted(plugin.presets),
         "importers": [importer.model_type for importer in plugin.importers],
+        "exporters": [exporter.name for exporter in plugin.exporters],
     }
 
 
