@@ -24,12 +24,14 @@ __all__ = [
     "LOOP",
     "MANIFEST",
     "PRECISIONS",
+    "PROFILES",
     "TOKENIZER",
     "Export",
     "ModelDirectory",
     "describe",
     "digest_file",
     "entry_of",
+    "export_file",
     "is_weights",
     "new_model",
     "write_json",
@@ -41,6 +43,8 @@ TOKENIZER = "tokenizer.json"
 CARD = "README.md"
 LOOP = "generate"
 """The variant whose one graph does all of generation, and the name of that graph."""
+PROFILES = ("cpu", "cuda")
+"""The variants rewritten for one provider."""
 PRECISIONS = ("fp16", "int8", "int4")
 """The variants with weights of their own: model.int8.safetensors."""
 SCHEMA = 1
@@ -168,17 +172,14 @@ class Export:
     @property
     def evidence_file(self) -> str:
         """parity.json, or parity.VARIANT.json."""
-        return self._name("parity", "json")
+        return export_file("parity", self.variant, "json")
 
     @property
     def graph_files(self) -> dict[str, str]:
         """For each declared graph, in the order in which they run, its ONNX file."""
         if self.variant == LOOP:
             return {LOOP: f"{LOOP}.onnx"}
-        return {graph.name: self._name(graph.name, "onnx") for graph in self.stored.spec.graphs}
-
-    def _name(self, stem: str, suffix: str) -> str:
-        return ".".join(filter(None, (stem, self.variant, suffix)))
+        return {graph.name: export_file(graph.name, self.variant, "onnx") for graph in self.stored.spec.graphs}
 
     @property
     def exists(self) -> bool:
@@ -187,7 +188,7 @@ class Export:
 
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
-        options = {"": "", LOOP: "--loop", "fp16": "--dtype fp16"}
+        options = {"": "", LOOP: "--loop", "fp16": "--dtype fp16"} | {name: f"--profile {name}" for name in PROFILES}
         option = options.get(self.variant, f"--quantize {self.variant}")
         command = f"zoo export {self.stored.path} --onnx {option}".rstrip()
         if not self.exists:
@@ -217,6 +218,11 @@ class Export:
             reason = self.evidence.get("reason", "the weights have changed since")
             remedy = f"zoo verify {self.stored.path}, or run it with --unverified"
             raise ParityError(f"the export is not verified ({reason})", self.stored.path, remedy)
+
+
+def export_file(stem: str, variant: str, suffix: str) -> str:
+    """The name of one file of an export: ``STEM.SUFFIX`` or ``STEM.VARIANT.SUFFIX``."""
+    return ".".join(filter(None, (stem, variant, suffix)))
 
 
 def _generation(path: Path) -> tuple[int, int] | None:

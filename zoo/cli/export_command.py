@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.artifact import LOOP
+from zoo.artifact import LOOP, PROFILES
 from zoo.cli.output import bytes_text, emit_json, json_option
 from zoo.errors import ArtifactError, UsageError
 
@@ -120,7 +120,14 @@ def say(report: Report, directory: Path, variant: str = "") -> None:
 )
 @click.option("--check", is_flag=True, help="Write nothing: compare the graph that is there with a new one.")
 @click.option("--inline", is_flag=True, help="Write no functions, for consumers that know none.")
-@click.option("--opset", type=int, default=23, show_default=True, help="Version of the standard operators.")
+@click.option(
+    "--profile",
+    type=click.Choice(["portable", *PROFILES]),
+    default="portable",
+    show_default=True,
+    help="Write a decoder's caches in place, and logits on request, and compare on that provider.",
+)
+@click.option("--opset", type=int, help="Version of the standard operators: 23, or 24, which the profiles need.")
 @provider_option
 @grid_option
 @json_option
@@ -139,7 +146,8 @@ def command(
     standalone: Path | None,
     check: bool,
     inline: bool,
-    opset: int,
+    profile: str,
+    opset: int | None,
     provider: str,
     grid: str,
     as_json: bool,
@@ -156,10 +164,13 @@ def command(
         raise UsageError("--check writes nothing", "zoo export", "give it a model directory alone")
     from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
 
-    options = Options(opset=opset, functions=not inline)
+    options = Options(opset=opset or 0, functions=not inline, profile=profile)
+    if profile != "portable" and (loop or standalone):
+        raise UsageError("--loop and --standalone are portable", "--profile", "export them separately")
+    provider = provider if profile == "portable" else profile
     precision = quantize or (dtype if dtype != "fp32" else None)
     if precision or max_kl is not None:
-        if (dtype and quantize) or loop or standalone or graph_only or check:
+        if (dtype and quantize) or loop or standalone or graph_only or check or options.variant:
             raise UsageError("one precision at a time, alone", "zoo export", "export the rest separately")
         directory = _prepare(model, output, settings, force and not Path(model).is_dir())
         _smaller(directory, precision, max_kl, text, force, provider, grid == "whole", as_json)
