@@ -24,6 +24,7 @@ __all__ = [
     "LOOP",
     "MANIFEST",
     "PRECISIONS",
+    "PROFILES",
     "TOKENIZER",
     "Export",
     "ModelDirectory",
@@ -31,6 +32,7 @@ __all__ = [
     "describe",
     "digest_file",
     "entry_of",
+    "export_file",
     "is_reserved",
     "is_weights",
     "new_model",
@@ -43,6 +45,8 @@ TOKENIZER = "tokenizer.json"
 CARD = "README.md"
 LOOP = "generate"
 """The variant whose one graph does all of generation, and the name of that graph."""
+PROFILES = ("cpu", "cuda")
+"""The variants rewritten for one provider."""
 PRECISIONS = ("fp16", "int8", "int4")
 """The variants with weights of their own: model.int8.safetensors."""
 SCHEMA = 1
@@ -177,10 +181,7 @@ class Record:
     @property
     def evidence_file(self) -> str:
         """parity.json, or parity.VARIANT.json."""
-        return self._name(self.stem, "json")
-
-    def _name(self, stem: str, suffix: str) -> str:
-        return ".".join(filter(None, (stem, self.variant, suffix)))
+        return export_file(self.stem, self.variant, "json")
 
     @property
     def exists(self) -> bool:
@@ -212,11 +213,11 @@ class Export(Record):
         """For each declared graph, in the order in which they run, its ONNX file."""
         if self.variant == LOOP:
             return {LOOP: f"{LOOP}.onnx"}
-        return {graph.name: self._name(graph.name, "onnx") for graph in self.stored.spec.graphs}
+        return {graph.name: export_file(graph.name, self.variant, "onnx") for graph in self.stored.spec.graphs}
 
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
-        options = {"": "", LOOP: "--loop", "fp16": "--dtype fp16"}
+        options = {"": "", LOOP: "--loop", "fp16": "--dtype fp16"} | {name: f"--profile {name}" for name in PROFILES}
         option = options.get(self.variant, f"--quantize {self.variant}")
         command = f"zoo export {self.stored.path} --onnx {option}".rstrip()
         if not self.exists:
@@ -236,6 +237,11 @@ class Export(Record):
             reason = self.evidence.get("reason", "the weights have changed since")
             remedy = f"zoo verify {self.stored.path}, or run it with --unverified"
             raise ParityError(f"the export is not verified ({reason})", self.stored.path, remedy)
+
+
+def export_file(stem: str, variant: str, suffix: str) -> str:
+    """The name of one file of an export: ``STEM.SUFFIX`` or ``STEM.VARIANT.SUFFIX``."""
+    return ".".join(filter(None, (stem, variant, suffix)))
 
 
 def _generation(path: Path) -> tuple[int, int] | None:

@@ -48,6 +48,8 @@ class Job:
     """Where the format's files lie: an empty folder to write them to, or, to verify them, the model's directory."""
     options: Any = None
     """What was chosen, of the class that the exporter declares; None where it declares none."""
+    variant: str = ""
+    """The ``.variant`` of the options: exports to one format that differ in it lie beside each other."""
     progress: Progress | None = None
     """To be called, where it is not None, by what takes long."""
 
@@ -78,8 +80,7 @@ def export_to(
     Args:
         directory: a model directory.
         format: the name of an exporter.
-        options: what it lets people choose; its defaults where None. Exports whose options have another ``.variant``
-            lie beside each other.
+        options: what it lets people choose; its defaults where None.
         force: replace an earlier export to the same format. Its files vanish.
         progress: called with what is compared.
 
@@ -104,7 +105,8 @@ def export_to(
     before = _listing(stored.path)
     kept = {name: entry for name, entry in stored.files.items() if name not in (record.evidence_file, *old)}
     with stored.adding(kept) as stage:
-        evidence = _run(plugin, exporter, function, Job(model=stored, folder=stage, options=options, progress=progress))
+        job = Job(model=stored, folder=stage, options=options, variant=record.variant, progress=progress)
+        evidence = _run(plugin, exporter, function, job)
         _check_changes(plugin, stored, before)
         files = _check_stage(plugin, record, stage, own=exporter.evidence is not None, old=old)
         _check_verdict(plugin, exporter, evidence, directory, "nothing was written")
@@ -142,7 +144,7 @@ def verify_export(directory: Path, format: str, *, variant: str = "", progress: 
             values = record.evidence.get("options") or {}
             options = _options_class(plugin, exporter.options).from_dict(values, directory / record.evidence_file)
     function = load_reference(exporter.verify, plugin)
-    job = Job(model=stored, folder=stored.path, options=options, progress=progress)
+    job = Job(model=stored, folder=stored.path, options=options, variant=variant, progress=progress)
     evidence = _run(plugin, exporter, function, job)
     if evidence["verified"] is not True:
         raise ParityError(_unequal(plugin, evidence), directory)

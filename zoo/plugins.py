@@ -171,7 +171,10 @@ class Plugins:
         return found[0][1]
 
     def exporter(self, name: str) -> tuple[Plugin, Exporter]:
-        """The exporter to the format ``name``. None is a :class:`UsageError`, two a :class:`PluginError`."""
+        """The exporter to the format ``name``.
+
+        None is a :class:`UsageError`, two a :class:`PluginError`, and so is none where a plugin is not loaded.
+        """
         found = [(plugin, item) for plugin in self.loaded() for item in plugin.exporters if item.name == name]
         if len(found) > 1:
             raise clash("exporter", name, [plugin for plugin, _ in found])
@@ -179,7 +182,7 @@ class Plugins:
             known = {item.name for plugin in self.loaded() for item in plugin.exporters}
             lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
             hint = "; ".join([nearest(name, known), *lost])
-            raise UsageError(f"no plugin exports to {name!r}", "--format", hint)
+            raise (PluginError if lost else UsageError)(f"no plugin exports to {name!r}", "--format", hint)
         return found[0]
 
     def _mark_conflicts(self) -> None:

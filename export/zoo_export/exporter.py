@@ -12,9 +12,22 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.artifact import CARD, LOOP, TOKENIZER, Export, ModelDirectory, describe, digest_file, new_model, write_json
+from zoo.artifact import (
+    CARD,
+    LOOP,
+    PROFILES,
+    TOKENIZER,
+    Export,
+    ModelDirectory,
+    describe,
+    digest_file,
+    export_file,
+    new_model,
+    write_json,
+)
 from zoo.card import model_card
-from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, ParityError, UsageError, nearest
 from zoo.exporting import Job, export_to
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
@@ -42,25 +55,33 @@ __all__ = [
 
 OPSETS = (23, 24)
 """Versions of the standard operators that graphs are written in: torch translates no newer ones."""
+PORTABLE = "portable"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What can be chosen about a graph."""
 
-    opset: int = OPSETS[0]
-    """Version of the standard operators."""
+    opset: int = 0
+    """Version of the standard operators; 0 for the lowest that the profile can be written in."""
     functions: bool = True
-    """Whether modules that repeat are functions."""
+    """Whether modules that repeat are functions, in the portable profile."""
+    profile: str = PORTABLE
+    """How the graph is run: see :mod:`zoo_export.profiles`."""
 
     @property
     def variant(self) -> str:
         """The name of such an export beside others."""
-        return ""
+        return "" if self.profile == PORTABLE else self.profile
 
     def __post_init__(self) -> None:
-        if self.opset not in OPSETS:
-            raise UsageError(f"opset {self.opset} is not supported", "--opset", f"choose one of {OPSETS}")
+        if self.profile not in (PORTABLE, *PROFILES):
+            raise UsageError(f"no profile {self.profile!r}", "--profile", nearest(self.profile, (PORTABLE, *PROFILES)))
+        known = OPSETS if self.profile == PORTABLE else OPSETS[1:]
+        object.__setattr__(self, "opset", self.opset or known[0])
+        if self.opset not in known:
+            what = f"opset {self.opset} is not supported in the profile {self.profile}"
+            raise UsageError(what, "--opset", f"choose one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +139,7 @@ def export_model(
 def export_onnx(job: Job) -> dict[str, Any]:
     """The exporter to ONNX, as the plugin of that name declares it."""
     request = job.options or Request()
-    stored, export = job.model, job.model.export(request.variant)
+    stored, export = job.model, job.model.export(job.variant)
     graphs = make_graphs(stored, request.options)
     from zoo_export.parity import compare  # tracing alone needs no runtime
 
@@ -134,7 +155,7 @@ def verify_onnx(job: Job) -> dict[str, Any]:
     """Repeat the comparison of an ONNX export."""
     from zoo_export.parity import verify_model
 
-    return verify_model(job.folder, progress=job.progress).evidence
+    return verify_model(job.folder, variant=job.variant, progress=job.progress).evidence
 
 
 def export_loop(directory: Path, *, force: bool = False, provider: Provider = "cpu") -> Report:
@@ -191,11 +212,12 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
     graphs = {name: link(graph, layout) for name, graph in unlinked_graphs(spec, dtype, options).items()}
     description = describe(spec, dtype=dtype, seed=0)
     evidence = unverified(graphs, "exported without weights")
-    files = {name: f"{name}.onnx" for name in graphs}
+    files = {name: export_file(name, options.variant, "onnx") for name in graphs}
     with new_model(directory, description, force=force) as stage:
-        write_json(stage / "parity.json", {**evidence, "files": sorted(files.values())})
+        evidence_file = stage / export_file("parity", options.variant, "json")
+        write_json(evidence_file, {**evidence, "files": sorted(files.values())})
         for name, graph in graphs.items():
-            (stage / files[name]).write_bytes(annotate(graph, {EVIDENCE_KEY: digest_file(stage / "parity.json")}))
+            (stage / files[name]).write_bytes(annotate(graph, {EVIDENCE_KEY: digest_file(evidence_file)}))
         if spec.tokenizer is not None:
             from zoo.tokenizer import write_tokenizer
 
@@ -243,17 +265,24 @@ def _open(directory: Path, options: Options, *, force: bool) -> Export:
 
 def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
     """Every declared graph by its name, from the cache or traced, pointing nowhere yet."""
-    graphs = {}
-    for graph in spec.graphs:
-        key = cache.key(spec, graph.name, dtype, asdict(options))
-        data = cache.read(key) if cached else None
-        if data is None:
+    return {graph.name: _unlinked(spec, graph, dtype, options, cached) for graph in spec.graphs}
+
+
+def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cached: bool) -> bytes:
+    key = cache.key(spec, graph.name, dtype, asdict(options))
+    data = cache.read(key) if cached else None
+    if data is None:
+        if options.profile != PORTABLE:
+            from zoo_export.profiles import specialise
+
+            plain = Options(opset=options.opset, functions=False)
+            data = specialise(_unlinked(spec, graph, dtype, plain, cached), graph, options.profile)
+        else:
             from zoo_export.tracing import trace_graph
 
             data = trace_graph(spec, graph, dtype, opset=options.opset, functions=options.functions)
-            cache.write(key, data)
-        graphs[graph.name] = data
-    return graphs
+        cache.write(key, data)
+    return data
 
 
 def _planned_layout(spec: ModelSpec, dtype: str) -> dict[str, StoredTensor]:

@@ -27,6 +27,7 @@ __all__ = [
     "TOKENIZER_KEY",
     "WEIGHTS_KEY",
     "annotate",
+    "contract",
     "external_tensors",
     "graph_digest",
     "header_digest",
@@ -164,6 +165,24 @@ def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTenso
     """The stored tensors that some graph reads."""
     places = {place for graph in graphs for place in pointers(graph).values()}
     return {name for name, tensor in layout.items() if (tensor.file, tensor.offset) in places}
+
+
+def contract(model: ir.Model) -> str:
+    """What a graph takes and gives, as its metadata says it: names, dimensions and dtypes."""
+    sides = {"inputs": model.graph.inputs, "outputs": model.graph.outputs}
+    return json.dumps(
+        {
+            side: [
+                {
+                    "name": value.name,
+                    "dims": [dim if isinstance(dim, int) else str(dim) for dim in value.shape or ()],
+                    "dtype": value.dtype.numpy().name if value.dtype else None,
+                }
+                for value in values
+            ]
+            for side, values in sides.items()
+        }
+    )
 
 
 def inline(model: ir.Model) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from zoo import models
-from zoo.artifact import LOOP, PRECISIONS, ModelDirectory
+from zoo.artifact import LOOP, PRECISIONS, PROFILES, ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo_export.bisect import ModuleError, module_errors
@@ -397,6 +397,8 @@ def verify_model(
         return verify_stored_variant(
             directory, cast(Any, variant), provider=provider, whole_grid=whole_grid, progress=progress
         )
+    if variant in PROFILES:
+        provider = cast(Provider, variant)
     stored = ModelDirectory.open(directory)
     export = stored.export(variant)
     export.check()
@@ -437,9 +439,9 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     export = stored.export(variant)
     if export.exists:
         export.check()
-    from zoo_export.exporter import make_graphs
+    from zoo_export.exporter import PORTABLE, Options, make_graphs
 
-    graphs = export.read() if export.exists else make_graphs(stored)
+    graphs = export.read() if export.exists else make_graphs(stored, Options(profile=variant or PORTABLE))
     check_memory(stored)
     comparison = _Comparison(stored, graphs, provider)
     past = PAST if any(graph.past for graph in comparison.graphs) and comparison.longest > PAST else 0

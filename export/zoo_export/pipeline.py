@@ -10,9 +10,12 @@ import onnxruntime as ort
 
 from zoo.contract import Graph
 from zoo_export.grid import Feeds, Point, empty_past, slice_feeds
+from zoo_export.in_place import PAST_LENGTH, Buffers, run_in_place
 
-__all__ = ["Arrays", "Executor", "OnnxExecutor", "next_past", "run_pipeline", "typed_feeds"]
+__all__ = ["LOGITS_TO_KEEP", "Arrays", "Executor", "OnnxExecutor", "next_past", "run_pipeline", "typed_feeds"]
 
+LOGITS_TO_KEEP = "logits_to_keep"
+"""The input of some graphs that says how many last positions have logits, 0 for all."""
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
 
@@ -25,16 +28,47 @@ class Executor(Protocol):
 
 
 class OnnxExecutor:
-    """One session for each graph."""
+    """One session for each graph.
 
-    def __init__(self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any]) -> None:
+    A graph whose caches are buffers gets them here: what it returns as present are views of the buffers, and when
+    those come back as the past the graph goes on in them, without a copy.
+
+    Args:
+        sessions: by the name of the graph.
+        dtype: of real inputs.
+        last_only: compute the logits of the last position alone where the graph can. Otherwise it is called for all of
+            them and for the last, and the last is what the second call returned: so a comparison sees both.
+    """
+
+    def __init__(
+        self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any], *, last_only: bool = False
+    ) -> None:
         self.sessions = sessions
         self.dtype = dtype
+        self.last_only = last_only
+        self.buffers: dict[str, Buffers] = {}
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         session = self.sessions[graph.name]
-        names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(names, typed_feeds(graph, feeds, self.dtype)), strict=True))
+        arrays = typed_feeds(graph, feeds, self.dtype)
+        inputs = {item.name for item in session.get_inputs()}
+        if LOGITS_TO_KEEP not in inputs:
+            return self._run(graph, session, arrays)
+        last = arrays | {LOGITS_TO_KEEP: np.array(1)}
+        if self.last_only:
+            return self._run(graph, session, last)
+        outputs = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(0)})
+        if len(outputs) == len(graph.output_tensors()):  # else somebody looks into the graph
+            rest = outputs["logits"][:, :-1]
+            outputs["logits"] = np.concatenate((rest, self._run(graph, session, last)["logits"]), axis=1)
+        return outputs
+
+    def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:
+        if all(item.name != PAST_LENGTH for item in session.get_inputs()):
+            names = [output.name for output in session.get_outputs()]
+            return dict(zip(names, session.run(names, arrays), strict=True))
+        outputs, self.buffers[graph.name] = run_in_place(session, graph, arrays, self.buffers.get(graph.name))
+        return outputs
 
 
 def typed_feeds(graph: Graph, feeds: Feeds, dtype: np.dtype[Any]) -> Arrays:

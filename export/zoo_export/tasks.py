@@ -106,7 +106,7 @@ def run_model(
     sessions = {graph: open_session(directory / file, provider=provider) for graph, file in export.graph_files.items()}
     reader = _tokenizer(stored, tokenizer)
     dtype = np.dtype(np.float16 if variant == "fp16" else stored.dtype)
-    runner = Runner(stored, OnnxExecutor(sessions, dtype), reader, max_new_tokens)
+    runner = Runner(stored, OnnxExecutor(sessions, dtype, last_only=True), reader, max_new_tokens)
     if variant == LOOP:
         runner.loop = partial(_loop, runner, sessions[LOOP])
     results = TASKS[task](runner, batch)

@@ -34,7 +34,7 @@ from zoo.errors import ParityError, PluginError
 from zoo.registry import ModelSpec
 from zoo_export.blocks import Outline
 from zoo_export.functions import cut_functions
-from zoo_export.graph_file import BLOCK_KEY, MODULE_KEY, inline, serialize
+from zoo_export.graph_file import BLOCK_KEY, MODULE_KEY, contract, inline, serialize
 
 __all__ = ["trace_graph"]
 
@@ -249,18 +249,15 @@ def _describe(model: ir.Model, spec: ModelSpec, graph: Graph, dtype: str, opset:
     model.graph.name = graph.name
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
-    contract = {
-        side: [{"name": t.name, "dims": t.dims, "dtype": dtype if t.dtype == "real" else t.dtype} for t in tensors]
-        for side, tensors in (("inputs", graph.input_tensors()), ("outputs", graph.output_tensors()))
-    }
     tools = {name: version(name) for name in ("torch", "onnx", "onnx-ir", "onnxscript")}
     model.metadata_props.update(
         {
             "zoo.architecture": spec.architecture.name,
             "zoo.config": json.dumps(spec.config.to_dict()),
-            "zoo.contract": json.dumps(contract),
+            "zoo.contract": contract(model),
             "zoo.dtype": dtype,
             "zoo.opset": str(opset),
+            "zoo.profile": "portable",
             "zoo.plugin": f"{spec.plugin.distribution} {spec.plugin.version}",
             "zoo.task": spec.task,
             "zoo.tools": json.dumps({"zoo": __version__, **tools}),

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from zoo.artifact import LOOP
+from zoo import plugins
+from zoo.artifact import LOOP, PROFILES, Record
 from zoo.cli.output import bytes_text, emit_json, json_option
 from zoo.errors import ArtifactError, UsageError
 
@@ -29,6 +31,7 @@ provider_option = click.option(
 variant_option = click.option(
     "--variant", default="", metavar="NAME", help="Which export, where there are several; the plain one by default."
 )
+format_option = click.option("--format", "format_name", metavar="NAME", help="The exporter of a plugin, such as onnx.")
 grid_option = click.option(
     "--grid", type=click.Choice(["standard", "whole"]), default="standard", show_default=True,
     help="Compare at every point that is cheap, or at every point.",
@@ -95,9 +98,35 @@ def say(report: Report, directory: Path, variant: str = "") -> None:
     )
 
 
+def refuse_onnx_options(format_name: str, *shared: str) -> None:
+    """Raise :class:`UsageError` for an option that only ONNX has; ``shared`` are those of every format."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        source = context.get_parameter_source(str(param.name))
+        if param.name not in shared and source not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
+            raise UsageError(f"{param.opts[0]} is for ONNX", f"--format {format_name}", "leave it out")
+
+
+def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:
+    """What another exporter than ONNX's wrote or verified; loudly, where nothing was verified."""
+    directory, owner, files = record.stored.path, record.evidence["exporter"], ", ".join(record.files)
+    by = f"plugin {owner['name']!r} ({owner['distribution']} {owner['version']})"
+    verified = record.evidence["verified"]
+    if not verified:
+        what = f"{files} NOT VERIFIED: {by} does not compare what it writes with the model"
+        click.echo(f"warning: {directory}: {what}", err=True)
+    if as_json:
+        facts = {"format": format_name, "files": record.files, "verified": verified, "evidence": record.evidence}
+        emit_json(command, {"directory": str(directory), **facts})
+    elif verified:
+        click.echo(f"{directory}: {files} verified by {by}")
+
+
 @click.command("export")
 @click.argument("model", default=".")
-@click.option("--onnx", is_flag=True, help="Export to ONNX, the only format so far.")
+@click.option("--onnx", is_flag=True, help="Short for --format onnx.")
+@format_option
+@click.option("--option", "texts", metavar="KEY=VALUE", multiple=True, help="Choose something about another format.")
 @click.option(
     "-o",
     "--output",
@@ -120,13 +149,22 @@ def say(report: Report, directory: Path, variant: str = "") -> None:
 )
 @click.option("--check", is_flag=True, help="Write nothing: compare the graph that is there with a new one.")
 @click.option("--inline", is_flag=True, help="Write no functions, for consumers that know none.")
-@click.option("--opset", type=int, default=23, show_default=True, help="Version of the standard operators.")
+@click.option(
+    "--profile",
+    type=click.Choice(["portable", *PROFILES]),
+    default="portable",
+    show_default=True,
+    help="Write a decoder's caches in place, and logits on request, and compare on that provider.",
+)
+@click.option("--opset", type=int, help="Version of the standard operators: 23, or 24, which the profiles need.")
 @provider_option
 @grid_option
 @json_option
 def command(
     model: str,
     onnx: bool,
+    format_name: str | None,
+    texts: tuple[str, ...],
     output: Path | None,
     settings: tuple[str, ...],
     force: bool,
@@ -139,27 +177,40 @@ def command(
     standalone: Path | None,
     check: bool,
     inline: bool,
-    opset: int,
+    profile: str,
+    opset: int | None,
     provider: str,
     grid: str,
     as_json: bool,
 ) -> None:
     """Export MODEL, a model directory (the current one by default) or a preset, which is built first.
 
-    The graph is written only when it has been shown equal to the model.
+    The graph is written only when it has been shown equal to the model. The options from --loop on are for ONNX.
     """
-    if not onnx:
-        raise UsageError("no format", "zoo export", "add --onnx")
+    format_name = format_name or ("onnx" if onnx else None)
+    if format_name is None:
+        raise UsageError("no format", "zoo export", "add --onnx, or --format NAME")
+    if format_name != "onnx":
+        shared = ("model", "format_name", "texts", "output", "settings", "force", "as_json")
+        refuse_onnx_options(format_name, *shared)
+        _other(format_name, texts, model, output, settings, force, as_json)
+        return
+    plugins.active().exporter(format_name)  # whatever else this command makes needs it too
+    if texts:
+        raise UsageError("ONNX has options of its own", f"--option {texts[0]}", "see zoo export --help")
     if graph_only and (standalone or loop):
         raise UsageError("--standalone and --loop need what is verified", "zoo export", "leave out --graph-only")
     if check and (graph_only or standalone or output or force or settings):
         raise UsageError("--check writes nothing", "zoo export", "give it a model directory alone")
     from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
 
-    options = Options(opset=opset, functions=not inline)
+    options = Options(opset=opset or 0, functions=not inline, profile=profile)
+    if profile != "portable" and (loop or standalone):
+        raise UsageError("--loop and --standalone are portable", "--profile", "export them separately")
+    provider = provider if profile == "portable" else profile
     precision = quantize or (dtype if dtype != "fp32" else None)
     if precision or max_kl is not None:
-        if (dtype and quantize) or loop or standalone or graph_only or check:
+        if (dtype and quantize) or loop or standalone or graph_only or check or options.variant:
             raise UsageError("one precision at a time, alone", "zoo export", "export the rest separately")
         directory = _prepare(model, output, settings, force and not Path(model).is_dir())
         _smaller(directory, precision, max_kl, text, force, provider, grid == "whole", as_json)
@@ -207,6 +258,20 @@ def command(
 
     if loop or standalone:
         _also(directory, loop, standalone, force, provider, as_json)
+
+
+def _other(
+    format_name: str, texts: tuple[str, ...], model: str, output: Path | None, settings: tuple[str, ...],
+    force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Export to another format than ONNX."""
+    from zoo.exporting import export_to, read_options
+
+    options = read_options(format_name, texts)
+    directory = _prepare(model, output, settings, force)
+    with parity_progress() as progress:
+        record = export_to(directory, format_name, options=options, force=force, progress=progress)
+    say_record(record, format_name, "export", as_json)
 
 
 def _exported(model: str, output: Path | None, force: bool, variant: str) -> bool:

@@ -1,0 +1,66 @@
+"""From a model to programs, and from programs to functions on arrays, which zoo compares with the model."""
+
+from functools import partial
+
+import torch
+from zoo_export import compare_runtime
+
+import zoo
+from zoo.nn import GraphModule
+
+SIZES = (3, 5, 7, 11, 13, 17)
+"""Of the free dimensions while tracing, all different, so that no two are taken for one."""
+PREFIX = "model."
+"""Of every weight's name: a program is of the module that calls the model."""
+
+
+def export(job):
+    """Write a program for each graph, and compare what can be read back."""
+    model = zoo.load(job.model.path)
+    for graph in job.model.spec.graphs:
+        torch.export.save(trace(model, graph, strict=job.options.strict), job.folder / f"{graph.name}.pt2")
+    return verify(job)
+
+
+def trace(model, graph, *, strict):
+    """One graph with free dimensions as they are declared."""
+    sizes = dict(zip(graph.dim_names(), SIZES, strict=False))
+    real = next(model.parameters()).dtype
+    inputs = graph.input_tensors()
+    examples = tuple(
+        torch.zeros(item.shape(sizes), dtype=real if item.dtype == "real" else torch.int64) for item in inputs
+    )
+    free = tuple(
+        {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(item.dims) if isinstance(dim, str)}
+        for item in inputs
+    )
+    return torch.export.export(GraphModule(model, graph).eval(), examples, dynamic_shapes=(free,), strict=strict)
+
+
+def verify(job):
+    """Compare the programs in a folder with the model."""
+    programs = {graph.name: torch.export.load(job.folder / f"{graph.name}.pt2") for graph in job.model.spec.graphs}
+    report = compare_runtime(
+        job.model,
+        partial(runners, job.model.spec.graphs, programs),
+        whole_grid=job.options.grid == "whole",
+        progress=job.progress,
+    )
+    return report.evidence
+
+
+def runners(graphs, programs, weights):
+    """For each graph a function from arrays to arrays, with the weights of its program or with others."""
+    functions = {}
+    for graph in graphs:
+        module = programs[graph.name].module(check_guards=False)  # they refuse lengths below the examples' smallest
+        if weights is not None:
+            module.load_state_dict({PREFIX + name: torch.from_numpy(value) for name, value in weights.items()})
+        functions[graph.name] = partial(run, graph, module)
+    return functions
+
+
+def run(graph, module, arrays):
+    with torch.inference_mode():
+        results = module(*(torch.from_numpy(value) for value in arrays.values()))
+    return {tensor.name: value.numpy() for tensor, value in zip(graph.output_tensors(), results, strict=True)}
