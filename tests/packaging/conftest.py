@@ -44,6 +44,13 @@ def sliding(environment: Path) -> None:
     subprocess.run([*pip, THIRD_PARTY / "zoo-sliding"], check=True)
 
 
+@pytest.fixture(scope="module")
+def pt2(environment: Path) -> None:
+    """Another stranger's exporter, pip-installed."""
+    pip = [environment / "bin" / "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, THIRD_PARTY / "zoo-pt2"], check=True)
+
+
 @pytest.fixture
 def run(environment: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a command of the fresh environment in an empty directory."""

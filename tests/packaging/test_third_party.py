@@ -55,3 +55,11 @@ def test_without_its_plugin_a_model_says_what_is_missing(run) -> None:
         failed = run("zoo", *arguments, "export", "./sliding-tiny", "--onnx", status=5)
         assert "zoo-sliding 0.3.0" in failed.stderr
         assert len(failed.stderr.strip().splitlines()) == 1
+
+
+def test_one_strangers_model_goes_to_anothers_format(run, pt2, tmp_path: Path) -> None:
+    run("zoo", "export", "sliding-tiny", "--format", "pt2", "--set", "max_seq_len=32")
+    evidence = json.loads((tmp_path / "sliding-tiny/evidence.pt2.json").read_text())
+    assert (evidence["verified"], evidence["files"]) == (True, ["model.pt2"])
+    assert evidence["exporter"] == {"name": "pt2", "distribution": "zoo-pt2", "version": "0.2.0"}
+    assert json.loads(run("zoo", "verify", "sliding-tiny", "--format", "pt2", "--json").stdout)["verified"] is True

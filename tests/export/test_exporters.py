@@ -1,0 +1,601 @@
+"""Formats that plugins add: a real one goes the whole way, and whatever an exporter does wrong stays its own affair."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zoo_export import compare_runtime, export_model
+from zoo_export.reference import TorchExecutor
+
+from tests.packaging.conftest import THIRD_PARTY
+from zoo import ParityError, UsageError, load, plugins
+from zoo.artifact import ModelDirectory
+from zoo.cli.export_command import command
+from zoo.exporting import export_to, verify_export
+
+Zoo = Callable[..., Any]
+Build = Callable[..., Path]
+SHARED = {"model", "format_name", "texts", "output", "settings", "force", "as_json"}
+
+
+@pytest.fixture
+def pt2(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stranger's exporter, as pip leaves it."""
+    info = tmp_path_factory.mktemp("site") / "zoo_pt2-0.2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-pt2\nVersion: 0.2.0\n")
+    (info / "entry_points.txt").write_text("[zoo.plugins]\npt2 = zoo_pt2\n")
+    for folder in (info.parent, THIRD_PARTY / "zoo-pt2"):
+        monkeypatch.syspath_prepend(folder)
+    importlib.invalidate_caches()
+    plugins.select(plugins.Selection())
+
+
+@pytest.fixture
+def small(exported_build: Build, tmp_path: Path) -> Callable[[str], Path]:
+    """A built model of 32 positions, in the current directory."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(exported_build(name), tmp_path / name))
+
+    return copy
+
+
+def listed(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    """The manifest, once it is certain that it is of what is there."""
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert {path.name for path in folder.iterdir()} == {*files, "manifest.json"}
+    for name, entry in files.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == entry["sha256"]
+    return files
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# A real format.
+
+
+@pytest.mark.parametrize(
+    ("name", "files"), [("gpt-tiny", ["model.pt2"]), ("transformer-tiny", ["decoder.pt2", "encoder.pt2"])]
+)
+def test_a_strangers_format_goes_the_whole_way(pt2: None, small: Build, zoo: Zoo, name: str, files: list[str]) -> None:
+    folder = small(name)
+    before = listed(folder)
+    done = zoo("export", folder, "--format", "pt2", "--option", "grid=whole")
+    assert (done.status, done.err) == (0, "")
+    assert done.out == f"{folder}: {', '.join(files)} verified by plugin 'pt2' (zoo-pt2 0.2.0)\n"
+    assert {*listed(folder)} == {*before, *files, "evidence.pt2.json"}
+    evidence = json.loads((folder / "evidence.pt2.json").read_text())
+    assert evidence["verified"] is True
+    assert evidence["files"] == files
+    assert evidence["options"] == {"grid": "whole", "strict": False}
+    assert evidence["exporter"] == {"name": "pt2", "distribution": "zoo-pt2", "version": "0.2.0"}
+    assert evidence["weights"] == {"model.safetensors": before["model.safetensors"]["sha256"]}
+    assert evidence["grid"]["left_out"] == 0
+    for part in evidence["graphs"].values():
+        for levels in part["outputs"].values():
+            assert set(levels) == {"export", "perturbed", "faint"}
+            assert all(0 < level["max_abs_error"] <= level["limit"] for level in levels.values())
+    after = content(folder)
+    verified = zoo("verify", folder, "--format", "pt2", "--json")
+    assert verified.status == 0, verified.err
+    assert (verified.json["verified"], verified.json["files"]) == (True, files)
+    assert content(folder) == after
+    zoo("export", folder, "--format", "pt2").failed(2, "already exported", files[0], "--force")
+    assert zoo("export", folder, "--format", "pt2", "--force").status == 0
+    assert json.loads((folder / "evidence.pt2.json").read_text())["options"]["grid"] == "standard"
+
+
+def test_two_formats_lie_beside_each_other(pt2: None, small: Build, zoo: Zoo, tmp_path: Path) -> None:
+    """Neither touches the other's files, and a copy of the model has neither."""
+    folder = small("bert-tiny")
+    assert zoo("export", folder, "--onnx").status == 0
+    onnx = content(folder)
+    assert zoo("export", folder, "--format", "pt2").status == 0
+    both = content(folder)
+    assert {name: both[name] for name in onnx if name != "manifest.json"} == {
+        name: data for name, data in onnx.items() if name != "manifest.json"
+    }
+    assert zoo("export", folder, "--onnx", "--force").status == 0
+    assert listed(folder)
+    assert content(folder)["model.pt2"] == both["model.pt2"]
+    assert zoo("export", folder, "--format", "pt2", "-o", tmp_path / "copy").status == 0
+    assert {*listed(tmp_path / "copy")} == {*listed(folder)} - {"model.onnx", "parity.json"}
+
+
+def test_a_program_that_is_not_the_model_is_not_written(
+    pt2: None, small: Build, zoo: Zoo, snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm's epsilon, which fresh weights hardly show."""
+    import zoo_pt2.programs as programs
+
+    trace = programs.trace
+
+    def wrong(model: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps += 1e-5
+        return trace(model, *arguments, **options)
+
+    folder = small("bert-tiny")
+    before = snapshot()
+    monkeypatch.setattr(programs, "trace", wrong)
+    zoo("export", folder, "--format", "pt2").failed(
+        4, "plugin 'pt2' (zoo-pt2 0.2.0)", "the export is not equal to the model", "is off by", "nothing was written"
+    )
+    assert snapshot() == before
+
+
+def test_an_export_of_other_weights_does_not_verify(
+    pt2: None, small: Build, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    """It has its own, so new ones beside it make it an export of another model; old ones make it sound again."""
+    folder = small("bert-tiny")
+    assert zoo("export", folder, "--format", "pt2").status == 0
+    sound = content(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 0.01 for name, tensor in weights.items()}, folder / "model.safetensors")
+    zoo("verify", folder, "--format", "pt2").failed(3, "model.safetensors")
+    seal(folder)
+    zoo("verify", folder, "--format", "pt2").failed(4, "is not equal to the model")
+    for name, data in sound.items():
+        (folder / name).write_bytes(data)
+    assert zoo("verify", folder, "--format", "pt2").status == 0
+
+
+def test_altered_and_missing_files_are_found(pt2: None, small: Build, zoo: Zoo) -> None:
+    folder = small("bert-tiny")
+    zoo("verify", folder, "--format", "pt2").failed(3, "not exported to pt2", f"zoo export {folder} --format pt2")
+    assert zoo("export", folder, "--format", "pt2").status == 0
+    data = bytearray((folder / "model.pt2").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.pt2").write_bytes(data)
+    zoo("verify", folder, "--format", "pt2").failed(3, "altered", "model.pt2")
+    (folder / "model.pt2").unlink()
+    zoo("verify", folder, "--format", "pt2").failed(3, "missing", "model.pt2")
+
+
+def test_describing_models_imports_neither_torch_nor_an_exporter(pt2: None) -> None:
+    code = """
+import sys
+from zoo import cli
+for arguments in (["list"], ["plugins", "list"], ["export", "gpt-tiny", "--format", "pt2", "--option", "gird=whole"]):
+    cli.main(arguments)
+print({"torch", "onnx", "zoo_pt2.programs", "zoo_export.exporter"} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
+        text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    assert "exporters pt2" in done.stdout
+    assert "did you mean 'grid'?" in done.stderr
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+# What an exporter may do, and what it may not.
+
+PLUGIN = """
+import os, sys
+from dataclasses import dataclass
+from pathlib import Path
+import zoo
+ZOO_API = 1
+
+@zoo.hookimpl
+def zoo_exporters():
+    return [zoo.Exporter(name="xyz", export="{module}:export"FIELDS)]
+
+def export(job):
+    (job.folder / "model.xyz").write_text("weights")
+    BODY
+    return {"verified": True}
+"""
+
+
+def plugin(install: Callable[..., Path], body: str = "pass", fields: str = "", more: str = "") -> None:
+    """Install an exporter to xyz that writes one file and claims that it is right."""
+    code = PLUGIN.replace("FIELDS", f", {fields}" if fields else "").replace("BODY", body) + more
+    install("zoo-xyz", code, version="1.5")
+
+
+EXPORT = ("export", "gpt-tiny", "--format", "xyz")
+OWNER = "plugin 'zoo-xyz' (zoo-xyz 1.5)"
+# What an exporter does, the status, and what its owner must read.
+WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "raises": ("raise RuntimeError('no such operator')", 5, ("RuntimeError: no such operator",)),
+    "exits": ("sys.exit(0)", 5, ("SystemExit: 0",)),
+    "returns nothing": ("return None", 5, ("evidence is a mapping", "got None")),
+    "returns a flag": ("return True", 5, ("evidence is a mapping",)),
+    "no verdict": ("return {}", 5, ("'verified' that is True or False",)),
+    "text as verdict": ("return {'verified': 'yes'}", 5, ("'verified' that is True or False",)),
+    "what JSON cannot hold": ("return {'verified': True, 'errors': {1, 2}}", 5, ("set is not JSON",)),
+    "no number": ("return {'verified': True, 'error': float('nan')}", 5, ("not JSON compliant",)),
+    "not equal": ("return {'verified': False, 'reason': 'off by 3'}", 4, ("off by 3", "nothing was written")),
+    "not equal, silently": ("return {'verified': False}", 4, ("it gives no reason",)),
+    "its own verdict": ("raise zoo.ParityError('off by 4', 'xyz')", 4, ("off by 4: xyz",)),
+    "no file": ("(job.folder / 'model.xyz').unlink()", 5, ("wrote no file",)),
+    "no folder": ("import shutil; shutil.rmtree(job.folder)", 5, ("wrote no file",)),
+    "a folder": ("(job.folder / 'xyz').mkdir()", 5, ("'xyz', which is not a plain file",)),
+    "a link": ("(job.folder / 'link').symlink_to('/etc/hostname')", 5, ("'link', which is not a plain file",)),
+    "a hidden file": ("(job.folder / '.xyz').touch()", 5, ("'.xyz', which is not a plain file",)),
+    "the configuration": ("(job.folder / 'config.json').touch()", 5, ("config.json, which is there already",)),
+    "the manifest": ("(job.folder / 'manifest.json').touch()", 5, ("manifest.json, which is there already",)),
+    "weights in shards": ("(job.folder / 'model-00001-of-00002.safetensors').touch()", 5, ("it belongs to the model",)),
+    "evidence for ONNX": ("(job.folder / 'parity.json').touch()", 5, ("wrote parity.json",)),
+    "evidence of its own": ("(job.folder / 'evidence.xyz.json').touch()", 5, ("wrote evidence.xyz.json",)),
+    "notes of the user's": ("(job.folder / 'notes.txt').touch()", 5, ("notes.txt, which is there already",)),
+    "full disk": ("raise OSError(28, 'No space left on device')", 6, ("cannot write (No space left on device)",)),
+    "any other error of the system": ("open('/absent')", 5, ("FileNotFoundError",)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_goes_wrong_is_one_line_and_changes_nothing(
+    case: str, install: Callable[..., Path], copy_of: Build, zoo: Zoo, snapshot: Callable[[], Any]
+) -> None:
+    body, status, fragments = WRONG[case]
+    plugin(install, body)
+    (copy_of("gpt-tiny") / "notes.txt").write_text("mine")
+    before = snapshot()
+    owner = () if status == 6 or case == "its own verdict" else (OWNER,)
+    zoo(*EXPORT).failed(status, *owner, *fragments)
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize("name", ["stray.bin", "model.safetensors"])
+def test_writing_beside_its_folder_is_found(install: Callable[..., Path], copy_of: Build, zoo: Zoo, name: str) -> None:
+    """It cannot be undone, but it can be told, and the manifest stays that of the model."""
+    plugin(install, f"(job.model.path / '{name}').write_text('mine')")
+    folder = copy_of("gpt-tiny")
+    manifest = (folder / "manifest.json").read_bytes()
+    zoo(*EXPORT).failed(5, OWNER, f"changed {name} outside of its folder")
+    assert (folder / "manifest.json").read_bytes() == manifest
+    assert not (folder / "model.xyz").exists()
+
+
+def test_a_model_that_changes_meanwhile_is_exported_again(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo
+) -> None:
+    """A manifest made from what was read before would be wrong."""
+    plugin(install, "zoo.exporting.write_json(job.model.path / 'manifest.json', {})", more="\nimport zoo.exporting\n")
+    copy_of("gpt-tiny")
+    zoo(*EXPORT).failed(3, "was changed while it was exported", "export again")
+
+
+def test_what_it_prints_and_where_it_goes_does_not_matter(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo
+) -> None:
+    plugin(install, "print('noise'); os.chdir('/')")
+    copy_of("gpt-tiny")
+    done = zoo("export", "gpt-tiny", "--format", "xyz", "--json")
+    assert (done.status, done.err) == (0, "noise\n")
+    assert done.json["files"] == ["model.xyz"]
+    assert (done.json["schema"], done.json["format"], done.json["verified"]) == ("zoo.export/1", "xyz", True)
+    assert listed(Path("gpt-tiny"))["model.xyz"]["size"] == len("weights")
+
+
+def test_what_zoo_knows_itself_is_not_taken_from_an_exporter(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo
+) -> None:
+    plugin(install, "return {'verified': True, 'weights': {}, 'files': ['model.onnx'], 'exporter': 'zoo', 'mine': 1}")
+    folder = copy_of("gpt-tiny")
+    assert zoo(*EXPORT).status == 0
+    evidence = json.loads((folder / "evidence.xyz.json").read_text())
+    assert (evidence["files"], evidence["exporter"]["distribution"], evidence["mine"]) == (["model.xyz"], "zoo-xyz", 1)
+    assert evidence["weights"] == {"model.safetensors": listed(folder)["model.safetensors"]["sha256"]}
+
+
+def test_files_of_an_earlier_export_vanish(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    """Those of this format alone."""
+    body = "(job.folder / os.environ['EXTRA']).touch()"
+    plugin(install, body)
+    folder = copy_of("gpt-tiny")
+    before = {*listed(folder)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("one", "two"):
+            patch.setenv("EXTRA", name)
+            assert zoo(*EXPORT, "--force").status == 0
+            assert {*listed(folder)} == {*before, "model.xyz", "evidence.xyz.json", name}
+
+
+def test_evidence_cannot_make_zoo_remove_the_model(
+    install: Callable[..., Path], copy_of: Build, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    plugin(install)
+    folder = copy_of("gpt-tiny")
+    names = ["model.safetensors", "config.json", "../gpt-tiny", "notes.txt", 7]
+    (folder / "evidence.xyz.json").write_text(json.dumps({"verified": True, "files": names}))
+    seal(folder)
+    (folder / "notes.txt").touch()
+    before = content(folder)
+    assert zoo(*EXPORT, "--force").status == 0
+    assert {*content(folder)} == {*before, "model.xyz"}
+
+
+def test_one_that_does_not_verify_says_so_loudly(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    plugin(install, "return {'verified': False}", "verifies=False")
+    folder = copy_of("gpt-tiny")
+    done = zoo(*EXPORT)
+    assert (done.status, done.out) == (0, "")
+    (line,) = done.warnings
+    assert "model.xyz NOT VERIFIED" in line
+    assert OWNER in line
+    assert json.loads((folder / "evidence.xyz.json").read_text())["verified"] is False
+    zoo("verify", "gpt-tiny", "--format", "xyz").failed(2, OWNER, "does not verify an earlier export")
+
+
+def test_one_that_does_not_verify_cannot_say_that_it_did(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, snapshot: Callable[[], Any]
+) -> None:
+    plugin(install, fields="verifies=False")
+    copy_of("gpt-tiny")
+    before = snapshot()
+    zoo(*EXPORT).failed(5, OWNER, "declares that it does not verify")
+    assert snapshot() == before
+
+
+def test_verifying_later_completes_the_evidence(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    more = "\ndef check(job):\n    return {'verified': (job.folder / 'model.xyz').read_text() == 'weights'}\n"
+    plugin(install, "return {'verified': False}", "verifies=False, verify='{module}:check'", more)
+    folder = copy_of("gpt-tiny")
+    assert zoo(*EXPORT).status == 0
+    done = zoo("verify", "gpt-tiny", "--format", "xyz")
+    assert (done.status, done.out) == (0, f"gpt-tiny: model.xyz verified by {OWNER}\n")
+    assert listed(folder)
+    assert json.loads((folder / "evidence.xyz.json").read_text())["verified"] is True
+
+
+OPTIONS = """
+@dataclass(frozen=True, kw_only=True)
+class Options(zoo.Settings):
+    bits: int = 8
+
+    @property
+    def variant(self):
+        return "" if self.bits == 8 else f"b{self.bits}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "fragments"),
+    [
+        (["bist=4"], ("unknown key 'bist'", "--option bist=4", "did you mean 'bits'?")),
+        (["bits=four"], ("bits must be int, got 'four'", "--option bits=four")),
+        (["bits"], ("'bits' is not KEY=VALUE",)),
+    ],
+)
+def test_unknown_options_are_refused(
+    install: Callable[..., Path], zoo: Zoo, texts: list[str], fragments: tuple[str, ...]
+) -> None:
+    """Before a model is built for it."""
+    plugin(install, fields='options="{module}:Options"', more=OPTIONS)
+    zoo(*EXPORT, *(part for text in texts for part in ("--option", text))).failed(2, *fragments)
+    assert not Path("gpt-tiny").exists()
+
+
+def test_an_exporter_without_options_takes_none(install: Callable[..., Path], zoo: Zoo) -> None:
+    plugin(install)
+    zoo(*EXPORT, "--option", "bits=8").failed(2, "xyz has no options", "--option bits=8")
+
+
+def test_options_of_another_class_are_refused(install: Callable[..., Path], zoo: Zoo) -> None:
+    plugin(install, fields='options="pathlib:Path"')
+    zoo(*EXPORT).failed(5, OWNER, "pathlib:Path is not a subclass of zoo.Settings")
+
+
+def test_variants_lie_beside_each_other(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    body = "if job.variant: (job.folder / 'model.xyz').rename(job.folder / f'model.{job.variant}.xyz')"
+    plugin(install, body, 'options="{module}:Options"', OPTIONS)
+    folder = copy_of("gpt-tiny")
+    assert zoo(*EXPORT).status == 0
+    assert zoo(*EXPORT, "--option", "bits=4").status == 0
+    zoo(*EXPORT, "--option", "bits=4").failed(2, "already exported: gpt-tiny/model.b4.xyz")
+    assert {"model.xyz", "model.b4.xyz", "evidence.xyz.json", "evidence.xyz.b4.json"} <= {*listed(folder)}
+
+
+def test_two_plugins_with_one_format_are_both_named(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    plugin(install)
+    install("zoo-zyx", PLUGIN.replace("FIELDS", "").replace("BODY", "pass"), version="2.0")
+    copy_of("gpt-tiny")
+    rows = {row["name"]: row for row in zoo("plugins", "list", "--json").json["plugins"]}
+    assert rows["zoo-xyz"]["status"] == rows["zoo-zyx"]["status"] == "conflict"
+    assert "exporter 'xyz' is also provided by plugin 'zoo-zyx' (zoo-zyx 2.0)" in rows["zoo-xyz"]["reason"]
+    clash = zoo(*EXPORT)
+    assert (clash.status, clash.out) == (5, "")
+    error = clash.err.splitlines()[-1]
+    assert error.startswith(f"error: exporter 'xyz' is provided by {OWNER} and plugin 'zoo-zyx' (zoo-zyx 2.0)")
+    assert error.endswith("-P no:zoo-zyx")
+    assert zoo("-P", "no:zoo-zyx", *EXPORT).status == 0
+
+
+def test_nobody_can_take_the_place_of_onnx(install: Callable[..., Path], zoo: Zoo) -> None:
+    """By its name, or by its evidence."""
+    install("zoo-xyz", PLUGIN.replace("FIELDS", "").replace("BODY", "pass").replace('name="xyz"', 'name="onnx"'))
+    done = zoo("export", "gpt-tiny", "--onnx")
+    assert done.status == 5
+    assert "exporter 'onnx' is provided by plugin 'onnx' (attention-zoo" in done.err.splitlines()[-1]
+    assert not Path("gpt-tiny").exists()
+
+
+@pytest.mark.parametrize("fields", ['evidence="parity"', 'evidence="manifest"'])
+def test_evidence_of_another_name_is_refused(install: Callable[..., Path], zoo: Zoo, fields: str) -> None:
+    plugin(install, fields=fields)
+    rows = {row["name"]: row for row in zoo("plugins", "list", "--json").json["plugins"]}
+    assert rows["zoo-xyz"]["status"] in ("broken", "conflict")
+    assert "evidence" in rows["zoo-xyz"]["reason"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ['verify="nothing"', 'options="Options"', "verifies=1", "verifies=None"],
+)
+def test_a_bad_declaration_is_a_broken_plugin(install: Callable[..., Path], zoo: Zoo, fields: str) -> None:
+    plugin(install, fields=fields)
+    rows = {row["name"]: row for row in zoo("plugins", "list", "--json").json["plugins"]}
+    assert rows["zoo-xyz"]["status"] == "broken"
+    assert fields.partition("=")[0] in rows["zoo-xyz"]["reason"]
+
+
+def test_unknown_formats_name_the_nearest(install: Callable[..., Path], zoo: Zoo) -> None:
+    plugin(install)
+    zoo("export", "gpt-tiny", "--format", "xyy").failed(2, "no plugin exports to 'xyy'", "did you mean 'xyz'?")
+    zoo("verify", "gpt-tiny", "--format", "onxx").failed(2, "no plugin exports to 'onxx'", "did you mean 'onnx'?")
+    zoo("-P", "no:zoo-xyz", *EXPORT).failed(5, "no plugin exports to 'xyz'", f"{OWNER} is disabled")
+
+
+def onnx_options() -> list[tuple[str, ...]]:
+    """Every option of the command that is not of every format, with a value where it takes one."""
+    values = {"quantize": "int8", "dtype": "fp16", "profile": "cpu", "provider": "cuda", "grid": "whole"}
+    found = [param for param in command.params if param.name not in SHARED]
+    return [
+        (param.opts[0],) if getattr(param, "is_flag", False) else (param.opts[0], values.get(str(param.name), "24"))
+        for param in found
+    ]
+
+
+@pytest.mark.parametrize("option", onnx_options(), ids=lambda option: option[0])
+def test_options_of_onnx_are_for_onnx(install: Callable[..., Path], zoo: Zoo, option: tuple[str, ...]) -> None:
+    plugin(install)
+    zoo(*EXPORT, *option).failed(2, f"{option[0]} is for ONNX", "--format xyz")
+
+
+def test_options_of_others_are_not_for_onnx(zoo: Zoo) -> None:
+    zoo("export", "gpt-tiny", "--onnx", "--option", "opset=24").failed(2, "ONNX has options of its own", "--help")
+
+
+# ONNX is one of them.
+
+
+def test_onnx_is_an_exporter_like_any_other(small: Build, zoo: Zoo) -> None:
+    """The same files, whoever asks; and none where its plugin is not loaded."""
+    folder = small("bert-tiny")
+    made = []
+    for ask in (
+        lambda: zoo("export", folder, "--onnx", "--force"),
+        lambda: zoo("export", folder, "--format", "onnx", "--force"),
+        lambda: export_model(folder, force=True),
+        lambda: export_to(folder, "onnx", force=True),
+    ):
+        ask()
+        made.append(content(folder))
+    assert made[0] == made[1] == made[2] == made[3]
+    assert json.loads(made[0]["parity.json"])["files"] == ["model.onnx"]
+    assert verify_export(folder, "onnx").is_verified()
+    assert content(folder) == made[0]
+    with pytest.raises(UsageError, match="already exported"):
+        export_to(folder, "onnx")
+    zoo("-P", "no:onnx", "export", folder, "--onnx", "--force").failed(5, "no plugin exports to 'onnx'", "is disabled")
+
+
+def test_onnx_does_not_replace_what_it_did_not_write(small: Build, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+    folder = small("bert-tiny")
+    (folder / "model.onnx").write_text("mine")
+    before = snapshot()
+    zoo("export", folder, "--onnx").failed(5, "model.onnx, which is there already")
+    assert snapshot() == before
+
+
+# The comparison, for whatever runs a model's graphs.
+
+Change = Callable[[dict[str, np.ndarray[Any, Any]]], Mapping[str, Any]]
+
+
+def compared(stored: ModelDirectory, change: Change = dict, **options: Any) -> Any:
+    """Compare the model with itself, after a change of what it returns."""
+
+    def open_runtime(weights: Mapping[str, np.ndarray[Any, Any]] | None) -> dict[str, Any]:
+        model = load(stored.path)
+        if weights is not None:
+            model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+        execute = TorchExecutor(model)
+        return {graph.name: lambda arrays, graph=graph: change(execute(graph, arrays)) for graph in stored.spec.graphs}
+
+    return compare_runtime(stored, open_runtime, **options)
+
+
+def test_the_model_is_equal_to_itself(exported_build: Build) -> None:
+    stored = ModelDirectory.open(exported_build("gpt-tiny"))
+    steps: list[tuple[int, int]] = []
+    report = compared(stored, progress=lambda number, total: steps.append((number, total)))
+    assert report.passed
+    assert report.evidence["verified"] is True
+    assert len(steps) == len(report.evidence["grid"]["points"]) > 20
+    assert report.evidence["greedy_decoding"]["export"]["passed"] is True
+    assert report.evidence["any_weights"] is True
+
+
+def off(outputs: dict[str, np.ndarray[Any, Any]], name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """One number of one output is wrong."""
+    value = outputs[name].copy()
+    value.flat[0] += 1e-3
+    return {**outputs, name: value}
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "one number": (lambda outputs: off(outputs, "last_hidden_state"), "last_hidden_state of model, as exported"),
+    "another output": (lambda outputs: off(outputs, "pooler_output"), "pooler_output of model, as exported"),
+    "no numbers": (lambda outputs: {name: value * np.nan for name, value in outputs.items()}, "is not finite"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_runtime_that_is_off_does_not_pass(case: str, exported_build: Build) -> None:
+    change, line = CHANGES[case]
+    report = compared(ModelDirectory.open(exported_build("bert-tiny")), change)
+    assert not report.passed
+    assert report.verdict().startswith("the export is not equal to the model: ")
+    assert line in report.verdict()
+    assert report.evidence["verified"] is False
+    assert report.evidence["reason"] == report.verdict()
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda outputs: {"last_hidden_state": outputs["last_hidden_state"]}, "pooler_output"),
+        (lambda outputs: {name: value[:, :1] for name, value in outputs.items()}, "an output has shape"),
+        (lambda outputs: 1 // 0, "division"),
+    ],
+    ids=["an output is missing", "an output is cut", "it fails"],
+)
+def test_a_runtime_that_fails_is_not_compared(change: Change, cause: str, exported_build: Build) -> None:
+    with pytest.raises(ParityError, match=cause):
+        compared(ModelDirectory.open(exported_build("bert-tiny")), change)
+
+
+def test_a_runtime_that_keeps_its_weights_must_say_so(exported_build: Build) -> None:
+    """It is right for them alone; the evidence tells."""
+    stored = ModelDirectory.open(exported_build("bert-tiny"))
+
+    def stubborn(weights: object) -> dict[str, Any]:
+        execute = TorchExecutor(load(stored.path))
+        return {graph.name: lambda arrays, graph=graph: execute(graph, arrays) for graph in stored.spec.graphs}
+
+    report = compare_runtime(stored, stubborn)
+    assert not report.passed
+    assert "with perturbed weights" in " ".join(report.failures)
+    report = compare_runtime(stored, stubborn, any_weights=False)
+    assert report.passed
+    assert report.evidence["any_weights"] is False
+    levels = report.evidence["graphs"]["model"]["outputs"]["last_hidden_state"]
+    assert set(levels) == {"export"}
+
+
+def test_bfloat16_is_not_compared(exported_build: Build) -> None:
+    stored = ModelDirectory.open(exported_build("bert-tiny", dtype="bfloat16"))
+    with pytest.raises(ParityError, match="bfloat16 cannot be compared"):
+        compare_runtime(stored, lambda weights: {})
