@@ -176,7 +176,8 @@ def _run(plugin: Plugin, exporter: Exporter, function: Callable[[Job], object], 
             raise
         if not isinstance(evidence, Mapping) or type(evidence.get("verified")) is not bool:
             raise TypeError(f"evidence is a mapping with a 'verified' that is True or False, got {evidence!r:.200}")
-        plain: dict[str, Any] = json.loads(json.dumps(dict(evidence), allow_nan=False))
+        refused = exporter.verifies and not evidence["verified"]  # then it is not written
+        plain: dict[str, Any] = json.loads(json.dumps(dict(evidence), allow_nan=refused))
     return plain
 
 

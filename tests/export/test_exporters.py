@@ -225,6 +225,7 @@ WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "what JSON cannot hold": ("return {'verified': True, 'errors': {1, 2}}", 5, ("set is not JSON",)),
     "no number": ("return {'verified': True, 'error': float('nan')}", 5, ("not JSON compliant",)),
     "not equal": ("return {'verified': False, 'reason': 'off by 3'}", 4, ("off by 3", "nothing was written")),
+    "not finite": ("return {'verified': False, 'reason': 'inf', 'error': float('inf')}", 4, ("model (inf)",)),
     "not equal, silently": ("return {'verified': False}", 4, ("it gives no reason",)),
     "its own verdict": ("raise zoo.ParityError('off by 4', 'xyz')", 4, ("off by 4: xyz",)),
     "no file": ("(job.folder / 'model.xyz').unlink()", 5, ("wrote no file",)),
