@@ -205,8 +205,8 @@ class Exporter:
     verifies: bool = True
     """Whether ``export`` compares what it wrote with the model. What comes from one that does not is marked so."""
     evidence: str | None = None
-    """``evidence.NAME`` for an exporter that writes evidence.NAME.json itself, since its other files hold the digest
-    of that; by default zoo writes it. ONNX has ``parity``."""
+    """``evidence.NAME`` for an exporter that writes evidence.NAME.json itself, with its ``verified``, ``files`` and
+    ``weights``, since its other files hold the digest of that; by default zoo writes it. ONNX has ``parity``."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""

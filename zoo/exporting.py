@@ -30,7 +30,7 @@ from zoo.contract import Exporter
 from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, storage_errors
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
-from zoo.weights import plain_name
+from zoo.weights import load_json, plain_name
 
 __all__ = ["Job", "Progress", "export_to", "read_options", "verify_export"]
 
@@ -108,9 +108,17 @@ def export_to(
         job = Job(model=stored, folder=stage, options=options, variant=record.variant, progress=progress)
         evidence = _run(plugin, exporter, function, job)
         _check_changes(plugin, stored, before)
-        files = _check_stage(plugin, record, stage, own=exporter.evidence is not None, old=old)
-        _check_verdict(plugin, exporter, evidence, directory, "nothing was written")
-        if exporter.evidence is None:
+        own = exporter.evidence is not None
+        files = _check_stage(plugin, record, stage, own=own, old=old)
+        if exporter.verifies and not evidence["verified"]:
+            raise ParityError(_unequal(plugin, evidence), directory, "nothing was written")
+        if not exporter.verifies and evidence["verified"]:
+            raise PluginError(f"{plugin} declares that it does not verify, and says that it did", directory)
+        if own:
+            written = load_json(stage / record.evidence_file)
+            if (written.get("verified"), written.get("files")) != (evidence["verified"], files):
+                raise PluginError(f"{plugin} wrote {record.evidence_file} about other files than these", directory)
+        else:
             write_json(stage / record.evidence_file, _complete(plugin, record, options, evidence, files))
     with storage_errors(directory):
         for name in set(old) - set(files):
@@ -215,16 +223,6 @@ def _check_stage(plugin: Plugin, record: Record, stage: Path, *, own: bool, old:
     if own and not (stage / record.evidence_file).is_file():
         raise PluginError(f"{plugin} wrote no {record.evidence_file}", record.stored.path)
     return files
-
-
-def _check_verdict(
-    plugin: Plugin, exporter: Exporter, evidence: Mapping[str, Any], directory: Path, remedy: str
-) -> None:
-    """Raise unless the files were shown equal to the model, or nobody claims that they were."""
-    if exporter.verifies and not evidence["verified"]:
-        raise ParityError(_unequal(plugin, evidence), directory, remedy)
-    if not exporter.verifies and evidence["verified"]:
-        raise PluginError(f"{plugin} declares that it does not verify, and says that it did", directory)
 
 
 def _unequal(plugin: Plugin, evidence: Mapping[str, Any]) -> str:

@@ -300,6 +300,40 @@ def test_what_zoo_knows_itself_is_not_taken_from_an_exporter(
     assert evidence["weights"] == {"model.safetensors": listed(folder)["model.safetensors"]["sha256"]}
 
 
+@pytest.mark.parametrize(
+    ("evidence", "status"),
+    [
+        ({"verified": True, "files": ["model.xyz"]}, 0),
+        ({"verified": False, "files": ["model.xyz"]}, 5),
+        ({"verified": True, "files": []}, 5),
+        ({"verified": True}, 5),
+    ],
+)
+def test_evidence_that_an_exporter_writes_itself_is_of_its_files(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, evidence: dict[str, Any], status: int
+) -> None:
+    plugin(
+        install, f"(job.folder / 'evidence.xyz.json').write_text({json.dumps(evidence)!r})", 'evidence="evidence.xyz"'
+    )
+    folder = copy_of("gpt-tiny")
+    done = zoo(*EXPORT)
+    assert done.status == status
+    if status:
+        done.failed(5, OWNER, "wrote evidence.xyz.json about other files")
+        assert not (folder / "model.xyz").exists()
+    else:
+        assert done.out == f"gpt-tiny: model.xyz verified by {OWNER}\n"
+        assert {"model.xyz", "evidence.xyz.json"} <= {*listed(folder)}
+
+
+def test_an_exporter_must_write_the_evidence_that_it_declares(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo
+) -> None:
+    plugin(install, fields='evidence="evidence.xyz"')
+    copy_of("gpt-tiny")
+    zoo(*EXPORT).failed(5, OWNER, "wrote no evidence.xyz.json")
+
+
 def test_files_of_an_earlier_export_vanish(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
     """Those of this format alone."""
     body = "(job.folder / os.environ['EXTRA']).touch()"

@@ -109,9 +109,8 @@ def refuse_onnx_options(format_name: str, *shared: str) -> None:
 
 def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:
     """What another exporter than ONNX's wrote or verified; loudly, where nothing was verified."""
-    directory, owner, files = record.stored.path, record.evidence["exporter"], ", ".join(record.files)
-    by = f"plugin {owner['name']!r} ({owner['distribution']} {owner['version']})"
-    verified = record.evidence["verified"]
+    directory, files, verified = record.stored.path, ", ".join(record.files), record.evidence["verified"]
+    by, _ = plugins.active().exporter(format_name)
     if not verified:
         what = f"{files} NOT VERIFIED: {by} does not compare what it writes with the model"
         click.echo(f"warning: {directory}: {what}", err=True)
@@ -185,7 +184,7 @@ def command(
 ) -> None:
     """Export MODEL, a model directory (the current one by default) or a preset, which is built first.
 
-    The graph is written only when it has been shown equal to the model. The options from --loop on are for ONNX.
+    The graph is written only when it has been shown equal to the model. The options from --loop to --grid are for ONNX.
     """
     format_name = format_name or ("onnx" if onnx else None)
     if format_name is None:
