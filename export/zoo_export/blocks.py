@@ -117,7 +117,8 @@ class Outline:
         while True:
             self.blocks = self._outermost(candidates)
             run = _DryRun(model, self.blocks)
-            returned = run(GraphModule(model, graph), examples)
+            with torch.device("meta"):  # a model may make tensors on whatever device is the default
+                returned = run(GraphModule(model, graph), examples)
             counts = Counter(id(call.block) for call in run.calls)
             unfit = [block.paths for block in self.blocks if id(block) in run.unfit or counts[id(block)] == 1]
             if not unfit:

@@ -171,7 +171,7 @@ def _head_input(logits: ir.Value) -> ir.Value:
     value = logits
     while True:
         node = value.producer()
-        data = [item for item in node.inputs if item is not None and item.producer()] if node is not None else []
+        data = [] if node is None else [item for item in node.inputs if item is not None and _is_computed(item)]
         if node is None or not data:
             raise _MisfitError("the logits are no product")
         if node.op_type in ("Gemm", "MatMul"):
@@ -181,6 +181,11 @@ def _head_input(logits: ir.Value) -> ir.Value:
         if node.op_type != "Reshape" and (node.op_type not in _POINTWISE or len(data) > 1):
             raise _MisfitError(f"{node.op_type} comes before the logits")
         value = data[0]
+
+
+def _is_computed(value: ir.Value) -> bool:
+    maker = value.producer()
+    return maker is not None and maker.op_type != "Constant"
 
 
 def _reached(node: ir.Node) -> set[ir.Value]:

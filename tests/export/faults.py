@@ -578,7 +578,7 @@ def _(view: View) -> Sites:
     past = [value.name for value in view.graph.input if view.is_real(value.name)]
     for one, other in _alike(past):
         if view.dims(one) == view.dims(other):
-            for index, node in view.find("Concat", "Attention"):
+            for index, node in view.find("Concat", "Attention", "TensorScatter"):
                 if other in node.input:
                     names = [one if name == other else name for name in node.input]
                     yield view.site(node, f"{one} for {other}"), set_inputs(index, names)
@@ -604,6 +604,32 @@ def _roll(graph: onnx.GraphProto, index: int, place: int, axis: int) -> None:
     joined = helper.make_node("Concat", [rest, first], ["rolled"], axis=axis)
     for number, new in enumerate([*made, *more, joined]):
         graph.node.insert(index + number, new)
+
+
+@kind("new keys or values written elsewhere")
+def _(view: View) -> Sites:
+    for index, node in view.find("TensorScatter"):
+        for step in (1, -1):
+            yield view.site(node, f"{step:+d}"), before(index, 2, ("Add", (_integers(step),), {}), ("Abs", (), {}))
+        yield view.site(node, "nowhere"), set_operator(index, "Identity", inputs=node.input[:1])
+
+
+@kind("the free end of a buffer seen")
+def _(view: View) -> Sites:
+    for index, node in view.find("Pad"):
+        if len(node.input) > 2:
+            yield view.site(node, "padded with true"), before(index, 2, ("Not", (), {}))
+            yield (
+                view.site(node, "padded before"),
+                before(index, 1, ("Slice", (_integers(-1), _integers(-_END), _integers(0), _integers(-1)), {})),
+            )
+
+
+@kind("logits of other positions")
+def _(view: View) -> Sites:
+    for index, node in view.find("Neg"):
+        for step in (1, -1):
+            yield view.site(node, f"{step:+d}"), before(index, 0, ("Add", (np.array(step),), {}))
 
 
 @kind("two outputs swapped")

@@ -19,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.onnx.verification import VerificationInfo
 from zoo_export import parity
-from zoo_export.exporter import make_graphs
+from zoo_export.exporter import PORTABLE, Options, make_graphs
 from zoo_export.grid import Feeds, Point, make_feeds
-from zoo_export.pipeline import Arrays, run_pipeline
+from zoo_export.in_place import PAST_LENGTH
+from zoo_export.pipeline import LOGITS_TO_KEEP, Arrays, run_pipeline
 from zoo_export.reference import TorchExecutor
 from zoo_export.session import open_session
 
@@ -65,6 +66,7 @@ class Study:
     dtype: str = "float32"
     trained: bool = True
     """Random biases and norms, and matrices of twice the size; else as they are initialised, which hides more."""
+    profile: str = PORTABLE
 
 
 STUDIES = {
@@ -72,6 +74,7 @@ STUDIES = {
     "gpt, fresh": Study("gpt-tiny", trained=False),
     "gpt, grouped queries, untied": Study("gpt-tiny", ("num_kv_heads=2", "tie_embeddings=false", "activation=relu")),
     "gpt, float16": Study("gpt-tiny", dtype="float16"),
+    "gpt, in place": Study("gpt-tiny", profile="cpu"),
     "bert": Study("bert-tiny"),
     "bert, fresh": Study("bert-tiny", trained=False),
     "bert, sentence embedding": Study("bert-tiny", ("task=sentence-embedding", "activation=silu")),
@@ -80,6 +83,7 @@ STUDIES = {
     "bert, pretraining": Study("bert-tiny", ("task=pretraining",)),
     "transformer": Study("transformer-tiny"),
     "transformer, fresh": Study("transformer-tiny", trained=False),
+    "transformer, in place": Study("transformer-tiny", profile="cpu"),
     "transformer, norm first, learned positions, biases, untied": Study(
         "transformer-tiny",
         ("norm_first=true", "positions=learned", "attention_bias=true", "tie_embeddings=false", "activation=gelu"),
@@ -90,9 +94,9 @@ STUDIES = {
 class Subject:
     """A saved model, its honest graphs, and every fault they can have."""
 
-    def __init__(self, stored: ModelDirectory) -> None:
+    def __init__(self, stored: ModelDirectory, profile: str = PORTABLE) -> None:
         self.stored = stored
-        self.linked = make_graphs(stored)
+        self.linked = make_graphs(stored, Options(profile=profile))
         self.flat = {name: inlined(data) for name, data in self.linked.items()}
         self.model = models.load_directory(stored)
         self.values = {name: tensor.numpy() for name, tensor in self.model.state_dict().items()}
@@ -105,7 +109,7 @@ class Subject:
         model = models.build(spec, seed=0, dtype=study.dtype)
         if study.trained:
             change_weights(model, 0, noise=True, gain=2.0)
-        return cls(ModelDirectory.open(models.save_spec(spec, model, folder / "model", seed=0)))
+        return cls(ModelDirectory.open(models.save_spec(spec, model, folder / "model", seed=0)), study.profile)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -267,8 +271,28 @@ class Exact:
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         names = [tensor.name for tensor in graph.output_tensors()]
+        run = self.runs[graph.name]
+        arrays, total = dict(feeds), 0
+        if PAST_LENGTH in run.input_names:
+            assert graph.past is not None
+            ids = next(tensor.name for tensor in graph.input_tensors() if "sequence" in tensor.dims)
+            for tensor in graph.past.tensors():
+                start = feeds[tensor.name].shape[2]
+                total = start + feeds[ids].shape[1]
+                arrays[tensor.name] = np.pad(
+                    feeds[tensor.name], ((0, 0), (0, 0), (0, total + 2 - start), (0, 0)), constant_values=3.0
+                )
+                arrays[PAST_LENGTH] = np.array(start)
         with np.errstate(all="ignore"):
-            return dict(zip(names, self.runs[graph.name].run(names, dict(feeds)), strict=True))
+            if LOGITS_TO_KEEP not in run.input_names:
+                made = dict(zip(names, run.run(names, arrays), strict=True))
+            else:
+                made = dict(zip(names, run.run(names, arrays | {LOGITS_TO_KEEP: np.array(0)}), strict=True))
+                (last,) = run.run(["logits"], arrays | {LOGITS_TO_KEEP: np.array(1)})
+                made["logits"] = np.concatenate((made["logits"][:, :-1], last), axis=1)
+        if total:
+            made |= {tensor.name: made[tensor.name][:, :, :total] for tensor in graph.present_tensors()}
+        return made
 
 
 def effect(subject: Subject, name: str, fault: Fault, draws: int = 3) -> float:

@@ -76,7 +76,7 @@ def exported_subject(tmp_path_factory: pytest.TempPathFactory, one_thread: None)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_fault_is_caught(exported_subject: Subjects, kind: str) -> None:
     """At one site of the first model that has one where it changes something."""
-    for study in ("bert, sentence embedding", "gpt", "transformer"):
+    for study in ("bert, sentence embedding", "gpt", "transformer", "gpt, in place"):
         subject = exported_subject(study)
         for name, fault in subject.faults():
             if fault.kind == kind and (data := subject.seed(name, fault)) is not None:
@@ -135,7 +135,8 @@ def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
 
 
 @pytest.mark.parametrize(
-    ("study", "tolerance"), [("bert, sentence embedding", 1e-12), ("gpt", 1e-8), ("transformer", 1e-12)]
+    ("study", "tolerance"),
+    [("bert, sentence embedding", 1e-12), ("gpt", 1e-8), ("transformer", 1e-12), ("transformer, in place", 1e-12)],
 )
 def test_the_court_of_appeal_computes_the_model(exported_subject: Subjects, study: str, tolerance: float) -> None:
     """Graphs in float64 by the reference implementation of ONNX equal torch in float64.

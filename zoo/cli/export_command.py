@@ -233,7 +233,7 @@ def command(
         else:
             directory = _prepare(model, output, settings, force)
             files = export_graphs_only(directory, options=options, force=force)
-        _warn(directory, files)
+        _warn(directory, files, options.variant)
         if as_json:
             emit_json("export", {"directory": str(directory), "files": files, "verified": False})
         return
@@ -341,9 +341,10 @@ def _also(directory: Path, loop: bool, standalone: Path | None, force: bool, pro
         emit_json("export", {"directory": str(target), "verified": True, "files": files})
 
 
-def _warn(directory: Path, files: list[str]) -> None:
+def _warn(directory: Path, files: list[str], variant: str) -> None:
     """Say loudly what was not done."""
-    click.echo(f"warning: {directory}: {', '.join(files)} NOT VERIFIED: zoo verify {directory} completes it", err=True)
+    command = f"zoo verify {directory}" + (f" --variant {variant}" if variant else "")
+    click.echo(f"warning: {directory}: {', '.join(files)} NOT VERIFIED: {command} completes it", err=True)
 
 
 def _preset(model: str, settings: tuple[str, ...]) -> ModelSpec | None:
