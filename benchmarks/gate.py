@@ -62,7 +62,7 @@ def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[
 def export_honest(seeds: list[int]) -> list[Row]:
     """Export each configuration, never from the cache, and compare."""
     import torch
-    from zoo_export.exporter import make_graphs
+    from zoo_export.exporter import PORTABLE, Options, make_graphs
     from zoo_export.parity import compare
 
     from tests.export.configurations import draw_configuration
@@ -70,14 +70,15 @@ def export_honest(seeds: list[int]) -> list[Row]:
     torch.set_num_threads(1)
     rows = []
     for seed in seeds:
-        configuration = draw_configuration(seed)
+        configuration, profile = draw_configuration(seed), (PORTABLE, "cpu")[seed % 2]
         with tempfile.TemporaryDirectory() as folder:
             try:
                 stored = configuration.build(Path(folder))
-                failures = compare(stored, make_graphs(stored, cached=False)).failures
+                graphs = make_graphs(stored, Options(profile=profile), cached=False)
+                failures = compare(stored, graphs).failures
             except Exception as error:  # an export that fails at all is a false alarm too
                 failures = [f"{type(error).__name__}: {error}"]
-        shape = " ".join((configuration.preset, configuration.dtype, *configuration.settings))
+        shape = " ".join((configuration.preset, configuration.dtype, profile, *configuration.settings))
         rows.append({"seed": seed, "configuration": shape, "failures": failures})
     return rows
 

@@ -16,9 +16,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.contract import Graph
-from zoo_export.graph_file import MODULE_KEY, contract, parse, serialize
+from zoo_export.flatten import flatten
+from zoo_export.graph_file import contract, parse, serialize
 from zoo_export.in_place import PAST_LENGTH
 from zoo_export.pipeline import LOGITS_TO_KEEP
+from zoo_export.rewriting import Tape, replace
 
 __all__ = ["specialise"]
 
@@ -51,6 +53,7 @@ def specialise(graph: bytes, declared: Graph, profile: str) -> bytes:
                 notes[key] = f"as traced: {misfit}"
             else:
                 model = changed
+    flatten(model)
     passes.CommonSubexpressionEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
     model.metadata_props.update({"zoo.profile": profile, "zoo.contract": contract(model), **notes})
@@ -93,7 +96,7 @@ class _Caches:
         self.graph = model.graph
         number = _number(PAST_LENGTH)
         self.graph.inputs.append(number)
-        tape = _Tape(self.graph[0], after=False)
+        tape = Tape(self.graph[0], after=False)
         self.length = tape.op("Reshape", number, tape.integers(-1))
         self.places = tape.op("Expand", self.length, tape.op("Shape", first, start=0, end=1))
         self.capacity = tape.op("Shape", first, start=axis, end=axis + 1)
@@ -104,7 +107,7 @@ class _Caches:
         start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", self.rank)
         start, end = (place + self.rank if place < 0 else place for place in (start, end))
         if (start, end) == (self.axis, self.axis + 1):
-            _replace(node, length)
+            replace(node, length)
         elif start <= self.axis < end:
             raise _MisfitError("the length of the past is read with other sizes")
 
@@ -117,15 +120,15 @@ class _Caches:
         assert new is not None
         for reader, place in tuple(joined.uses()):
             if reader.op_type == "Shape":
-                tape = _Tape(reader, after=False)
+                tape = Tape(reader, after=False)
                 added = tape.op("Shape", new, start=self.axis, end=self.axis + 1)
                 self.tell_length(reader, tape.op("Add", self.length, added))
             elif reader.op_type == "Attention" and place in (1, 2):
                 self._hide_the_rest(reader)
             else:
                 raise _MisfitError(f"keys or values are read by {reader.op_type}")
-        tape = _Tape(node, after=False)
-        _replace(node, tape.op("TensorScatter", buffer, new, self.places, axis=self.axis, mode="linear"))
+        tape = Tape(node, after=False)
+        replace(node, tape.op("TensorScatter", buffer, new, self.places, axis=self.axis, mode="linear"))
 
     def _hide_the_rest(self, node: ir.Node) -> None:
         """Lengthen the mask of an attention so that nobody sees the free end of the buffers."""
@@ -136,7 +139,7 @@ class _Caches:
             return
         if mask not in self.masks:
             kind = self.kinds[str(mask.name)]
-            tape = _Tape(mask.producer() or self.capacity.producer(), after=True)
+            tape = Tape(mask.producer() or self.capacity.producer(), after=True)
             room = tape.op("Sub", self.capacity, tape.op("Shape", mask, start=-1))
             pads = tape.op("Concat", tape.integers(0), room, axis=0)
             hidden = np.zeros((), bool) if kind == np.bool_ else np.array(np.finfo(kind).min, kind)
@@ -157,7 +160,7 @@ def _keep_logits(model: ir.Model, declared: Graph) -> None:
     number = _number(LOGITS_TO_KEEP)
     model.graph.inputs.append(number)
     readers = tuple(head.uses())
-    tape = _Tape(maker, after=True)
+    tape = Tape(maker, after=True)
     start = tape.op("Neg", tape.op("Reshape", number, tape.integers(-1)))
     kept = tape.op("Slice", head, start, tape.integers(np.iinfo(np.int64).max), tape.integers(1))
     for node, place in readers:
@@ -213,48 +216,6 @@ def _element_types(model: ir.Model) -> dict[str, np.dtype[Any]]:
     }
 
 
-def _replace(node: ir.Node, value: ir.Value) -> None:
-    """Let everything read ``value`` instead of a node's only output, under whose name it goes on."""
-    old = node.outputs[0]
-    graph = node.graph
-    assert graph is not None
-    if old.is_graph_output():
-        name, value_type, shape = old.name, old.type, old.shape
-        old.name = None
-        value.name, value.type, value.shape = name, value_type, shape
-        graph.outputs[:] = [value if item is old else item for item in graph.outputs]
-    old.replace_all_uses_with(value)
-    graph.remove(node, safe=True)
-
-
 def _number(name: str) -> ir.Value:
     """A new input that is one integer."""
     return ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-
-
-class _Tape:
-    """Adds nodes before or after one node, in the order in which they are asked for, as parts of its module."""
-
-    def __init__(self, place: ir.Node | None, *, after: bool) -> None:
-        assert place is not None
-        assert place.graph is not None
-        self.graph, self.place, self.after = place.graph, place, after
-        self.module = {key: value for key, value in place.metadata_props.items() if key == MODULE_KEY}
-
-    def op(self, operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        """The output of a new node."""
-        node = ir.node(operator, inputs, attributes=attributes, metadata_props=dict(self.module))
-        if self.after:
-            self.graph.insert_after(self.place, node)
-            self.place = node
-        else:
-            self.graph.insert_before(self.place, node)
-        return node.outputs[0]
-
-    def integers(self, *values: int) -> ir.Value:
-        """A constant vector."""
-        return self.constant(np.array(values, np.int64))
-
-    def constant(self, value: np.ndarray[Any, Any]) -> ir.Value:
-        """A constant."""
-        return self.op("Constant", value=ir.tensor(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,25 @@ def test_a_decoder_writes_in_place(exported_cpu: Exported, zoo: Zoo, name: str, 
     assert zoo("verify", folder, "--variant", "cpu").status == 0
 
 
-def test_an_encoder_has_nothing_to_rewrite(exported_cpu: Exported) -> None:
+@pytest.mark.parametrize(
+    ("name", "file"), [("gpt-tiny", "model"), ("bert-tiny", "model"), ("transformer-tiny", "decoder")]
+)
+def test_one_more_layer_adds_no_node_that_computes_sizes(exported_build: Exported, name: str, file: str) -> None:
+    """Activations stay matrices from product to product: of Reshapes, those that split and merge heads are left."""
+    counts = []
+    for layers in (2, 3):
+        stored = ModelDirectory.open(exported_build(name, f"num_layers={layers}"))
+        data = make_graphs(stored, CPU)[file]
+        counts.append(Counter(operators(onnx.load_model_from_string(data))))
+    added = counts[1] - counts[0]
+    attentions = added["Attention"]
+    assert attentions == (2 if file == "decoder" else 1)
+    sizes = {"Shape", "Concat", "Squeeze", "Unsqueeze", "Constant", "Range", "Expand", "Cast"}
+    assert not sizes & set(added)
+    assert added["Reshape"] == (6 if file == "decoder" else 4)
+
+
+def test_an_encoder_has_no_further_inputs(exported_cpu: Exported) -> None:
     folder = exported_cpu("bert-tiny")
     inputs = [item.name for item in load(folder / "model.cpu.onnx").graph.input]
     assert inputs == ["input_ids", "attention_mask", "token_type_ids"]

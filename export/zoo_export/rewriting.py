@@ -1,0 +1,67 @@
+"""Tools for rewriting a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+__all__ = ["Tape", "replace", "replace_value"]
+
+
+def replace(node: ir.Node, value: ir.Value) -> None:
+    """Let everything read ``value`` instead of a node's only output, and drop the node."""
+    replace_value(node.outputs[0], value)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Let everything read ``new`` instead, under the old name where that is an output of the graph."""
+    if old.is_graph_output():
+        graph = old.graph
+        assert graph is not None
+        name, old.name = old.name, None
+        new.name, new.type, new.shape = name, old.type, old.shape
+        graph.outputs[:] = [new if item is old else item for item in graph.outputs]
+    old.replace_all_uses_with(new)
+
+
+class Tape:
+    """Adds nodes before or after one node, in the order in which they are asked for."""
+
+    def __init__(self, place: ir.Node | None, *, after: bool) -> None:
+        assert place is not None
+        assert place.graph is not None
+        self.graph, self.place, self.after = place.graph, place, after
+
+    def op(self, operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        """The output of a new node."""
+        return self.add(ir.node(operator, inputs, attributes=attributes))
+
+    def like(self, node: ir.Node, inputs: Sequence[ir.Value]) -> ir.Value:
+        """The output of a new node of the same module that does the same with other inputs."""
+        return self.add(
+            ir.Node(
+                node.domain, node.op_type, inputs, node.attributes.values(), metadata_props=dict(node.metadata_props)
+            )
+        )
+
+    def add(self, node: ir.Node) -> ir.Value:
+        """The output of a node, put into its place."""
+        if self.after:
+            self.graph.insert_after(self.place, node)
+            self.place = node
+        else:
+            self.graph.insert_before(self.place, node)
+        return node.outputs[0]
+
+    def integers(self, *values: int) -> ir.Value:
+        """A constant vector."""
+        return self.constant(np.array(values, np.int64))
+
+    def constant(self, value: np.ndarray[Any, Any]) -> ir.Value:
+        """A constant."""
+        return self.op("Constant", value=ir.tensor(value))
