@@ -62,8 +62,8 @@ PORTABLE = "portable"
 class Options:
     """What can be chosen about a graph."""
 
-    opset: int = 0
-    """Version of the standard operators; 0 for the lowest that the profile can be written in."""
+    opset: int = None  # type: ignore[assignment]
+    """Version of the standard operators; by default the lowest that the profile can be written in."""
     functions: bool = True
     """Whether modules that repeat are functions, in the portable profile."""
     profile: str = PORTABLE
@@ -78,9 +78,9 @@ class Options:
         if self.profile not in (PORTABLE, *PROFILES):
             raise UsageError(f"no profile {self.profile!r}", "--profile", nearest(self.profile, (PORTABLE, *PROFILES)))
         known = OPSETS if self.profile == PORTABLE else OPSETS[1:]
-        object.__setattr__(self, "opset", self.opset or known[0])
+        object.__setattr__(self, "opset", known[0] if self.opset is None else self.opset)
         if self.opset not in known:
-            what = f"opset {self.opset} is not supported in the profile {self.profile}"
+            what = f"opset {self.opset} is not supported" + (f" in the profile {self.variant}" if self.variant else "")
             raise UsageError(what, "--opset", f"choose one of {known}")
 
 

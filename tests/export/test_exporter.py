@@ -222,6 +222,7 @@ def test_metadata(exported_model: Exported, name: str, file: str) -> None:
         "zoo.plugin": f"attention-zoo {zoo.__version__}",
         "zoo.dtype": "float32",
         "zoo.opset": "23",
+        "zoo.profile": "portable",
         "zoo.task": {"gpt-tiny": "text-generation", "bert-tiny": "feature-extraction"}.get(
             name, "text2text-generation"
         ),

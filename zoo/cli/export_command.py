@@ -203,7 +203,7 @@ def command(
         raise UsageError("--check writes nothing", "zoo export", "give it a model directory alone")
     from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
 
-    options = Options(opset=opset or 0, functions=not inline, profile=profile)
+    options = Options(opset=opset, functions=not inline, profile=profile)  # type: ignore[arg-type]
     if profile != "portable" and (loop or standalone):
         raise UsageError("--loop and --standalone are portable", "--profile", "export them separately")
     provider = provider if profile == "portable" else profile
