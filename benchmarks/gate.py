@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,17 @@ def export_honest(seeds: list[int]) -> list[Row]:
 def run(calls: Iterable[tuple[Any, ...]], function: Callable[..., list[Row]], jobs: int, log: Path | None) -> None:
     """Make the calls in processes of their own, and write down each result as it comes."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, max_tasks_per_child=16) as pool:
-        for future in as_completed([pool.submit(function, *call) for call in calls]):
-            for row in future.result():
+    with spawn.Pool(jobs, maxtasksperchild=16) as pool:
+        for rows in pool.imap_unordered(partial(_apply, function), calls):
+            for row in rows:
                 ROWS.append(row)
                 if log is not None:
                     with log.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(row) + "\n")
+
+
+def _apply(function: Callable[..., list[Row]], call: tuple[Any, ...]) -> list[Row]:
+    return function(*call)
 
 
 ROWS: list[Row] = []

@@ -38,6 +38,7 @@ __all__ = [
     "pointers",
     "referenced_tensors",
     "serialize",
+    "widen",
 ]
 
 EVIDENCE_KEY = "zoo.evidence_sha256"
@@ -183,6 +184,40 @@ def contract(model: ir.Model) -> str:
             for side, values in sides.items()
         }
     )
+
+
+def widen(graph: bytes) -> bytes:
+    """The graph with float32 wherever it has float16. Stored weights must be replaced: they stay as they are."""
+    model = parse(graph)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    for tensor in model.graph.initializer:
+        _widen_tensor(tensor)
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        _widen_nodes(nodes)
+    return serialize(model)
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type != onnx.TensorProto.FLOAT16:
+        return
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        tensor.data_type = onnx.TensorProto.FLOAT
+    else:
+        wide = onnx.numpy_helper.to_array(tensor).astype("float32")
+        tensor.CopyFrom(onnx.numpy_helper.from_array(wide, tensor.name))
+
+
+def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == onnx.TensorProto.FLOAT16:
+                attribute.i = onnx.TensorProto.FLOAT
+            elif attribute.type == onnx.AttributeProto.TENSOR:
+                _widen_tensor(attribute.t)
+            for inner in (attribute.g, *attribute.graphs):
+                _widen_nodes(inner.node)
 
 
 def inline(model: ir.Model) -> None:

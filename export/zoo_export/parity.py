@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo_export.bisect import ModuleError, module_errors
 from zoo_export.decoding import greedy_agreement
 from zoo_export.evidence import versions, weights_of, write_export
-from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers, referenced_tensors
+from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers, referenced_tensors, widen
 from zoo_export.grid import DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
 from zoo_export.pipeline import Arrays, Executor, OnnxExecutor, run_pipeline
@@ -93,7 +94,13 @@ def compare(
     comparison = _Comparison(stored, graphs, provider)
     left_out = comparison.sweep(whole_grid, progress)
     failures = comparison.failures()
-    return Report(comparison.evidence(left_out, verified=not failures), failures)
+    more: dict[str, Any] = {}
+    if stored.dtype == "float16":
+        wide = _WideComparison(stored, graphs, provider)
+        wide.perturb(comparison.points)
+        failures += wide.failures()
+        more["in_float32"] = {graph.name: {"outputs": wide.outputs(graph)} for graph in wide.graphs}
+    return Report(comparison.evidence(left_out, verified=not failures) | more, failures)
 
 
 def check_memory(stored: ModelDirectory) -> None:
@@ -101,7 +108,7 @@ def check_memory(stored: ModelDirectory) -> None:
 
     That is the model in float64 and in its own dtype, its noisy copy, and what the sessions make of the weights.
     """
-    size = sum(tensor.length for tensor in stored.layout.values())
+    size = sum(tensor.length for tensor in stored.layout.values()) * (2 if stored.dtype == "float16" else 1)
     needed, free = size * _COPIES, free_memory()
     if needed > free:
         raise ParityError(
@@ -136,8 +143,8 @@ class _Comparison:
         self.graphs = stored.spec.graphs
         self.epsilon = float(np.finfo(stored.dtype).eps)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
-        self.runtimes = {level: self._runtime(optimize) for level, optimize in self.levels.items()}
         self.yardstick = TorchExecutor(models.load_directory(stored))
+        self.runtimes = {level: self._runtime(optimize) for level, optimize in self.levels.items()}
         self.reference = TorchExecutor(models.load_directory(stored).double())
         self.errors = {
             (level, graph.name, tensor.name): Errors()
@@ -171,7 +178,7 @@ class _Comparison:
                 )
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
-        return OnnxExecutor(sessions, np.dtype(self.stored.dtype))
+        return OnnxExecutor(sessions, self.yardstick.dtype)
 
     def _by_place(self, file: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """For each initialiser the weight that lies where it points, whatever it is called."""
@@ -203,10 +210,10 @@ class _Comparison:
             agreement = greedy_agreement(self.reference, runtime, self.graphs, margin, self.longest)
             if agreement is not None:
                 self.greedy[level] = agreement
-        self._perturb(points)
+        self.perturb(points)
         return left_out
 
-    def _perturb(self, points: list[Point]) -> None:
+    def perturb(self, points: list[Point]) -> None:
         """Compare twice more with noise on every weight, at the smallest point that has several rows and tokens.
 
         Fresh biases are 0 and fresh norms are 1: without noise, a graph that lost them would pass. Fresh matrices are
@@ -341,6 +348,15 @@ class _Comparison:
         nodes = placement(runtime.sessions[graph.name])
         return {"sha256": graph_digest(self.files[graph.name]), "placement": dict(nodes)}
 
+    def outputs(self, graph: Graph) -> dict[str, Any]:
+        """What the evidence says of each output of a graph."""
+        return {
+            tensor.name: {
+                level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon) for level in self.labels
+            }
+            for tensor in graph.output_tensors()
+        }
+
     def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
         """The content of parity.json."""
         rule = f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|"
@@ -355,13 +371,7 @@ class _Comparison:
             "graphs": {
                 graph.name: {
                     **self._about(graph),
-                    "outputs": {
-                        tensor.name: {
-                            level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon)
-                            for level in self.labels
-                        }
-                        for tensor in graph.output_tensors()
-                    },
+                    "outputs": self.outputs(graph),
                 }
                 for graph in self.graphs
             },
@@ -374,6 +384,24 @@ class _Comparison:
             "weights": weights_of(self.stored),
             "versions": versions(),
         }
+
+
+class _WideComparison(_Comparison):
+    """Graphs in float16 and their model, both computed in float32.
+
+    What a graph computes does not depend on how it rounds, and where all numbers are rounded to three digits a wrong
+    one may hide.
+    """
+
+    levels: Mapping[str, bool] = MappingProxyType({})
+    labels: Mapping[str, str] = MappingProxyType(
+        {level: f"{_LABELS[level]}, in float32" for level in (PERTURBED, FAINT)}
+    )
+
+    def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
+        super().__init__(stored, {name: widen(graph) for name, graph in graphs.items()}, provider)
+        self.epsilon = float(np.finfo(np.float32).eps)
+        self.yardstick = TorchExecutor(self.yardstick.model.float())
 
 
 def verify_model(

@@ -82,9 +82,9 @@ class _RuntimeComparison(_Comparison):
         copies = {name: value.copy() for name, value in weights.items()} if weights else None
         return _RunExecutor(self._open(copies), np.dtype(self.stored.dtype))
 
-    def _perturb(self, points: list[Point]) -> None:
+    def perturb(self, points: list[Point]) -> None:
         if self._any_weights:
-            super()._perturb(points)
+            super().perturb(points)
 
     def _first_divergence(self) -> None:
         """The modules of other formats are not known."""

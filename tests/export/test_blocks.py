@@ -86,9 +86,9 @@ def test_depth_costs_next_to_nothing(exported_build: Exported) -> None:
     seconds = {}
     for layers in (4, 36, 4, 36):
         stored = ModelDirectory.open(exported_build("gpt-tiny", f"num_layers={layers}"))
-        started = time.perf_counter()
+        started = time.process_time()
         make_graphs(stored, cached=False)
-        seconds[layers] = min(seconds.get(layers, float("inf")), time.perf_counter() - started)
+        seconds[layers] = min(seconds.get(layers, float("inf")), time.process_time() - started)
     assert seconds[36] < 2 * seconds[4]
 
 

@@ -381,6 +381,9 @@ def test_float16(exported_model: Exported, zoo: Callable[..., Any]) -> None:
     evidence = json.loads((folder / "parity.json").read_text())
     assert (evidence["verified"], evidence["dtype"]) == (True, "float16")
     assert 1e-5 < evidence["graphs"]["model"]["outputs"]["logits"]["off"]["limit"] < 1e-2
+    wide = evidence["in_float32"]["model"]["outputs"]["logits"]
+    assert set(wide) == {"perturbed", "faint"}
+    assert 0 < wide["perturbed"]["limit"] < 1e-4
     assert zoo("verify", folder).status == 0
 
 

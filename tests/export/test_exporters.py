@@ -70,7 +70,11 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("name", "files"), [("gpt-tiny", ["model.pt2"]), ("transformer-tiny", ["decoder.pt2", "encoder.pt2"])]
+    ("name", "files"),
+    [
+        ("gpt-tiny", ["model.pt2"]),
+        pytest.param("transformer-tiny", ["decoder.pt2", "encoder.pt2"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_strangers_format_goes_the_whole_way(pt2: None, small: Build, zoo: Zoo, name: str, files: list[str]) -> None:
     folder = small(name)

@@ -77,7 +77,7 @@ def test_equal_models_are_equal_files(zoo: Zoo) -> None:
     assert len({Path(str(number), SINGLE).read_bytes() for number in range(4)}) == 1
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
 def test_a_graph_without_weights_is_the_graph_with_them(zoo: Zoo, name: str) -> None:
     """The preset's graph is written first, the model is built later, and its weights make it whole."""
     result = zoo("export", name, "--onnx", "--graph-only", "-o", "graph")

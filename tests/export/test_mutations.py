@@ -12,6 +12,7 @@ import onnx
 import pytest
 from zoo_export import parity
 from zoo_export.exporter import PORTABLE, Options, make_graphs
+from zoo_export.graph_file import pointers, widen
 from zoo_export.grid import make_feeds
 from zoo_export.parity import compare
 from zoo_export.pipeline import run_pipeline
@@ -136,7 +137,12 @@ def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
 
 @pytest.mark.parametrize(
     ("study", "tolerance"),
-    [("bert, sentence embedding", 1e-12), ("gpt", 1e-8), ("transformer", 1e-12), ("transformer, in place", 1e-12)],
+    [
+        ("bert, sentence embedding", 1e-12),
+        ("gpt", 1e-8),
+        ("transformer", 1e-12),
+        pytest.param("transformer, in place", 1e-12, marks=pytest.mark.slow),
+    ],
 )
 def test_the_court_of_appeal_computes_the_model(exported_subject: Subjects, study: str, tolerance: float) -> None:
     """Graphs in float64 by the reference implementation of ONNX equal torch in float64.
@@ -192,6 +198,7 @@ def test_an_honest_export_passes(tmp_path: Path, seed: int) -> None:
     assert compare(stored, make_graphs(stored, options)).failures == []
 
 
+@pytest.mark.slow
 def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm of four numbers in float16 turns one unit in the last place into a large part of its result.
 
@@ -203,6 +210,30 @@ def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monke
     assert compare(stored, graphs).failures == []
     monkeypatch.setattr(parity, "_NUDGES", 0)
     assert any("perturbed" in line for line in compare(stored, graphs).failures)
+
+
+def test_what_hides_in_float16_is_found_in_float32(exported_subject: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = exported_subject("gpt, float16")
+    fault = next(
+        fault for _, fault in subject.faults() if fault.kind == "another epsilon" and fault.site.endswith("1e-12")
+    )
+    data = subject.seed("model", fault)
+    assert data is not None
+    assert any("in float32" in line for line in compare(subject.stored, {"model": data}).failures)
+    monkeypatch.setattr(parity._WideComparison, "failures", lambda _: [])
+    assert compare(subject.stored, {"model": data}).passed
+
+
+def test_a_widened_graph_has_no_float16(exported_subject: Subjects) -> None:
+    subject = exported_subject("gpt, float16")
+    half = onnx.TensorProto.FLOAT16
+    for data in (subject.linked["model"], subject.flat["model"].SerializeToString()):
+        narrow, wide = (onnx.load_model_from_string(graph) for graph in (data, widen(data)))
+        assert {value.type.tensor_type.elem_type for value in narrow.graph.output} == {half}
+        assert half not in {value.type.tensor_type.elem_type for value in (*wide.graph.input, *wide.graph.output)}
+        assert half not in {tensor.data_type for tensor in wide.graph.initializer}
+        assert [node.op_type for node in wide.graph.node] == [node.op_type for node in narrow.graph.node]
+        assert pointers(widen(data)) == pointers(data)
 
 
 def test_an_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:

@@ -74,7 +74,12 @@ def test_a_decoder_writes_in_place(exported_cpu: Exported, zoo: Zoo, name: str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "file"), [("gpt-tiny", "model"), ("bert-tiny", "model"), ("transformer-tiny", "decoder")]
+    ("name", "file"),
+    [
+        ("gpt-tiny", "model"),
+        ("bert-tiny", "model"),
+        pytest.param("transformer-tiny", "decoder", marks=pytest.mark.slow),
+    ],
 )
 def test_one_more_layer_adds_no_node_that_computes_sizes(exported_build: Exported, name: str, file: str) -> None:
     """Activations stay matrices from product to product: of Reshapes, those that split and merge heads are left."""

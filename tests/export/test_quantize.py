@@ -112,12 +112,12 @@ def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, 
     return change
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
 def test_int8_computes_what_its_own_weights_say_at_every_point(make: Maker, name: str) -> None:
     assert verify_variant(*make(name, "int8")).passed
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
 def test_fp16_is_compared_like_a_model_in_float16(
     exported_build: Callable[..., Path], few_points: None, tmp_path: Path, name: str
 ) -> None:

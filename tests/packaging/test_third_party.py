@@ -57,6 +57,7 @@ def test_without_its_plugin_a_model_says_what_is_missing(run) -> None:
         assert len(failed.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_one_strangers_model_goes_to_anothers_format(run, pt2, tmp_path: Path) -> None:
     run("zoo", "export", "sliding-tiny", "--format", "pt2", "--set", "max_seq_len=32")
     evidence = json.loads((tmp_path / "sliding-tiny/evidence.pt2.json").read_text())
