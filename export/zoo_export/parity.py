@@ -269,6 +269,7 @@ class _Comparison:
                     key = level, graph.name, tensor.name
                     valid = valid_positions(graph, tensor, feeds, point)
                     exact, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
+                    _check_shape(graph, tensor, made.shape, feeds, point)
                     self.errors[key].add(exact, allowed[graph.name][tensor.name], made, valid, point)
                     if not self.errors[key].passed(self.epsilon):
                         nudged = nudged or list(self._nudged(feeds, point))
@@ -486,6 +487,25 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
 def _uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Numbers in [0, 1) of a tensor's shape and dtype."""
     return torch.rand(like.shape, generator=generator, dtype=like.dtype)
+
+
+def _check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
+    """Raise unless an output has the dimensions that are declared, as far as the inputs tell them."""
+    sizes = {
+        dim: feeds[item.name].shape[axis]
+        for item in graph.input_tensors()
+        if item.name in feeds
+        for axis, dim in enumerate(item.dims)
+    }
+    sizes |= {"batch": point.batch, "sequence": point.length if graph.past else point.length + point.past}
+    if graph.past:
+        sizes[f"{graph.past.length} + sequence"] = point.length + point.past
+    declared = tuple(dim if isinstance(dim, int) else sizes.get(dim) for dim in tensor.dims)
+    if len(declared) != len(shape) or any(
+        size not in (None, there) for size, there in zip(declared, shape, strict=True)
+    ):
+        dims = ", ".join(map(str, tensor.dims))
+        raise ParityError(f"{tensor.name} of graph {graph.name!r} has shape {shape} at {point}, declared is ({dims})")
 
 
 def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:

@@ -419,7 +419,7 @@ def zoo_architectures():
     return [
         zoo.Architecture(name=name, tasks=("feature-extraction",), config="{module}_config:ToyConfig",
                          model=f"{module}_model:{name.title()}", reference="none")
-        for name in ("branching", "unsaved", "saved", "twofaced")
+        for name in ("branching", "unsaved", "saved", "twofaced", "oversized")
     ]
 """
 CONFIG = """
@@ -460,6 +460,11 @@ class Branching(Toy):
         x = super().forward(input_ids)
         return x if x.sum() > 0 else -x
 
+class Oversized(Toy):
+    def forward(self, input_ids):
+        x = super().forward(input_ids)
+        return torch.cat((x, x[..., :1]), -1)
+
 class Twofaced(Toy):
     def forward(self, input_ids):
         x = Toy.forward(self, input_ids)
@@ -471,7 +476,7 @@ class Twofaced(Toy):
 def toys(install: Callable[..., Path]) -> None:
     """A plugin whose architectures cannot be exported, but for ``saved``."""
     install("toys", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
-    names = ("branching", "unsaved", "saved", "twofaced")
+    names = ("branching", "unsaved", "saved", "twofaced", "oversized")
     presets = "".join(f'[models.{name}]\narch = "{name}"\n' for name in names)
     Path("zoo.toml").write_text(f"schema = 1\n{presets}")
 
@@ -481,6 +486,7 @@ def toys(install: Callable[..., Path]) -> None:
     [
         ("branching", 5, PluginError, ("toys 1.0", "'model'", "branching")),
         ("unsaved", 5, PluginError, ("buffer table of Unsaved", "register it as persistent")),
+        ("oversized", 4, ParityError, ("last_hidden_state of graph 'model' has shape", "(batch, sequence, 8)")),
         ("twofaced", 4, ParityError, ("last_hidden_state", "is off by", "nothing was written")),
     ],
 )
