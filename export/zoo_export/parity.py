@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from zoo import models
 from zoo.artifact import LOOP, PRECISIONS, PROFILES, ModelDirectory
@@ -31,7 +32,17 @@ from zoo_export.pipeline import Arrays, Executor, OnnxExecutor, run_pipeline
 from zoo_export.reference import TorchExecutor
 from zoo_export.session import Provider, open_session, placement
 
-__all__ = ["Progress", "Report", "compare", "diff_model", "valid_positions", "verify_model"]
+__all__ = [
+    "Comparison",
+    "Progress",
+    "Report",
+    "check_memory",
+    "check_shape",
+    "compare",
+    "diff_model",
+    "valid_positions",
+    "verify_model",
+]
 
 Progress = Callable[[int, int], None]
 
@@ -91,7 +102,7 @@ def compare(
         what = "bfloat16 cannot be verified: onnxruntime's CPU provider has no bfloat16 kernels"
         raise ParityError(what, stored.path, "build with --dtype float32 or float16")
     check_memory(stored)
-    comparison = _Comparison(stored, graphs, provider)
+    comparison = Comparison(stored, graphs, provider)
     left_out = comparison.sweep(whole_grid, progress)
     failures = comparison.failures()
     more: dict[str, Any] = {}
@@ -132,7 +143,7 @@ def free_memory() -> float:
     return free
 
 
-class _Comparison:
+class Comparison:
     """The model in float64, in its own dtype, and as graphs at each optimisation level, side by side."""
 
     levels: Mapping[str, bool] = LEVELS
@@ -143,9 +154,9 @@ class _Comparison:
         self.graphs = stored.spec.graphs
         self.epsilon = float(np.finfo(stored.dtype).eps)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
-        self.yardstick = TorchExecutor(models.load_directory(stored))
-        self.runtimes = {level: self._runtime(optimize) for level, optimize in self.levels.items()}
-        self.reference = TorchExecutor(models.load_directory(stored).double())
+        self.yardstick = TorchExecutor(self._model())
+        self.runtimes = self._runtimes()
+        self.reference = TorchExecutor(self._model().double())
         self.errors = {
             (level, graph.name, tensor.name): Errors()
             for level in self.labels
@@ -155,6 +166,14 @@ class _Comparison:
         self.distributions = {key: Distribution() for key in self.errors if key[2] == "logits"}
         self.greedy: dict[str, dict[str, Any]] = {}
         self.points: list[Point] = []
+
+    def _model(self) -> nn.Module:
+        """The model, once for each call."""
+        return models.load_directory(self.stored)
+
+    def _runtimes(self) -> dict[str, Executor]:
+        """What is compared at every point."""
+        return {level: self._runtime(optimize) for level, optimize in self.levels.items()}
 
     def _runtime(
         self,
@@ -269,7 +288,7 @@ class _Comparison:
                     key = level, graph.name, tensor.name
                     valid = valid_positions(graph, tensor, feeds, point)
                     exact, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
-                    _check_shape(graph, tensor, made.shape, feeds, point)
+                    check_shape(graph, tensor, made.shape, feeds, point)
                     self.errors[key].add(exact, allowed[graph.name][tensor.name], made, valid, point)
                     if not self.errors[key].passed(self.epsilon):
                         nudged = nudged or list(self._nudged(feeds, point))
@@ -387,7 +406,7 @@ class _Comparison:
         }
 
 
-class _WideComparison(_Comparison):
+class _WideComparison(Comparison):
     """Graphs in float16 and their model, both computed in float32.
 
     What a graph computes does not depend on how it rounds, and where all numbers are rounded to three digits a wrong
@@ -472,7 +491,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
 
     graphs = export.read() if export.exists else make_graphs(stored, Options(profile=variant or PORTABLE))
     check_memory(stored)
-    comparison = _Comparison(stored, graphs, provider)
+    comparison = Comparison(stored, graphs, provider)
     past = PAST if any(graph.past for graph in comparison.graphs) and comparison.longest > PAST else 0
     padded = any(tensor.is_mask for graph in comparison.graphs for tensor in graph.input_tensors())
     point = Point(2, min(ODD, comparison.longest - past), past, "left" if padded else "none")
@@ -489,7 +508,7 @@ def _uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(like.shape, generator=generator, dtype=like.dtype)
 
 
-def _check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
+def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
     """Raise unless an output has the dimensions that are declared, as far as the inputs tell them."""
     sizes = {
         dim: feeds[item.name].shape[axis]

@@ -15,7 +15,6 @@ A float16 variant is a model in float16, and is compared like any other.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,20 +28,17 @@ from torch.overrides import TorchFunctionMode
 from zoo import models
 from zoo.artifact import ModelDirectory, digest_file
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, ParityError, ZooError
+from zoo.errors import ArtifactError, ParityError
 from zoo.weights import read_header
 from zoo_export.bisect import module_errors
-from zoo_export.decoding import greedy_agreement
-from zoo_export.evidence import versions, weights_of
-from zoo_export.graph_file import graph_digest
-from zoo_export.grid import DEFAULT_MAX, Feeds, Point, make_feeds, make_grid
-from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
+from zoo_export.evidence import weights_of
+from zoo_export.grid import Feeds, Point, make_feeds
 from zoo_export.packing import Packing, packings, read_dequantized, read_tensor
-from zoo_export.parity import Progress, Report, compare, valid_positions
-from zoo_export.pipeline import Arrays, OnnxExecutor, run_pipeline
+from zoo_export.parity import Comparison, Progress, Report, check_shape, compare, valid_positions
+from zoo_export.pipeline import Arrays, Executor, OnnxExecutor, run_pipeline
 from zoo_export.quantize import Place, Variant, open_variant, with_exact_products
 from zoo_export.reference import TorchExecutor
-from zoo_export.session import Provider, placement
+from zoo_export.session import Provider
 
 __all__ = ["EmulatedExecutor", "dequantized_model", "verify_variant"]
 
@@ -76,7 +72,7 @@ def verify_variant(
         report = compare(model, files, provider=provider, whole_grid=whole_grid, progress=progress)
         report.evidence |= _weights(stored, variant)
         return report
-    comparison = _Comparison(stored, variant, provider)
+    comparison = _QuantizedComparison(stored, variant, provider)
     left_out = comparison.sweep(whole_grid, progress)
     failures = comparison.failures()
     return Report(comparison.evidence(left_out, verified=not failures), failures)
@@ -146,33 +142,27 @@ def _round_as_one(x: Tensor) -> Tensor:
     return ((x / scale).round().add(zero_point).clamp(0, 255) - zero_point) * scale
 
 
-class _Comparison:
+class _QuantizedComparison(Comparison):
     """The module with a variant's weights, and the variant's graphs, side by side."""
 
+    labels = _LABELS
+
     def __init__(self, stored: ModelDirectory, variant: Variant, provider: Provider) -> None:
-        self.stored, self.variant, self.provider = stored, variant, provider
+        self.variant, self.plan = variant, packings(variant.path)
         self.exact, self.expanded = with_exact_products(variant)
-        self.graphs = stored.spec.graphs
-        self.plan = packings(variant.path)
+        super().__init__(stored, variant.files(), provider)
         self.epsilon = float(np.finfo(np.float32).eps)
-        self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
-        self.runtimes = {
+        self.emulated = EmulatedExecutor(self.yardstick.model, self.plan)
+
+    def _model(self) -> nn.Module:
+        return dequantized_model(self.stored, self.variant)
+
+    def _runtimes(self) -> dict[str, Executor]:
+        return {
             EXACT: self._open(self.exact, optimize=False, values=self.expanded),
-            OFF: self._open(variant, optimize=False),
-            ALL: self._open(variant, optimize=True),
+            OFF: self._open(self.variant, optimize=False),
+            ALL: self._open(self.variant, optimize=True),
         }
-        model = dequantized_model(stored, variant)
-        self.reference = TorchExecutor(copy.deepcopy(model).double())
-        self.yardstick, self.emulated = TorchExecutor(model), EmulatedExecutor(model, self.plan)
-        self.errors = {
-            (level, graph.name, tensor.name): Errors()
-            for level in _LABELS
-            for graph in self.graphs
-            for tensor in graph.output_tensors()
-        }
-        self.distributions = {key: Distribution() for key in self.errors if key[2] == "logits"}
-        self.greedy: dict[str, dict[str, Any]] = {}
-        self.points: list[Point] = []
 
     def _open(
         self, variant: Variant, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
@@ -182,30 +172,7 @@ class _Comparison:
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
 
-    def sweep(self, whole_grid: bool, progress: Progress | None) -> int:
-        """Compare at every point of the grid, and greedily decoded text. Returns how many points were left out."""
-        parameters = models.count_parameters(self.yardstick.model)
-        points, left_out = make_grid(self.graphs, self.longest, parameters, whole=whole_grid)
-        for number, point in enumerate(points, 1):
-            if progress is not None:
-                progress(number, len(points))
-            try:
-                self._compare_at(point, self.runtimes)
-            except ZooError:
-                raise
-            except Exception as error:  # the runtime raises a dozen classes without a common base
-                raise ParityError(f"the graph fails at {point} ({error})", self.stored.path) from error
-            self.points.append(point)
-        for level, runtime in self.runtimes.items():
-            key = level, self.graphs[-1].name, "logits"
-            margin = 2 * self.errors[key].limit(self.epsilon) if key in self.errors else 0
-            agreement = greedy_agreement(self.reference, runtime, self.graphs, margin)
-            if agreement is not None:
-                self.greedy[level] = agreement
-        self._perturb(points)
-        return left_out
-
-    def _perturb(self, points: list[Point]) -> None:
+    def perturb(self, points: list[Point]) -> None:
         """Compare once more with noise on what is not quantised: fresh biases are 0, and could be lost unseen."""
         generator = torch.Generator().manual_seed(SEED)
         exact = dict(self.reference.model.named_parameters())
@@ -233,7 +200,7 @@ class _Comparison:
             if name not in self.plan
         }
 
-    def _compare_at(self, point: Point, runtimes: Mapping[str, OnnxExecutor]) -> None:
+    def _compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
         feeds = make_feeds(self.graphs, point, SEED, self.longest)
         wanted = run_pipeline(self.reference, self.graphs, feeds, point, split=False)
         yardsticks = {
@@ -248,6 +215,7 @@ class _Comparison:
                     key = level, graph.name, tensor.name
                     valid = valid_positions(graph, tensor, feeds, point)
                     true, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
+                    check_shape(graph, tensor, made.shape, feeds, point)
                     self.errors[key].add(true, allowed[graph.name][tensor.name], made, valid, point)
                     if key in self.distributions:
                         rows = np.broadcast_to(valid, true.shape)[..., 0]
@@ -255,26 +223,6 @@ class _Comparison:
 
     def _yardstick(self, level: str) -> TorchExecutor:
         return self.yardstick if level in _IN_FLOAT32 else self.emulated
-
-    def failures(self) -> list[str]:
-        """One line for each thing that diverges, the first with the module where it begins."""
-        lines = []
-        for (level, graph, name), error in self.errors.items():
-            where = f"{name} of {graph}, {_LABELS[level]}"
-            if not error.finite:
-                lines.append(f"{where}, is not finite")
-            elif not error.passed(self.epsilon):
-                limit = error.limit(self.epsilon)
-                lines.append(f"{where}, is off by {error.runtime:.3g}, allowed {limit:.3g}, at {error.worst}")
-        for (level, graph, _), item in self.distributions.items():
-            if item.disagreements:
-                where = f"{graph}, {_LABELS[level]}"
-                lines.append(f"{where}, chooses another token in {item.disagreements} of {item.rows} rows")
-        for level, agreement in self.greedy.items():
-            if not agreement["passed"]:
-                lines.append(f"greedy decoding, {_LABELS[level]}, diverges after {agreement['agreed']} tokens")
-        module = self._first_divergence() if lines else None
-        return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
 
     def _first_divergence(self) -> str | None:
         """Where the graphs with products in float32 part from the module: there every error is a fault."""
@@ -301,38 +249,17 @@ class _Comparison:
 
     def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
         """What was compared, and how it came out."""
-        files = self.variant.files()
+        evidence = super().evidence(left_out, verified=verified)
+        del evidence["dtype"], evidence["unused_tensors"]
         return {
-            "schema": 1,
-            "verified": verified,
-            "model": self.stored.description["name"],
+            **evidence,
             "precision": self.variant.precision,
-            "provider": self.provider,
-            "rule": f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|",
             "reference": "the module in float64, without a cache, with the weights that are stored quantised",
             "yardstick": {
                 level: f"torch in float32{'' if level in _IN_FLOAT32 else ', activations rounded to int8'}"
                 for level in _LABELS
             },
-            "graphs": {
-                graph.name: {
-                    "sha256": graph_digest(files[graph.name]),
-                    "placement": dict(placement(self.runtimes[ALL].sessions[graph.name])),
-                    "outputs": {
-                        tensor.name: {
-                            level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon)
-                            for level in _LABELS
-                        }
-                        for tensor in graph.output_tensors()
-                    },
-                }
-                for graph in self.graphs
-            },
-            "logits": {level: item.to_dict() for (level, _, _), item in self.distributions.items()},
-            "greedy_decoding": self.greedy,
-            "grid": {"seed": SEED, "left_out": left_out, "points": [point.to_dict() for point in self.points]},
             **_weights(self.stored, self.variant),
-            "versions": versions(),
         }
 
 

@@ -11,7 +11,7 @@ from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ParityError
 from zoo_export.grid import Feeds, Point
-from zoo_export.parity import FAINT, PERTURBED, Progress, Report, _Comparison, check_memory
+from zoo_export.parity import FAINT, PERTURBED, Comparison, Progress, Report, check_memory
 from zoo_export.pipeline import Arrays, typed_feeds
 
 __all__ = ["OpenRuntime", "Run", "compare_runtime"]
@@ -61,7 +61,7 @@ def compare_runtime(
     return report
 
 
-class _RuntimeComparison(_Comparison):
+class _RuntimeComparison(Comparison):
     """One runtime in place of ONNX Runtime's optimisation levels."""
 
     levels = {"export": True}  # noqa: RUF012

@@ -164,7 +164,7 @@ def kept_references() -> Iterator[None]:
     kept = type("_KeptHere", (_Kept,), {"results": {}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parity, "TorchExecutor", kept)
-        patch.setattr(parity._Comparison, "_first_divergence", lambda _: None)
+        patch.setattr(parity.Comparison, "_first_divergence", lambda _: None)
         yield
 
 

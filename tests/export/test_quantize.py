@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional as F
 from zoo_export import certify as certifying
-from zoo_export import parity, quantized_parity
+from zoo_export import parity
 from zoo_export.certify import (
     BOUNDS,
     RANDOM,
@@ -74,8 +74,7 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
         points, left_out = make_grid(*arguments, **options)
         return [p for p in points if p.batch <= 2 and p.length <= 7 and p.padding in ("none", "left")], left_out
 
-    for module in (parity, quantized_parity):
-        monkeypatch.setattr(module, "make_grid", small)
+    monkeypatch.setattr(parity, "make_grid", small)
 
 
 @pytest.fixture
