@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_KEY",
     "EVIDENCE_KEY",
+    "EXACT_KEY",
     "HEADER_KEY",
     "MODULE_KEY",
     "TOKENIZER_KEY",
@@ -51,6 +53,8 @@ HEADER_KEY = "zoo.weights_header_sha256"
 """In a graph's metadata: the digest of the names, kinds and places of all stored tensors."""
 MODULE_KEY = "zoo.module"
 """In a node's metadata: the path of the module it was traced from; inside a function, the path within the block."""
+EXACT_KEY = "zoo.exact"
+"""In the metadata of a constant in float16: the number in the model's code that it was rounded from."""
 BLOCK_KEY = "zoo.block"
 """In the metadata of a node that calls a function: the path of the module it stands for."""
 
@@ -186,38 +190,49 @@ def contract(model: ir.Model) -> str:
     )
 
 
-def widen(graph: bytes) -> bytes:
-    """The graph with float32 wherever it has float16. Stored weights must be replaced: they stay as they are."""
+def widen(graph: bytes) -> bytes | None:
+    """The graph with float32 wherever it has float16. Stored weights must be replaced: they stay as they are.
+
+    None where a constant may have been rounded from a number that nobody knows any more.
+    """
     model = parse(graph)
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    for tensor in model.graph.initializer:
-        _widen_tensor(tensor)
+    known = [_widen_tensor(tensor) for tensor in model.graph.initializer]
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        _widen_nodes(nodes)
-    return serialize(model)
+        known.append(_widen_nodes(nodes))
+    return serialize(model) if all(known) else None
 
 
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
+def _widen_tensor(tensor: onnx.TensorProto) -> bool:
+    """Returns whether the numbers are those of the code: few binary digits are nobody's rounding."""
     if tensor.data_type != onnx.TensorProto.FLOAT16:
-        return
+        return True
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         tensor.data_type = onnx.TensorProto.FLOAT
-    else:
-        wide = onnx.numpy_helper.to_array(tensor).astype("float32")
-        tensor.CopyFrom(onnx.numpy_helper.from_array(wide, tensor.name))
+        return True
+    values = onnx.numpy_helper.to_array(tensor).astype("float32")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    return all(math.isinf(value) or (16 * math.frexp(value)[0]).is_integer() for value in values.flat)
 
 
-def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
+    known = []
     for node in nodes:
+        exact = [float(entry.value) for entry in node.metadata_props if entry.key == EXACT_KEY]
         for attribute in node.attribute:
+            if exact and attribute.t.data_type == onnx.TensorProto.FLOAT16:
+                rounded = onnx.numpy_helper.to_array(attribute.t)
+                if rounded == rounded.dtype.type(exact[0]):  # else it is not what it says
+                    attribute.t.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], exact))
             if attribute.name in ("to", "dtype") and attribute.i == onnx.TensorProto.FLOAT16:
                 attribute.i = onnx.TensorProto.FLOAT
             elif attribute.type == onnx.AttributeProto.TENSOR:
-                _widen_tensor(attribute.t)
+                known.append(_widen_tensor(attribute.t))
             for inner in (attribute.g, *attribute.graphs):
-                _widen_nodes(inner.node)
+                known.append(_widen_nodes(inner.node))
+    return all(known)
 
 
 def inline(model: ir.Model) -> None:

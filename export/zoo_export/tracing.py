@@ -34,7 +34,7 @@ from zoo.errors import ParityError, PluginError
 from zoo.registry import ModelSpec
 from zoo_export.blocks import Outline
 from zoo_export.functions import cut_functions
-from zoo_export.graph_file import BLOCK_KEY, MODULE_KEY, contract, inline, serialize
+from zoo_export.graph_file import BLOCK_KEY, EXACT_KEY, MODULE_KEY, contract, inline, serialize
 
 __all__ = ["trace_graph"]
 
@@ -187,7 +187,12 @@ def _scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", p
     The exporter's own translation rounds it to float32 first, in a float64 product too.
     """
     kind = ir.DataType(dtype)
-    return _op.Constant(value=ir.tensor(s, dtype=kind)) if isinstance(s, (bool, int, float)) else _op.Cast(s, to=kind)
+    if not isinstance(s, (bool, int, float)):
+        return _op.Cast(s, to=kind)
+    constant = _op.Constant(value=ir.tensor(s, dtype=kind))
+    if kind == ir.DataType.FLOAT16:
+        constant.producer().metadata_props[EXACT_KEY] = repr(float(s))
+    return constant
 
 
 def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
@@ -218,10 +223,9 @@ def _simplify(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         module = next((scope for scope in reversed(scopes[:-1]) if scope.startswith("model")), "")
-        block = node.metadata_props.get(BLOCK_KEY)
+        kept = {key: node.metadata_props[key] for key in (BLOCK_KEY, EXACT_KEY) if key in node.metadata_props}
         node.metadata_props.clear()
-        if block:
-            node.metadata_props[BLOCK_KEY] = block
+        node.metadata_props.update(kept)
         if module.removeprefix("model."):
             node.metadata_props[MODULE_KEY] = module.removeprefix("model").removeprefix(".")
         for value in node.outputs:

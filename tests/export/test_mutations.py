@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 from zoo_export import parity
 from zoo_export.exporter import PORTABLE, Options, make_graphs
-from zoo_export.graph_file import pointers, widen
+from zoo_export.graph_file import EXACT_KEY, pointers, widen
 from zoo_export.grid import make_feeds
 from zoo_export.parity import compare
 from zoo_export.pipeline import run_pipeline
@@ -228,12 +229,50 @@ def test_a_widened_graph_has_no_float16(exported_subject: Subjects) -> None:
     subject = exported_subject("gpt, float16")
     half = onnx.TensorProto.FLOAT16
     for data in (subject.linked["model"], subject.flat["model"].SerializeToString()):
-        narrow, wide = (onnx.load_model_from_string(graph) for graph in (data, widen(data)))
+        made = widen(data)
+        assert made is not None
+        narrow, wide = (onnx.load_model_from_string(graph) for graph in (data, made))
         assert {value.type.tensor_type.elem_type for value in narrow.graph.output} == {half}
         assert half not in {value.type.tensor_type.elem_type for value in (*wide.graph.input, *wide.graph.output)}
         assert half not in {tensor.data_type for tensor in wide.graph.initializer}
         assert [node.op_type for node in wide.graph.node] == [node.op_type for node in narrow.graph.node]
-        assert pointers(widen(data)) == pointers(data)
+        assert pointers(made) == pointers(data)
+
+
+@pytest.mark.parametrize(
+    ("rounded", "exact", "wide"),
+    [
+        (3.4648438, "3.4641016151377544", 3.4641016151377544),  # the root of 12
+        (3.4648438, None, None),
+        (3.4648438, "3.5", None),  # a lie
+        (0.75, None, 0.75),
+        (-np.inf, None, -np.inf),
+    ],
+)
+def test_a_rounded_constant_is_widened_to_what_it_was(rounded: float, exact: str | None, wide: float | None) -> None:
+    value = helper.make_tensor("", onnx.TensorProto.FLOAT16, [], [rounded])
+    node = helper.make_node("Constant", [], ["y"], value=value)
+    if exact is not None:
+        node.metadata_props.add(key=EXACT_KEY, value=exact)
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [])
+    made = widen(helper.make_model(helper.make_graph([node], "g", [], [output])).SerializeToString())
+    if wide is None:
+        assert made is None
+    else:
+        assert made is not None
+        constant = onnx.load_model_from_string(made).graph.node[0].attribute[0].t
+        assert numpy_helper.to_array(constant) == np.float32(wide)
+
+
+def test_a_float16_model_with_numbers_in_its_code_is_compared_in_float32(tmp_path: Path) -> None:
+    """This one multiplies by the root of 12, which its graph holds to three digits."""
+    configuration = draw_configuration(20)
+    assert configuration.dtype == "float16"
+    assert "hidden_size=12" in configuration.settings
+    stored = configuration.build(tmp_path)
+    report = compare(stored, make_graphs(stored))
+    assert report.failures == []
+    assert set(report.evidence["in_float32"]) == {"encoder", "decoder"}
 
 
 def test_an_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
