@@ -606,7 +606,10 @@ def test_a_runtime_that_is_off_does_not_pass(case: str, exported_build: Build) -
     ("change", "cause"),
     [
         (lambda outputs: {"last_hidden_state": outputs["last_hidden_state"]}, "pooler_output"),
-        (lambda outputs: {name: value[:, :1] for name, value in outputs.items()}, "pooler_output of graph .* has shape"),
+        (
+            lambda outputs: {name: value[:, :1] for name, value in outputs.items()},
+            "pooler_output of graph .* has shape",
+        ),
         (lambda outputs: 1 // 0, "division"),
     ],
     ids=["an output is missing", "an output is cut", "it fails"],

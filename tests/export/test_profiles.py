@@ -28,7 +28,11 @@ Zoo = Callable[..., Any]
 Array = np.ndarray[Any, Any]
 
 CPU = Options(profile="cpu")
-DECODERS = [("gpt-tiny", ()), ("gpt-tiny", ("num_kv_heads=2", "tie_embeddings=false")), ("transformer-tiny", ())]
+DECODERS = [
+    ("gpt-tiny", ()),
+    pytest.param("gpt-tiny", ("num_kv_heads=2", "tie_embeddings=false"), marks=pytest.mark.slow),
+    ("transformer-tiny", ()),
+]
 
 
 @pytest.fixture(scope="session")
