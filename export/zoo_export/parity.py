@@ -55,7 +55,7 @@ _NOISE = 0.2
 """Standard deviation of the noise on biases and norms; that on a matrix gives its product unit variance."""
 _FAINT = 1 / 8
 """What all weights are multiplied by for a faint signal, beside which the epsilon of a norm is not lost."""
-_NUDGES = 4
+_NUDGES = 16
 """How often the model is compared with itself where a graph is further from float64 than torch is."""
 _COPIES = 11
 """Peak memory of a comparison in sizes of the weights, without what any comparison takes."""
