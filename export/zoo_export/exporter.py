@@ -8,6 +8,7 @@ layout need no new graph. Nothing here imports torch before something has to be 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,8 +197,7 @@ def export_graphs_only(directory: Path, *, options: Options = Options(), force: 
     export = _open(directory, options, force=force)
     stored = export.stored
     layout = stored.layout if stored.weight_files() else _planned_layout(stored.spec, stored.dtype)
-    unlinked = unlinked_graphs(stored.spec, stored.dtype, options)
-    graphs = {name: link(graph, layout) for name, graph in unlinked.items()}
+    graphs = _linked(stored.spec, stored.dtype, layout, options)
     write_export(export, graphs, unverified(graphs, "exported without a comparison"))
     return list(export.graph_files.values())
 
@@ -209,7 +209,7 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
     """
     dtype = "float32"
     layout = _planned_layout(spec, dtype)
-    graphs = {name: link(graph, layout) for name, graph in unlinked_graphs(spec, dtype, options).items()}
+    graphs = _linked(spec, dtype, layout, options)
     description = describe(spec, dtype=dtype, seed=0)
     evidence = unverified(graphs, "exported without weights")
     files = {name: export_file(name, options.variant, "onnx") for name in graphs}
@@ -245,10 +245,14 @@ def check_export(directory: Path, *, options: Options = Options()) -> list[str]:
 
 def make_graphs(stored: ModelDirectory, options: Options = Options(), *, cached: bool = True) -> dict[str, bytes]:
     """Every declared graph by its name, pointing at the weights, not yet compared with anything."""
-    return {
-        name: link(graph, stored.layout)
-        for name, graph in unlinked_graphs(stored.spec, stored.dtype, options, cached=cached).items()
-    }
+    return _linked(stored.spec, stored.dtype, stored.layout, options, cached=cached)
+
+
+def _linked(
+    spec: ModelSpec, dtype: str, layout: Mapping[str, StoredTensor], options: Options, *, cached: bool = True
+) -> dict[str, bytes]:
+    graphs = unlinked_graphs(spec, dtype, options, cached=cached)
+    return {name: link(graph, layout) for name, graph in graphs.items()}
 
 
 def _made_with(graph: bytes) -> str:

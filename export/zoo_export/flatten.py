@@ -187,9 +187,12 @@ class _Sizes:
         maker = value.producer()
         return -1 if maker is None else self.order[maker]
 
-    def vector(self, content: Content) -> ir.Value | None:
-        """A value that holds a vector of sizes, None where the graph has none."""
-        return self.shared.get(content)
+    def shape_of(self, value: ir.Value) -> ir.Value | None:
+        """A vector that holds the dimensions of a value, None where the graph has none."""
+        rank, last, family = self.rank(value), self.last(value), self.families.get(value)
+        if rank is None or last is None or family is None:
+            return None
+        return self.shared.get((*(Lead(family, axis) for axis in range(rank - 1)), last))
 
 
 class _Matrices:
@@ -235,11 +238,8 @@ class _Matrices:
 
     def _usable(self, out: ir.Value) -> bool:
         """Whether a value could be made from its matrix again."""
-        node, last, rank = out.producer(), self.sizes.last(out), self.sizes.rank(out)
-        if node is None or len(node.outputs) > 1 or last is None or rank is None or out not in self.sizes.families:
-            return False
-        family = self.sizes.families[out]
-        return self.sizes.vector((*(Lead(family, axis) for axis in range(rank - 1)), last)) is not None
+        node = out.producer()
+        return node is not None and len(node.outputs) == 1 and self.sizes.shape_of(out) is not None
 
     def _reshape(self, node: ir.Node, value: ir.Value, target: ir.Value, out: ir.Value) -> None:
         wanted = self.sizes.contents.get(target)
@@ -275,10 +275,7 @@ class _Matrices:
 
     def _restore(self, value: ir.Value, matrix: ir.Value) -> None:
         """Give those who need an activation in its usual form that of the matrix."""
-        rank, size, family = self.sizes.rank(value), self.sizes.last(value), self.sizes.families[value]
-        assert rank is not None
-        assert size is not None  # see _usable
-        shape = self.sizes.vector((*(Lead(family, axis) for axis in range(rank - 1)), size))
-        assert shape is not None
+        shape = self.sizes.shape_of(value)
+        assert shape is not None  # see _usable
         restored = Tape(matrix.producer(), after=True).op("Reshape", matrix, shape)
         replace_value(value, restored)

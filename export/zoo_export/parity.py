@@ -6,7 +6,7 @@ the last place. A fixed tolerance would be blind for a small model and strict fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from zoo import models
 from zoo.artifact import LOOP, PRECISIONS, PROFILES, ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
+from zoo.exporting import Progress
 from zoo_export.bisect import ModuleError, module_errors
 from zoo_export.decoding import greedy_agreement
 from zoo_export.evidence import versions, weights_of, write_export
@@ -37,14 +38,12 @@ __all__ = [
     "Progress",
     "Report",
     "check_memory",
-    "check_shape",
     "compare",
     "diff_model",
+    "smallest_points",
     "valid_positions",
     "verify_model",
 ]
-
-Progress = Callable[[int, int], None]
 
 SEED = 0
 LEVELS = {"off": False, "all": True}
@@ -103,18 +102,19 @@ def compare(
         raise ParityError(what, stored.path, "build with --dtype float32 or float16")
     check_memory(stored)
     comparison = Comparison(stored, graphs, provider)
-    left_out = comparison.sweep(whole_grid, progress)
-    failures = comparison.failures()
-    more: dict[str, Any] = {}
+    report = comparison.run(whole_grid, progress)
     wider = {name: widen(graph) for name, graph in graphs.items()} if stored.dtype == "float16" else {}
     if wider:
-        more["in_float32"] = "not compared: the graph has constants that may be rounded"
+        report.evidence["in_float32"] = "not compared: the graph has constants that may be rounded"
     if wider and all(wider.values()):
         wide = _WideComparison(stored, {name: graph for name, graph in wider.items() if graph}, provider)
         wide.perturb(comparison.points)
-        failures += wide.failures()
-        more["in_float32"] = {graph.name: {"outputs": wide.outputs(graph)} for graph in wide.graphs}
-    return Report(comparison.evidence(left_out, verified=not failures) | more, failures)
+        report.failures += wide.failures()
+        report.evidence |= {
+            "verified": report.passed,
+            "in_float32": {graph.name: {"outputs": wide.outputs(graph)} for graph in wide.graphs},
+        }
+    return report
 
 
 def check_memory(stored: ModelDirectory) -> None:
@@ -211,6 +211,12 @@ class Comparison:
             raise ParityError(f"initialiser {astray[0]} points at no tensor", self.stored.path)
         return {name: weights[names[place]] for name, place in places.items()}
 
+    def run(self, whole_grid: bool, progress: Progress | None) -> Report:
+        """Compare everything, and say how it came out."""
+        left_out = self.sweep(whole_grid, progress)
+        failures = self.failures()
+        return Report(self.evidence(left_out, verified=not failures), failures)
+
     def sweep(self, whole_grid: bool, progress: Progress | None) -> int:
         """Compare at every point of the grid, and greedily decoded text. Returns how many points were left out."""
         parameters = models.count_parameters(self.yardstick.model)
@@ -242,10 +248,7 @@ class Comparison:
         so small that every token attends to all others alike: a wrong score would be lost in rounding.
         """
         generator = torch.Generator().manual_seed(SEED)
-        longest_past = max(point.past for point in points)
-        several = [point for point in points if point.batch > 1 and point.length > 1 and point.past == longest_past]
-        several = several or points
-        fewest = min(point.tokens for point in several)
+        smallest = smallest_points(points)
 
         def noisy(weight: torch.Tensor) -> torch.Tensor:
             size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
@@ -254,9 +257,8 @@ class Comparison:
         self._change_weights(lambda weight: noisy(weight) * _FAINT)
         for level in (FAINT, PERTURBED):
             runtime = {level: self._runtime(optimize=True, weights=self._weights())}
-            for point in several:
-                if point.tokens == fewest:
-                    self._compare_at(point, runtime)
+            for point in smallest:
+                self._compare_at(point, runtime)
             if level == FAINT:
                 self._change_weights(lambda weight: weight / _FAINT)
 
@@ -282,16 +284,20 @@ class Comparison:
     def _compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
         feeds = make_feeds(self.graphs, point, SEED, self.longest)
         wanted = run_pipeline(self.reference, self.graphs, feeds, point, split=False)
-        allowed = run_pipeline(self.yardstick, self.graphs, feeds, point, split=True)
+        yardsticks = {
+            executor: run_pipeline(executor, self.graphs, feeds, point, split=True)
+            for executor in {self._yardstick(level) for level in runtimes}
+        }
         nudged: list[dict[str, Arrays]] | None = None
         for level, runtime in runtimes.items():
+            allowed = yardsticks[self._yardstick(level)]
             found = run_pipeline(runtime, self.graphs, feeds, point, split=True)
             for graph in self.graphs:
                 for tensor in graph.output_tensors():
                     key = level, graph.name, tensor.name
                     valid = valid_positions(graph, tensor, feeds, point)
                     exact, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
-                    check_shape(graph, tensor, made.shape, feeds, point)
+                    _check_shape(graph, tensor, made.shape, feeds, point)
                     self.errors[key].add(exact, allowed[graph.name][tensor.name], made, valid, point)
                     if not self.errors[key].passed(self.epsilon):
                         nudged = nudged or list(self._nudged(feeds, point))
@@ -301,6 +307,10 @@ class Comparison:
                         rows = np.broadcast_to(valid, exact.shape)[..., 0]
                         margin = 2 * self.errors[key].limit(self.epsilon)
                         self.distributions[key].add(exact[rows], made[rows], margin)
+
+    def _yardstick(self, level: str) -> TorchExecutor:
+        """What tells how far off the graphs of a level may be."""
+        return self.yardstick
 
     def _nudged(self, feeds: Feeds, point: Point) -> Iterator[dict[str, Arrays]]:
         """Torch's results on weights moved by less than a unit in the last place.
@@ -506,12 +516,20 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
         raise ParityError(f"the graph fails at {point} ({error})", stored.path) from error
 
 
+def smallest_points(points: Sequence[Point]) -> list[Point]:
+    """Of the points that have several rows, several tokens and the longest past, those of the fewest tokens."""
+    past = max(point.past for point in points)
+    several = [point for point in points if point.batch > 1 and point.length > 1 and point.past == past] or points
+    fewest = min(point.tokens for point in several)
+    return [point for point in several if point.tokens == fewest]
+
+
 def _uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Numbers in [0, 1) of a tensor's shape and dtype."""
     return torch.rand(like.shape, generator=generator, dtype=like.dtype)
 
 
-def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
+def _check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
     """Raise unless an output has the dimensions that are declared, as far as the inputs tell them."""
     sizes = {
         dim: feeds[item.name].shape[axis]

@@ -34,8 +34,8 @@ from zoo_export.bisect import module_errors
 from zoo_export.evidence import weights_of
 from zoo_export.grid import Feeds, Point, make_feeds
 from zoo_export.packing import Packing, packings, read_dequantized, read_tensor
-from zoo_export.parity import Comparison, Progress, Report, check_shape, compare, valid_positions
-from zoo_export.pipeline import Arrays, Executor, OnnxExecutor, run_pipeline
+from zoo_export.parity import Comparison, Progress, Report, compare, smallest_points
+from zoo_export.pipeline import Arrays, Executor, OnnxExecutor
 from zoo_export.quantize import Place, Variant, open_variant, with_exact_products
 from zoo_export.reference import TorchExecutor
 from zoo_export.session import Provider
@@ -72,10 +72,7 @@ def verify_variant(
         report = compare(model, files, provider=provider, whole_grid=whole_grid, progress=progress)
         report.evidence |= _weights(stored, variant)
         return report
-    comparison = _QuantizedComparison(stored, variant, provider)
-    left_out = comparison.sweep(whole_grid, progress)
-    failures = comparison.failures()
-    return Report(comparison.evidence(left_out, verified=not failures), failures)
+    return _QuantizedComparison(stored, variant, provider).run(whole_grid, progress)
 
 
 def dequantized_model(stored: ModelDirectory, variant: Variant) -> nn.Module:
@@ -181,9 +178,7 @@ class _QuantizedComparison(Comparison):
                 if name not in self.plan:
                     parameter.add_(torch.randn(parameter.shape, generator=generator).mul_(_NOISE))
                     exact[name].copy_(parameter)
-        past = max(point.past for point in points)
-        several = [point for point in points if point.batch > 1 and point.length > 1 and point.past == past] or points
-        fewest = min(several, key=lambda point: point.tokens)
+        fewest = smallest_points(points)[0]
         values = self._values()
         runtimes = {
             PERTURBED_EXACT: self._open(self.exact, optimize=True, values=self.expanded | values),
@@ -200,29 +195,12 @@ class _QuantizedComparison(Comparison):
             if name not in self.plan
         }
 
-    def _compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
-        feeds = make_feeds(self.graphs, point, SEED, self.longest)
-        wanted = run_pipeline(self.reference, self.graphs, feeds, point, split=False)
-        yardsticks = {
-            executor: run_pipeline(executor, self.graphs, feeds, point, split=True)
-            for executor in {self._yardstick(level) for level in runtimes}
-        }
-        for level, runtime in runtimes.items():
-            allowed = yardsticks[self._yardstick(level)]
-            found = run_pipeline(runtime, self.graphs, feeds, point, split=True)
-            for graph in self.graphs:
-                for tensor in graph.output_tensors():
-                    key = level, graph.name, tensor.name
-                    valid = valid_positions(graph, tensor, feeds, point)
-                    true, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
-                    check_shape(graph, tensor, made.shape, feeds, point)
-                    self.errors[key].add(true, allowed[graph.name][tensor.name], made, valid, point)
-                    if key in self.distributions:
-                        rows = np.broadcast_to(valid, true.shape)[..., 0]
-                        self.distributions[key].add(true[rows], made[rows], 2 * self.errors[key].limit(self.epsilon))
-
     def _yardstick(self, level: str) -> TorchExecutor:
         return self.yardstick if level in _IN_FLOAT32 else self.emulated
+
+    def _nudged(self, feeds: Feeds, point: Point) -> Iterator[dict[str, Arrays]]:
+        """No other weights stand for the packed ones."""
+        return iter(())
 
     def _first_divergence(self) -> str | None:
         """Where the graphs with products in float32 part from the module: there every error is a fault."""

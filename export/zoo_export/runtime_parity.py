@@ -52,11 +52,9 @@ def compare_runtime(
     if model.dtype == "bfloat16":
         raise ParityError("bfloat16 cannot be compared: numpy has no such numbers", model.path)
     check_memory(model)
-    comparison = _RuntimeComparison(model, open_runtime, any_weights)
-    left_out = comparison.sweep(whole_grid, progress)
-    failures = comparison.failures()
-    report = Report(comparison.evidence(left_out, verified=not failures), failures, "the export")
-    if failures:
+    report = _RuntimeComparison(model, open_runtime, any_weights).run(whole_grid, progress)
+    report.subject = "the export"
+    if not report.passed:
         report.evidence["reason"] = report.verdict()
     return report
 
