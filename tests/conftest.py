@@ -119,11 +119,12 @@ def isolated(
 
 
 @pytest.fixture
-def zoo(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Run ``zoo`` with the given arguments in this process."""
+def zoo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run ``zoo`` with the given arguments in this process, and what it reads."""
 
-    def run(*arguments: object) -> Result:
+    def run(*arguments: object, stdin: bytes = b"") -> Result:
         capsys.readouterr()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         status = cli.main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Result(status, captured.out, captured.err)

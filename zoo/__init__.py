@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from zoo import cost
 from zoo.config import Activation, Config, Settings
-from zoo.contract import Architecture, Exporter, Graph, Importer, KeyValues, TensorSpec, mask, real, token_ids
+from zoo.contract import Architecture, Exporter, Graph, Importer, KeyValues, Task, TensorSpec, mask, real, token_ids
 from zoo.cost import Cost
 from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, ZooError
 from zoo.hookspecs import ZOO_API, hookimpl
 
 if TYPE_CHECKING:
+    from zoo_export.runtime import load_session
+
     from zoo.models import create_model, list_models, load, save
 
 __version__ = "0.1.0"
@@ -31,6 +33,7 @@ __all__ = [
     "PluginError",
     "Settings",
     "StorageError",
+    "Task",
     "TensorSpec",
     "UsageError",
     "ZooError",
@@ -39,19 +42,21 @@ __all__ = [
     "hookimpl",
     "list_models",
     "load",
+    "load_session",
     "mask",
     "real",
     "save",
     "token_ids",
 ]
 
-_NEEDS_TORCH = frozenset({"create_model", "list_models", "load", "save"})
+_HOMES = dict.fromkeys(("create_model", "list_models", "load", "save"), "zoo.models")
+_HOMES["load_session"] = "zoo_export.runtime"
 
 
 def __getattr__(name: str) -> Any:
     """Import what computes only when it is asked for, so that describing models never loads torch."""
-    if name in _NEEDS_TORCH:
-        from zoo import models
+    if name in _HOMES:
+        from importlib import import_module
 
-        return getattr(models, name)
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")

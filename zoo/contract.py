@@ -17,6 +17,7 @@ __all__ = [
     "Graph",
     "Importer",
     "KeyValues",
+    "Task",
     "TensorSpec",
     "dim_size",
     "mask",
@@ -219,6 +220,28 @@ class Exporter:
                 _check_reference(kind, reference)
         if not isinstance(self.verifies, bool):
             raise ValueError(f"verifies of exporter {self.name!r} must be True or False, got {self.verifies!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Something that exported models can do, by reference: ``zoo run DIR --task NAME``."""
+
+    name: str
+    """What people write. A model runs the task that it declares unless they do."""
+    run: str
+    """``module:Class``, a subclass of ``zoo_export.Runner``. Its module should not import torch."""
+    serves: tuple[str, ...] = ()
+    """The tasks that models declare whose graphs it can use; its own name by default."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        for name in (self.name, *self.serves):
+            _check_name("task", name)
+        _check_reference("run", self.run)
+
+    def can_serve(self, declared: str) -> bool:
+        """Whether it is for models that declare this task."""
+        return declared in (self.serves or (self.name,))
 
 
 def _check_name(kind: str, name: object) -> None:

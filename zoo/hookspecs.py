@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pluggy
 
-from zoo.contract import Architecture, Exporter, Importer
+from zoo.contract import Architecture, Exporter, Importer, Task
 
 __all__ = ["ENTRY_POINT_GROUP", "ZOO_API", "hookimpl", "hookspec"]
 
@@ -47,3 +47,8 @@ def zoo_importers() -> Sequence[Importer]:  # type: ignore[empty-body]
 @hookspec
 def zoo_exporters() -> Sequence[Exporter]:  # type: ignore[empty-body]
     """Formats that models are exported to, by reference."""
+
+
+@hookspec
+def zoo_tasks() -> Sequence[Task]:  # type: ignore[empty-body]
+    """What exported models can be run for, by reference."""

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import pluggy
 
 from zoo import hookspecs
-from zoo.contract import Architecture, Exporter, Importer
+from zoo.contract import Architecture, Exporter, Importer, Task
 from zoo.errors import PluginError, UsageError, ZooError, nearest
 from zoo.hookspecs import ENTRY_POINT_GROUP, ZOO_API
 from zoo.presets import Preset, read_presets
@@ -82,6 +82,7 @@ class Plugin:
     architectures: Sequence[Architecture] = ()
     importers: Sequence[Importer] = ()
     exporters: Sequence[Exporter] = ()
+    tasks: Sequence[Task] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
     @cached_property
@@ -185,6 +186,24 @@ class Plugins:
             raise (PluginError if lost else UsageError)(f"no plugin exports to {name!r}", "--format", hint)
         return found[0]
 
+    def task(self, name: str, declared: str) -> tuple[Plugin, Task]:
+        """The task ``name`` for a model that declares the task ``declared``.
+
+        None is a :class:`UsageError`, two a :class:`PluginError`, and so is none where a plugin is not loaded.
+        """
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.tasks]
+        found = [(plugin, item) for plugin, item in provided if item.name == name]
+        if len(found) > 1:
+            raise clash("task", name, [plugin for plugin, _ in found])
+        if not found:
+            lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
+            hint = "; ".join([nearest(name, {item.name for _, item in provided}), *lost])
+            raise (PluginError if lost else UsageError)(f"no plugin provides the task {name!r}", "--task", hint)
+        if not found[0][1].can_serve(declared):
+            fitting = [item.name for _, item in provided if item.can_serve(declared)]
+            raise UsageError(f"task {name!r} is not for a {declared} model", "--task", nearest(name, fitting))
+        return found[0]
+
     def _mark_conflicts(self) -> None:
         providers: dict[tuple[str, str], list[Plugin]] = {}
         for plugin in self.loaded():
@@ -198,6 +217,8 @@ class Plugins:
                 providers.setdefault(("exporter", exporter.name), []).append(plugin)
                 if exporter.evidence is not None:
                     providers.setdefault(("evidence", exporter.evidence), []).append(plugin)
+            for task in plugin.tasks:
+                providers.setdefault(("task", task.name), []).append(plugin)
         for (kind, name), plugins in providers.items():
             for plugin in plugins if len(plugins) > 1 else ():
                 others = " and ".join(str(other) for other in plugins if other is not plugin) or "itself, twice"
@@ -209,7 +230,7 @@ def clash(kind: str, name: str, owners: Sequence[Plugin], where: object = None) 
     """The error of two providers of one name, and how to say which is meant."""
     both = " and ".join(map(str, owners))
     qualified = f"write {owners[0].distribution}:{name}"
-    remedy = f"-P no:{owners[-1].name}" if kind in ("importer", "exporter") else qualified
+    remedy = f"-P no:{owners[-1].name}" if kind in ("importer", "exporter", "task") else qualified
     return PluginError(f"{kind} {name!r} is provided by {both}", where, remedy)
 
 
@@ -275,12 +296,14 @@ def _load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
             plugin.architectures = _collect(manager, key, "zoo_architectures", Architecture)
             plugin.importers = _collect(manager, key, "zoo_importers", Importer)
             plugin.exporters = _collect(manager, key, "zoo_exporters", Exporter)
-            for item in (*plugin.architectures, *plugin.importers, *plugin.exporters):
+            plugin.tasks = _collect(manager, key, "zoo_tasks", Task)
+            for item in (*plugin.architectures, *plugin.importers, *plugin.exporters, *plugin.tasks):
                 item.check()
             for path in _collect(manager, key, "zoo_presets", Path):
                 plugin.presets = {**plugin.presets, **read_presets(path)}
     except ZooError as error:
-        plugin.architectures, plugin.importers, plugin.exporters, plugin.presets = (), (), (), {}
+        plugin.architectures, plugin.importers, plugin.exporters, plugin.tasks = (), (), (), ()
+        plugin.presets = {}
         plugin.status = "broken"
         raised = error.__cause__ if type(error) is PluginError and error.__cause__ else error
         plugin.reason = " ".join(describe(raised).split())

@@ -10,17 +10,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zoo_export.exporter import export_model
     from zoo_export.parity import verify_model
+    from zoo_export.runtime import Answer, Generation, Runner, Session, TextRunner, Tokens, load_session
     from zoo_export.runtime_parity import compare_runtime
     from zoo_export.session import open_session
-    from zoo_export.tasks import run_model
 
-__all__ = ["compare_runtime", "export_model", "open_session", "run_model", "verify_model"]
+__all__ = [
+    "Answer",
+    "Generation",
+    "Runner",
+    "Session",
+    "TextRunner",
+    "Tokens",
+    "compare_runtime",
+    "export_model",
+    "load_session",
+    "open_session",
+    "verify_model",
+]
 
-_HOMES = {
+_HOMES = dict.fromkeys(("Answer", "Generation", "Runner", "Session", "TextRunner", "Tokens", "load_session"), "runtime")
+_HOMES |= {
     "compare_runtime": "runtime_parity",
     "export_model": "exporter",
     "open_session": "session",
-    "run_model": "tasks",
     "verify_model": "parity",
 }
 

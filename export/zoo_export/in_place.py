@@ -30,11 +30,12 @@ class Buffers:
         total: positions that must fit.
         axis: along which positions lie.
         device: ``cpu`` or ``cuda``.
+        room: positions beyond those.
     """
 
-    def __init__(self, past: Sequence[Array], total: int, axis: int, device: str) -> None:
+    def __init__(self, past: Sequence[Array], total: int, axis: int, device: str, *, room: int = _ROOM) -> None:
         self.axis = axis
-        self.capacity = total + _ROOM
+        self.capacity = total + room
         self.arrays = []
         for array in past:
             shape = [self.capacity if place == axis else size for place, size in enumerate(array.shape)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +17,10 @@ import onnxruntime as ort
 
 from zoo.errors import ArtifactError, UsageError
 
-__all__ = ["PROVIDERS", "Provider", "loading_problem", "open_session", "placement"]
+__all__ = ["PROVIDERS", "Memory", "Provider", "loading_problem", "open_session", "placement"]
 
 Provider = Literal["cpu", "cuda"]
+Memory = Literal["fast", "mapped"]
 PROVIDERS: dict[Provider, tuple[str, dict[str, Any]]] = {
     "cpu": ("CPUExecutionProvider", {}),
     "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # TF32 would be compared with float32 and lose
@@ -35,6 +38,8 @@ def open_session(
     placements: bool = False,
     replace: Mapping[str, np.ndarray[Any, Any]] | None = None,
     spin: bool = True,
+    threads: int | None = None,
+    memory: Memory = "fast",
 ) -> ort.InferenceSession:
     """Load a graph on one execution provider.
 
@@ -45,8 +50,10 @@ def open_session(
         optimize: run all of the runtime's graph optimisations, or none.
         placements: record which provider runs each node, for :func:`placement`.
         replace: values of initialisers that take the place of those in the file. They are not copied.
-
         spin: let idle threads wait actively, which is fastest where nothing else computes.
+        threads: that one operator is computed with; as many as there are cores by default.
+        memory: ``fast`` lets the runtime keep the weights repacked for its kernels; ``mapped`` computes with the pages
+            of the file, which processes share.
 
     Raises:
         UsageError: the provider is not available here.
@@ -59,7 +66,10 @@ def open_session(
     options.log_severity_level = _SILENT
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = _allowed_cores() if threads is None else threads
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    if memory == "mapped":
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if placements:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if weights is not None:
@@ -85,6 +95,16 @@ def open_session(
         raise UsageError(f"{name} does not load ({_missing_library(name)})", f"--provider {provider}", _REMEDY)
     session.disable_fallback()
     return session
+
+
+def _allowed_cores() -> int:
+    """The cores that a container may use where that is fewer than the machine has, else 0: the runtime counts them."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cores = math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return 0
+    return cores if 0 < cores < len(os.sched_getaffinity(0)) else 0
 
 
 def _missing_library(name: str) -> str:

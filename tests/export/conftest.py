@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from zoo_export import load_session
 from zoo_export.exporter import export_model
 from zoo_export.graph_file import inline
 
@@ -71,6 +72,17 @@ def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -
         )
 
     return build
+
+
+def run_model(
+    folder: Path, texts: Sequence[str] = (), *, ids: Sequence[Sequence[int]] = (), unverified: bool = False,
+    variant: str | None = None, **options: Any,
+) -> tuple[str, list[dict[str, Any]]]:  # fmt: skip
+    """A model's task, and its results for texts and ids, each with its text."""
+    with load_session(folder, unverified=unverified, variant=variant) as session:
+        results = session.run([*texts, *ids], **options)
+        inputs = [*texts, *[None] * len(ids)]
+        return session.task, [{"text": text, **result} for text, result in zip(inputs, results, strict=True)]
 
 
 def inlined(graph: bytes) -> onnx.ModelProto:

@@ -14,7 +14,6 @@ import onnx_ir as ir
 import pytest
 import torch
 from zoo_export import loop as loop_module
-from zoo_export import run_model
 from zoo_export.exporter import make_graphs
 from zoo_export.graph_file import EVIDENCE_KEY, link, parse, pointers
 from zoo_export.graph_file import serialize as to_bytes
@@ -25,6 +24,7 @@ from zoo_export.tracing import trace_graph
 
 import zoo as library
 from tests.architectures.test_gpt import transformers_twin
+from tests.export.conftest import run_model
 from zoo.artifact import ModelDirectory
 from zoo.contract import mask, real, token_ids
 from zoo.errors import ArtifactError, UsageError

@@ -15,10 +15,10 @@ from zoo.errors import ArtifactError, UsageError
 
 RUN_WITHOUT_TORCH = """
 import sys
-from pathlib import Path
-from zoo_export import run_model
-task, results = run_model(Path(sys.argv[1]), ["time flies"], max_new_tokens=2)
-assert task == "text-generation" and len(results[0]["generated_ids"]) == 2, results
+import zoo
+with zoo.load_session(sys.argv[1]) as session:
+    result = session.run("time flies", max_new_tokens=2)
+assert session.task == "text-generation" and len(result["generated_ids"]) == 2, result
 heavy = {"torch", "onnx", "onnx_ir", "onnxscript", "transformers"} & set(sys.modules)
 assert not heavy, heavy
 """

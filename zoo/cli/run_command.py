@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.cli.export_command import provider_option, variant_option
 from zoo.cli.output import emit_json, json_option
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
+
+if TYPE_CHECKING:
+    from zoo_export.runtime import Answer, Runner, Session
+
+GENERATION = (
+    ("--max-new-tokens", int, "Tokens after which a text ends at the latest.  [default: 32]"),
+    ("--min-new-tokens", int, "Tokens before which no text ends by itself."),
+    ("--temperature", float, "Sample, with logits divided by this; 0 takes the likeliest token.  [default: 0]"),
+    ("--top-k", int, "Sample from the K likeliest tokens; of masks and classes, how many to show."),
+    ("--top-p", float, "Sample from the likeliest tokens that together have this probability."),
+    ("--min-p", float, "Sample from tokens with at least this fraction of the likeliest one's probability."),
+    ("--repetition-penalty", float, "Make tokens that are in the text already less likely."),
+    ("--seed", int, "Of sampling.  [default: 0]"),
+    ("--num-beams", int, "Search the likeliest text with this many beams."),
+    ("--length-penalty", float, "Divide a beam's log-probability by its length to this power.  [default: 1]"),
+)
+"""Options that are common enough for a name of their own; the others are set with ``--option``."""
 
 
 def parse_ids(text: str) -> list[int]:
@@ -20,75 +40,180 @@ def parse_ids(text: str) -> list[int]:
         raise UsageError(f"{text!r} is not a list of token ids", "--ids", "write 1,2,3") from error
 
 
-def _start(vector: list[float]) -> str:
-    return f"[{' '.join(f'{value:.5f}' for value in vector[:4])} ...]"
-
-
-def show(task: str, number: int, result: dict[str, Any]) -> None:
-    """One result, for people."""
-    label = repr(result["text"]) if result["text"] is not None else f"input {number}"
-    if task in ("text-generation", "text2text-generation"):
-        text = result["generated"] if result["generated"] is not None else ",".join(map(str, result["generated_ids"]))
-        joined = (result["text"] or "") + text if task == "text-generation" else text
-        click.echo(joined.encode("unicode_escape").decode() if not joined.isprintable() else joined)
-    elif task == "sentence-embedding":
-        vector = result["embedding"]
-        cosines = " ".join(f"{value:.4f}" for value in result["cosines"])
-        click.echo(f"{label}: {len(vector)} numbers {_start(vector)}  cosines {cosines}")
-    elif task == "text-classification":
-        click.echo(
-            f"{label}: " + "  ".join(f"{place}: {value:.4f}" for place, value in enumerate(result["probabilities"]))
-        )
-    elif task in ("fill-mask", "pretraining"):
-        for filled in result["masks"]:
-            choices = [
-                f"{item['text'] if item['text'] is not None else item['token']!r} {item['probability']:.4f}"
-                for item in filled
-            ]
-            click.echo(f"{label}: " + "  ".join(choices))
-    else:
-        states = result["last_hidden_state"]
-        click.echo(f"{label}: {len(states)} tokens x {len(states[0])}, the first {_start(states[0])}")
+def generation_options(command: Any) -> Any:
+    """Add the options of generation to a command."""
+    for name, kind, text in reversed(GENERATION):
+        command = click.option(name, type=kind, help=text)(command)
+    return command
 
 
 @click.command("run")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("texts", nargs=-1)
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@click.option("--input", "input_file", metavar="FILE", help="Inputs: text by lines, .jsonl or .parquet; - for stdin.")
+@click.option("--column", default="text", show_default=True, help="What holds the inputs in .jsonl and .parquet.")
+@click.option("--id-column", help="What names the inputs there.  [default: id, else their numbers]")
+@click.option("--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
+@click.option("--resume", is_flag=True, help="Go on where an earlier run into the same .jsonl ended.")
+@click.option("--force", is_flag=True, help="Replace the output.")
 @click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json to use instead of the model's.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer to use instead of the model's.")
+@click.option("--task", help="What to do, where the model can do more than it declares.")
+@click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Change an option of the task.")
+@generation_options
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated.")
+@click.option("--stream/--no-stream", default=None, help="Print text as it comes.  [default: one text to a terminal]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Inputs that are computed at once.")
+@click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]), help="Which precision to run.")
+@click.option("--variant", metavar="NAME", help="Which export to run.  [default: the best for the provider]")
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Of a generated text."
+    "--provider", type=click.Choice(["cpu", "cuda", "auto"]), default="cpu", show_default=True, help="Where to run."
 )
+@click.option("--threads", type=click.IntRange(min=1), help="For one operator.  [default: the number of cores]")
+@click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
+              help="Repack weights for speed, or compute with the pages of the file.")  # fmt: skip
 @click.option("--unverified", is_flag=True, help="Run an export that was not shown equal to the model.")
-@variant_option
-@provider_option
 @json_option
 def command(
     directory: Path,
     texts: tuple[str, ...],
+    input_file: str | None,
+    column: str,
+    id_column: str | None,
+    output: Path | None,
+    resume: bool,
+    force: bool,
     id_lists: tuple[str, ...],
     tokenizer: Path | None,
-    max_new_tokens: int,
-    unverified: bool,
-    variant: str,
-    provider: str,
+    task: str | None,
+    settings: tuple[str, ...],
+    stop: tuple[str, ...],
+    stream: bool | None,
+    batch_size: int | None,
     as_json: bool,
+    **rest: Any,
 ) -> None:
-    """Run the exported model in DIRECTORY on TEXTS, on ONNX Runtime."""
-    from zoo_export.tasks import run_model
+    """Run the exported model in DIRECTORY on each TEXT, or on the lines of stdin, with ONNX Runtime."""
+    from zoo_export.runtime import load_session
+    from zoo_export.runtime.rows import Results
 
-    task, results = run_model(
-        directory,
-        texts,
-        ids=[parse_ids(text) for text in id_lists],
-        tokenizer=tokenizer,
-        provider=provider,  # type: ignore[arg-type]
-        max_new_tokens=max_new_tokens,
-        variant=variant,
-        unverified=unverified,
-    )
-    if as_json:
-        emit_json("run", {"task": task, "provider": provider, "results": results})
+    options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
+    options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
+    if (resume or force) and output is None:
+        raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
+    if output is not None and as_json:
+        raise UsageError("results to a file and to stdout", f"--output {output}", "leave out --json")
+    results = Results(output, force=force, resume=resume) if output is not None else None
+    given = [*texts, *map(parse_ids, id_lists)]
+    inputs = _inputs(given, input_file, column, id_column)
+    with load_session(directory, tokenizer=tokenizer, **rest) as session:
+        runner = session.runner(task, **_settings(session, task, settings), **options)
+        alone = len(texts) == len(given) == 1 and results is None and not as_json and hasattr(runner, "stream")
+        if stream and not alone:
+            raise UsageError("only one text that is generated can be streamed", "--stream", "leave it out")
+        if alone and (stream or (stream is None and sys.stdout.isatty() and options.get("num_beams", 1) == 1)):
+            _stream(runner, texts[0])
+            return
+        failures: list[Answer] = []
+        with results.writing() if results is not None else contextlib.nullcontext():
+            pending = (item for item in inputs if results is None or not results.has(item.id))
+            answers = _watch(session.answer(runner, pending, batch_size), failures, quiet=len(given) == 1)
+            if results is not None:
+                for answer in answers:
+                    if answer.error is None:
+                        results.write(answer.id, answer.result)
+            elif as_json:
+                facts = {"task": task or session.task, "provider": session.provider}
+                emit_json("run", facts | {"results": [_described(answer) for answer in answers]})
+            else:
+                _print(runner, answers, together=bool(given))
+    if failures:
+        if len(given) == 1:
+            raise failures[0].error or AssertionError
+        raise ArtifactError(f"{len(failures)} inputs have no result", directory, "see the warnings above")
+
+
+def _inputs(given: Sequence[Any], file: str | None, column: str, id_column: str | None) -> Iterator[Answer]:
+    """What is to be answered: what is given, else the rows of a file, else the lines of stdin."""
+    from zoo_export.runtime import Answer
+    from zoo_export.runtime.rows import read_rows
+
+    if given and file is not None:
+        raise UsageError("inputs twice", f"--input {file}", "leave out the texts, or the file")
+    if given:
+        return iter([Answer(number, value, id=number) for number, value in enumerate(given, 1)])
+    listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
+    rows = read_rows(file or "-", column, id_column) if listens else iter(())
+    first = next(rows, None)
+    if first is None:
+        raise UsageError("nothing to run on", file, "give a text, --input FILE, or --ids 1,2,3")
+    return chain([first], rows)
+
+
+def _settings(session: Session, task: str | None, texts: Sequence[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` as the task reads it."""
+    cls = session.options(task)
+    values = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"{text!r} is not KEY=VALUE", "--option")
+        values[key] = cls.parse_setting(key, value, f"--option {text}")
+    return values
+
+
+def _watch(answers: Iterator[Answer], failures: list[Answer], *, quiet: bool) -> Iterator[Answer]:
+    """Report answers that are none as they come, and count on a terminal."""
+    with _counter() as count:
+        for answer in answers:
+            if answer.error is not None:
+                failures.append(answer)
+                if not quiet:
+                    click.echo(f"warning: {answer.error}", err=True)
+            count()
+            yield answer
+
+
+@contextlib.contextmanager
+def _counter() -> Iterator[Callable[[], None]]:
+    """How many inputs are done, on stderr, on a terminal only, unless the results go there too."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield lambda: None
         return
-    for number, result in enumerate(results, 1):
-        show(task, number, result)
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    with Progress(MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("running", total=None)
+        yield lambda: bar.advance(task)
+
+
+def _described(answer: Answer) -> dict[str, Any]:
+    from zoo_export.runtime.rows import plain
+
+    text = answer.input if isinstance(answer.input, str) else None
+    return {"text": text, **(plain(answer.result) if answer.error is None else {"error": str(answer.error)})}
+
+
+def _print(runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:
+    """Lines for people: of all inputs at once where there are few, so that they can be set in relation."""
+    sound = (answer for answer in answers if answer.error is None)
+    for group in [list(sound)] if together else ([answer] for answer in sound):
+        for line in runner.show(group) if group else ():
+            click.echo(line)
+
+
+def _stream(runner: Any, text: str) -> None:
+    """Print a generated text as it comes, after its prompt where it continues one."""
+    pieces = runner.stream(runner.read(text, 1))
+    try:
+        click.echo(_printable(runner.lead(text)), nl=False)
+        for piece in pieces:
+            click.echo(_printable(piece), nl=False)
+    finally:
+        click.echo()
+
+
+def _printable(text: str) -> str:
+    """Without what would command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

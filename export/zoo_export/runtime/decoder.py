@@ -1,0 +1,185 @@
+"""A decoder's graph, run token by token, with caches that stay where the runtime has them.
+
+Two kinds of graph are run: those whose caches are buffers (:mod:`zoo_export.profiles`), which grow in place, and those
+that return a longer cache each time, which is handed on as it is. Nothing is copied from one token to the next, and the
+logits of the last position alone are looked at.
+
+B rows, T new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from zoo.contract import Graph, dim_size
+from zoo.errors import UsageError
+from zoo_export.decoding import decoder_inputs
+from zoo_export.grid import empty_past
+from zoo_export.in_place import PAST_LENGTH, Buffers
+from zoo_export.pipeline import LOGITS_TO_KEEP
+
+__all__ = ["Array", "Decoder", "device_of", "take_rows"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Decoder:
+    """One batch of continuations.
+
+    Args:
+        session: open on the graph.
+        graph: its declaration, with a past.
+        constants: inputs that stay the same, by name, one row for each continuation.
+        rows: B.
+        dtype: of the caches.
+
+    Raises:
+        UsageError: the graph has an input that nothing here can feed.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        graph: Graph,
+        constants: Mapping[str, ort.OrtValue],
+        rows: int,
+        dtype: np.dtype[Any],
+    ) -> None:
+        assert graph.past is not None
+        self.session, self.graph, self.dtype = session, graph, dtype
+        self.length = 0
+        """Positions in the caches."""
+        self.device = device_of(session)
+        self.ids_name, self.mask_name = decoder_inputs(graph)
+        inputs = {item.name for item in session.get_inputs()}
+        self.past, self.present = (
+            [tensor.name for tensor in tensors] for tensors in (graph.past.tensors(), graph.present_tensors())
+        )
+        known = {self.ids_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *self.past}
+        self.constants = {name: constants[name] for name in inputs - known if name in constants}
+        strange = sorted(inputs - known - set(self.constants))
+        if strange:
+            raise UsageError(f"nothing here can feed {', '.join(strange)}", f"graph {graph.name}")
+        self.in_place, self.cuts_logits = PAST_LENGTH in inputs, LOGITS_TO_KEEP in inputs
+        self.axis = graph.past.tensors()[0].dims.index(graph.past.length)
+        logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
+        self.vocabulary = dim_size(logits.dims[-1], {})
+        self.binding = session.io_binding()
+        empty = list(empty_past(graph, rows, dtype).values())
+        self.caches: Buffers | list[ort.OrtValue]
+        if self.in_place:
+            self.caches = Buffers(empty, 1, self.axis, self.device)
+        else:
+            self.caches = [ort.OrtValue.ortvalue_from_numpy(array, self.device, 0) for array in empty]
+        self.mask = np.zeros((rows, 0), np.int64)
+        self._bind_rows(rows)
+
+    def __call__(self, ids: Array, mask: Array | None = None) -> Array:
+        """Logits of the last position, (B, V) in float32, which the next call overwrites.
+
+        Args:
+            ids: (B, T), the new tokens.
+            mask: (B, T), 0 where one is padding; 1 everywhere by default.
+        """
+        count = ids.shape[1]
+        total = self.length + count
+        self._extend_mask(mask, total)
+        binding = self.binding
+        fed = {self.ids_name: np.ascontiguousarray(ids, np.int64)}
+        if self.mask_name:
+            fed[self.mask_name] = np.ascontiguousarray(self.mask[:, :total])
+        if self.in_place:
+            fed[PAST_LENGTH] = np.array(self.length)
+            self._make_room(total)
+        for name, array in fed.items():
+            binding.bind_cpu_input(name, array)
+        if not self.in_place:
+            assert isinstance(self.caches, list)
+            for old, new, value in zip(self.past, self.present, self.caches, strict=True):
+                binding.bind_ortvalue_input(old, value)
+                binding.bind_output(new, self.device)
+        one = count == 1 or self.cuts_logits
+        if one:
+            binding.bind_ortvalue_output("logits", self.logits_value)
+        else:
+            binding.bind_output("logits")
+        self.session.run_with_iobinding(binding)
+        if not self.in_place or not one:
+            made = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+            if not self.in_place:
+                self.caches = [made[name] for name in self.present]
+            if not one:
+                self.logits[:, 0] = made["logits"].numpy()[:, -1]
+        self.length = total
+        last: Array = self.logits[:, 0]
+        return last if last.dtype == np.float32 else last.astype(np.float32)
+
+    def take(self, rows: Array) -> None:
+        """Go on with these rows, in this order; a row may be taken twice."""
+        if np.array_equal(rows, np.arange(len(self.mask))):
+            return
+        self.mask = self.mask[rows]
+        self.constants = {name: take_rows(value, rows, self.device) for name, value in self.constants.items()}
+        if isinstance(self.caches, Buffers):
+            filled = [array[rows] for array in self.caches.filled(self.length)]
+            self.caches = Buffers(filled, self.caches.capacity, self.axis, self.device, room=0)
+        else:
+            self.caches = [take_rows(value, rows, self.device) for value in self.caches]
+        self._bind_rows(len(rows))
+
+    def _bind_rows(self, rows: int) -> None:
+        """Bind what only changes with the number of rows."""
+        self.binding.clear_binding_inputs()
+        self.binding.clear_binding_outputs()
+        for name, value in self.constants.items():
+            self.binding.bind_ortvalue_input(name, value)
+        if self.cuts_logits:
+            self.binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(1))
+        self.logits = np.empty((rows, 1, self.vocabulary), self.dtype)
+        self.logits_value = ort.OrtValue.ortvalue_from_numpy(self.logits)
+        self.outputs = ["logits", *self.present]
+        self.binding.bind_ortvalue_output("logits", self.logits_value)
+        if isinstance(self.caches, Buffers):
+            self._bind_buffers(self.caches)
+        else:
+            for name in self.present:
+                self.binding.bind_output(name, self.device)
+
+    def _bind_buffers(self, buffers: Buffers) -> None:
+        for old, new, value in zip(self.past, self.present, buffers.values, strict=True):
+            self.binding.bind_ortvalue_input(old, value)
+            self.binding.bind_ortvalue_output(new, value)
+
+    def _make_room(self, total: int) -> None:
+        """Move to larger buffers where the new tokens do not fit: seldom, as they grow by an eighth."""
+        assert isinstance(self.caches, Buffers)
+        if total > self.caches.capacity:
+            filled = self.caches.filled(self.length)
+            self.caches = Buffers(filled, total, self.axis, self.device, room=max(_ROOM, total // 8))
+            self._bind_buffers(self.caches)
+
+    def _extend_mask(self, mask: Array | None, total: int) -> None:
+        rows, width = self.mask.shape
+        if total > width:
+            wider = np.ones((rows, total + max(_ROOM, total // 8)), np.int64)
+            wider[:, : self.length] = self.mask[:, : self.length]
+            self.mask = wider
+        self.mask[:, self.length : total] = 1 if mask is None else mask
+
+
+_ROOM = 64
+"""Tokens that fit beyond those of a call. Attention computes over the free end of buffers too, so it is not large."""
+
+
+def device_of(session: ort.InferenceSession) -> str:
+    """``cuda`` or ``cpu``, as the runtime names devices."""
+    return "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
+
+
+def take_rows(value: ort.OrtValue, rows: Array, device: str) -> ort.OrtValue:
+    """The rows of a tensor, along its first dimension."""
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value.numpy()[rows]), device, 0)

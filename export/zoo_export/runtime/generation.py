@@ -1,0 +1,339 @@
+"""Choosing tokens: greedily, by sampling or by beam search, from any decoder that gives logits.
+
+B rows, V vocabulary, K beams.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.errors import ArtifactError
+
+__all__ = ["Beam", "Choices", "Continuation", "Generation", "Steps", "continue_rows", "probabilities", "search_beams"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Steps(Protocol):
+    """What generation needs of a decoder: :class:`zoo_export.runtime.decoder.Decoder`."""
+
+    def __call__(self, ids: Array, mask: Array | None = None) -> Array: ...
+
+    def take(self, rows: Array) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(Settings):
+    """How text is generated. Names and meanings are those of the field; the order in which they apply is that below."""
+
+    max_new_tokens: int = 32
+    """Tokens after which a text ends at the latest; the model's positions may end it sooner."""
+    min_new_tokens: int = 0
+    """Tokens before which no text ends by itself."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens that are in the text (Keskar et al. 2019)."""
+    temperature: float = 0.0
+    """Divides logits before sampling. 0 takes the likeliest token each time."""
+    top_k: int | None = None
+    """Sample from the k likeliest tokens (Fan et al. 2018)."""
+    top_p: float | None = None
+    """Sample from the likeliest tokens that together have this probability (Holtzman et al. 2020)."""
+    min_p: float | None = None
+    """Sample from tokens with at least this fraction of the likeliest one's probability (Nguyen et al. 2024)."""
+    seed: int = 0
+    """Of sampling. A text depends on it, on the prompt and on its number, never on the others of its batch."""
+    num_beams: int = 1
+    """Continuations that are kept, to find a likely text rather than likely tokens."""
+    length_penalty: float = 1.0
+    """A beam's score is its log-probability divided by its length to this power (Wu et al. 2016)."""
+    early_stopping: bool = False
+    """End as soon as there are ``num_beams`` finished texts, though better ones may follow."""
+    stop: tuple[str, ...] = ()
+    """Texts before which generation ends."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a text, beside the model's own."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("max_new_tokens", "repetition_penalty", "top_k", "top_p", "num_beams")
+        for name in ("temperature", "min_new_tokens", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("top_p", "min_p"):
+            if not 0 <= (getattr(self, name) or 0) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not self.temperature:
+            for name in ("top_k", "top_p", "min_p"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for sampling, and temperature is 0: set a temperature")
+        if self.num_beams > 1 and self.temperature:
+            raise ValueError(f"beams do not sample: num_beams is {self.num_beams}, temperature {self.temperature}")
+        if self.num_beams > 1 and self.stop:
+            raise ValueError("beams end at tokens, not at texts: num_beams is above 1 and stop is set")
+        if "" in self.stop:
+            raise ValueError("a stop must not be empty")
+
+
+class Continuation:
+    """One text in the making.
+
+    Args:
+        number: of the input, from 1. It seeds sampling.
+        prompt: token ids that a repetition penalty counts.
+        room: tokens for which there are positions, at least 1.
+        options: how.
+        ends: token ids that end it.
+        text: told of every token, for stop strings and streaming.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        prompt: Sequence[int],
+        room: int,
+        options: Generation,
+        ends: frozenset[int],
+        text: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.number = number
+        self.ids: list[int] = []
+        self.finish: str | None = None
+        """Why it ended: ``length``, ``end`` (an end token) or ``stop`` (a stop string or token)."""
+        self.error: ArtifactError | None = None
+        self.seen = set(prompt)
+        self.random = np.random.default_rng((options.seed, number)) if options.temperature else None
+        self.limit, self._ends, self._text = min(room, options.max_new_tokens), ends, text
+        self._stops = frozenset(options.stop_token_ids)
+
+    @property
+    def open(self) -> bool:
+        """Whether it goes on."""
+        return self.finish is None and self.error is None
+
+    def append(self, token: int) -> None:
+        """Take the next token."""
+        self.ids.append(token)
+        self.seen.add(token)
+        if token in self._stops or token in self._ends:
+            self.finish = "end" if token in self._ends else "stop"
+        elif self._text is not None and self._text(token):
+            self.finish = "stop"
+        elif len(self.ids) >= self.limit:
+            self.finish = "length"
+
+    def fail(self, value: float) -> None:
+        """End because of a logit that is no number."""
+        what = f"the logits of new token {len(self.ids) + 1} are not finite (the largest is {value})"
+        self.error = ArtifactError(what, f"input {self.number}", "look at the weights")
+
+
+def continue_rows(
+    decode: Steps, ids: Array, mask: Array, rows: Sequence[Continuation], choose: Choices
+) -> Iterator[Continuation]:
+    """Generate until every row has ended, and yield each row after each of its tokens.
+
+    Args:
+        decode: a decoder with nothing in its caches.
+        ids: (B, T), the prompts, padded on the left.
+        mask: (B, T).
+        rows: B of them; those that have ended already stay as they are.
+        choose: picks a token from logits.
+    """
+    live = list(rows)
+    logits = decode(ids, mask)
+    while any(row.open for row in live):
+        tokens = choose(logits, live)
+        for row, token in zip(live, tokens.tolist(), strict=True):
+            if row.open:
+                row.append(token)
+                yield row
+        left = [place for place, row in enumerate(live) if row.open]
+        if not left:
+            return
+        if 2 * len(left) <= len(live):  # rows that have ended cost as much as others
+            decode.take(np.array(left))
+            live, tokens = [live[place] for place in left], tokens[left]
+        logits = decode(tokens[:, None])
+
+
+class Choices:
+    """Picks one token a row from logits, as the options say.
+
+    Args:
+        options: how.
+        ends: token ids that end a text, which ``min_new_tokens`` holds back.
+    """
+
+    def __init__(self, options: Generation, ends: frozenset[int]) -> None:
+        self.options = options
+        self.held = sorted(ends.union(options.stop_token_ids))
+
+    def __call__(self, logits: Array, rows: Sequence[Continuation]) -> Array:
+        """Tokens (B,) from logits (B, V). A row whose logits are not finite is failed, and its token means nothing."""
+        best = logits.argmax(-1)  # the first NaN is the largest of all
+        for place, (row, value) in enumerate(zip(rows, logits[np.arange(len(rows)), best].tolist(), strict=True)):
+            if not row.open:
+                continue
+            if not math.isfinite(value):
+                row.fail(value)
+            elif not self._plain(row):
+                best[place] = self._pick(self.penalise(logits[place], row.seen, len(row.ids)), row)
+        return best
+
+    def penalise(self, logits: Array, seen: Set[int], count: int) -> Array:
+        """The logits (V,) of a text with these tokens, ``count`` of them new, after penalties."""
+        if not self._penalises(count):
+            return logits
+        logits = logits.copy()
+        tokens = np.fromiter(seen, np.int64)
+        penalty, values = self.options.repetition_penalty, logits[tokens]
+        logits[tokens] = np.where(values < 0, values * penalty, values / penalty)
+        if count < self.options.min_new_tokens:
+            logits[self.held] = -np.inf
+        return logits
+
+    def _penalises(self, count: int) -> bool:
+        return self.options.repetition_penalty != 1 or bool(self.held and count < self.options.min_new_tokens)
+
+    def _plain(self, row: Continuation) -> bool:
+        """Whether the likeliest token is the one."""
+        return not (self.options.temperature or self._penalises(len(row.ids)))
+
+    def _pick(self, scores: Array, row: Continuation) -> int:
+        if row.random is None:
+            return int(scores.argmax())
+        chances = probabilities(scores, self.options)
+        cumulative = chances.cumsum()
+        return int(np.searchsorted(cumulative, row.random.random() * cumulative[-1], side="right"))
+
+
+def probabilities(scores: Array, options: Generation) -> Array:
+    """The distribution (V,) in float64 that sampling draws from."""
+    scores = scores.astype(np.float64) / options.temperature
+    if options.top_k is not None and options.top_k < len(scores):
+        scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
+    chances = np.exp(scores - scores.max())
+    if options.top_p is not None and options.top_p < 1:
+        order = np.argsort(-chances, kind="stable")
+        before = chances[order].cumsum() - chances[order]  # of what is likelier than each
+        chances[order[before >= options.top_p * chances.sum()]] = 0
+    if options.min_p:
+        chances[chances < options.min_p * chances.max()] = 0
+    result: Array = chances / chances.sum()
+    return result
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A finished text of beam search."""
+
+    ids: list[int]
+    score: float
+    """Log-probability divided by length to the power of ``length_penalty``."""
+
+
+def search_beams(
+    decode: Steps,
+    ids: Array,
+    mask: Array,
+    rows: Sequence[Continuation],
+    choose: Choices,
+) -> Iterator[tuple[Continuation, list[Beam]]]:
+    """Beam search; yield each row when it has ended, with its texts, the likeliest first.
+
+    At each step the 2K likeliest extensions of a row's K beams are looked at (more where several tokens end a text).
+    Of the K best those that end become finished texts; the K best that do not go on. A row ends when no beam can beat
+    the worst of K finished texts any more, judged by its score at its present length.
+
+    Args:
+        decode: a decoder with nothing in its caches.
+        ids: (B, T), the prompts, padded on the left.
+        mask: (B, T).
+        rows: B of them.
+        choose: for its penalties.
+    """
+    beams = choose.options.num_beams
+    live = [_Search(row, choose) for row in rows]
+    logits = np.repeat(decode(ids, mask), beams, axis=0)
+    decode.take(np.repeat(np.arange(len(rows)), beams))
+    while True:
+        origins = [search.step(logits[place * beams : (place + 1) * beams]) for place, search in enumerate(live)]
+        yield from ((search.row, search.finished) for search in live if not search.open)
+        left = [place for place, search in enumerate(live) if search.open]
+        if not left:
+            return
+        decode.take(np.concatenate([origins[place] + place * beams for place in left]))
+        live = [live[place] for place in left]
+        logits = decode(np.array([token for search in live for token in search.last])[:, None])
+
+
+class _Search:
+    """The beams of one row."""
+
+    def __init__(self, row: Continuation, choose: Choices) -> None:
+        self.row, self.choose, self.options = row, choose, choose.options
+        beams = self.options.num_beams
+        self.running: list[list[int]] = [[] for _ in range(beams)]
+        self.scores = np.full(beams, -np.inf)
+        self.scores[0] = 0  # they are all alike at first: one of them counts
+        self.finished: list[Beam] = []
+        self.open = True
+
+    @property
+    def last(self) -> list[int]:
+        """The newest token of each beam."""
+        return [ids[-1] for ids in self.running]
+
+    def step(self, logits: Array) -> Array:
+        """Extend the beams by one token and return which beam each of the new ones continues.
+
+        Args:
+            logits: (K, V).
+        """
+        options, beams = self.options, self.options.num_beams
+        best = logits.max(-1)
+        if not np.isfinite(best[np.isfinite(self.scores)]).all():
+            self.row.fail(float(best[~np.isfinite(best)][0]))
+            self.open = False
+            return np.arange(beams)
+        scores = np.stack([self._score(line, ids) for line, ids in zip(logits, self.running, strict=True)])
+        totals = (scores + self.scores[:, None]).ravel()
+        wanted = min(beams * max(2, 1 + len(self.choose.held)), int(np.isfinite(totals).sum()))
+        order = np.argpartition(-totals, wanted - 1)[:wanted]
+        order = order[np.lexsort((order, -totals[order]))]
+        length = len(self.running[0]) + 1
+        full = length >= self.row.limit
+        going: list[tuple[float, int, list[int]]] = []
+        already = len(self.finished) >= beams
+        for rank, (beam, token) in enumerate(zip(*divmod(order, logits.shape[1]), strict=True)):
+            ids = [*self.running[beam], int(token)]
+            total = float(totals[order[rank]])
+            if full or token in self.choose.held:
+                if rank < beams and not (already and options.early_stopping):
+                    self.finished.append(Beam(ids, total / length**options.length_penalty))
+            elif len(going) < beams:
+                going.append((total, int(beam), ids))
+        self.finished = sorted(self.finished, key=lambda item: -item.score)[:beams]
+        if full or not going or self._is_settled(going[0][0], length):
+            self.open = False
+            return np.arange(beams)
+        going += [(-math.inf, *going[0][1:])] * (beams - len(going))
+        self.scores = np.array([total for total, _, _ in going])
+        self.running = [ids for _, _, ids in going]
+        return np.array([beam for _, beam, _ in going])
+
+    def _score(self, logits: Array, ids: list[int]) -> Array:
+        logits = logits.astype(np.float64)
+        shifted = logits - logits.max()
+        scores = shifted - np.log(np.exp(shifted).sum())
+        return self.choose.penalise(scores, self.row.seen.union(ids), len(ids))
+
+    def _is_settled(self, best: float, length: int) -> bool:
+        if len(self.finished) < self.options.num_beams:
+            return False
+        return self.options.early_stopping or best / length**self.options.length_penalty <= self.finished[-1].score

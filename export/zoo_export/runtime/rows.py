@@ -1,0 +1,238 @@
+"""Inputs from files, and results to files: text by lines, JSON lines, parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from zoo.errors import ArtifactError, StorageError, UsageError, nearest, storage_errors
+from zoo_export.runtime.runner import Answer
+
+__all__ = ["Results", "plain", "read_rows"]
+
+_STDIN = "-"
+_LINES = (".jsonl", ".ndjson")
+_PARQUET = ".parquet"
+_BATCH = 1024
+
+
+def read_rows(path: str, column: str, id_column: str | None = None) -> Iterator[Answer]:
+    """Read a file row by row. A row that cannot be read has its error already.
+
+    Args:
+        path: ``.jsonl`` or ``.ndjson``, ``.parquet``, or text with an input in each line; ``-`` for text from stdin.
+        column: what holds the inputs, in a file that has columns.
+        id_column: what names the rows; ``id`` where the file has it.
+
+    Raises:
+        ArtifactError: the file is missing, or not what its name says.
+        UsageError: it has no such column.
+    """
+    suffix = Path(path).suffix.lower()
+    if path != _STDIN and not Path(path).is_file():
+        raise ArtifactError("no such file", path)
+    if suffix == _PARQUET:
+        return _unique(_read_parquet(path, column, id_column), path)
+    if suffix in _LINES:
+        return _unique(_read_json_lines(path, column, id_column), path)
+    return _read_lines(path)
+
+
+def _open(path: str) -> IO[bytes]:
+    if path == _STDIN:
+        return sys.stdin.buffer
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+
+
+def _read_lines(path: str) -> Iterator[Answer]:
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Answer(number, line.decode("utf-8").rstrip("\r\n"), id=number)
+            except UnicodeDecodeError as error:
+                yield _bad(path, number, f"not UTF-8 ({error.reason} at byte {error.start})")
+
+
+def _bad(path: str, number: int, what: str, remedy: str | None = None) -> Answer:
+    """A row without a result."""
+    error = ArtifactError(what, f"{'stdin' if path == _STDIN else path}, row {number}", remedy)
+    return Answer(number, None, error=error, id=number)
+
+
+def _read_json_lines(path: str, column: str, id_column: str | None) -> Iterator[Answer]:
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield _bad(path, number, f"not JSON ({error})")
+                continue
+            lacks = [name for name in filter(None, (column, id_column)) if not isinstance(row, dict) or name not in row]
+            if lacks:
+                remedy = nearest(lacks[0], row) if isinstance(row, dict) else "write an object in each line"
+                yield _bad(path, number, f"has no {lacks[0]!r}", remedy)
+            else:
+                yield Answer(number, row[column], id=row.get(id_column or "id", number))
+
+
+def _read_parquet(path: str, column: str, id_column: str | None) -> Iterator[Answer]:
+    parquet = _pyarrow("parquet")
+    try:
+        file = parquet.ParquetFile(path)
+    except Exception as error:  # pyarrow has classes of its own for this
+        raise ArtifactError(f"not a parquet file ({error})", path) from error
+    with file:
+        names = file.schema_arrow.names
+        for name in filter(None, (column, id_column)):
+            if name not in names:
+                raise UsageError(f"no column {name!r}", path, nearest(name, names))
+        id_column = id_column or ("id" if "id" in names else None)
+        number = 0
+        for batch in file.iter_batches(_BATCH, columns=list(dict.fromkeys(filter(None, (column, id_column))))):
+            values = batch.column(column).to_pylist()
+            ids = batch.column(id_column).to_pylist() if id_column else range(number + 1, number + 1 + len(values))
+            for id, value in zip(ids, values, strict=True):
+                number += 1
+                yield Answer(number, value, id=id) if value is not None else _bad(path, number, f"{column!r} is null")
+
+
+def _unique(rows: Iterator[Answer], path: str) -> Iterator[Answer]:
+    """Refuse a second row of one name: nobody could tell their results apart."""
+    seen: set[str] = set()
+    for row in rows:
+        key = _key(row.id)
+        if row.error is None and key in seen:
+            yield _bad(path, row.number, f"id {row.id!r} is there twice")
+        else:
+            yield row
+        if row.error is None:
+            seen.add(key)
+
+
+def _key(id: Any) -> str:
+    return json.dumps(id, default=str)
+
+
+def _pyarrow(module: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(f"pyarrow.{module}")
+    except ImportError as error:
+        raise UsageError("parquet needs pyarrow", None, "pip install attention-zoo[parquet]") from error
+
+
+def plain(result: Any) -> Any:
+    """A result as JSON can hold it."""
+    if isinstance(result, np.ndarray | np.generic):
+        return result.tolist()
+    if isinstance(result, Mapping):
+        return {key: plain(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [plain(value) for value in result]
+    return result
+
+
+class Results:
+    """A file of results, JSON lines or parquet, each row with the ``id`` of its input.
+
+    JSON lines are there as soon as they are written, so that an interrupted run can be resumed. A parquet file appears
+    when it is complete.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False, resume: bool = False) -> None:
+        self.path = path
+        self.parquet = path.suffix.lower() == _PARQUET
+        if not self.parquet and path.suffix.lower() not in _LINES:
+            raise UsageError("unknown kind of file", path, f"name it *{', *'.join((*_LINES, _PARQUET))}")
+        if resume and self.parquet:
+            raise UsageError("a parquet file cannot be continued", path, "write .jsonl")
+        if path.is_dir():
+            raise UsageError("is a directory", path, "name a file")
+        if path.exists() and not (force or resume):
+            raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
+        self.done: set[str] = set()
+        self._writer: Any = None
+        self._waiting: list[dict[str, Any]] = []
+        self._resume = resume and path.exists()
+
+    def has(self, id: Any) -> bool:
+        """Whether an earlier run has answered this input."""
+        return _key(id) in self.done
+
+    @contextmanager
+    def writing(self) -> Iterator[Results]:
+        """Open the file, and complete it when the block ends."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with storage_errors(self.path):
+            if self._resume:
+                self._read_earlier()
+            place = temporary if self.parquet else self.path
+            self._file = place.open("r+b" if self._resume else "wb")
+            self._file.seek(0, os.SEEK_END)
+        try:
+            yield self
+            with storage_errors(self.path):
+                self._flush()
+                if self._writer is not None:
+                    self._writer.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                if self.parquet:
+                    temporary.replace(self.path)
+        finally:
+            self._file.close()
+            temporary.unlink(missing_ok=True)
+
+    def write(self, id: Any, result: Mapping[str, Any]) -> None:
+        """Add a row."""
+        row = {"id": id, **plain(result)}
+        if self.parquet:
+            self._waiting.append(row)
+            if len(self._waiting) == _BATCH:
+                with storage_errors(self.path):
+                    self._flush()
+            return
+        with storage_errors(self.path):
+            self._file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
+            self._file.flush()
+
+    def _flush(self) -> None:
+        if not self.parquet or (not self._waiting and self._writer is not None):
+            return
+        arrow = _pyarrow("lib")
+        schema = self._writer.schema if self._writer is not None else None
+        try:
+            table = arrow.Table.from_pylist(self._waiting, schema=schema)
+            if self._writer is None:
+                self._writer = _pyarrow("parquet").ParquetWriter(self._file, table.schema)
+            self._writer.write_table(table)
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+            raise StorageError(f"parquet cannot hold these results ({error})", self.path, "write .jsonl") from error
+        self._waiting = []
+
+    def _read_earlier(self) -> None:
+        """The ids of rows that are complete. A last line that is not, is cut off."""
+        with self.path.open("r+b") as file:
+            end = 0
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    self.done.add(_key(json.loads(line)["id"]))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}") from error
+                end += len(line)
+            file.truncate(end)

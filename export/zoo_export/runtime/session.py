@@ -1,0 +1,319 @@
+"""An exported model, open: what people call from Python, and what ``zoo run`` calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import onnxruntime as ort
+
+from zoo import plugins
+from zoo.artifact import PRECISIONS, TOKENIZER, Export, ModelDirectory
+from zoo.config import Settings
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
+from zoo.plugins import Plugin
+from zoo.registry import load_reference
+from zoo_export.pipeline import Arrays, OnnxExecutor
+from zoo_export.runtime.batching import batches
+from zoo_export.runtime.runner import Answer, Runner
+from zoo_export.session import PROVIDERS, Memory, Provider, loading_problem, open_session, placement
+
+__all__ = ["Session", "load_session"]
+
+_WINDOW = 4096
+"""Inputs that are sorted by length together, and held in memory."""
+
+
+def load_session(
+    directory: Path | str,
+    *,
+    provider: Provider | Literal["auto"] = "cpu",
+    dtype: str | None = None,
+    variant: str | None = None,
+    threads: int | None = None,
+    memory: Memory = "fast",
+    tokenizer: Path | str | None = None,
+    unverified: bool = False,
+) -> Session:
+    """Open an exported model.
+
+    Args:
+        directory: a model directory with an export.
+        provider: ``cpu``; ``cuda``; or ``auto``, which takes CUDA where it loads and says on stderr what it took.
+        dtype: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``; the model's own by default.
+        variant: which export, by name. By default the one rewritten for the provider where it is there and verified,
+            else the portable one.
+        threads: for one operator; as many as there are cores by default.
+        memory: ``fast``, or ``mapped``: see :func:`zoo_export.open_session`.
+        tokenizer: a tokenizer file to use instead of the model's own.
+        unverified: run an export that was never shown equal to the model with these weights.
+
+    Raises:
+        UsageError: there is no such dtype or variant, or the provider does not load. It is never replaced by another.
+        ArtifactError: the model is not exported, or has been altered.
+        ParityError: the export is not verified.
+    """
+    stored = ModelDirectory.open(directory)
+    if provider == "auto":
+        provider = _choose_provider()
+    elif provider not in PROVIDERS:
+        raise UsageError(f"unknown provider {provider!r}", None, nearest(provider, [*PROVIDERS, "auto"]))
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, got {threads}")
+    export = _choose_export(stored, provider, dtype, variant)
+    export.check()
+    if not unverified:
+        export.check_verified()
+        compared = export.evidence.get("provider")
+        if compared not in (None, provider):
+            remedy = f"zoo verify {directory} --provider {provider}"
+            _say(f"warning: verified on {compared}, runs on {provider}: {directory}: {remedy}")
+    return Session(stored, export, provider, threads, memory, Path(tokenizer) if tokenizer else None)
+
+
+def _choose_provider() -> Provider:
+    problem = loading_problem("cuda")
+    _say(f"provider: cpu ({problem})" if problem else "provider: cuda, which loads")
+    return "cpu" if problem else "cuda"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None, variant: str | None) -> Export:
+    """The export that is asked for, or the best for a provider."""
+    if variant is not None:
+        return stored.export(variant)
+    own = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[stored.dtype]
+    if dtype not in (None, own):
+        if dtype not in PRECISIONS:
+            known = [own, *PRECISIONS]
+            raise UsageError(f"this model has no {dtype!r}", stored.path, nearest(str(dtype), known))
+        return stored.export(dtype)
+    found = [export for export in map(stored.export, (provider, "")) if export.exists]
+    verified = [export for export in found if export.is_verified()]
+    return (*verified, *reversed(found), stored.export())[0]
+
+
+class Session:
+    """An exported model, open on a provider.
+
+    Made by :func:`load_session`. It may be called from several threads at once, and opens anew in a process that was
+    forked. As a context manager it closes at the end of its block.
+    """
+
+    def __init__(
+        self,
+        stored: ModelDirectory,
+        export: Export,
+        provider: Provider,
+        threads: int | None,
+        memory: Memory,
+        tokenizer: Path | None,
+    ) -> None:
+        self.stored, self.export, self.provider = stored, export, provider
+        self.threads, self.memory = threads, memory
+        self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._owner = 0
+        self._closed = False
+        _ = self.sessions
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"on {self.provider}"
+        return f"<zoo session of {self.stored.path} for {self.task}, {state}>"
+
+    # What it is.
+
+    @property
+    def path(self) -> Path:
+        """The model directory."""
+        return self.stored.path
+
+    @property
+    def task(self) -> str:
+        """What the model declares itself to be for."""
+        return self.stored.spec.task
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The declared graphs in the order in which they run."""
+        return self.stored.spec.graphs
+
+    @property
+    def config(self) -> Settings:
+        """The architecture's configuration."""
+        return self.stored.spec.config
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of real inputs and of caches."""
+        return np.dtype(np.float16 if self.export.variant == "fp16" else self.stored.dtype)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Of the ``tokenizers`` library, or None: then inputs are token ids."""
+        if self._tokenizer_file is None:
+            return None
+        from zoo.tokenizer import load_tokenizer
+
+        return load_tokenizer(self._tokenizer_file)
+
+    def option(self, name: str) -> Any:
+        """A value of the configuration, None where the architecture has no such field."""
+        return getattr(self.config, name, None)
+
+    def placement(self) -> Mapping[str, Mapping[str, int]]:
+        """For each graph, how many nodes each execution provider runs."""
+        return {name: placement(self._open(name, placements=True)) for name in self.export.graph_files}
+
+    # What it does.
+
+    def run(self, inputs: Any, *, task: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
+        """Answer one input, or a list of them.
+
+        Args:
+            inputs: a text, token ids, or what else the task takes; or a list of them.
+            task: another than the model's own, of those that some plugin provides for it.
+            batch_size: inputs that are computed at once.
+            options: of the task, such as ``max_new_tokens``.
+
+        Returns:
+            A mapping, or a list of them in the order of the inputs. Which keys it has depends on the task.
+
+        Raises:
+            UsageError: an unknown task or option, or no tokenizer for a text.
+            ArtifactError: an input is empty, too long, or has tokens that the model does not know.
+        """
+        single = not isinstance(inputs, list | tuple) or (bool(inputs) and isinstance(inputs[0], int))
+        answers = []
+        for answer in self.map([inputs] if single else inputs, task=task, batch_size=batch_size, **options):
+            if answer.error is not None:
+                raise answer.error
+            answers.append(answer.result)
+        return answers[0] if single else answers
+
+    def map(
+        self, inputs: Iterable[Any], *, task: str | None = None, batch_size: int | None = None, **options: Any
+    ) -> Iterator[Answer]:
+        """Answer inputs one after the other, in their order, holding no more than a few thousand of them.
+
+        Inputs of like length are computed together, so that hardly any padding is. One that cannot be answered has an
+        ``error``, and the others are answered all the same.
+        """
+        runner = self.runner(task, **options)
+        return self.answer(runner, (Answer(number, value) for number, value in enumerate(inputs, 1)), batch_size)
+
+    def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
+        """As :meth:`map`, for inputs with numbers of their own, and with a runner that is there already."""
+        window: list[Answer] = []
+        for answer in answers:
+            window.append(answer)
+            if len(window) == _WINDOW:
+                yield from self._answer(runner, window, batch_size or runner.batch_size)
+                window = []
+        yield from self._answer(runner, window, batch_size or runner.batch_size)
+
+    def stream(self, text: str | Sequence[int], **options: Any) -> Iterator[str]:
+        """The continuation of a prompt, or the target of a source, piece by piece as it is generated."""
+        runner = self.runner(None, **options)
+        pieces = getattr(runner, "stream", None)
+        if pieces is None:
+            raise UsageError(f"{self.task} has nothing to stream", self.path)
+        stream: Iterator[str] = pieces(runner.read(text, 1))
+        return stream
+
+    def runner(self, task: str | None = None, **options: Any) -> Runner[Any]:
+        """What does a task for this session, with these options."""
+        name = task or self.task
+        plugin, cls = self._runner_class(name)
+        chosen = cls.options.from_dict(options, f"task {name}")
+        with plugins.blame(plugin, f"cannot prepare the task {name}"):
+            return cls(self, chosen)
+
+    def options(self, task: str | None = None) -> type[Settings]:
+        """What can be chosen for a task."""
+        return self._runner_class(task or self.task)[1].options
+
+    def _runner_class(self, task: str) -> tuple[Plugin, type[Runner[Any]]]:
+        plugin, found = plugins.active().task(task, self.task)
+        cls = load_reference(found.run, plugin)
+        if not (isinstance(cls, type) and issubclass(cls, Runner)):
+            raise PluginError(f"{plugin}: {found.run} is not a subclass of zoo_export.Runner")
+        return plugin, cls
+
+    def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """Run one declared graph on arrays."""
+        return OnnxExecutor(self.sessions, self.dtype, last_only=True)(graph, feeds)
+
+    def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
+        """Answer a window, in its order, each as soon as it and those before it are done."""
+        items = dict(runner.read_all(window))
+        waiting = set(items)
+        shown = 0
+        for batch in batches([(place, runner.size(item)) for place, item in items.items()], batch_size, runner.fits):
+            self._compute(runner, [window[place] for place in batch], [items[place] for place in batch])
+            waiting.difference_update(batch)
+            while shown < len(window) and shown not in waiting:
+                yield window[shown]
+                shown += 1
+        yield from window[shown:]
+
+    @staticmethod
+    def _compute(runner: Runner[Any], answers: Sequence[Answer], items: Sequence[Any]) -> None:
+        try:
+            results = runner.answer(items)
+        except ArtifactError as error:
+            results = [error] * len(items)
+        for answer, result in zip(answers, results, strict=True):
+            if isinstance(result, ZooError):
+                answer.error = result
+            else:
+                answer.result = result
+
+    # How long it lives.
+
+    @property
+    def sessions(self) -> dict[str, ort.InferenceSession]:
+        """ONNX Runtime's sessions by the names of the graphs, of this process."""
+        if self._closed:
+            raise UsageError("the session is closed", self.path, "open another")
+        if self._owner != os.getpid():
+            _FORKED.append(self._sessions)  # its threads are the parent's: it must not even be destroyed here
+            self._sessions = {name: self._open(name) for name in self.export.graph_files}
+            self._owner = os.getpid()
+        return self._sessions
+
+    def _open(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
+        return open_session(
+            self.path / self.export.graph_files[graph],
+            provider=self.provider,
+            threads=self.threads,
+            memory=self.memory,
+            placements=placements,
+        )
+
+    def close(self) -> None:
+        """Give threads and memory back now. A session that is closed cannot be run."""
+        self._closed = True
+        if self._owner == os.getpid():
+            self._sessions = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_FORKED: list[object] = []
