@@ -8,16 +8,27 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 
 from zoo.errors import ArtifactError, UsageError
 
-__all__ = ["PROVIDERS", "Memory", "Provider", "loading_problem", "open_session", "placement"]
+__all__ = [
+    "PROVIDERS",
+    "Memory",
+    "PlacedNode",
+    "Provider",
+    "left_on_cpu",
+    "loading_problem",
+    "open_session",
+    "placed_nodes",
+    "placement",
+    "unexpected_cpu_nodes",
+]
 
 Provider = Literal["cpu", "cuda"]
 Memory = Literal["fast", "mapped"]
@@ -25,6 +36,12 @@ PROVIDERS: dict[Provider, tuple[str, dict[str, Any]]] = {
     "cpu": ("CPUExecutionProvider", {}),
     "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # TF32 would be compared with float32 and lose
 }
+_CPU = PROVIDERS["cpu"][0]
+_COMPUTES_SIZES = {
+    "Add", "Cast", "Concat", "Div", "Equal", "Gather", "Max", "Min", "Mod", "Mul", "Neg", "Range", "Reshape", "Shape",
+    "Size", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where",
+}  # fmt: skip
+"""Operators that sizes and positions are computed with, among other things."""
 _SILENT = 4
 _REMEDY = "pip install onnxruntime-gpu[cuda,cudnn]"
 
@@ -121,12 +138,50 @@ def _missing_library(name: str) -> str:
     return "its libraries load, but no device was found"
 
 
+class PlacedNode(NamedTuple):
+    """A node of a session's graph and the provider that runs it."""
+
+    provider: str
+    operator: str
+    name: str
+
+
+def placed_nodes(session: ort.InferenceSession) -> list[PlacedNode]:
+    """Which provider runs each node; the session must have been opened with ``placements``."""
+    return [
+        PlacedNode(part.ep_name, node.op_type, node.name)
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    ]
+
+
 def placement(session: ort.InferenceSession) -> Mapping[str, int]:
     """How many nodes each provider runs; the session must have been opened with ``placements``."""
-    counts: Counter[str] = Counter()
-    for part in session.get_provider_graph_assignment_info():
-        counts[part.ep_name] += len(part.get_nodes())
-    return dict(counts)
+    return dict(Counter(node.provider for node in placed_nodes(session)))
+
+
+def unexpected_cpu_nodes(session: ort.InferenceSession, graph: bytes | None = None) -> list[PlacedNode]:
+    """What a session on CUDA runs on the CPU and is no arithmetic on sizes, where the CPU is right.
+
+    Args:
+        session: opened with ``placements``.
+        graph: what it was opened on, best without functions, whose nodes the runtime renames. Element types then tell
+            arithmetic on sizes; without a graph, and for nodes that are not found in it, the operator alone does.
+    """
+    if graph is None:
+        return left_on_cpu(placed_nodes(session), {})
+    from zoo_export.cuda_kernels import on_sizes
+
+    return left_on_cpu(placed_nodes(session), on_sizes(graph))
+
+
+def left_on_cpu(nodes: Iterable[PlacedNode], on_sizes: Mapping[str, bool]) -> list[PlacedNode]:
+    """The nodes on the CPU that are no arithmetic on sizes, which ``on_sizes`` says by their names, as far as known."""
+    return [
+        node
+        for node in nodes
+        if node.provider == _CPU and not on_sizes.get(node.name, node.operator in _COMPUTES_SIZES)
+    ]
 
 
 def loading_problem(provider: Provider) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -234,6 +235,7 @@ def command(
             directory = _prepare(model, output, settings, force)
             files = export_graphs_only(directory, options=options, force=force)
         _warn(directory, files, options.variant)
+        _warn_of_cpu(directory, options.variant)
         if as_json:
             emit_json("export", {"directory": str(directory), "files": files, "verified": False})
         return
@@ -250,6 +252,7 @@ def command(
             whole_grid=grid == "whole",
             progress=progress,
         )
+    _warn_of_cpu(directory, options.variant)
     if as_json:
         emit_json("export", {"directory": str(directory), **summary(report, options.variant)})
     else:
@@ -345,6 +348,21 @@ def _warn(directory: Path, files: list[str], variant: str) -> None:
     """Say loudly what was not done."""
     command = f"zoo verify {directory}" + (f" --variant {variant}" if variant else "")
     click.echo(f"warning: {directory}: {', '.join(files)} NOT VERIFIED: {command} completes it", err=True)
+
+
+def _warn_of_cpu(directory: Path, variant: str) -> None:
+    """Name the operators of a graph for CUDA that CUDA has no kernels for."""
+    if variant != "cuda":
+        return
+    from zoo_export.cuda_kernels import nodes_without_kernel
+
+    from zoo.artifact import ModelDirectory
+
+    for file in ModelDirectory.open(directory).export(variant).graph_files.values():
+        found = Counter(node.operator for node in nodes_without_kernel((directory / file).read_bytes()))
+        if found:
+            names = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
+            click.echo(f"warning: {directory}: {file} runs partly on the CPU: CUDA has no kernel for {names}", err=True)
 
 
 def _preset(model: str, settings: tuple[str, ...]) -> ModelSpec | None:
