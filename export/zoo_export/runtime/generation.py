@@ -126,9 +126,9 @@ class Continuation:
         elif len(self.ids) >= self.limit:
             self.finish = "length"
 
-    def fail(self, value: float) -> None:
-        """End because of a logit that is no number."""
-        what = f"the logits of new token {len(self.ids) + 1} are not finite (the largest is {value})"
+    def fail(self, step: int, value: float) -> None:
+        """End because of a logit that is no number, at the token ``step`` from 1."""
+        what = f"the logits of new token {step} are not finite (the largest is {value})"
         self.error = ArtifactError(what, f"input {self.number}", "look at the weights")
 
 
@@ -180,7 +180,7 @@ class Choices:
             if not row.open:
                 continue
             if not math.isfinite(value):
-                row.fail(value)
+                row.fail(len(row.ids) + 1, value)
             elif not self._plain(row):
                 best[place] = self._pick(self.penalise(logits[place], row.seen, len(row.ids)), row)
         return best
@@ -209,7 +209,8 @@ class Choices:
             return int(scores.argmax())
         chances = probabilities(scores, self.options)
         cumulative = chances.cumsum()
-        return int(np.searchsorted(cumulative, row.random.random() * cumulative[-1], side="right"))
+        drawn = min(row.random.random() * cumulative[-1], np.nextafter(cumulative[-1], 0))
+        return int(cumulative.searchsorted(drawn, side="right"))
 
 
 def probabilities(scores: Array, options: Generation) -> Array:
@@ -219,9 +220,12 @@ def probabilities(scores: Array, options: Generation) -> Array:
         scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
     chances = np.exp(scores - scores.max())
     if options.top_p is not None and options.top_p < 1:
-        order = np.argsort(-chances, kind="stable")
+        total = chances.sum()
+        chances[chances < (1 - options.top_p) * total / len(chances)] = 0  # never among them: fewer are left to sort
+        left = np.flatnonzero(chances)
+        order = left[np.argsort(-chances[left], kind="stable")]
         before = chances[order].cumsum() - chances[order]  # of what is likelier than each
-        chances[order[before >= options.top_p * chances.sum()]] = 0
+        chances[order[before >= options.top_p * total]] = 0
     if options.min_p:
         chances[chances < options.min_p * chances.max()] = 0
     result: Array = chances / chances.sum()
@@ -298,7 +302,7 @@ class _Search:
         options, beams = self.options, self.options.num_beams
         best = logits.max(-1)
         if not np.isfinite(best[np.isfinite(self.scores)]).all():
-            self.row.fail(float(best[~np.isfinite(best)][0]))
+            self.row.fail(len(self.running[0]) + 1, float(best[~np.isfinite(best)][0]))
             self.open = False
             return np.arange(beams)
         scores = np.stack([self._score(line, ids) for line, ids in zip(logits, self.running, strict=True)])

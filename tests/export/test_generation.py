@@ -1,0 +1,375 @@
+"""What sessions generate, against transformers' own generation from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.generation import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from zoo_export.runtime import Session, load_session
+from zoo_export.runtime.generation import Choices, Continuation, Generation, continue_rows, probabilities, search_beams
+
+import zoo as library
+from tests.architectures.test_gpt import transformers_twin
+from zoo.errors import ArtifactError, UsageError
+
+Exported = Callable[..., Path]
+Array = np.ndarray[Any, Any]
+NEW = 9
+POSITIONS = 32
+START = 257
+TEXTS = ["time flies", "an arrow", "x", "fruit flies like"]
+PROMPTS = [list(text.encode()) for text in TEXTS]
+LIVELY: dict[str, dict[str, Any]] = {
+    "gpt-tiny": {"seed": 1, "gain": 12.0},
+    "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
+}
+MODELS = tuple(LIVELY)
+
+
+@pytest.fixture(scope="module")
+def sessions(exported_with: Exported) -> Iterator[Callable[[str], Session]]:
+    """A session on an exported preset with weights with which a decoder hardly repeats itself."""
+    made: dict[str, Session] = {}
+
+    def make(name: str) -> Session:
+        if name not in made:
+            made[name] = load_session(exported_with(name, **LIVELY[name]), unverified=True, threads=1)
+        return made[name]
+
+    yield make
+    for session in made.values():
+        session.close()
+
+
+class Source(nn.Module):
+    """Hands the source through as if it were encoded: transformers repeats it for beams."""
+
+    def forward(self, input_ids: Tensor, **_: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=input_ids[..., None].double())
+
+
+class Seq2Seq(PreTrainedModel, GenerationMixin):
+    """Our encoder-decoder as transformers' generation calls one, without a cache."""
+
+    config_class = PretrainedConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: PretrainedConfig, ours: nn.Module) -> None:
+        super().__init__(config)
+        self.ours, self.source = ours, Source()
+
+    def get_encoder(self, *_: Any, **__: Any) -> nn.Module:
+        return self.source
+
+    def prepare_inputs_for_generation(self, ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        return {"decoder_input_ids": ids, **{name: kwargs[name] for name in ("encoder_outputs", "attention_mask")}}
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: Any = None,
+        **_: Any,
+    ) -> Seq2SeqLMOutput:
+        source = encoder_outputs.last_hidden_state[..., 0].long()
+        return Seq2SeqLMOutput(logits=self.ours(source, decoder_input_ids, attention_mask))
+
+
+@pytest.fixture(scope="module")
+def theirs(sessions: Callable[[str], Session]) -> Callable[..., list[list[list[int]]]]:
+    """transformers' texts for the prompts, a list of beams for each, in float64."""
+    made: dict[str, Any] = {}
+
+    def generate(name: str, prompts: Sequence[Sequence[int]], ends: Sequence[int] = (), **options: Any) -> Any:
+        if name not in made:
+            ours = library.load(sessions(name).path).double()
+            config = PretrainedConfig(is_encoder_decoder=True, decoder_start_token_id=START, vocab_size=260)
+            made[name] = transformers_twin(ours) if name == "gpt-tiny" else Seq2Seq(config, ours).double().eval()
+        width, left = max(map(len, prompts)), name == "gpt-tiny"
+        ids, mask = torch.zeros((2, len(prompts), width), dtype=torch.int64)
+        for row, tokens in enumerate(prompts):
+            place = slice(width - len(tokens), None) if left else slice(len(tokens))
+            ids[row, place], mask[row, place] = torch.tensor(tokens), 1
+        beams = options.get("num_beams", 1)
+        with torch.inference_mode():
+            found = made[name].generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=left,
+                eos_token_id=list(ends) or None, pad_token_id=0, num_return_sequences=beams, top_k=None,
+                return_dict_in_generate=True, output_scores=True, **options,
+            )  # fmt: skip
+        texts = [cut(row, ends) for row in found.sequences[:, width if left else 1 :].tolist()]
+        scores = found.sequences_scores.tolist() if beams > 1 else [None] * len(texts)
+        pairs = list(zip(texts, scores, strict=True))
+        return [pairs[place : place + beams] for place in range(0, len(pairs), beams)]
+
+    return generate
+
+
+def cut(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """A row up to and with its first end."""
+    places = [place for place, token in enumerate(ids) if token in ends]
+    return list(ids[: places[0] + 1]) if places else list(ids)
+
+
+def frequent(texts: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
+    """Tokens that end some of the texts early."""
+    inner = [token for ids in texts for token in ids[2:-1]]
+    return tuple(sorted(set(inner), key=lambda token: (-inner.count(token), token))[:count])
+
+
+# Greedy and beams.
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.7])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_equals_transformers(
+    sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, penalty: float
+) -> None:
+    """A ragged batch, without an end and with one. With a penalty one by one: transformers counts padding as text."""
+    session = sessions(name)
+    free = session.run(PROMPTS, max_new_tokens=NEW)
+    ends = frequent([result["generated_ids"] for result in free], 1)
+    for tokens in ((), ends):
+        chosen = {"max_new_tokens": NEW, "stop_token_ids": tokens, "repetition_penalty": penalty}
+        found = [result["generated_ids"] for result in session.run(PROMPTS, **chosen)]
+        if penalty == 1:
+            wanted = [beams[0][0] for beams in theirs(name, PROMPTS, tokens)]
+        else:
+            wanted = [theirs(name, [prompt], tokens, repetition_penalty=penalty)[0][0][0] for prompt in PROMPTS]
+        assert found == wanted
+    assert any(len(ids) < NEW for ids in found)
+    assert len(set(map(tuple, found))) > 2
+
+
+BEAMS = [
+    {"num_beams": 2},
+    {"num_beams": 3, "length_penalty": 0.0},
+    {"num_beams": 4, "early_stopping": True},
+    {"num_beams": 4, "length_penalty": 2.0},
+    {"num_beams": 3, "length_penalty": -1.0, "early_stopping": True},
+    {"num_beams": 5, "repetition_penalty": 1.4},
+    {"num_beams": 3, "min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("ends", [0, 1, 6])
+@pytest.mark.parametrize("options", BEAMS, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_beams_equal_transformers(
+    sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, options: dict[str, Any], ends: int
+) -> None:
+    """Every beam and its score, for a batch and one by one."""
+    session = sessions(name)
+    free = [ids for row in theirs(name, PROMPTS, (), num_beams=options["num_beams"]) for ids, _ in row]
+    tokens = frequent(free, ends)
+    wanted = [theirs(name, [prompt], tokens, **options)[0] for prompt in PROMPTS]
+    if "repetition_penalty" not in options:
+        assert [[ids for ids, _ in row] for row in theirs(name, PROMPTS, tokens, **options)] == [
+            [ids for ids, _ in row] for row in wanted
+        ]
+    for batch_size in (1, 4):
+        results = session.run(PROMPTS, max_new_tokens=NEW, stop_token_ids=tokens, batch_size=batch_size, **options)
+        for result, row in zip(results, wanted, strict=True):
+            beams = [result, *result["beams"]]
+            assert [beam["generated_ids"] for beam in beams] == [ids for ids, _ in row]
+            np.testing.assert_allclose([beam["score"] for beam in beams], [score for _, score in row], rtol=1e-4)
+    if ends == 6 and set(options) == {"num_beams"}:
+        assert any(len(ids) < NEW for row in wanted for ids, _ in row)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_beam_is_greedy_and_more_are_likelier(sessions: Callable[[str], Session], name: str) -> None:
+    session = sessions(name)
+    greedy = [result["generated_ids"] for result in session.run(PROMPTS, max_new_tokens=NEW, num_beams=1)]
+    assert greedy == [result["generated_ids"] for result in session.run(PROMPTS, max_new_tokens=NEW)]
+    for result in session.run(PROMPTS, max_new_tokens=NEW, num_beams=4):
+        scores = [result["score"], *(beam["score"] for beam in result["beams"])]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(beam["generated_ids"]) for beam in (result, *result["beams"])}) == 4
+
+
+# Sampling.
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 10**6),
+    temperature=st.floats(0.2, 3),
+    top_k=st.none() | st.integers(1, 60),
+    top_p=st.none() | st.floats(0.05, 1),
+    min_p=st.none() | st.floats(0, 0.9),
+    penalty=st.sampled_from([1.0, 1.3, 0.8]),
+)
+def test_the_distribution_equals_transformers(
+    seed: int, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, penalty: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits, seen = rng.normal(0, 3, 50).astype(np.float32), rng.integers(0, 50, 6)
+    warpers = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty), TemperatureLogitsWarper(temperature)])
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    wanted = warpers(torch.tensor(seen)[None], torch.tensor(logits).double()[None]).softmax(-1)[0].numpy()
+    chosen = Generation(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty, max_new_tokens=1
+    )
+    choose = Choices(chosen, frozenset())
+    found = probabilities(choose.penalise(logits.astype(np.float64), set(seen.tolist()), 0), chosen)
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_samples_follow_the_distribution(sessions: Callable[[str], Session]) -> None:
+    """Each of 3,000 inputs draws one token; the counts fit their probabilities (chi-square, about 1 in 10^6 fails)."""
+    session = sessions("gpt-tiny")
+    rows, options = 3000, {"temperature": 6.0, "top_k": 8, "seed": 5}
+    results = session.run([PROMPTS[0]] * rows, max_new_tokens=1, batch_size=500, **options)
+    counts = np.bincount([result["generated_ids"][0] for result in results], minlength=260)
+    with torch.inference_mode():
+        logits = library.load(session.path)(torch.tensor(PROMPTS[:1]))[0, -1]
+    chances = probabilities(logits.numpy(), Generation(**options))
+    assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(chances))
+    kept = chances > 0
+    expected = rows * chances[kept]
+    assert expected.min() > 20
+    assert ((counts[kept] - expected) ** 2 / expected).sum() < 42  # 7 degrees of freedom
+
+
+def test_a_seed_gives_the_same_text_in_any_batch(sessions: Callable[[str], Session]) -> None:
+    session = sessions("gpt-tiny")
+    options = {"max_new_tokens": NEW, "temperature": 5.0}
+    texts = session.run(PROMPTS, seed=3, **options)
+    assert texts == session.run(PROMPTS, seed=3, batch_size=1, **options)
+    assert texts != session.run(PROMPTS, seed=4, **options)
+    same = session.run([PROMPTS[0]] * 8, seed=3, **options)
+    assert len({tuple(result["generated_ids"]) for result in same}) > 4, "inputs of one text draw for themselves"
+
+
+def test_a_cold_sample_is_greedy(sessions: Callable[[str], Session]) -> None:
+    session = sessions("gpt-tiny")
+    greedy = session.run(PROMPTS, max_new_tokens=NEW)
+    for options in ({"temperature": 1e-4}, {"temperature": 9.0, "top_k": 1}, {"temperature": 9.0, "top_p": 1e-6}):
+        assert session.run(PROMPTS, max_new_tokens=NEW, **options) == greedy
+
+
+# Ends.
+
+
+def test_a_stop_text_ends_before_it(sessions: Callable[[str], Session]) -> None:
+    session = sessions("gpt-tiny")
+    for text in TEXTS:
+        free = session.run(text, max_new_tokens=NEW)
+        whole = free["generated"]
+        stop = next(letter for letter in reversed(whole) if letter.isascii())
+        result = session.run(text, max_new_tokens=NEW, stop=(stop, "never to be found"))
+        assert result["generated"] == whole[: whole.index(stop)]
+        assert result["finish_reason"] == "stop"
+        assert result["generated_ids"] == free["generated_ids"][: len(result["generated_ids"])]
+
+
+def test_reasons(sessions: Callable[[str], Session]) -> None:
+    session = sessions("gpt-tiny")
+    free = session.run(TEXTS[0], max_new_tokens=NEW)
+    assert free["finish_reason"] == "length"
+    token = free["generated_ids"][4]
+    place = free["generated_ids"].index(token)
+    stopped = session.run(TEXTS[0], max_new_tokens=NEW, stop_token_ids=(token,))
+    assert (stopped["finish_reason"], stopped["generated_ids"]) == ("stop", free["generated_ids"][: place + 1])
+    held = session.run(TEXTS[0], max_new_tokens=NEW, stop_token_ids=(token,), min_new_tokens=NEW)
+    assert len(held["generated_ids"]) == NEW
+    assert token not in held["generated_ids"]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_prompt_that_fills_all_positions_has_no_room(sessions: Callable[[str], Session], beams: int) -> None:
+    """Its neighbours in the batch have: padding takes none of their positions."""
+    session = sessions("gpt-tiny")
+    inputs = [[97] * POSITIONS, PROMPTS[0], [97] * (POSITIONS - 2)]
+    full, free, tight = session.run(inputs, max_new_tokens=NEW, num_beams=beams)
+    assert (full["generated_ids"], full["finish_reason"]) == ([], "length")
+    assert free == session.run(PROMPTS[0], max_new_tokens=NEW, num_beams=beams)
+    assert len(tight["generated_ids"]) == 2
+
+
+REFUSED = {
+    "unknown": ({"temprature": 1.0}, "unknown key 'temprature'.*did you mean 'temperature'"),
+    "cold top_k": ({"top_k": 5}, "top_k is for sampling, and temperature is 0"),
+    "negative": ({"temperature": -1.0}, "temperature must not be negative, got -1.0"),
+    "top_p": ({"temperature": 1.0, "top_p": 1.5}, r"top_p must lie in \[0, 1\], got 1.5"),
+    "no tokens": ({"max_new_tokens": 0}, "max_new_tokens must be positive, got 0"),
+    "beams that sample": ({"num_beams": 2, "temperature": 1.0}, "beams do not sample"),
+    "beams and texts": ({"num_beams": 2, "stop": ("x",)}, "beams end at tokens"),
+    "empty stop": ({"stop": ("",)}, "a stop must not be empty"),
+    "a word": ({"seed": "x"}, "seed must be int, got 'x'"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_options_that_make_no_sense(sessions: Callable[[str], Session], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sessions("gpt-tiny").run("x", **options)
+
+
+# The loop alone, on logits that are made up.
+
+
+class Scripted:
+    """A decoder whose logits depend on nothing but the step; some are broken."""
+
+    def __init__(self, rows: int, broken: dict[tuple[int, int], float]) -> None:
+        self.rows, self.broken, self.step = list(range(rows)), broken, -1
+
+    def __call__(self, ids: Array, mask: Array | None = None) -> Array:
+        self.step += 1
+        logits = np.tile(np.arange(6, dtype=np.float32), (len(self.rows), 1))
+        for place, row in enumerate(self.rows):
+            if (row, self.step) in self.broken:
+                logits[place, 2] = self.broken[row, self.step]
+        return logits
+
+    def take(self, rows: Array) -> None:
+        self.rows = [self.rows[row] for row in rows]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_named_and_never_chosen_from(
+    value: float, beams: int, temperature: float
+) -> None:
+    """One row of three breaks at its third token; the others go on to their ends."""
+    if beams > 1 and temperature:
+        pytest.skip("beams do not sample")
+    options = Generation(max_new_tokens=5, temperature=temperature, num_beams=beams)
+    rows = [Continuation(number, [0], 5, options, frozenset()) for number in (1, 2, 3)]
+    choose = Choices(options, frozenset())
+    first, mask = np.zeros((3, 1), np.int64), np.ones((3, 1), np.int64)
+    if beams == 1:
+        for _ in continue_rows(Scripted(3, {(1, 2): value}), first, mask, rows, choose):
+            pass
+        assert [len(row.ids) for row in rows] == [5, 2, 5]
+    else:
+        found = dict(search_beams(Scripted(3, {(1, 2): value}), first, mask, rows, choose))
+        assert [len(found[row]) for row in rows] == [2, 0, 2]
+    assert [row.error is None for row in rows] == [True, False, True]
+    error = rows[1].error
+    assert isinstance(error, ArtifactError)
+    assert "new token 3 are not finite" in str(error)
+    assert "input 2" in str(error)
