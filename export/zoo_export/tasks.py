@@ -80,7 +80,7 @@ def run_model(
         directory: an exported model.
         texts: inputs; they need a tokenizer.
         ids: inputs as token ids, instead of or beside texts.
-        tokenizer: a tokenizer.json to use instead of the model's own.
+        tokenizer: a tokenizer.json, or a vocabulary that becomes one, to use instead of the model's own.
         provider: ``cpu`` or ``cuda``.
         max_new_tokens: where generation ends at the latest.
         variant: which of the exports to run.

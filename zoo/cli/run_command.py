@@ -12,12 +12,12 @@ from zoo.cli.output import emit_json, json_option
 from zoo.errors import UsageError
 
 
-def parse_ids(text: str) -> list[int]:
+def parse_ids(text: str, where: str = "--ids") -> list[int]:
     """``1,2,3`` as numbers."""
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of token ids", "--ids", "write 1,2,3") from error
+        raise UsageError(f"{text!r} is not a list of token ids", where, "write 1,2,3") from error
 
 
 def _start(vector: list[float]) -> str:
@@ -55,7 +55,7 @@ def show(task: str, number: int, result: dict[str, Any]) -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1)
 @click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json to use instead of the model's.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer to use instead of the model's.")
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Of a generated text."
 )
