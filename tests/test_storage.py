@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import full, nth_call
 from zoo import StorageError, UsageError, ZooError
-from zoo.storage import add_to_directory, new_directory, recover
+from zoo.storage import add_to_directory, new_directory, new_file, recover
 
 OLD = {"a.txt": b"old", "manifest.json": b"old"}
 NEW = {"z.txt": b"new", "manifest.json": b"new"}
@@ -437,3 +437,32 @@ def test_addition_to_nothing_is_a_storage_error() -> None:
     with pytest.raises(StorageError, match="No such file or directory"):
         add()
     assert names() == []
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_new_file_is_whole_or_not_there(call: str, exists: bool, snapshot: Callable[[], object]) -> None:
+    """A disk that fills up leaves what was there, and nothing beside it."""
+    target = Path("notes.json")
+    if exists:
+        target.write_text("old")
+    before = snapshot()
+    with (
+        pytest.raises(StorageError, match="cannot write"),
+        nth_call(call, 1, full),
+        new_file(target, force=True) as path,
+    ):
+        path.write_text("new")
+    assert snapshot() == before
+    with new_file(target, force=True) as path:
+        path.write_text("new")
+        assert target.exists() == exists
+    assert snapshot() == {"notes.json": b"new"}
+
+
+def test_file_that_appears_meanwhile_is_kept() -> None:
+    """It is as if it had been there before."""
+    with pytest.raises(UsageError, match="already exists"), new_file(Path("notes.json"), force=False) as path:
+        path.write_text("new")
+        Path("notes.json").write_text("theirs")
+    assert Path("notes.json").read_text() == "theirs"

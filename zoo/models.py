@@ -139,7 +139,7 @@ def save(
         model: made by an installed plugin's architecture.
         directory: where; it must not exist unless ``force``.
         name: for config.json and the model card; the directory's name by default.
-        tokenizer: ``bytes`` or the path of a tokenizer.json.
+        tokenizer: ``bytes``, or the path of a tokenizer.json or of a vocabulary that becomes one.
         seed: recorded in config.json.
         max_shard_bytes: weights above it are split into shards with an index.
         force: replace an existing model directory.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from zoo.errors import UsageError, storage_errors
 
-__all__ = ["add_to_directory", "check_target", "new_directory", "recover"]
+__all__ = ["add_to_directory", "check_file_target", "check_target", "new_directory", "new_file", "recover"]
 
 STAGE = ".zoo-stage-"
 COMMIT = ".zoo-commit"
@@ -47,6 +47,25 @@ def new_directory(target: Path, *, force: bool, replaceable: Callable[[Path], bo
             _make_durable(stage)
             check_target(target, force=force, replaceable=replaceable)
             _publish(stage, target)
+
+
+@contextmanager
+def new_file(target: Path, *, force: bool) -> Iterator[Path]:
+    """Yield the path of a file to write, which becomes ``target`` when the block ends, and vanishes if it raises.
+
+    Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not a plain file, and
+    ``StorageError`` when the file system refuses.
+    """
+    target = Path(os.path.abspath(target))  # noqa: PTH100
+    with storage_errors(target):
+        check_file_target(target, force=force)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _stage(target.parent, f".{target.name}{STAGE}", None) as stage:
+            yield stage / target.name
+            _make_durable(stage)
+            check_file_target(target, force=force)
+            (stage / target.name).replace(target)
+            _sync(target.parent)
 
 
 @contextmanager
@@ -90,6 +109,17 @@ def check_target(target: Path, *, force: bool, replaceable: Callable[[Path], boo
             raise UsageError("already exists", target, "use --force to replace it")
         if target.is_symlink() or not replaceable(target):
             raise UsageError("exists and is not a model directory", target, "choose another place with -o")
+
+
+def check_file_target(target: Path, *, force: bool) -> None:
+    """Raise :class:`UsageError` unless ``target`` is free, or is a plain file that may be replaced."""
+    with storage_errors(target):
+        if not (target.is_symlink() or target.exists()):
+            return
+        if not force:
+            raise UsageError("already exists", target, "use --force to replace it")
+        if target.is_symlink() or not target.is_file():
+            raise UsageError("exists and is not a file", target, "choose another place with -o")
 
 
 @contextmanager

@@ -29,6 +29,7 @@ COMMANDS = {
     "relink": "Point an exported model's graphs at new weights.",
     "run": "Run an exported model on text.",
     "show": "Show a model's configuration, size and graphs.",
+    "tokenizer": "Train a tokenizer, or see what one makes of a text.",
     "verify": "Check an exported model's digests and repeat its comparison.",
     "why": "Show where each configuration value comes from.",
 }

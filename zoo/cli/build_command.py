@@ -46,7 +46,7 @@ def build(
     help="Of the weights.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to make; NAME by default.")
-@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json to attach, or 'bytes'.")
+@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json or a vocabulary to attach, or 'bytes'.")
 @click.option("--max-shard-size", type=SIZE, default="5B", show_default=True, help="Bytes a weights file may have.")
 @click.option("--force", is_flag=True, help="Replace an existing model directory.")
 @json_option

@@ -32,12 +32,12 @@ GENERATION = (
 """Options that are common enough for a name of their own; the others are set with ``--option``."""
 
 
-def parse_ids(text: str) -> list[int]:
+def parse_ids(text: str, where: str = "--ids") -> list[int]:
     """``1,2,3`` as numbers."""
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of token ids", "--ids", "write 1,2,3") from error
+        raise UsageError(f"{text!r} is not a list of token ids", where, "write 1,2,3") from error
 
 
 def generation_options(command: Any) -> Any:
@@ -57,7 +57,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--resume", is_flag=True, help="Go on where an earlier run into the same .jsonl ended.")
 @click.option("--force", is_flag=True, help="Replace the output.")
 @click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer to use instead of the model's.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer, or a vocabulary, to use instead.")
 @click.option("--task", help="What to do, where the model can do more than it declares.")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Change an option of the task.")
 @generation_options

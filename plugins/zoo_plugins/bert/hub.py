@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, UsageError
-from zoo.importing import Checkpoint, Rules, find_tokenizer
-from zoo.tokenizer import load_tokenizer
+from zoo.importing import Checkpoint, Rules
+from zoo.tokenizer import find_tokenizer, load_tokenizer
 
 _FIELDS = {
     "vocab_size": "vocab_size",
@@ -96,10 +94,9 @@ def _mask_token(checkpoint: Checkpoint) -> int | None:
     token = (checkpoint.json("special_tokens_map.json") or checkpoint.json("tokenizer_config.json")).get(
         "mask_token", "[MASK]"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        path = find_tokenizer(checkpoint, Path(folder))
-        name = token["content"] if isinstance(token, dict) else token
-        found: int | None = load_tokenizer(path).token_to_id(name) if path and name else None
+    path = find_tokenizer(checkpoint.path)
+    name = token["content"] if isinstance(token, dict) else token
+    found: int | None = load_tokenizer(path).token_to_id(name) if path and name else None
     return found
 
 
