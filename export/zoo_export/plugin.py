@@ -25,6 +25,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
     return [
         zoo.Task(name="feature-extraction", run=f"{home}:Features", serves=encoders),
         zoo.Task(name="fill-mask", run=f"{home}:FillMask", serves=("fill-mask", "pretraining")),
+        zoo.Task(name="image-classification", run=f"{home}:ImageClassification"),
         zoo.Task(name="pretraining", run=f"{home}:FillMask"),
         zoo.Task(name="sentence-embedding", run=f"{home}:Embed", serves=encoders),
         zoo.Task(name="text-classification", run=f"{home}:TextClassification"),

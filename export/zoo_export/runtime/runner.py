@@ -162,7 +162,7 @@ def label(answer: Answer) -> str:
     return repr(answer.input) if isinstance(answer.input, str) else f"input {answer.number}"
 
 
-def finite(items: Sequence[Tokens], values: Array, results: Sequence[dict[str, Any]]) -> list[Any]:
+def finite(items: Sequence[Any], values: Array, results: Sequence[dict[str, Any]]) -> list[Any]:
     """Results, with an error in the place of those whose ``values`` (one row each) are not all finite."""
     sound = [bool(np.isfinite(row).all()) for row in values]
     return [

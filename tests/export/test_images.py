@@ -1,0 +1,156 @@
+"""Images: a third party's architecture for them, exported and run on files and arrays."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from zoo_export import Session, export_model, load_session
+
+import zoo as library
+from zoo.errors import ArtifactError, UsageError
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+PLUGIN = """
+import zoo
+ZOO_API = 1
+
+@zoo.hookimpl
+def zoo_architectures():
+    return [zoo.Architecture(name="patches", tasks=("image-classification",), config="{module}_config:PatchesConfig",
+                             model="{module}_model:Patches", reference="Dosovitskiy et al. 2021")]
+"""
+CONFIG = """
+from dataclasses import dataclass
+from typing import Literal
+import zoo
+
+@dataclass(frozen=True, kw_only=True)
+class PatchesConfig(zoo.Config):
+    task: Literal["image-classification"] = "image-classification"
+    image_size: int = 8
+    num_channels: int = 3
+    hidden_size: int = 16
+    num_classes: int = 4
+    image_mean: tuple[float, ...] = (0.4, 0.5, 0.6)
+    image_std: tuple[float, ...] = (0.2, 0.3, 0.4)
+
+    def graphs(self):
+        pixels = zoo.real("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
+        return (zoo.Graph(inputs=(pixels,), outputs=(zoo.real("logits", "batch", self.num_classes),)),)
+"""
+MODEL = """
+from torch import nn
+from zoo.nn import MultiHeadAttention
+
+class Patches(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.patches = nn.Conv2d(c.num_channels, c.hidden_size, 4, stride=4)
+        self.attention = MultiHeadAttention(c.hidden_size, 2)
+        self.head = nn.Linear(c.hidden_size, c.num_classes)
+
+    def forward(self, pixel_values):
+        x = self.patches(pixel_values).flatten(2).transpose(1, 2)  # (B, patches, E)
+        return self.head((x + self.attention(x)).mean(1))
+"""
+
+
+@pytest.fixture
+def session(install: Callable[..., Path], tmp_path: Path) -> Iterator[Session]:
+    presets = 'schema = 1\n[models.patches-tiny]\narch = "patches"\ndescription = "a test"\n'
+    install("zoo-patches", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
+    Path("zoo.toml").write_text(presets)
+    library.save(library.create_model("patches-tiny", seed=3), tmp_path / "model")
+    assert export_model(tmp_path / "model").passed
+    with load_session(tmp_path / "model") as opened:
+        yield opened
+
+
+def picture(width: int = 31, height: int = 23, mode: str = "RGB") -> Any:
+    rng = np.random.default_rng(0)
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
+
+
+def encoded(image: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+def test_files_equal_transformers_and_torch(session: Session, tmp_path: Path, mode: str) -> None:
+    """Resizing and scaling against transformers' processor, the rest against the model in torch."""
+    from transformers import ViTImageProcessorPil
+
+    image = picture(mode=mode)
+    path = tmp_path / "picture.png"
+    path.write_bytes(encoded(image))
+    config: Any = session.config
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        processor = ViTImageProcessorPil(
+            size={"height": 8, "width": 8}, image_mean=config.image_mean, image_std=config.image_std
+        )
+        pixels = processor(image.convert("RGB"), return_tensors="np")["pixel_values"]
+    with torch.inference_mode():
+        wanted = library.load(session.path)(torch.tensor(np.asarray(pixels))).softmax(-1)[0]
+    for value in (str(path), path, path.read_bytes()):
+        found = session.run(value)["probabilities"]
+        np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+
+def test_arrays_equal_files_of_the_same_size(session: Session) -> None:
+    image = picture(8, 8)
+    array = np.asarray(image)
+    by_file = session.run(encoded(image))["probabilities"]
+    for value in (array, array.astype(np.float32) / 255, array.astype(np.int64)):
+        np.testing.assert_allclose(session.run(value)["probabilities"], by_file, atol=1e-6)
+    both = session.run([array, encoded(image)])
+    assert [len(result["probabilities"]) for result in both] == [4, 4]
+
+
+def test_the_command_takes_files(session: Session, tmp_path: Path, zoo: Callable[..., Any]) -> None:
+    for number in range(2):
+        picture(20 + number, 9).save(tmp_path / f"{number}.png")
+    result = zoo("run", session.path, "0.png", "1.png")
+    assert (result.status, result.err) == (0, "")
+    assert [line.split(":")[0] for line in result.out.splitlines()] == ["'0.png'", "'1.png'"]
+    result = zoo("run", session.path, "0.png", "absent.png", "1.png", "--json")
+    assert result.status == 3
+    assert "input 2" in result.err
+    assert ["error" in item for item in result.json["results"]] == [False, True, False]
+
+
+BAD = {
+    "size": (np.zeros((9, 8, 3)), r"has shape \(9, 8, 3\), the model takes \(8, 8, 3\)"),
+    "channels": (np.zeros((8, 8)), r"has shape \(8, 8, 1\)"),
+    "NaN": (np.full((8, 8, 3), np.nan), "no finite numbers"),
+    "no image": (b"GIF89a nothing", "cannot be read as an image"),
+    "empty": (b"", "cannot be read as an image"),
+    "cut off": (encoded(picture())[:200], "cannot be read as an image"),
+    "absent": ("absent.png", "cannot be read as an image"),
+    "a number": (7, "neither a file nor an array, but int"),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), BAD.values(), ids=BAD)
+def test_bad_images(session: Session, value: Any, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        session.run(value)
+    good = np.zeros((8, 8, 3))
+    answers = list(session.map([good, value, good]))
+    assert [answer.error is None for answer in answers] == [True, False, True]
+
+
+def test_a_text_model_takes_no_images(exported_model: Callable[..., Path]) -> None:
+    with load_session(exported_model("bert-tiny")) as opened, pytest.raises(UsageError, match="is not for a"):
+        opened.run("x", task="image-classification")
