@@ -3,7 +3,8 @@
 What stays as it is, is read from the model's own file: nothing is stored twice. Weights are read, quantised and written
 one at a time.
 
-``fp16`` is the model traced in float16. ``int8`` and ``int4`` are the float32 graphs with other operators:
+``fp16`` is the model traced in float16. ``int8`` and ``int4`` are the float32 graphs of the profile ``cpu`` with other
+operators:
 
 - Every Linear becomes ``MatMulNBits``: weights in blocks, 8 or 4 bits. That is what decoding wants, which reads every
   weight for each token and computes next to nothing.
@@ -33,7 +34,7 @@ from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, UsageError, nearest
 from zoo.weights import StoredTensor, read_header
 from zoo_export.exporter import Options, make_graphs, unlinked_graphs
-from zoo_export.graph_file import MODULE_KEY, inline, link, parse, serialize
+from zoo_export.graph_file import MODULE_KEY, link, parse, serialize
 from zoo_export.packing import (
     SCALES,
     ZERO_POINTS,
@@ -159,9 +160,8 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
     if precision == "fp16":
         return _to_half(stored, Variant(precision, directory, file, {}))
     empty = Variant(precision, directory, file, {})
-    graphs = {name: empty.parse(graph, stored) for name, graph in make_graphs(stored).items()}
-    for model in graphs.values():
-        inline(model)
+    written = make_graphs(stored, Options(profile="cpu"))
+    graphs = {name: empty.parse(graph, stored) for name, graph in written.items()}
     plan = _plan(stored, graphs, SCHEMES[precision])
     weights = ((name, read_tensor(stored.path, name, stored.layout[name])) for name in plan)
     write_packed(directory / file, plan, weights)
@@ -342,17 +342,18 @@ def _rewrite(model: ir.Model, plan: Mapping[str, Packing], places: Mapping[str, 
             if node.op_type == "Gather":
                 inputs = [part(name, "", flat=True), node.inputs[1], scales, points]
                 sizes = {"bits": packing.bits, "block_size": packing.block, "gather_axis": 0, "quantize_axis": 1}
-                _replace(model, [node], TABLE, inputs, sizes)
+                _replace(model, node, TABLE, inputs, sizes)
                 continue
-            source, chain = _surroundings(node)
+            source = node.inputs[0]
+            assert source is not None
             bias = node.inputs[2] if len(node.inputs) > 2 else None
             if packing.block is None:
                 numbers, scale, point = _quantized(model, source, rounded)
-                _replace(model, chain, DYNAMIC, [numbers, part(name, ""), scale, scales, point, None, bias], {})
+                _replace(model, node, DYNAMIC, [numbers, part(name, ""), scale, scales, point, None, bias], {})
                 continue
             sizes = {"K": packing.columns, "N": packing.rows, "bits": packing.bits, "block_size": packing.block}
             sizes["accuracy_level"] = _INT8_COMPUTE
-            _replace(model, chain, BLOCKS, [source, part(name, ""), scales, points, None, bias], sizes)
+            _replace(model, node, BLOCKS, [source, part(name, ""), scales, points, None, bias], sizes)
     for value in made.values():
         model.graph.initializers.add(value)
     model.opset_imports[CONTRIB] = 1
@@ -371,57 +372,19 @@ def _quantized(model: ir.Model, source: ir.Value, known: dict[ir.Value, ir.Node]
     return known[source].outputs
 
 
-def _surroundings(product: ir.Node) -> tuple[ir.Value, list[ir.Node]]:
-    """What a Linear reads, and its nodes that one quantised product replaces.
-
-    Gemm knows matrices alone, so the exporter puts a Reshape on either side. The quantised operators need none.
-    """
-    rows = product.inputs[0]
-    assert rows is not None
-    before, after = rows.producer(), [node for node, _ in product.outputs[0].uses()]
-    if before is None or before.op_type != "Reshape" or len(after) != 1 or after[0].op_type != "Reshape":
-        return rows, [product]
-    source, sizes = before.inputs
-    weight = product.inputs[1]
-    assert source is not None and weight is not None and weight.shape is not None
-    outputs, columns = weight.shape.numpy()
-    if _constant(sizes) == [-1, columns] and _is_shape_of(after[0].inputs[1], source, outputs):
-        return source, [product, after[0]]
-    return rows, [product]
-
-
-def _constant(value: ir.Value | None) -> Any:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy().tolist()
-
-
-def _is_shape_of(value: ir.Value | None, source: ir.Value, width: int) -> bool:
-    """Whether ``value`` is the shape of ``source`` with ``width`` as its last dimension."""
-    joined = value.producer() if value is not None else None
-    if joined is None or joined.op_type != "Concat" or len(joined.inputs) != 2:
-        return False
-    shape = joined.inputs[0].producer() if joined.inputs[0] is not None else None
-    if shape is None or shape.op_type != "Shape" or shape.inputs[0] is not source:
-        return False
-    ends = {key: attribute.as_int() for key, attribute in shape.attributes.items()}
-    return _constant(joined.inputs[1]) == [width] and ends.get("start", 0) == 0 and ends.get("end") == -1
-
-
 def _replace(
-    model: ir.Model, nodes: list[ir.Node], kind: str, inputs: list[ir.Value | None], attributes: Mapping[str, Any]
+    model: ir.Model, node: ir.Node, kind: str, inputs: list[ir.Value | None], attributes: Mapping[str, Any]
 ) -> None:
-    """Put one operator of the runtime's in place of several nodes that follow each other."""
-    old = nodes[-1].outputs[0]
+    """Put an operator of the runtime's in place of a node."""
+    old = node.outputs[0]
     new = ir.Value(name=old.name, shape=old.shape, type=old.type)
-    path = next((node.metadata_props[MODULE_KEY] for node in nodes if MODULE_KEY in node.metadata_props), None)
-    paths = {} if path is None else {MODULE_KEY: path}
+    paths = {key: path for key, path in node.metadata_props.items() if key == MODULE_KEY}
     while inputs[-1] is None:
         inputs = inputs[:-1]
-    node = ir.node(kind, inputs, dict(attributes), domain=CONTRIB, outputs=[new], metadata_props=paths)
-    model.graph.insert_after(nodes[-1], node)
+    made = ir.node(kind, inputs, dict(attributes), domain=CONTRIB, outputs=[new], metadata_props=paths)
+    model.graph.insert_after(node, made)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
-    for gone in reversed(nodes):
-        model.graph.remove(gone, safe=True)
+    model.graph.remove(node, safe=True)
 
 
 def _exact(model: ir.Model, values: dict[Place, Array]) -> ir.Model:

@@ -35,6 +35,7 @@ from zoo_export.certify import (
 from zoo_export.grid import Point, make_grid
 from zoo_export.packing import Packing, packings, read_dequantized
 from zoo_export.parity import Report
+from zoo_export.pipeline import OnnxExecutor
 from zoo_export.quantize import Variant, make_variant, open_variant, read_variant
 from zoo_export.quantized_parity import EmulatedExecutor, dequantized_model, verify_variant
 
@@ -485,7 +486,8 @@ def test_an_exported_precision_runs_from_its_directory(gpt: Path) -> None:
     feeds = {"input_ids": np.arange(6)[None], "attention_mask": np.ones((1, 6), np.int64)}
     feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past.tensors()}
     np.testing.assert_array_equal(
-        session.run(["logits"], feeds)[0], open_variant(read_variant(stored, "int4"))(graph, feeds)["logits"]
+        OnnxExecutor({graph.name: session}, np.dtype(np.float32))(graph, feeds)["logits"],
+        open_variant(read_variant(stored, "int4"))(graph, feeds)["logits"],
     )
     with pytest.raises(UsageError, match="already exported"):
         export_variant(gpt, "int4")
