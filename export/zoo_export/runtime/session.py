@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,15 @@ from zoo.registry import load_reference
 from zoo_export.pipeline import Arrays, OnnxExecutor
 from zoo_export.runtime.batching import batches
 from zoo_export.runtime.runner import Answer, Runner
-from zoo_export.session import PROVIDERS, Memory, Provider, loading_problem, open_session, placement
+from zoo_export.session import (
+    PROVIDERS,
+    Memory,
+    Provider,
+    loading_problem,
+    open_session,
+    placement,
+    unexpected_cpu_nodes,
+)
 
 __all__ = ["Session", "load_session"]
 
@@ -75,7 +84,20 @@ def load_session(
         if compared not in (None, provider):
             remedy = f"zoo verify {directory} --provider {provider}"
             _say(f"warning: verified on {compared}, runs on {provider}: {directory}: {remedy}")
-    return Session(stored, export, provider, threads, memory, Path(tokenizer) if tokenizer else None)
+    session = Session(stored, export, provider, threads, memory, Path(tokenizer) if tokenizer else None)
+    if provider == "cuda":
+        _report_cpu_nodes(session)
+    return session
+
+
+def _report_cpu_nodes(session: Session) -> None:
+    """Name what is computed on the CPU all the same."""
+    for name, opened in session.sessions.items():
+        path = session.path / session.export.graph_files[name]
+        found = Counter(node.operator for node in unexpected_cpu_nodes(opened, path.read_bytes()))
+        if found:
+            operators = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
+            _say(f"warning: runs partly on the CPU ({operators}): {path}")
 
 
 def _choose_provider() -> Provider:
@@ -298,7 +320,7 @@ class Session:
             provider=self.provider,
             threads=self.threads,
             memory=self.memory,
-            placements=placements,
+            placements=placements or self.provider == "cuda",
         )
 
     def close(self) -> None:
