@@ -36,16 +36,16 @@ class OnnxExecutor:
     Args:
         sessions: by the name of the graph.
         dtype: of real inputs.
-        last_only: compute the logits of the last position alone where the graph can. Otherwise it is called for all of
-            them and for the last, and the last is what the second call returned: so a comparison sees both.
+        twice: call a graph that can compute the logits of the last position alone for all of them and for the last,
+            and let the last be what the second call returned: so a comparison sees both.
     """
 
     def __init__(
-        self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any], *, last_only: bool = False
+        self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any], *, twice: bool = True
     ) -> None:
         self.sessions = sessions
         self.dtype = dtype
-        self.last_only = last_only
+        self.twice = twice
         self.buffers: dict[str, Buffers] = {}
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
@@ -54,13 +54,10 @@ class OnnxExecutor:
         inputs = {item.name for item in session.get_inputs()}
         if LOGITS_TO_KEEP not in inputs:
             return self._run(graph, session, arrays)
-        last = arrays | {LOGITS_TO_KEEP: np.array(1)}
-        if self.last_only:
-            return self._run(graph, session, last)
         outputs = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(0)})
-        if len(outputs) == len(graph.output_tensors()):  # else somebody looks into the graph
-            rest = outputs["logits"][:, :-1]
-            outputs["logits"] = np.concatenate((rest, self._run(graph, session, last)["logits"]), axis=1)
+        if self.twice and len(outputs) == len(graph.output_tensors()):  # else somebody looks into the graph
+            last = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(1)})
+            outputs["logits"] = np.concatenate((outputs["logits"][:, :-1], last["logits"]), axis=1)
         return outputs
 
     def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:

@@ -21,6 +21,7 @@ from zoo.contract import Graph
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
+from zoo_export.grid import empty_past
 from zoo_export.pipeline import Arrays, OnnxExecutor
 from zoo_export.runtime.batching import batches
 from zoo_export.runtime.runner import Answer, Runner
@@ -273,8 +274,11 @@ class Session:
         return plugin, cls
 
     def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-        """Run one declared graph on arrays."""
-        return OnnxExecutor(self.sessions, self.dtype, last_only=True)(graph, feeds)
+        """Run one declared graph on arrays. A decoder begins where no past is given."""
+        if graph.past is not None and graph.past.tensors()[0].name not in feeds:
+            rows = len(next(iter(feeds.values())))
+            feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
+        return OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
 
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window, in its order, each as soon as it and those before it are done."""
