@@ -171,6 +171,12 @@ def test_what_cannot_be_streamed_is_refused_at_once(exported_with: Exported) -> 
 # The command.
 
 
+def test_an_option_is_set_once(exported_with: Exported, zoo: Zoo) -> None:
+    arguments = run_lively(exported_with, "time", "--temperature", 1, "--option", "temperature=2")
+    zoo(*arguments).failed(2, "temperature is set twice: --option temperature")
+    assert zoo(*run_lively(exported_with, "time", "--option", "min_new_tokens=3")).status == 0
+
+
 def run_lively(exported_with: Exported, *arguments: object) -> list[object]:
     return ["run", exported_with("gpt-tiny", **LIVELY), "--unverified", "--max-new-tokens", 20, *arguments]
 
@@ -183,6 +189,26 @@ def test_a_stream_prints_the_prompt_and_the_text(exported_with: Exported, zoo: Z
     shown = zoo(*run_lively(exported_with, "time é"))
     assert shown.out == printable("time é" + wanted) + "\n"
     assert zoo(*run_lively(exported_with, "y" * 32, "--stream")).out == "y" * 32 + "\n"
+
+
+def test_a_terminal_shows_one_text_as_it_comes(
+    exported_with: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it can; beams have nothing to show before their end."""
+    beams = run_lively(exported_with, "time", "--num-beams", 2)
+    found = [zoo(*beams).out]
+    streams: list[str] = []
+    original = GrowingText.new
+    monkeypatch.setattr(GrowingText, "new", lambda self: streams.append("piece") or original(self))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    found.append(zoo(*beams).out)
+    assert found[0] == found[1] != ""
+    assert streams == []
+    zoo(*run_lively(exported_with, "time", "--no-stream"))
+    zoo(*run_lively(exported_with, "time", "flies"))
+    assert streams == []
+    assert zoo(*run_lively(exported_with, "time")).out.startswith("time")
+    assert len(streams) == 20
 
 
 @pytest.mark.parametrize("extra", [("--num-beams", 2), ("--ids", "1,2"), ("--json",), ("another",)])

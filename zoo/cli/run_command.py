@@ -111,13 +111,18 @@ def command(
     given = [*texts, *map(parse_ids, id_lists)]
     inputs = _inputs(given, input_file, column, id_column)
     with load_session(directory, tokenizer=tokenizer, **rest) as session:
-        runner = session.runner(task, **_settings(session, task, settings), **options)
+        more = _settings(session, task, settings)
+        if twice := sorted(more.keys() & options.keys()):
+            raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
+        runner = session.runner(task, **more, **options)
         alone = len(texts) == len(given) == 1 and results is None and not as_json and hasattr(runner, "stream")
         if stream and not alone:
             raise UsageError("only one text that is generated can be streamed", "--stream", "leave it out")
-        if alone and (stream or (stream is None and sys.stdout.isatty() and options.get("num_beams", 1) == 1)):
-            _stream(session, runner, texts[0])
-            return
+        if alone and (stream or (stream is None and sys.stdout.isatty())):
+            # Unless it is asked for, what has nothing to stream is shown when it is complete.
+            with contextlib.nullcontext() if stream else contextlib.suppress(UsageError):
+                _stream(session, runner, texts[0])
+                return
         failures: list[Answer] = []
         done = results.done if results is not None else ()
         with results.writing() if results is not None else contextlib.nullcontext():
