@@ -126,7 +126,13 @@ def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
         "built_in": False,
         "status": "ok",
         "reason": None,
-        "provides": {"architectures": ["zoo-acme"], "presets": ["zoo-acme-tiny"], "importers": [], "exporters": []},
+        "provides": {
+            "architectures": ["zoo-acme"],
+            "presets": ["zoo-acme-tiny"],
+            "importers": [],
+            "exporters": [],
+            "tasks": [],
+        },
     }
     listed = zoo("list", "zoo-acme*", "--json")
     assert listed.err == ""
@@ -198,7 +204,7 @@ def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> No
     found = row(zoo, "zoo-aaa")
     assert (found["name"], found["version"], found["status"]) == ("faulty", "3.1.4", "broken")
     assert cause in str(found["reason"])
-    assert found["provides"] == {"architectures": [], "presets": [], "importers": [], "exporters": []}
+    assert not any(found["provides"].values())
     assert row(zoo, "zoo-zebra")["status"] == "ok"
 
 

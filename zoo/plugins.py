@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -244,10 +245,15 @@ def describe(error: BaseException) -> str:
 
 
 @contextmanager
-def blame(plugin: Plugin, what: str) -> Iterator[None]:
-    """Run a plugin's code: what it prints goes to stderr, and what it raises is a :class:`PluginError` of its own."""
+def blame(plugin: Plugin, what: str, *, redirect: bool = True) -> Iterator[None]:
+    """Run a plugin's code: what it raises is a :class:`PluginError` of its own, and what it prints goes to stderr.
+
+    Without ``redirect`` stdout is left alone. It is one for all threads, so none but the main one ever moves it: two
+    that did would put it back in the wrong order.
+    """
+    redirect = redirect and threading.current_thread() is threading.main_thread()
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr) if redirect else contextlib.nullcontext():
             yield
     except (KeyboardInterrupt, ZooError):
         raise

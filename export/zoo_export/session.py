@@ -7,6 +7,7 @@ import ctypes
 import io
 import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -96,15 +97,14 @@ def open_session(
         options.add_external_initializers(list(replace), values)
     ort.set_default_logger_severity(_SILENT)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # the runtime's own messages are not results
-            if provider == "cuda":
-                ort.preload_dlls()
-            session = ort.InferenceSession(
-                graph if isinstance(graph, bytes) else str(graph),
-                options,
-                providers=[(name, provider_options)],
-                enable_fallback=0,
-            )
+        if provider == "cuda":
+            _preload_libraries()
+        session = ort.InferenceSession(
+            graph if isinstance(graph, bytes) else str(graph),
+            options,
+            providers=[(name, provider_options)],
+            enable_fallback=0,
+        )
     except Exception as error:  # the runtime raises a dozen classes without a common base
         where = graph if isinstance(graph, Path) else None
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
@@ -112,6 +112,15 @@ def open_session(
         raise UsageError(f"{name} does not load ({_missing_library(name)})", f"--provider {provider}", _REMEDY)
     session.disable_fallback()
     return session
+
+
+_PRELOADING = threading.Lock()
+
+
+def _preload_libraries() -> None:
+    """Load the libraries of CUDA from their wheels. What the runtime prints meanwhile is no result of ours."""
+    with _PRELOADING, contextlib.redirect_stdout(io.StringIO()):  # two at once would put stdout back in a wrong order
+        ort.preload_dlls()
 
 
 def _allowed_cores() -> int:

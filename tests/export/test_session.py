@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo_export import load_session
+from zoo_export.exporter import Options, export_model
 from zoo_export.session import loading_problem, open_session, placement
 
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, ParityError, UsageError
+
+Exported = Callable[..., Path]
+LIVELY = {"seed": 1, "gain": 12.0}
+"""Weights with which a decoder hardly repeats itself."""
+ROWS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=7), min_size=1, max_size=9)
+"""Each of them fits in 32 bytes."""
 
 RUN_WITHOUT_TORCH = """
 import sys
@@ -92,6 +106,328 @@ def test_running_a_model_leaves_torch_out(exported_model: Callable[..., Path], t
     command = [sys.executable, "-c", RUN_WITHOUT_TORCH, str(exported_model("gpt-tiny"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+# What a session answers depends on nothing but the input.
+
+
+@settings(deadline=None, max_examples=40)
+@given(texts=ROWS, batch_size=st.integers(1, 10))
+def test_embeddings_do_not_depend_on_the_batch(exported_model: Exported, texts: list[str], batch_size: int) -> None:
+    session = _kept(exported_model("bert-tiny"))
+    together = session.run(texts, task="sentence-embedding", batch_size=batch_size)
+    for text, result in zip(texts, together, strict=True):
+        alone = session.run(text, task="sentence-embedding")
+        assert result["tokens"] == alone["tokens"] == len(text.encode())
+        np.testing.assert_allclose(result["embedding"], alone["embedding"], rtol=0, atol=2e-6)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(texts=ROWS, batch_size=st.integers(1, 10), sample=st.booleans())
+def test_generated_texts_do_not_depend_on_the_batch(
+    exported_with: Exported, texts: list[str], batch_size: int, sample: bool
+) -> None:
+    """A sampled one depends on its number too: the same text alone has another, unless it is the first."""
+    session = _kept(exported_with("gpt-tiny", **LIVELY), unverified=True)
+    options: dict[str, Any] = {"max_new_tokens": 4} | ({"temperature": 1.0, "seed": 3} if sample else {})
+    together = session.run(texts, batch_size=batch_size, **options)
+    wanted = session.run(texts, batch_size=1, **options)
+    assert [result["generated_ids"] for result in together] == [result["generated_ids"] for result in wanted]
+    assert together[0]["generated_ids"] == session.run(texts[0], **options)["generated_ids"]
+
+
+@settings(deadline=None, max_examples=10)
+@given(texts=ROWS)
+def test_features_and_their_padding(exported_model: Exported, texts: list[str]) -> None:
+    """Of the tokens of each text, none for padding."""
+    session = _kept(exported_model("bert-tiny"))
+    for text, result in zip(texts, session.run(texts), strict=True):
+        np.testing.assert_allclose(
+            result["last_hidden_state"], session.run(text)["last_hidden_state"], rtol=0, atol=1e-5
+        )
+        assert len(result["last_hidden_state"]) == len(text.encode())
+
+
+@pytest.mark.parametrize("options", [{"memory": "mapped"}, {"threads": 1}], ids=str)
+def test_how_it_computes_changes_nothing(exported_model: Exported, options: dict[str, Any]) -> None:
+    texts = ["time flies", "x", "an arrow"]
+    with load_session(exported_model("bert-tiny")) as one, load_session(exported_model("bert-tiny"), **options) as two:
+        for a, b in zip(one.run(texts), two.run(texts), strict=True):
+            np.testing.assert_allclose(a["last_hidden_state"], b["last_hidden_state"], rtol=0, atol=2e-6)
+
+
+def test_rows_are_read_a_window_ahead(exported_model: Exported) -> None:
+    """And no further than needed for what is asked."""
+    read = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal read
+        for number in range(10_000):
+            read += 1
+            yield f"{number}"
+
+    with load_session(exported_model("bert-tiny")) as session:
+        answers = session.map(texts(), task="sentence-embedding", batch_size=256)
+        assert read == 0
+        ahead = 0
+        for done, answer in enumerate(answers, 1):
+            assert answer.error is None
+            assert (answer.number, answer.input) == (done, str(done - 1))
+            ahead = max(ahead, read - done)
+    assert read == done == 10_000
+    assert ahead <= 4096
+
+
+def test_a_bad_input_has_an_error_and_the_others_a_result(exported_model: Exported) -> None:
+    with load_session(exported_model("bert-tiny")) as session:
+        answers = list(session.map(["a", "", "b", 7, [1, True], "y" * 33], batch_size=1))
+        assert [answer.error is None for answer in answers] == [True, False, True, False, False, False]
+        with pytest.raises(ArtifactError, match="has no tokens: input 2"):
+            session.run(["a", ""])
+        ids = [np.int64(97)]
+        np.testing.assert_array_equal(session.run(ids)["last_hidden_state"], session.run("a")["last_hidden_state"])
+        assert session.run([]) == []
+        with pytest.raises(UsageError, match="batch_size must be at least 1, got 0"):
+            session.run("a", batch_size=0)
+        with pytest.raises(UsageError, match="feature-extraction has nothing to stream"):
+            session.stream("a")
+
+
+# How long it lives, and who may use it.
+
+
+def test_a_closed_session_runs_nothing(exported_model: Exported) -> None:
+    with load_session(exported_model("gpt-tiny")) as session:
+        assert "on cpu" in repr(session)
+        runner = session.runner()
+    session.close()
+    assert "closed" in repr(session)
+    for use in (
+        lambda: session.run("x"),
+        lambda: session.run([]),
+        lambda: session.map(["x"]),
+        lambda: session.stream("x"),
+        lambda: list(session.pieces(runner, "x")),
+        lambda: session.placement(),
+        lambda: session.sessions,
+    ):
+        with pytest.raises(UsageError, match="the session is closed"):
+            use()
+
+
+def test_threads_share_a_session(exported_with: Exported, exported_model: Exported) -> None:
+    """Each has the results that it has alone, and stdout is where it was."""
+    stdout, texts = sys.stdout, [f"time flies {n}" for n in range(24)]
+    with load_session(exported_with("gpt-tiny", **LIVELY), unverified=True) as gpt:
+        wanted = [gpt.run(text, max_new_tokens=6) for text in texts]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda text: gpt.run(text, max_new_tokens=6), texts)) == wanted
+            assert ["".join(pieces) for pieces in pool.map(lambda text: list(gpt.stream(text, max_new_tokens=6)), texts)
+                    ] == [result["generated"] for result in wanted]  # fmt: skip
+    assert sys.stdout is stdout
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(load_session, [exported_model("bert-tiny")] * 8))
+    assert sys.stdout is stdout
+    first, *others = (session.run("x")["last_hidden_state"] for session in opened)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+FORK = """
+import multiprocessing, os, sys, threading
+import zoo
+
+session = zoo.load_session(sys.argv[1], threads=2, unverified=True)
+wanted = session.run("time flies", max_new_tokens=4)
+runner = session.runner(max_new_tokens=4)
+
+def work(use):
+    if use == "runner":
+        assert next(session.answer(runner, [zoo_answer])).result == wanted
+    elif use == "threads":
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(session.run("time flies", max_new_tokens=4)))
+                   for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert found == [wanted] * 4
+    elif use == "close":
+        session.close()
+    elif use == "again":
+        child = multiprocessing.get_context("fork").Process(target=work, args=("threads",))
+        child.start(); child.join(); assert child.exitcode == 0
+
+from zoo_export import Answer
+zoo_answer = Answer(1, "time flies")
+for use in ("runner", "threads", "close", "nothing", "again"):
+    child = multiprocessing.get_context("fork").Process(target=work, args=(use,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0, (use, child.exitcode)
+    assert session.run("time flies", max_new_tokens=4) == wanted
+print("done")
+"""
+
+
+def test_a_forked_process_opens_its_own(exported_with: Exported) -> None:
+    command = [sys.executable, "-c", FORK, str(exported_with("gpt-tiny", **LIVELY))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+# Which export, where.
+
+
+def test_auto_says_what_it_took_and_why(exported_model: Exported, capfd: pytest.CaptureFixture[str]) -> None:
+    problem = loading_problem("cuda")
+    capfd.readouterr()
+    with load_session(exported_model("bert-tiny"), provider="auto") as session:
+        assert session.provider == ("cuda" if problem is None else "cpu")
+        assert session.run("x")["tokens"] == 1
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    first, *rest = captured.err.splitlines()
+    assert first == ("provider: cuda, which loads" if problem is None else f"provider: cpu ({problem})")
+    assert len(rest) == (problem is None)  # it was verified on the CPU
+
+
+def test_a_provider_that_does_not_load_is_not_replaced(
+    exported_model: Exported, capfd: pytest.CaptureFixture[str]
+) -> None:
+    problem = loading_problem("cuda")
+    if problem is None:
+        pytest.skip("CUDA loads here")
+    capfd.readouterr()
+    with pytest.raises(UsageError) as caught:
+        load_session(exported_model("bert-tiny"), provider="cuda")
+    assert str(caught.value) == problem
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"provider": "cdua"}, "unknown provider 'cdua': did you mean 'cuda'"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"memory": "maped"}, "unknown memory 'maped': did you mean 'mapped'"),
+        ({"dtype": "int9"}, "this model has no 'int9': .*: did you mean 'int8' or 'int4'"),
+        ({"dtype": "bf16"}, "this model has no 'bf16'"),
+        ({"variant": "cpus"}, "unknown variant 'cpus': .*: did you mean 'cpu'"),
+        ({"variant": "cpu", "dtype": "int8"}, "choose by one of them"),
+    ],
+)
+def test_what_there_is_not_is_refused(exported_model: Exported, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_session(exported_model("bert-tiny"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ({"dtype": "int8"}, "--quantize int8"),
+        ({"dtype": "int4"}, "--quantize int4"),
+        ({"dtype": "fp16"}, "--dtype fp16"),
+        ({"variant": "cpu"}, "--profile cpu"),
+        ({"variant": "generate"}, "--loop"),
+    ],
+)
+def test_an_absent_export_names_its_command(exported_model: Exported, options: dict[str, str], command: str) -> None:
+    folder = exported_model("bert-tiny")
+    with pytest.raises(ArtifactError, match=f"zoo export {folder} --onnx {command}$"):
+        load_session(folder, **options)
+    assert load_session(folder, dtype="fp32").export.variant == ""
+    assert load_session(folder, variant="").export.variant == ""
+
+
+def test_the_best_export_for_the_provider_is_taken(exported_copy: Exported, seal: Callable[[Path], None]) -> None:
+    """The one rewritten for it, if it is verified; the portable one, if only that is."""
+
+    def discredit(name: str) -> None:
+        evidence = json.loads((folder / name).read_text())
+        evidence["verified"] = False
+        (folder / name).write_text(json.dumps(evidence))
+        seal(folder)
+
+    def taken(**options: Any) -> str:
+        with load_session(folder, **options) as session:
+            assert len(session.run("time", max_new_tokens=2)["generated_ids"]) == 2
+            return session.export.variant
+
+    folder = exported_copy("gpt-tiny")
+    assert taken() == ""
+    export_model(folder, options=Options(profile="cpu"))
+    assert taken() == taken(dtype="fp32") == taken(variant="cpu") == "cpu"
+    assert taken(variant="") == ""
+    discredit("parity.cpu.json")
+    assert taken() == taken(unverified=True) == ""
+    with pytest.raises(ParityError, match="not verified"):
+        taken(variant="cpu")
+    assert taken(variant="cpu", unverified=True) == "cpu"
+    discredit("parity.json")
+    with pytest.raises(ParityError, match="not verified"):
+        taken()
+    assert taken(unverified=True) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_a_precision_chooses_its_export(exported_copy: Exported, zoo: Callable[..., Any], dtype: str) -> None:
+    folder = exported_copy("gpt-tiny")
+    option = ("--dtype", "fp16") if dtype == "fp16" else ("--quantize", "int8")
+    assert zoo("export", folder, "--onnx", *option).status == 0
+    with load_session(folder, dtype=dtype) as session, load_session(folder) as plain:
+        assert (session.export.variant, plain.export.variant) == (dtype, "")
+        assert session.run("time", max_new_tokens=1)["tokens"] == 4
+
+
+# Weights that are no numbers.
+
+TASKS = [
+    pytest.param("bert-tiny", (), {}, "feature-extraction", id="features"),
+    pytest.param("bert-tiny", (), {}, "sentence-embedding", id="pooled features"),
+    pytest.param("bert-tiny", ("task=fill-mask",), {"noise": True}, "fill-mask", id="masks"),
+    pytest.param("gpt-tiny", (), {}, "text-generation", id="generation"),
+    pytest.param("gpt-tiny", (), {}, "beams", id="beams"),
+    pytest.param("bert-tiny", ("task=sentence-embedding",), {}, "sentence-embedding", id="embedding",
+                 marks=pytest.mark.slow),
+    pytest.param("bert-tiny", ("task=text-classification", "num_classes=3"), {"noise": True}, "text-classification",
+                 id="classes", marks=pytest.mark.slow),
+    pytest.param("transformer-tiny", (), {}, "text2text-generation", id="translation", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("name", "changes", "options", "task"), TASKS)
+def test_weights_that_are_no_numbers_are_named(
+    exported_model: Exported, tmp_path: Path, seal: Any, name: str, changes: Any, options: Any, task: str, value: float
+) -> None:
+    folder = tmp_path / "model"
+    subprocess.run(["cp", "-r", exported_model(name, *changes, **options), folder], check=True)
+    data = (folder / "model.safetensors").read_bytes()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    poison = np.full((len(data) - start) // 4, value, np.float32)
+    (folder / "model.safetensors").write_bytes(data[:start] + poison.tobytes())
+    seal(folder)
+    chosen = {"num_beams": 2} if task == "beams" else {"task": task}
+    with load_session(folder, unverified=True) as session:
+        answers = list(session.map(["a <mask>", "b <mask>"], **chosen))
+        assert [answer.number for answer in answers] == [1, 2]
+        for answer in answers:
+            assert isinstance(answer.error, ArtifactError), answer
+            assert "not finite" in str(answer.error)
+            assert f"input {answer.number}" in str(answer.error)
+            assert answer.result == {}
+
+
+_SESSIONS: dict[Path, Any] = {}
+
+
+def _kept(folder: Path, **options: Any) -> Any:
+    """A session for all the examples of a property."""
+    if folder not in _SESSIONS:
+        _SESSIONS[folder] = load_session(folder, **options)
+    return _SESSIONS[folder]
 
 
 def _identity() -> bytes:

@@ -16,6 +16,7 @@ def provides(plugin: Plugin) -> dict[str, list[str]]:
         "presets": sorted(plugin.presets),
         "importers": [importer.model_type for importer in plugin.importers],
         "exporters": [exporter.name for exporter in plugin.exporters],
+        "tasks": [task.name for task in plugin.tasks],
     }
 
 

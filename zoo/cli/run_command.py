@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,6 +16,8 @@ from zoo.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from zoo_export.runtime import Answer, Runner, Session
+
+Item = TypeVar("Item")
 
 GENERATION = (
     ("--max-new-tokens", int, "Tokens after which a text ends at the latest.  [default: 32]"),
@@ -55,7 +57,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--id-column", help="What names the inputs there.  [default: id, else their numbers]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier run into the same .jsonl ended.")
-@click.option("--force", is_flag=True, help="Replace the output.")
+@click.option("--force", is_flag=True, help="Replace the output, once the new one is complete.")
 @click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer, or a vocabulary, to use instead.")
 @click.option("--task", help="What to do, where the model can do more than it declares.")
@@ -103,20 +105,28 @@ def command(
         raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
     if output is not None and as_json:
         raise UsageError("results to a file and to stdout", f"--output {output}", "leave out --json")
+    if input_file is not None and output is not None and _same(Path(input_file), output):
+        raise UsageError("the input and the output are one file", f"--output {output}", "choose another name")
     results = Results(output, force=force, resume=resume) if output is not None else None
     given = [*texts, *map(parse_ids, id_lists)]
     inputs = _inputs(given, input_file, column, id_column)
     with load_session(directory, tokenizer=tokenizer, **rest) as session:
-        runner = session.runner(task, **_settings(session, task, settings), **options)
+        more = _settings(session, task, settings)
+        if twice := sorted(more.keys() & options.keys()):
+            raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
+        runner = session.runner(task, **more, **options)
         alone = len(texts) == len(given) == 1 and results is None and not as_json and hasattr(runner, "stream")
         if stream and not alone:
             raise UsageError("only one text that is generated can be streamed", "--stream", "leave it out")
-        if alone and (stream or (stream is None and sys.stdout.isatty() and options.get("num_beams", 1) == 1)):
-            _stream(runner, texts[0])
-            return
+        if alone and (stream or (stream is None and sys.stdout.isatty())):
+            # Unless it is asked for, what has nothing to stream is shown when it is complete.
+            with contextlib.nullcontext() if stream else contextlib.suppress(UsageError):
+                _stream(session, runner, texts[0])
+                return
         failures: list[Answer] = []
+        done = results.done if results is not None else ()
         with results.writing() if results is not None else contextlib.nullcontext():
-            pending = (item for item in inputs if results is None or not results.has(item.id))
+            pending = (item for item in inputs if item.error is not None or item.id not in done)
             answers = _watch(session.answer(runner, pending, batch_size), failures, quiet=len(given) == 1)
             if results is not None:
                 for answer in answers:
@@ -126,11 +136,15 @@ def command(
                 facts = {"task": task or session.task, "provider": session.provider}
                 emit_json("run", facts | {"results": [_described(answer) for answer in answers]})
             else:
-                _print(runner, answers, together=bool(given))
+                _print(session, runner, answers, together=bool(given))
     if failures:
         if len(given) == 1:
             raise failures[0].error or AssertionError
-        raise ArtifactError(f"{len(failures)} inputs have no result", directory, "see the warnings above")
+        raise ArtifactError(f"no result for {len(failures)} of the inputs", directory, "see the warnings above")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _inputs(given: Sequence[Any], file: str | None, column: str, id_column: str | None) -> Iterator[Answer]:
@@ -164,12 +178,14 @@ def _settings(session: Session, task: str | None, texts: Sequence[str]) -> dict[
 
 def _watch(answers: Iterator[Answer], failures: list[Answer], *, quiet: bool) -> Iterator[Answer]:
     """Report answers that are none as they come, and count on a terminal."""
+    from zoo_export.runtime.text import printable
+
     with _counter() as count:
-        for answer in answers:
+        for answer in _kept_apart(answers):
             if answer.error is not None:
                 failures.append(answer)
                 if not quiet:
-                    click.echo(f"warning: {answer.error}", err=True)
+                    click.echo(f"warning: {printable(str(answer.error))}", err=True)
             count()
             yield answer
 
@@ -188,32 +204,45 @@ def _counter() -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
+def _kept_apart(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items; what a plugin prints while it makes them goes to stderr, as stdout is for results."""
+    while True:
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
 def _described(answer: Answer) -> dict[str, Any]:
     from zoo_export.runtime.rows import plain
 
-    text = answer.input if isinstance(answer.input, str) else None
+    # A lone surrogate, which stands for a byte that is not UTF-8, cannot be printed.
+    text = answer.input.encode("utf-8", "backslashreplace").decode() if isinstance(answer.input, str) else None
     return {"text": text, **(plain(answer.result) if answer.error is None else {"error": str(answer.error)})}
 
 
-def _print(runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:
+def _print(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:
     """Lines for people: of all inputs at once where there are few, so that they can be set in relation."""
+    from zoo_export.runtime.text import printable
+
     sound = (answer for answer in answers if answer.error is None)
     for group in [list(sound)] if together else ([answer] for answer in sound):
-        for line in runner.show(group) if group else ():
-            click.echo(line)
+        for line in _kept_apart(session.show(runner, group)) if group else ():
+            click.echo(printable(line, "\n\t"))
 
 
-def _stream(runner: Any, text: str) -> None:
+def _stream(session: Session, runner: Any, text: str) -> None:
     """Print a generated text as it comes, after its prompt where it continues one."""
-    pieces = runner.stream(runner.read(text, 1))
+    from zoo_export.runtime.text import printable
+
+    with contextlib.redirect_stdout(sys.stderr):
+        pieces = session.pieces(runner, text)
+        lead = session.lead(runner, text)
     try:
-        click.echo(_printable(runner.lead(text)), nl=False)
-        for piece in pieces:
-            click.echo(_printable(piece), nl=False)
+        click.echo(printable(lead, "\n\t"), nl=False)
+        for piece in _kept_apart(pieces):
+            click.echo(printable(piece, "\n\t"), nl=False)
     finally:
         click.echo()
-
-
-def _printable(text: str) -> str:
-    """Without what would command a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -36,7 +37,7 @@ def read_rows(path: str, column: str, id_column: str | None = None) -> Iterator[
         UsageError: it has no such column.
     """
     suffix = Path(path).suffix.lower()
-    if path != _STDIN and not Path(path).is_file():
+    if path != _STDIN and not Path(path).exists():
         raise ArtifactError("no such file", path)
     if suffix == _PARQUET:
         return _unique(_read_parquet(path, column, id_column), path)
@@ -47,6 +48,8 @@ def read_rows(path: str, column: str, id_column: str | None = None) -> Iterator[
 
 def _open(path: str) -> IO[bytes]:
     if path == _STDIN:
+        if sys.stdin is None:
+            raise UsageError("stdin is closed", "--input -")
         return sys.stdin.buffer
     try:
         return Path(path).open("rb")
@@ -100,29 +103,42 @@ def _read_parquet(path: str, column: str, id_column: str | None) -> Iterator[Ans
                 raise UsageError(f"no column {name!r}", path, nearest(name, names))
         id_column = id_column or ("id" if "id" in names else None)
         number = 0
-        for batch in file.iter_batches(_BATCH, columns=list(dict.fromkeys(filter(None, (column, id_column))))):
-            values = batch.column(column).to_pylist()
-            ids = batch.column(id_column).to_pylist() if id_column else range(number + 1, number + 1 + len(values))
-            for id, value in zip(ids, values, strict=True):
+        for values, ids in _parquet_batches(file, path, column, id_column):
+            for place, value in enumerate(values):
                 number += 1
+                id = ids[place] if ids is not None else number
                 yield Answer(number, value, id=id) if value is not None else _bad(path, number, f"{column!r} is null")
 
 
+def _parquet_batches(
+    file: Any, path: str, column: str, id_column: str | None
+) -> Iterator[tuple[list[Any], list[Any] | None]]:
+    """The values of two columns, some rows at a time."""
+    columns = list(dict.fromkeys(filter(None, (column, id_column))))
+    try:
+        for batch in file.iter_batches(_BATCH, columns=columns):
+            yield batch.column(column).to_pylist(), batch.column(id_column).to_pylist() if id_column else None
+    except Exception as error:  # pyarrow has classes of its own for this
+        raise ArtifactError(f"cannot be read ({error})", path) from error
+
+
 def _unique(rows: Iterator[Answer], path: str) -> Iterator[Answer]:
-    """Refuse a second row of one name: nobody could tell their results apart."""
-    seen: set[str] = set()
+    """Refuse a second row of one name: nobody could tell their results apart. A name is a text or a whole number."""
+    seen: set[str | int] = set()
     for row in rows:
-        key = _key(row.id)
-        if row.error is None and key in seen:
+        if row.error is not None:
+            yield row
+        elif not _is_name(row.id):
+            yield _bad(path, row.number, f"its id is neither a text nor a whole number, but {type(row.id).__name__}")
+        elif row.id in seen:
             yield _bad(path, row.number, f"id {row.id!r} is there twice")
         else:
+            seen.add(row.id)
             yield row
-        if row.error is None:
-            seen.add(key)
 
 
-def _key(id: Any) -> str:
-    return json.dumps(id, default=str)
+def _is_name(id: object) -> bool:
+    return isinstance(id, str | int) and not isinstance(id, bool)
 
 
 def _pyarrow(module: str) -> Any:
@@ -135,21 +151,30 @@ def _pyarrow(module: str) -> Any:
 
 
 def plain(result: Any) -> Any:
-    """A result as JSON can hold it."""
+    """A result as JSON can hold it; what it has no form for, as text."""
     if isinstance(result, np.ndarray | np.generic):
-        return result.tolist()
+        return plain(result.tolist()) if result.dtype == object else result.tolist()
     if isinstance(result, Mapping):
-        return {key: plain(value) for key, value in result.items()}
+        return {str(key): plain(value) for key, value in result.items()}
     if isinstance(result, list | tuple):
         return [plain(value) for value in result]
-    return result
+    return result if result is None or isinstance(result, str | int | float) else str(result)
 
 
 class Results:
     """A file of results, JSON lines or parquet, each row with the ``id`` of its input.
 
-    JSON lines are there as soon as they are written, so that an interrupted run can be resumed. A parquet file appears
-    when it is complete.
+    New JSON lines are there as soon as they are written, so that an interrupted run can be resumed. A parquet file, and
+    one that replaces another, appears when it is complete.
+
+    Args:
+        path: ``.jsonl``, ``.ndjson`` or ``.parquet``.
+        force: it may exist, and is replaced.
+        resume: it may exist, and is continued. A last line that is torn is cut off.
+
+    Raises:
+        UsageError: nothing can be written there, or it exists.
+        ArtifactError: it is to be continued and holds something else.
     """
 
     def __init__(self, path: Path, *, force: bool = False, resume: bool = False) -> None:
@@ -157,32 +182,36 @@ class Results:
         self.parquet = path.suffix.lower() == _PARQUET
         if not self.parquet and path.suffix.lower() not in _LINES:
             raise UsageError("unknown kind of file", path, f"name it *{', *'.join((*_LINES, _PARQUET))}")
+        if resume and force:
+            raise UsageError("continue or replace", "--resume, --force", "choose one of them")
         if resume and self.parquet:
             raise UsageError("a parquet file cannot be continued", path, "write .jsonl")
+        if self.parquet:
+            _pyarrow("parquet")
         if path.is_dir():
             raise UsageError("is a directory", path, "name a file")
-        if path.exists() and not (force or resume):
+        self._exists = path.exists()
+        if self._exists and not (force or resume):
             raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
-        self.done: set[str] = set()
+        self.done: set[str | int] = set()
+        """The ids of an earlier run's results."""
+        self._end = self._read_earlier() if resume and self._exists else 0
+        self._resume = resume and self._exists
         self._writer: Any = None
         self._waiting: list[dict[str, Any]] = []
-        self._resume = resume and path.exists()
-
-    def has(self, id: Any) -> bool:
-        """Whether an earlier run has answered this input."""
-        return _key(id) in self.done
 
     @contextmanager
     def writing(self) -> Iterator[Results]:
-        """Open the file, and complete it when the block ends."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        """Open the file, and complete it when the block ends. If it raises, what was there before is there still."""
+        target = self.path.resolve()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        place = temporary if self.parquet or (self._exists and not self._resume) else target
         with storage_errors(self.path):
-            if self._resume:
-                self._read_earlier()
-            place = temporary if self.parquet else self.path
             self._file = place.open("r+b" if self._resume else "wb")
-            self._file.seek(0, os.SEEK_END)
         try:
+            with storage_errors(self.path):
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
             yield self
             with storage_errors(self.path):
                 self._flush()
@@ -190,24 +219,27 @@ class Results:
                     self._writer.close()
                 self._file.flush()
                 os.fsync(self._file.fileno())
-                if self.parquet:
-                    temporary.replace(self.path)
-        finally:
-            self._file.close()
-            temporary.unlink(missing_ok=True)
+                if place != target:
+                    place.replace(target)
+        except BaseException:
+            self._abandon()
+            with contextlib.suppress(OSError):
+                if place != target or not (self._resume or place.stat().st_size):
+                    place.unlink()
+            raise
+        self._file.close()
 
     def write(self, id: Any, result: Mapping[str, Any]) -> None:
         """Add a row."""
-        row = {"id": id, **plain(result)}
-        if self.parquet:
-            self._waiting.append(row)
-            if len(self._waiting) == _BATCH:
-                with storage_errors(self.path):
-                    self._flush()
-            return
+        row = {"id": id} | plain(result) | {"id": id}
         with storage_errors(self.path):
-            self._file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
-            self._file.flush()
+            if self.parquet:
+                self._waiting.append(row)
+                if len(self._waiting) == _BATCH:
+                    self._flush()
+            else:  # a lone surrogate has no UTF-8: what it is replaced by is what JSON writes for it
+                self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+                self._file.flush()
 
     def _flush(self) -> None:
         if not self.parquet or (not self._waiting and self._writer is not None):
@@ -219,20 +251,31 @@ class Results:
             if self._writer is None:
                 self._writer = _pyarrow("parquet").ParquetWriter(self._file, table.schema)
             self._writer.write_table(table)
-        except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+        except (arrow.ArrowException, ValueError) as error:
             raise StorageError(f"parquet cannot hold these results ({error})", self.path, "write .jsonl") from error
         self._waiting = []
 
-    def _read_earlier(self) -> None:
-        """The ids of rows that are complete. A last line that is not, is cut off."""
-        with self.path.open("r+b") as file:
-            end = 0
+    def _abandon(self) -> None:
+        """Close what may not find room any more."""
+        with contextlib.suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _read_earlier(self) -> int:
+        """Note the ids of complete rows; where they end."""
+        end = 0
+        with _open(str(self.path)) as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    self.done.add(_key(json.loads(line)["id"]))
-                except (ValueError, KeyError, TypeError) as error:
+                    id = json.loads(line)["id"]
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}") from error
+                if not _is_name(id):
+                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}")
+                self.done.add(id)
                 end += len(line)
-            file.truncate(end)
+        return end

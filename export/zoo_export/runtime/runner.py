@@ -14,6 +14,7 @@ from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError, ZooError
 
 if TYPE_CHECKING:
+    from zoo.plugins import Plugin
     from zoo_export.pipeline import Arrays
     from zoo_export.runtime.session import Session
 
@@ -44,6 +45,8 @@ class Runner(ABC, Generic[Item]):
     """What can be chosen: a frozen dataclass, :class:`zoo.Settings`."""
     batch_size = 32
     """Inputs in a batch unless someone asks for another number."""
+    plugin: Plugin
+    """Who answers for it. The session says so."""
 
     def __init__(self, session: Session, chosen: Any) -> None:
         self.session, self.chosen = session, chosen
@@ -100,10 +103,11 @@ class TextRunner(Runner[Tokens]):
                 remedy = "attach one with --tokenizer FILE, or give --ids 1,2,3"
                 raise UsageError("the model has no tokenizer", self.session.path, remedy)
             try:
-                ids = tokenizer.encode(value).ids
+                encoded = tokenizer.encode(value)
             except Exception as error:  # the library raises bare Exception, and UnicodeError for lone surrogates
                 raise ArtifactError(f"cannot be encoded ({error})", f"input {number}") from error
-        elif isinstance(value, list | tuple) and all(isinstance(token, int | np.integer) for token in value):
+            ids = [] if all(encoded.special_tokens_mask) else encoded.ids  # those that are put around every text
+        elif isinstance(value, list | tuple) and all(_is_id(token) for token in value):
             ids = [int(token) for token in value]
         else:
             raise ArtifactError(f"neither a text nor token ids, but {type(value).__name__}", f"input {number}")
@@ -155,6 +159,10 @@ class TextRunner(Runner[Tokens]):
         if upper is not None and (min(ids) < 0 or max(ids) >= upper):
             what = f"has a token outside the vocabulary of {upper}"
             raise ArtifactError(what, where, "is this the model's tokenizer?")
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def label(answer: Answer) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, get_args
+from weakref import WeakSet
 
 import numpy as np
 import onnxruntime as ort
 
 from zoo import plugins
-from zoo.artifact import PRECISIONS, TOKENIZER, Export, ModelDirectory
+from zoo.artifact import LOOP, PRECISIONS, PROFILES, TOKENIZER, Export, ModelDirectory
 from zoo.config import Settings
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
@@ -37,7 +41,7 @@ from zoo_export.session import (
 
 __all__ = ["Session", "load_session"]
 
-_WINDOW = 4096
+_WINDOW = 1024
 """Inputs that are sorted by length together, and held in memory."""
 
 
@@ -77,6 +81,8 @@ def load_session(
         raise UsageError(f"unknown provider {provider!r}", None, nearest(provider, [*PROVIDERS, "auto"]))
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, got {threads}")
+    if memory not in get_args(Memory):
+        raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
     export = _choose_export(stored, provider, dtype, variant)
     export.check()
     if not unverified:
@@ -114,6 +120,11 @@ def _say(line: str) -> None:
 def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None, variant: str | None) -> Export:
     """The export that is asked for, or the best for a provider."""
     if variant is not None:
+        if dtype is not None:
+            raise UsageError(f"variant {variant!r} and dtype {dtype!r}", stored.path, "choose by one of them")
+        names = {LOOP, *PROFILES, *PRECISIONS, *(export.variant for export in stored.exports())}
+        if variant and variant not in names:
+            raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
         return stored.export(variant)
     own = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[stored.dtype]
     if dtype not in (None, own):
@@ -130,7 +141,8 @@ class Session:
     """An exported model, open on a provider.
 
     Made by :func:`load_session`. It may be called from several threads at once, and opens anew in a process that was
-    forked. As a context manager it closes at the end of its block.
+    forked; that must end with ``os._exit``, as those of ``multiprocessing`` do, for the runtime cannot be taken down
+    there. As a context manager it closes at the end of its block; one that is closed raises :class:`zoo.UsageError`.
     """
 
     def __init__(
@@ -146,9 +158,12 @@ class Session:
         self.threads, self.memory = threads, memory
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
         self._sessions: dict[str, ort.InferenceSession] = {}
-        self._owner = 0
+        self._opening = threading.Lock()
         self._closed = False
+        if tokenizer is not None:
+            _ = self.tokenizer  # one that is asked for is refused before any input is
         _ = self.sessions
+        _LIVING.add(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"on {self.provider}"
@@ -196,6 +211,7 @@ class Session:
 
     def placement(self) -> Mapping[str, Mapping[str, int]]:
         """For each graph, how many nodes each execution provider runs."""
+        self._check_open()
         return {name: placement(self._open(name, placements=True)) for name in self.export.graph_files}
 
     # What it does.
@@ -216,7 +232,7 @@ class Session:
             UsageError: an unknown task or option, or no tokenizer for a text.
             ArtifactError: an input is empty, too long, or has tokens that the model does not know.
         """
-        single = not isinstance(inputs, list | tuple) or (bool(inputs) and isinstance(inputs[0], int))
+        single = not isinstance(inputs, list | tuple) or (bool(inputs) and isinstance(inputs[0], int | np.integer))
         answers = []
         for answer in self.map([inputs] if single else inputs, task=task, batch_size=batch_size, **options):
             if answer.error is not None:
@@ -227,7 +243,7 @@ class Session:
     def map(
         self, inputs: Iterable[Any], *, task: str | None = None, batch_size: int | None = None, **options: Any
     ) -> Iterator[Answer]:
-        """Answer inputs one after the other, in their order, holding no more than a few thousand of them.
+        """Answer inputs one after the other, in their order, holding about a thousand of them.
 
         Inputs of like length are computed together, so that hardly any padding is. One that cannot be answered has an
         ``error``, and the others are answered all the same.
@@ -237,30 +253,44 @@ class Session:
 
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """As :meth:`map`, for inputs with numbers of their own, and with a runner that is there already."""
-        window: list[Answer] = []
-        for answer in answers:
-            window.append(answer)
-            if len(window) == _WINDOW:
-                yield from self._answer(runner, window, batch_size or runner.batch_size)
-                window = []
-        yield from self._answer(runner, window, batch_size or runner.batch_size)
+        size = runner.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise UsageError(f"batch_size must be at least 1, got {size}")
+        return self._answer_all(runner, answers, size)
 
-    def stream(self, text: str | Sequence[int], **options: Any) -> Iterator[str]:
+    def stream(self, text: str | Sequence[int], *, task: str | None = None, **options: Any) -> Iterator[str]:
         """The continuation of a prompt, or the target of a source, piece by piece as it is generated."""
-        runner = self.runner(None, **options)
-        pieces = getattr(runner, "stream", None)
-        if pieces is None:
+        return self.pieces(self.runner(task, **options), text)
+
+    def pieces(self, runner: Runner[Any], value: Any) -> Iterator[str]:
+        """As :meth:`stream`, with a runner that is there already."""
+        stream = getattr(runner, "stream", None)
+        if stream is None:
             raise UsageError(f"{self.task} has nothing to stream", self.path)
-        stream: Iterator[str] = pieces(runner.read(text, 1))
-        return stream
+        with _blame(runner, "cannot generate"):
+            pieces: Iterator[str] = stream(runner.read(value, 1))
+        return _steps(runner, "cannot generate", pieces)
+
+    def lead(self, runner: Runner[Any], text: str) -> str:
+        """What is shown before the pieces that continue a text."""
+        with _blame(runner, "cannot generate"):
+            return str(runner.lead(text)) if hasattr(runner, "lead") else ""
+
+    def show(self, runner: Runner[Any], answers: Sequence[Answer]) -> Iterator[str]:
+        """Answers without errors as lines for people, in relation to each other where the task says so."""
+        with _blame(runner, "cannot show answers"):
+            lines = iter(runner.show(answers))
+        yield from _steps(runner, "cannot show answers", lines)
 
     def runner(self, task: str | None = None, **options: Any) -> Runner[Any]:
         """What does a task for this session, with these options."""
+        self._check_open()
         name = task or self.task
         plugin, cls = self._runner_class(name)
-        chosen = cls.options.from_dict(options, f"task {name}")
         with plugins.blame(plugin, f"cannot prepare the task {name}"):
-            return cls(self, chosen)
+            runner = cls(self, cls.options.from_dict(options, f"task {name}"))
+        runner.plugin = plugin
+        return runner
 
     def options(self, task: str | None = None) -> type[Settings]:
         """What can be chosen for a task."""
@@ -271,6 +301,8 @@ class Session:
         cls = load_reference(found.run, plugin)
         if not (isinstance(cls, type) and issubclass(cls, Runner)):
             raise PluginError(f"{plugin}: {found.run} is not a subclass of zoo_export.Runner")
+        with plugins.blame(plugin, f"cannot say the options of the task {task}"):
+            cls.options.field_types()
         return plugin, cls
 
     def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
@@ -280,12 +312,24 @@ class Session:
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
         return OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
 
+    def _answer_all(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int) -> Iterator[Answer]:
+        window: list[Answer] = []
+        for answer in answers:
+            window.append(answer)
+            if len(window) == _WINDOW:
+                yield from self._answer(runner, window, batch_size)
+                window = []
+        yield from self._answer(runner, window, batch_size)
+
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window, in its order, each as soon as it and those before it are done."""
-        items = dict(runner.read_all(window))
+        with _blame(runner, "cannot read inputs"):
+            items = dict(runner.read_all(window))
+            sizes = [(place, runner.size(item)) for place, item in items.items()]
+            planned = list(batches(sizes, batch_size, runner.fits))
         waiting = set(items)
         shown = 0
-        for batch in batches([(place, runner.size(item)) for place, item in items.items()], batch_size, runner.fits):
+        for batch in planned:
             self._compute(runner, [window[place] for place in batch], [items[place] for place in batch])
             waiting.difference_update(batch)
             while shown < len(window) and shown not in waiting:
@@ -295,28 +339,36 @@ class Session:
 
     @staticmethod
     def _compute(runner: Runner[Any], answers: Sequence[Answer], items: Sequence[Any]) -> None:
+        results: list[Any]
         try:
-            results = runner.answer(items)
+            with _blame(runner, "cannot answer"):
+                results = list(runner.answer(items))
         except ArtifactError as error:
             results = [error] * len(items)
+        if len(results) != len(items):
+            raise PluginError(f"{runner.plugin} returned {len(results)} results for {len(items)} inputs")
         for answer, result in zip(answers, results, strict=True):
             if isinstance(result, ZooError):
                 answer.error = result
-            else:
+            elif isinstance(result, dict):
                 answer.result = result
+            else:
+                raise PluginError(f"{runner.plugin} returned {type(result).__name__} as a result, which must be a dict")
 
     # How long it lives.
 
     @property
     def sessions(self) -> dict[str, ort.InferenceSession]:
         """ONNX Runtime's sessions by the names of the graphs, of this process."""
+        with self._opening:
+            self._check_open()
+            if not self._sessions:
+                self._sessions = {name: self._open(name) for name in self.export.graph_files}
+            return self._sessions
+
+    def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the session is closed", self.path, "open another")
-        if self._owner != os.getpid():
-            _FORKED.append(self._sessions)  # its threads are the parent's: it must not even be destroyed here
-            self._sessions = {name: self._open(name) for name in self.export.graph_files}
-            self._owner = os.getpid()
-        return self._sessions
 
     def _open(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
         return open_session(
@@ -329,8 +381,8 @@ class Session:
 
     def close(self) -> None:
         """Give threads and memory back now. A session that is closed cannot be run."""
-        self._closed = True
-        if self._owner == os.getpid():
+        with self._opening:
+            self._closed = True
             self._sessions = {}
 
     def __enter__(self) -> Self:
@@ -341,5 +393,41 @@ class Session:
     ) -> None:
         self.close()
 
+    def _forget(self) -> None:
+        """Leave the runtime's sessions to the parent process, which has their threads.
 
-_FORKED: list[object] = []
+        Destroying one here would wait for these threads for ever: a reference that nobody gives back keeps it.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._sessions))
+        self._sessions = {}
+        self._opening = threading.Lock()
+
+
+_LIVING: WeakSet[Session] = WeakSet()
+
+
+def _forget_all() -> None:
+    for session in _LIVING:
+        session._forget()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget_all)
+
+Step = TypeVar("Step")
+
+
+def _blame(runner: Runner[Any], what: str) -> AbstractContextManager[None]:
+    """Keep a runner's errors to its plugin. Sessions compute in any thread, so stdout stays where it is."""
+    return plugins.blame(runner.plugin, what, redirect=False)
+
+
+def _steps(runner: Runner[Any], what: str, steps: Iterator[Step]) -> Iterator[Step]:
+    """What a runner yields, each step of it under :func:`_blame`."""
+    while True:
+        with _blame(runner, what):
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+        yield step

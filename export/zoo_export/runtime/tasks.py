@@ -18,7 +18,7 @@ from zoo_export.pipeline import Arrays
 from zoo_export.runtime.decoder import Decoder, device_of
 from zoo_export.runtime.generation import Choices, Continuation, Generation, continue_rows, search_beams
 from zoo_export.runtime.runner import Answer, Runner, TextRunner, Tokens, finite, label
-from zoo_export.runtime.text import GrowingText, continuation
+from zoo_export.runtime.text import GrowingText, continuation, printable
 
 __all__ = [
     "Continue",
@@ -222,8 +222,9 @@ class _Generate(TextRunner):
         if self.in_one_graph or self.chosen.num_beams > 1:
             what = "one graph for all of generation" if self.in_one_graph else "beam search"
             raise UsageError(f"{what} has nothing to stream before its end", self.session.path)
-        if self.room(item) <= 0:
-            return
+        return self._pieces(item) if self.room(item) > 0 else iter(())
+
+    def _pieces(self, item: Tokens) -> Iterator[str]:
         text = self._text(item)
         row = self._row(item, text)
         for _ in continue_rows(*self.start([item]), [row], self.choose):
@@ -239,7 +240,7 @@ class _Generate(TextRunner):
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             lead = self.lead(answer.input) if isinstance(answer.input, str) else ""
-            yield _one_line(lead + _shown(answer.result))
+            yield printable(lead + _shown(answer.result))
 
     @abstractmethod
     def room(self, item: Tokens) -> int:
@@ -271,6 +272,7 @@ class _Generate(TextRunner):
         shown: str | None = None
         if text is not None:
             shown = text.text()
+            reason = "stop" if text.stopped else reason
         elif self.session.tokenizer is not None:
             shown = continuation(self.session.tokenizer, self.prompt(item), ids if reason == "length" else ids[:-1])
         return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
@@ -429,7 +431,8 @@ def _classes(answer: Answer) -> str:
 
 def softmax(logits: Array) -> Array:
     """Probabilities along the last dimension, in float64."""
-    weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # whoever calls looks for what is not finite
+        weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
     result: Array = weights / weights.sum(-1, keepdims=True)
     return result
 
@@ -437,10 +440,6 @@ def softmax(logits: Array) -> Array:
 def _shown(result: dict[str, Any]) -> str:
     text: str | None = result["generated"]
     return text if text is not None else ",".join(map(str, result["generated_ids"]))
-
-
-def _one_line(text: str) -> str:
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def _start(vector: Sequence[float]) -> str:
