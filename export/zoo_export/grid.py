@@ -81,16 +81,20 @@ def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whol
     return [point for point in points if point in kept], len(points) - len(kept)
 
 
-def make_feeds(graphs: Sequence[Graph], point: Point, seed: int, max_length: int) -> dict[str, np.ndarray[Any, Any]]:
+def make_feeds(
+    graphs: Sequence[Graph], point: Point, seed: int, max_length: int, *, other: int | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
     """Inputs for the whole sequence, ``past + length`` tokens, of every graph that no earlier graph computes.
 
-    Lengths other than ``sequence``, such as the source's, differ from it by one and stay within ``max_length``.
+    Lengths other than ``sequence``, such as the source's, are ``other``. By default they differ from it by one and stay
+    within ``max_length``.
     """
     rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
     feeds: dict[str, np.ndarray[Any, Any]] = {}
     known = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
     total = point.length + point.past
-    other = total + 1 if total < max_length else max(1, total - 1)  # a second length must not be taken for the first
+    if other is None:  # a second length must not be taken for the first
+        other = total + 1 if total < max_length else max(1, total - 1)
     for graph in graphs:
         past = {tensor.name for tensor in graph.past.tensors()} if graph.past else set()
         sizes = dict.fromkeys(graph.dim_names(), other) | {"batch": point.batch, "sequence": total}

@@ -23,6 +23,7 @@ __all__ = [
     "Memory",
     "PlacedNode",
     "Provider",
+    "allowed_cores",
     "left_on_cpu",
     "loading_problem",
     "open_session",
@@ -84,7 +85,7 @@ def open_session(
     options.log_severity_level = _SILENT
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = _allowed_cores() if threads is None else threads
+    options.intra_op_num_threads = allowed_cores() if threads is None else threads
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
     if memory == "mapped":
         options.add_session_config_entry("session.disable_prepacking", "1")
@@ -123,7 +124,7 @@ def _preload_libraries() -> None:
         ort.preload_dlls()
 
 
-def _allowed_cores() -> int:
+def allowed_cores() -> int:
     """The cores that a container may use where that is fewer than the machine has, else 0: the runtime counts them."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

@@ -75,6 +75,10 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "unknown option": (["list", "--jsn"], 2, ("--jsn", "--json")),
     "missing argument": (["show"], 2, ("NAME",)),
     "argument too many": (["show", "gpt-tiny", "gpt-small"], 2, ("gpt-small",)),
+    "nothing to measure": (["bench", "absent"], 3, ("no such directory: absent",)),
+    "text as length": (["bench", "folder", "--lengths", "long"], 2, ("'long' is not a list", "--lengths: write 1,8")),
+    "no rows to measure": (["bench", "folder", "--batch", "1,0"], 2, ("'1,0' is not a list of positive", "--batch")),
+    "no time to measure": (["bench", "folder", "--seconds", "0"], 2, ("--seconds",)),
     "unknown plugin": (["-P", "no:gtp", "list"], 2, ("no plugin 'gtp'", "did you mean 'gpt'?")),
     "plugin switched off": (["-P", "no:gpt", "build", "gpt-tiny"], 5, ("architecture 'gpt'", "disabled: gpt")),
 }

@@ -19,6 +19,7 @@ from zoo.errors import StorageError, UsageError, ZooError, nearest
 __all__ = ["main", "run"]
 
 COMMANDS = {
+    "bench": "Measure how fast an exported model is.",
     "build": "Make a model directory from a preset.",
     "diff": "Compare an export with its model module by module.",
     "doctor": "Show versions, execution providers and plugins.",

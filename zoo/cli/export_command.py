@@ -40,7 +40,7 @@ grid_option = click.option(
 
 
 @contextmanager
-def parity_progress() -> Iterator[Progress | None]:
+def parity_progress(what: str = "comparing") -> Iterator[Progress | None]:
     """A progress bar on stderr, on a terminal only."""
     if not sys.stderr.isatty():
         yield None
@@ -49,7 +49,7 @@ def parity_progress() -> Iterator[Progress | None]:
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("comparing", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda number, total: bar.update(task, completed=number - 1, total=total)
 
 

@@ -1,0 +1,149 @@
+"""What there is to measure of a model, from its declared graphs alone, and how a session does it.
+
+B rows, N tokens a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime as ort
+
+from zoo.artifact import LOOP
+from zoo.contract import Graph
+from zoo.errors import UsageError
+from zoo_export.decoding import decoder_inputs
+from zoo_export.grid import Point, make_feeds
+from zoo_export.pipeline import Arrays
+from zoo_export.runtime import Session
+from zoo_export.runtime.decoder import Decoder, device_of
+
+__all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "feeds_of", "make_cases"]
+
+_LENGTH = 128
+_SEED = 0
+
+Call = Callable[[], Sequence[Any]]
+"""Does the work once. Returns what :attr:`Case.compared` names, on the host, in that order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to measure: a prompt of N tokens, the token after N, or an input of N."""
+
+    graph: Graph
+    phase: Literal["encode", "prefill", "decode"]
+    batch: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.graph.name} {self.phase} {self.batch} x {self.length}"
+
+    @property
+    def past(self) -> int:
+        """Tokens in the caches before the call."""
+        return self.length if self.phase == "decode" else 0
+
+    @property
+    def new(self) -> int:
+        """Tokens of a row that the call computes."""
+        return 1 if self.phase == "decode" else self.length
+
+    @property
+    def compared(self) -> list[str]:
+        """The outputs that backends must agree on. Of a decoder, its logits (B, vocabulary) of the last position."""
+        return ["logits"] if self.graph.past else [tensor.name for tensor in self.graph.output_tensors()]
+
+
+Backend = Callable[[Case, Arrays], Call]
+"""Prepares a call of a case on given inputs: of N tokens and, where some graph has a past, one more."""
+
+
+class CompileError(Exception):
+    """A backend cannot compile a case, for the reason that is its text."""
+
+
+def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] | None) -> list[Case]:
+    """Every graph in each of its phases, for every batch and length."""
+    graphs, where = session.graphs, session.path
+    if session.export.variant == LOOP:
+        raise UsageError("one graph of all of generation has no parts to measure", where, "choose another variant")
+    if session.stored.dtype == "bfloat16":
+        raise UsageError("bfloat16 cannot be measured: numpy has no such numbers", where)
+    if any(graph.past and all(tensor.name != "logits" for tensor in graph.output_tensors()) for graph in graphs):
+        raise UsageError("a decoder without logits cannot be measured", where)
+    positions, after = session.option("max_seq_len"), any(graph.past for graph in graphs)
+    longest = None if positions is None else positions - after
+    if lengths is None:
+        lengths = [_LENGTH if longest is None else min(_LENGTH, longest)]
+    for length in lengths:
+        if longest is not None and length > longest:
+            more = ", and decoding takes one more" if after else ""
+            what = f"the model has {positions} positions{more}"
+            raise UsageError(what, f"length {length}", f"choose at most {longest}")
+    return [
+        Case(graph, phase, batch, length)
+        for graph in graphs
+        for batch in batches
+        for length in lengths
+        for phase in _phases(graph)
+    ]
+
+
+def _phases(graph: Graph) -> tuple[Literal["encode", "prefill", "decode"], ...]:
+    return ("prefill", "decode") if graph.past else ("encode",)
+
+
+def feeds_of(session: Session, case: Case) -> Arrays:
+    """Inputs of a case's graph, which the graphs before it compute where it takes them from those."""
+    graphs = session.graphs
+    point = Point(case.batch, case.length, int(any(graph.past for graph in graphs)), "none")
+    made = make_feeds(graphs, point, _SEED, 0, other=case.length)
+    feeds = {name: value if value.dtype == np.int64 else value.astype(session.dtype) for name, value in made.items()}
+    for graph in graphs[: graphs.index(case.graph)]:
+        feeds |= session.execute(graph, feeds)
+    return {tensor.name: feeds[tensor.name] for tensor in case.graph.input_tensors() if tensor.name in feeds}
+
+
+class OnnxBackend:
+    """The session, called as tasks call it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __call__(self, case: Case, feeds: Arrays) -> Call:
+        session, graph = self.session, case.graph
+        if graph.past is None:
+
+            def encode() -> list[Any]:
+                outputs = session.execute(graph, feeds)
+                return [outputs[name] for name in case.compared]
+
+            return encode
+        ids = feeds[decoder_inputs(graph)[0]]
+        runtime = session.sessions[graph.name]
+        constants = {
+            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), device_of(runtime), 0)
+            for name, value in feeds.items()
+        }
+
+        def prefill() -> list[Any]:
+            return [start()(ids[:, : case.length])]
+
+        def start() -> Decoder:
+            return Decoder(runtime, graph, constants, case.batch, session.dtype)
+
+        if case.phase == "prefill":
+            return prefill
+        decoder = start()
+        decoder(ids[:, : case.length])
+        caches = decoder.caches
+
+        def decode() -> list[Any]:
+            decoder.caches, decoder.length = caches, case.length  # always the same token
+            return [decoder(ids[:, case.length :])]
+
+        return decode

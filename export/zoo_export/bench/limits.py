@@ -1,0 +1,145 @@
+"""The least time in which this machine could do a case: what must be read and computed, and how fast it does either.
+
+Both speeds are those of ONNX Runtime's own matrix products, with as many threads as the session: of a vector and a
+matrix as large as what a case reads, and of two large matrices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from zoo.registry import ModelSpec
+from zoo_export.bench.cases import Call, Case
+from zoo_export.graph_file import inline, parse
+from zoo_export.pipeline import LOGITS_TO_KEEP, Arrays
+from zoo_export.runtime import Session
+from zoo_export.runtime.decoder import device_of
+from zoo_export.session import open_session
+
+__all__ = ["Count", "Limits", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
+
+_GEMM = {"cpu": 1024, "cuda": 8192}
+"""Rows of the large matrices: enough to keep the cores busy, few enough for many turns."""
+_INNER = 256
+"""Length of the vector."""
+_LOOKUPS = ("Gather", "GatherBlockQuantized")
+Count = Callable[[ModelSpec, Case], int | None]
+"""How many FLOPs a case takes, or None where that is not known."""
+
+
+class Limits:
+    """What limits a case.
+
+    Where nobody tells the FLOPs it is known of a decode only: reading weights for so few tokens is what takes the time.
+
+    Args:
+        session: open on the model.
+        case: what is limited.
+        feeds: its inputs, without a past.
+        count: tells its FLOPs.
+    """
+
+    def __init__(self, session: Session, case: Case, feeds: Arrays, count: Count) -> None:
+        self.bytes = bytes_read(session, case, feeds)
+        self.flops = necessary_flops(session, case, count)
+        self.known = self.flops is not None or case.phase == "decode"
+        # No CPU kernel multiplies in float16: they compute in float32.
+        dtype = np.dtype(np.float32) if session.provider == "cpu" else session.dtype
+        columns, side = -(-self.bytes // (_INNER * dtype.itemsize)), _GEMM[session.provider]
+        self._read, self._computed = _INNER * columns * dtype.itemsize, 2 * side**3
+        self.calls = {
+            "memory": _product(session, (1, _INNER, columns), dtype),
+            "compute": _product(session, (side, side, side), dtype),
+        }
+        """To be timed, and the seconds given to :meth:`describe`."""
+
+    def describe(self, seconds: Mapping[str, float]) -> dict[str, Any]:
+        """The least seconds of the case, which of the two that is, and what it follows from."""
+        speeds = {"memory": self._read / seconds["memory"], "compute": self._computed / seconds["compute"]}
+        least = {"memory": self.bytes / speeds["memory"], "compute": (self.flops or 0) / speeds["compute"]}
+        bound = max(least, key=lambda name: least[name]) if self.known else None
+        return {
+            "bound": bound,
+            "seconds": least[bound] if bound else None,
+            "bytes": self.bytes,
+            "bytes_per_second": speeds["memory"],
+            "flops": self.flops,
+            "flops_per_second": speeds["compute"],
+        }
+
+
+def _product(session: Session, sizes: tuple[int, int, int], dtype: np.dtype[Any]) -> Call:
+    """A product of two matrices, m x k and k x n, where the session runs."""
+    from onnx import helper
+
+    m, k, n = sizes
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    shapes = {"a": (m, k), "b": (k, n), "c": (m, n)}
+    a, b, c = (helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items())
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "product", [a, b], [c])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    runtime = open_session(model.SerializeToString(), provider=session.provider, threads=session.threads)
+    device, binding = device_of(runtime), runtime.io_binding()
+    for name in ("a", "b"):
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(np.ones(shapes[name], dtype), device, 0))
+    binding.bind_output("c", device)
+
+    def call() -> Sequence[Any]:
+        runtime.run_with_iobinding(binding)
+        return ()
+
+    return call
+
+
+def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
+    """What a call must read at least: weights, the caches, and what encoders hand over."""
+    graph = case.graph
+    past = graph.past.elements_per_token() * case.batch * case.past if graph.past else 0
+    handed = sum(value.nbytes for value in feeds.values() if value.dtype != np.int64)
+    return weight_bytes(session.export.read()[graph.name]) + handed + past * session.dtype.itemsize
+
+
+def weight_bytes(graph: bytes) -> int:
+    """Bytes of the weights that every call of a serialised graph reads: not of tables in which rows are looked up."""
+    import onnx_ir as ir
+
+    model = ir.from_proto(parse(graph))
+    inline(model)
+    return sum(
+        value.const_value.nbytes
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and any(use.node.op_type not in _LOOKUPS for use in value.uses())
+    )
+
+
+def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
+    """FLOPs of a case. A graph that computes the logits of the last position alone is not credited with the others."""
+    spec = session.stored.spec
+    total = count(spec, case)
+    inputs = {item.name for item in session.sessions[case.graph.name].get_inputs()}
+    if total is None or case.new == 1 or LOGITS_TO_KEEP not in inputs:
+        return total
+    vocabulary = getattr(spec.config, "vocab_size", None)
+    if vocabulary is None:
+        return None
+    # Logits cost in proportion to the vocabulary, and nothing else does.
+    twice = count(_with(spec, vocab_size=2 * vocabulary), case)
+    return None if twice is None else total - (twice - total) * (case.new - 1) // case.new
+
+
+def closed_form(spec: ModelSpec, case: Case) -> int | None:
+    """FLOPs as the architecture states them: of models of one graph only, as it does not tell graphs apart."""
+    if len(spec.graphs) > 1 or not hasattr(spec.config, "max_seq_len"):
+        return None
+    cost = _with(spec, max_seq_len=case.past + case.new).cost  # which is that at full context
+    return None if cost is None else case.batch * case.new * cost.flops
+
+
+def _with(spec: ModelSpec, **values: int) -> ModelSpec:
+    """The model with other values in its configuration."""
+    return dataclasses.replace(spec, config=dataclasses.replace(spec.config, **values))

@@ -1,0 +1,230 @@
+"""Measuring a model: backends whose outputs are equal, and limits, in turns."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo.errors import ParityError
+from zoo.exporting import Progress
+from zoo_export.bench.cases import Backend, Call, Case, CompileError, OnnxBackend, feeds_of, make_cases
+from zoo_export.bench.limits import Count, Limits, closed_form
+from zoo_export.evidence import versions
+from zoo_export.pipeline import Arrays
+from zoo_export.runtime import Session, load_session
+from zoo_export.runtime.decoder import Array
+from zoo_export.session import Provider
+
+__all__ = ["Times", "bench_model", "check_outputs", "in_turns"]
+
+_ROUNDS, _LEAST_ROUNDS = 10, 3
+"""Turns of each call, and how many there are at least where calls take long."""
+_PAUSE = 0.01
+"""Seconds before a turn, in which the threads of the one before stop waiting actively."""
+_TOLERANCE = {"float32": 1e-3, "float16": 0.05, "fp16": 0.05, "int8": 0.3, "int4": 0.6}
+"""How far outputs may be from torch's, by precision: the root mean square of the difference, relative to theirs."""
+
+
+def bench_model(
+    directory: Path | str,
+    *,
+    provider: Provider = "cpu",
+    dtype: str | None = None,
+    variant: str | None = None,
+    threads: int | None = None,
+    batches: Sequence[int] = (1,),
+    lengths: Sequence[int] | None = None,
+    seconds: float = 2.0,
+    torch: bool = True,
+    compiled: bool = True,
+    unverified: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure an exported model.
+
+    Args:
+        directory: a model directory with an export.
+        provider: ``cpu`` or ``cuda``. Torch runs there too, in the model's own dtype.
+        dtype: which export, as are ``variant`` and ``unverified``: see :func:`zoo.load_session`.
+        variant: see there.
+        threads: of the session, of torch and of the limits; each has its own default.
+        batches: the numbers of rows, B.
+        lengths: the numbers of tokens, N. By default 128, or as many as there are positions for.
+        seconds: how long each call is measured, roughly.
+        torch: measure torch too, and compare outputs with its. Without, torch is not imported.
+        compiled: measure ``torch.compile`` too. Where it fails, ``left_out`` says why.
+        unverified: see there.
+        progress: called before each case with its number and how many there are.
+
+    Returns:
+        Plain data. Times are in seconds; ``waited`` is the part of their time that threads could not run for want of a
+        free core, None where the system does not tell; ``of_limit`` is the least possible time divided by the median.
+        It is None where that is not known: without torch, of prompts and inputs of a model of several graphs.
+
+    Raises:
+        UsageError: no such export, or a length that there are no positions for.
+        ParityError: the outputs of a backend are not torch's.
+    """
+    with ExitStack() as stack:
+        session = stack.enter_context(
+            load_session(
+                directory, provider=provider, dtype=dtype, variant=variant, threads=threads, unverified=unverified
+            )
+        )
+        cases = make_cases(session, batches, lengths)
+        backends: dict[str, Backend] = {"onnxruntime": OnnxBackend(session)}
+        left_out: dict[str, str] = {}
+        count: Count = closed_form
+        if torch:
+            from zoo_export.bench.torch_backend import TorchBackend, count_flops, device_problem, limited_threads
+
+            stack.enter_context(limited_threads(threads))
+            count = count_flops
+            problem = device_problem(provider)
+            if problem is None:
+                eager = TorchBackend(session.stored, provider)
+                backends |= {"torch": eager, **({"torch.compile": eager.compiled} if compiled else {})}
+            else:
+                left_out["torch"] = problem
+        results = []
+        for number, case in enumerate(cases, 1):
+            if progress is not None:
+                progress(number, len(cases))
+            feeds = feeds_of(session, case)
+            calls = _prepare(session, case, feeds, backends, left_out)
+            results.append(_measure(session, case, feeds, calls, count, seconds))
+    return {
+        "model": session.stored.spec.name,
+        "variant": session.export.variant,
+        "dtype": session.stored.dtype,
+        "provider": provider,
+        "threads": threads,
+        "cpu": _cpu_name(),
+        "seconds": seconds,
+        "versions": versions(),
+        "left_out": left_out,
+        "cases": results,
+    }
+
+
+def _prepare(
+    session: Session, case: Case, feeds: Arrays, backends: dict[str, Backend], left_out: dict[str, str]
+) -> dict[str, Call]:
+    """The calls of a case, which give equal outputs. What cannot compile it moves from ``backends`` to ``left_out``."""
+    calls: dict[str, Call] = {}
+    for name, prepare in list(backends.items()):
+        try:
+            calls[name] = prepare(case, feeds)
+        except CompileError as error:
+            left_out[name] = f"{case}: {error}"
+            del backends[name]
+    outputs = {name: [np.array(value, np.float64) for value in call()] for name, call in calls.items()}
+    tolerance = _TOLERANCE.get(session.export.variant, _TOLERANCE[session.stored.dtype])
+    for name in outputs.keys() - {"torch"} if "torch" in outputs else ():
+        check_outputs(f"{name}, {case}", outputs[name], outputs["torch"], tolerance)
+    return calls
+
+
+def check_outputs(what: str, found: Sequence[Array], wanted: Sequence[Array], tolerance: float) -> None:
+    """Raise :class:`ParityError` unless arrays are near those that are wanted: a wrong result is soon computed."""
+    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        same = one.shape == other.shape
+        error = np.sqrt(np.mean((one - other) ** 2) / max(np.mean(other**2), 1e-30)) if same else np.inf
+        if not error <= tolerance:
+            raise ParityError(f"output {number} is not torch's (off by {error:.2g} of it)", what, "try zoo verify")
+
+
+def _measure(
+    session: Session, case: Case, feeds: Arrays, calls: Mapping[str, Call], count: Count, seconds: float
+) -> dict[str, Any]:
+    """Time calls of a case and its limits, in turns."""
+    limits = Limits(session, case, feeds, count)
+    before = _thread_times()
+    times = in_turns({**calls, **limits.calls}, seconds)
+    ran, waited = (after - earlier for after, earlier in zip(_thread_times(), before, strict=True))
+    limit = limits.describe({name: times.pop(name).best for name in limits.calls})
+    return {
+        "graph": case.graph.name,
+        "phase": case.phase,
+        "batch": case.batch,
+        "length": case.length,
+        "waited": waited / (ran + waited) if ran else None,
+        "limit": limit,
+        "backends": {
+            name: {
+                "seconds": taken.median,
+                "best_seconds": taken.best,
+                "turns": len(taken.turns),
+                "tokens_per_second": case.batch * case.new / taken.median,
+                "rows_per_second": case.batch / taken.median,
+                "times_torch": times["torch"].median / taken.median if "torch" in times else None,
+                "times_torch_best": times["torch"].best / taken.best if "torch" in times else None,
+                "of_limit": limit["seconds"] / taken.median if limit["bound"] else None,
+            }
+            for name, taken in times.items()
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Mean seconds of a call in each of its turns."""
+
+    turns: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        """Over the turns."""
+        return statistics.median(self.turns)
+
+    @property
+    def best(self) -> float:
+        """The shortest."""
+        return min(self.turns)
+
+
+def in_turns(calls: Mapping[str, Call], seconds: float) -> dict[str, Times]:
+    """Call each for a tenth of ``seconds``, then the next, ten times around. Long calls have fewer turns.
+
+    In a turn a call is made several times if it is short: caches are then as warm as they are in use.
+    """
+    turns: dict[str, list[float]] = {name: [] for name in calls}
+    spent = 0.0
+    for number in range(_ROUNDS):
+        if number >= _LEAST_ROUNDS and spent > 2 * seconds * len(calls):
+            break
+        for name, call in calls.items():
+            time.sleep(_PAUSE)
+            started, count, taken = time.perf_counter(), 0, 0.0
+            while count == 0 or taken < seconds / _ROUNDS:
+                call()
+                count, taken = count + 1, time.perf_counter() - started
+            turns[name].append(taken / count)
+            spent += taken
+    return {name: Times(values) for name, values in turns.items()}
+
+
+def _thread_times() -> tuple[float, float]:
+    """Seconds for which the threads of this process ran, and for which they waited for a core; 0 where nobody tells."""
+    ran, waited = 0, 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread may end meanwhile
+            numbers = path.read_text(encoding="ascii").split()
+            ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
+    return ran / 1e9, waited / 1e9
+
+
+def _cpu_name() -> str | None:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None

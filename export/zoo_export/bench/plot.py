@@ -1,0 +1,73 @@
+"""Drawing what :mod:`zoo_export.bench` measured. It needs matplotlib, the extra ``plot``."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import UsageError, storage_errors
+
+__all__ = ["check_plot", "draw_plot"]
+
+SUFFIXES = (".png", ".svg")
+
+
+def check_plot(path: Path, *, force: bool) -> None:
+    """Raise :class:`UsageError` where a drawing cannot be made: before anything is measured for it."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError("unknown kind of drawing", path, f"name it *{' or *'.join(SUFFIXES)}")
+    if path.is_dir():
+        raise UsageError("is a directory", path, "name a file")
+    if path.exists() and not force:
+        raise UsageError("already exists", path, "use --force to replace it")
+    if find_spec("matplotlib") is None:
+        raise UsageError("drawing needs matplotlib", None, "pip install attention-zoo[plot]")
+
+
+def draw_plot(result: Mapping[str, Any], path: Path) -> None:
+    """Write a bar for each backend in each case: tokens a second, and a mark at what the machine can do at most.
+
+    Args:
+        result: of :func:`zoo_export.bench.bench_model`.
+        path: .png or .svg. It is replaced if it exists, and appears when it is complete.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
+    from matplotlib.figure import Figure
+
+    cases = result["cases"]
+    names = list(dict.fromkeys(name for case in cases for name in case["backends"]))
+    figure = Figure(figsize=(8, 1.5 + 0.3 * len(cases) * (len(names) + 1)), layout="constrained")
+    axes = figure.subplots()
+    height = 1 / (len(names) + 1)
+    for place, name in enumerate(names):
+        found = [(row, case["backends"][name]) for row, case in enumerate(cases) if name in case["backends"]]
+        rows = [row + (place - (len(names) - 1) / 2) * height for row, _ in found]
+        bars = axes.barh(rows, [item["tokens_per_second"] for _, item in found], height, label=name)
+        axes.bar_label(bars, [f"{item['of_limit']:.0%}" if item["of_limit"] else "" for _, item in found], padding=3)
+    firsts = ((row, case["backends"]["onnxruntime"]) for row, case in enumerate(cases))
+    most = [(item["tokens_per_second"] / item["of_limit"], row) for row, item in firsts if item["of_limit"]]
+    axes.plot([speed for speed, _ in most], [row for _, row in most], "k|", markersize=24, label="limit of the machine")
+    axes.set_yticks(range(len(cases)), [f"{c['graph']} {c['phase']}\n{c['batch']} x {c['length']}" for c in cases])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("tokens a second, and what part that is of the limit")
+    axes.set_title(f"{result['model']} on {result['provider']}, {result['cpu']}", fontsize="medium")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    drawing = io.BytesIO()
+    figure.savefig(drawing, format=path.suffix.lower()[1:])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with storage_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(drawing.getvalue())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

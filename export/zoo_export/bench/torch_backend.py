@@ -1,0 +1,124 @@
+"""Torch, as :mod:`zoo_export.bench` measures it beside a session: the unmodified module, eager and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from zoo.artifact import ModelDirectory
+from zoo.contract import Graph
+from zoo.models import build_on_meta, load_directory
+from zoo.nn import GraphModule, call_graph
+from zoo.registry import ModelSpec
+from zoo_export.bench.cases import Call, Case, CompileError
+from zoo_export.grid import empty_past, slice_feeds
+from zoo_export.pipeline import Arrays, next_past
+from zoo_export.session import Provider, allowed_cores
+
+__all__ = ["TorchBackend", "count_flops", "device_problem", "limited_threads"]
+
+
+def device_problem(provider: Provider) -> str | None:
+    """Why torch cannot run where the session does, or None when it can."""
+    return "this torch has no CUDA device" if provider == "cuda" and not torch.cuda.is_available() else None
+
+
+@contextmanager
+def limited_threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with so many threads, by default with as many as the session."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or allowed_cores() or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class TorchBackend:
+    """The model with its stored weights, in its own dtype."""
+
+    def __init__(self, stored: ModelDirectory, device: str) -> None:
+        self.model = load_directory(stored).to(device)
+        self.device, self.real = device, next(self.model.parameters()).dtype
+
+    def __call__(self, case: Case, feeds: Arrays) -> Call:
+        """Eager."""
+        return _call(GraphModule(self.model, case.graph), case, self._inputs(case, feeds))
+
+    def compiled(self, case: Case, feeds: Arrays) -> Call:
+        """Compiled as a whole for the shapes of this case, without a fallback, and run once.
+
+        Raises :class:`zoo_export.bench.cases.CompileError`.
+        """
+        torch.compiler.reset()
+        module = torch.compile(GraphModule(self.model, case.graph), fullgraph=True, dynamic=False)
+        call = _call(module, case, self._inputs(case, feeds))
+        try:
+            call()
+        except Exception as error:  # a compiler may raise anything
+            reason = str(error).strip().partition("\n")[0]
+            raise CompileError(f"{type(error).__name__}: {reason}") from error
+        return call
+
+    def _inputs(self, case: Case, feeds: Arrays) -> list[Tensor]:
+        """Inputs of the call, in the order of the declaration."""
+        graph, known = case.graph, self._tensors(feeds)
+        if graph.past is not None:
+            known |= self._tensors(empty_past(graph, case.batch, np.dtype(np.float32)))
+            if case.past:
+                known |= next_past(graph, self._run(graph, known | self._part(graph, feeds, 0, case.past)))
+            known |= self._part(graph, feeds, case.past, case.past + case.new)
+        return [known[tensor.name] for tensor in graph.input_tensors()]
+
+    def _run(self, graph: Graph, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with torch.inference_mode():
+            return call_graph(self.model, graph, feeds)
+
+    def _part(self, graph: Graph, feeds: Arrays, start: int, stop: int) -> dict[str, Tensor]:
+        return self._tensors(dict(slice_feeds(graph, feeds, start, stop)))
+
+    def _tensors(self, arrays: Arrays) -> dict[str, Tensor]:
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+        return {
+            name: tensor.to(self.device, self.real if tensor.is_floating_point() else None)
+            for name, tensor in tensors.items()
+        }
+
+
+def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
+    names = [tensor.name for tensor in case.graph.output_tensors()]
+
+    def call() -> list[Any]:
+        with torch.inference_mode():
+            outputs = dict(zip(names, module(*inputs), strict=True))
+            compared = [outputs[name] for name in case.compared]
+            # On a device this waits for the results, as whoever wants them does.
+            return [(value[:, -1].float() if case.graph.past else value).cpu().numpy() for value in compared]
+
+    return call
+
+
+def count_flops(spec: ModelSpec, case: Case) -> int:
+    """FLOPs of a case: those of the matrix products that torch sees on a model without weights."""
+    graph = case.graph
+    sizes = dict.fromkeys(graph.dim_names(), case.length) | {"batch": case.batch, "sequence": case.new}
+    if graph.past is not None:
+        sizes[graph.past.length] = case.past
+    feeds = {
+        tensor.name: torch.empty(
+            tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else torch.float32, device="meta"
+        )
+        for tensor in graph.input_tensors()
+    }
+    counter = FlopCounterMode(display=False)
+    # Fused attention has no formula on a CPU and would count as free.
+    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
+        call_graph(build_on_meta(spec), graph, feeds)
+    return int(counter.get_total_flops())

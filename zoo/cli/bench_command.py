@@ -1,0 +1,101 @@
+"""``zoo bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo.cli.export_command import parity_progress, provider_option
+from zoo.cli.output import columns, emit_json, json_option
+from zoo.errors import UsageError
+
+BUSY = 0.1
+"""Threads that wait for a core for this part of the time measure what else runs, more than the model."""
+
+
+def parse_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:
+    """``1,8`` as positive numbers, each once."""
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UsageError(f"{text!r} is not a list of positive numbers", parameter.opts[0], "write 1,8")
+    return list(dict.fromkeys(numbers))
+
+
+@click.command("bench")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--batch", "batches", metavar="B,...", default="1", show_default=True, callback=parse_numbers,
+              help="Rows computed at once.")  # fmt: skip
+@click.option("--lengths", metavar="N,...", callback=parse_numbers,
+              help="Tokens of a prompt, or of an input.  [default: 128, or as many as fit]")  # fmt: skip
+@provider_option
+@click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]), help="Which precision to run.")
+@click.option("--variant", metavar="NAME", help="Which export to run.  [default: the best for the provider]")
+@click.option("--threads", type=click.IntRange(min=1), help="Of everything that is measured.  [default: the cores]")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
+              help="How long to measure each call.")  # fmt: skip
+@click.option("--torch/--no-torch", default=True, help="Measure torch too, and compare the outputs.  [default: torch]")
+@click.option("--compile/--no-compile", "compiled", default=True,
+              help="Measure torch.compile too.  [default: compile, where that works]")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the result: .png or .svg.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("--unverified", is_flag=True, help="Run an export that was not shown equal to the model.")
+@json_option
+def command(directory: Path, plot: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+    """Measure the exported model in DIRECTORY beside torch and beside the limits of this machine."""
+    from zoo_export.bench import bench_model
+
+    if plot is not None:
+        from zoo_export.bench.plot import check_plot, draw_plot
+
+        check_plot(plot, force=force)
+    with parity_progress("measuring") as progress:
+        result = bench_model(directory, progress=progress, **options)
+    for name, reason in result["left_out"].items():
+        click.echo(f"warning: {name} is left out: {reason}", err=True)
+    waited = max(case["waited"] or 0 for case in result["cases"])
+    if waited > BUSY:
+        what = f"threads waited for a free core for {waited:.0%} of the time"
+        click.echo(f"warning: {what}, so the ratios mislead: repeat it on an idle machine", err=True)
+    if plot is not None:
+        draw_plot(result, plot)
+    if as_json:
+        emit_json("bench", result)
+        return
+    variant = f" ({result['variant']})" if result["variant"] else ""
+    threads = f", threads: {result['threads']}" if result["threads"] else ""
+    click.echo(f"{result['model']}{variant}: {result['dtype']} on {result['provider']}{threads}, {result['cpu']}\n")
+    rows = [row for case in result["cases"] for row in _rows(case)]
+    titles = ("GRAPH", "PHASE", "B x N", "", "MS", "BEST", "TOKENS/S", "ROWS/S", "VS TORCH", "OF LIMIT")
+    columns([titles, *rows], right=range(4, 10))
+
+
+def _rows(case: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A line for each backend, and one for what the machine can do at most where that is known."""
+    label = case["graph"], case["phase"], f"{case['batch']} x {case['length']}"
+    rows: list[tuple[str, ...]] = [
+        (
+            *label,
+            name,
+            f"{1000 * found['seconds']:.3f}",
+            f"{1000 * found['best_seconds']:.3f}",
+            f"{found['tokens_per_second']:,.0f}",
+            f"{found['rows_per_second']:,.0f}",
+            f"{found['times_torch']:.2f}x" if found["times_torch"] else "",
+            f"{found['of_limit']:.1%}" if found["of_limit"] else "",
+        )
+        for name, found in case["backends"].items()
+    ]
+    limit = case["limit"]
+    if limit["bound"] is None:
+        return rows
+    rate, unit = ("bytes_per_second", "GB/s") if limit["bound"] == "memory" else ("flops_per_second", "GFLOP/s")
+    tokens = case["batch"] * (1 if case["phase"] == "decode" else case["length"]) / limit["seconds"]
+    shown = f"{1000 * limit['seconds']:.3f}", "", f"{tokens:,.0f}", f"{case['batch'] / limit['seconds']:,.0f}", "", ""
+    return [*rows, (*label, f"limit: {limit['bound']}, {limit[rate] / 1e9:.1f} {unit}", *shown)]
