@@ -21,14 +21,14 @@ def zoo_exporters() -> Sequence[zoo.Exporter]:
 
 @zoo.hookimpl
 def zoo_tasks() -> Sequence[zoo.Task]:
-    home, encoders = "zoo_export.runtime.tasks", ("feature-extraction", "sentence-embedding")
+    home, encoders = "zoo_export.runtime", ("feature-extraction", "sentence-embedding")
     return [
-        zoo.Task(name="feature-extraction", run=f"{home}:Features", serves=encoders),
-        zoo.Task(name="fill-mask", run=f"{home}:FillMask", serves=("fill-mask", "pretraining")),
-        zoo.Task(name="image-classification", run=f"{home}:ImageClassification"),
-        zoo.Task(name="pretraining", run=f"{home}:FillMask"),
-        zoo.Task(name="sentence-embedding", run=f"{home}:Embed", serves=encoders),
-        zoo.Task(name="text-classification", run=f"{home}:TextClassification"),
-        zoo.Task(name="text-generation", run=f"{home}:Continue"),
-        zoo.Task(name="text2text-generation", run=f"{home}:Translate"),
+        zoo.Task(name="feature-extraction", run=f"{home}.tasks:Features", serves=encoders),
+        zoo.Task(name="fill-mask", run=f"{home}.tasks:FillMask", serves=("fill-mask", "pretraining")),
+        zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
+        zoo.Task(name="pretraining", run=f"{home}.tasks:FillMask"),
+        zoo.Task(name="sentence-embedding", run=f"{home}.tasks:Embed", serves=encoders),
+        zoo.Task(name="text-classification", run=f"{home}.tasks:TextClassification"),
+        zoo.Task(name="text-generation", run=f"{home}.generating:Continue"),
+        zoo.Task(name="text2text-generation", run=f"{home}.generating:Translate"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,9 +16,14 @@ __all__ = ["COUNT", "SIZE", "bytes_text", "columns", "count_text", "emit_json", 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
+_COMMANDS = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON may hold as they are, and a terminal obeys."""
+
+
 def emit_json(command: str, data: dict[str, Any], *, version: int = 1) -> None:
     """Print a result whose ``schema`` names the command and the version of its form."""
-    click.echo(json.dumps({"schema": f"zoo.{command}/{version}", **data}, indent=2, ensure_ascii=False))
+    text = json.dumps({"schema": f"zoo.{command}/{version}", **data}, indent=2, ensure_ascii=False)
+    click.echo(_COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:

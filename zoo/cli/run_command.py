@@ -138,8 +138,9 @@ def command(
             else:
                 _print(session, runner, answers, together=bool(given))
     if failures:
-        if len(given) == 1:
-            raise failures[0].error or AssertionError
+        only = failures[0].error
+        if len(given) == 1 and only is not None:
+            raise only
         raise ArtifactError(f"no result for {len(failures)} of the inputs", directory, "see the warnings above")
 
 

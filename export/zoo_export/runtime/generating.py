@@ -1,0 +1,207 @@
+"""The tasks of decoders: continuing a prompt, and generating the target of a source."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from zoo.artifact import LOOP
+from zoo.errors import UsageError
+from zoo_export.runtime.decoder import Array, Decoder, device_of
+from zoo_export.runtime.generation import Choices, Continuation, Generation, continue_rows, search_beams
+from zoo_export.runtime.runner import Answer, TextRunner, Tokens
+from zoo_export.runtime.text import GrowingText, continuation, printable
+
+__all__ = ["Continue", "Translate"]
+
+
+class _Generate(TextRunner):
+    """``generated``, a text, and ``generated_ids``: what :class:`Generation` says.
+
+    ``finish_reason`` is ``end`` for an end token, ``stop`` for a stop string or token, ``length`` otherwise. The ids
+    are all that were generated, an end token included; the text ends before it, and before a stop string.
+    """
+
+    options = Generation
+    batch_size = 8
+
+    def __init__(self, session: Any, chosen: Generation) -> None:
+        super().__init__(session, chosen)
+        end = session.option("eos_token_id")
+        self.ends = frozenset() if end is None else frozenset((end,))
+        self.choose = Choices(chosen, self.ends)
+        self.in_one_graph = session.export.variant == LOOP
+        if self.in_one_graph and chosen != Generation(max_new_tokens=chosen.max_new_tokens):
+            raise UsageError("the graph generates greedily", session.path, "choose another variant to choose options")
+        if chosen.stop and session.tokenizer is None:
+            raise UsageError("stop texts need a tokenizer", session.path, "give stop_token_ids")
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        fitting = [item for item in items if self.room(item) > 0]
+        results = {item.number: self._result(item, [], "length") for item in items if item not in fitting}
+        if fitting and self.in_one_graph:
+            results |= self._run_loop(fitting)
+        elif fitting and self.chosen.num_beams > 1:
+            results |= self._search(fitting)
+        elif fitting:
+            results |= self._continue(fitting)
+        return [results[item.number] for item in items]
+
+    def _continue(self, items: Sequence[Tokens]) -> dict[int, Any]:
+        texts = [self._text(item) if self.chosen.stop else None for item in items]
+        rows = [self._row(item, text) for item, text in zip(items, texts, strict=True)]
+        for _ in continue_rows(*self.start(items), rows, self.choose):
+            pass
+        return {
+            item.number: row.error or self._result(item, row.ids, row.finish, text)
+            for item, row, text in zip(items, rows, texts, strict=True)
+        }
+
+    def _search(self, items: Sequence[Tokens]) -> dict[int, Any]:
+        results: dict[int, Any] = {}
+        known = {item.number: item for item in items}
+        for row, beams in search_beams(*self.start(items), [self._row(item) for item in items], self.choose):
+            item = known[row.number]
+            texts = [{**self._result(item, beam.ids, self._reason(beam.ids)), "score": beam.score} for beam in beams]
+            results[row.number] = row.error or {**texts[0], "beams": texts[1:]}
+        return results
+
+    def stream(self, item: Tokens) -> Iterator[str]:
+        """The text, piece by piece."""
+        if self.session.tokenizer is None:
+            raise UsageError("streaming needs a tokenizer", self.session.path, "attach one with --tokenizer FILE")
+        if self.in_one_graph or self.chosen.num_beams > 1:
+            what = "one graph for all of generation" if self.in_one_graph else "beam search"
+            raise UsageError(f"{what} has nothing to stream before its end", self.session.path)
+        return self._pieces(item) if self.room(item) > 0 else iter(())
+
+    def _pieces(self, item: Tokens) -> Iterator[str]:
+        text = self._text(item)
+        row = self._row(item, text)
+        for _ in continue_rows(*self.start([item]), [row], self.choose):
+            yield text.new()
+        if row.error is not None:
+            raise row.error
+        yield text.rest()
+
+    def lead(self, text: str) -> str:
+        """What is shown before what is generated from a text."""
+        return ""
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            lead = self.lead(answer.input) if isinstance(answer.input, str) else ""
+            yield printable(lead + _shown(answer.result))
+
+    @abstractmethod
+    def room(self, item: Tokens) -> int:
+        """Tokens that can follow an input."""
+
+    @abstractmethod
+    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
+        """A decoder, and the ids and the mask of its first call."""
+
+    @abstractmethod
+    def prompt(self, item: Tokens) -> list[int]:
+        """The tokens that what is generated continues."""
+
+    def _row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
+        grow = text.append if text is not None else None
+        return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow)
+
+    def _text(self, item: Tokens) -> GrowingText:
+        return GrowingText(self.session.tokenizer, self.prompt(item), self.chosen.stop)
+
+    def _reason(self, ids: Sequence[int]) -> str:
+        if ids[-1] in self.ends:
+            return "end"
+        return "stop" if ids[-1] in self.chosen.stop_token_ids else "length"
+
+    def _result(
+        self, item: Tokens, ids: list[int], reason: str | None, text: GrowingText | None = None
+    ) -> dict[str, Any]:
+        shown: str | None = None
+        if text is not None:
+            shown = text.text()
+            reason = "stop" if text.stopped else reason
+        elif self.session.tokenizer is not None:
+            shown = continuation(self.session.tokenizer, self.prompt(item), ids if reason == "length" else ids[:-1])
+        return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
+
+    def _run_loop(self, items: Sequence[Tokens]) -> dict[int, Any]:
+        """What greedy decoding chooses, from one graph."""
+        from zoo_export.loop import plan_loop, run_loop
+
+        feeds = self.feed(items, left=len(self.session.graphs) == 1)
+        inputs = {name: feeds[name] for name in plan_loop(self.session.stored.spec).inputs}
+        chosen = run_loop(self.session.sessions[LOOP], inputs, self.chosen.max_new_tokens).tolist()
+        results = {}
+        for item, ids in zip(items, chosen, strict=True):
+            stops = [place for place, token in enumerate(ids) if token in self.ends]
+            reason = "end" if stops else "length"
+            results[item.number] = self._result(item, ids[: stops[0] + 1] if stops else ids, reason)
+        return results
+
+
+class Continue(_Generate):
+    """Continues a prompt."""
+
+    def room(self, item: Tokens) -> int:
+        longest = self.session.option("max_seq_len")
+        return self.chosen.max_new_tokens if longest is None else longest - len(item.ids)
+
+    def fits(self, longest: int, size: int) -> bool:
+        """Padding takes positions: a shorter prompt joins a longer one where there are enough for both."""
+        positions = self.session.option("max_seq_len")
+        return size == longest or positions is None or longest + self.chosen.max_new_tokens <= positions
+
+    def prompt(self, item: Tokens) -> list[int]:
+        return item.ids
+
+    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
+        feeds = self.feed(items, left=True)
+        session = self.session.sessions[self.graph.name]
+        ids = feeds["input_ids"]
+        mask = next((feeds[tensor.name] for tensor in self.graph.input_tensors() if tensor.is_mask), np.ones_like(ids))
+        return Decoder(session, self.graph, {}, len(items), self.session.dtype), ids, mask
+
+    def lead(self, text: str) -> str:
+        return text
+
+
+class Translate(_Generate):
+    """Generates the target of a source: the encoder runs once, the decoder token by token."""
+
+    def room(self, item: Tokens) -> int:
+        longest = self.session.option("max_seq_len")
+        return self.chosen.max_new_tokens if longest is None else longest - 1
+
+    def prompt(self, item: Tokens) -> list[int]:
+        return [self.session.option("decoder_start_token_id") or 0]
+
+    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
+        *encoders, graph = self.session.graphs
+        sessions = self.session.sessions
+        feeds = {name: np.ascontiguousarray(array) for name, array in self.feed(items).items()}
+        known = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+        for encoder in encoders:
+            session = sessions[encoder.name]
+            binding = session.io_binding()
+            for given in session.get_inputs():
+                binding.bind_ortvalue_input(given.name, known[given.name])
+            names = [made.name for made in session.get_outputs()]
+            for name in names:
+                binding.bind_output(name, device_of(session))
+            session.run_with_iobinding(binding)
+            known |= dict(zip(names, binding.get_outputs(), strict=True))
+        ids = np.array([self.prompt(item) for item in items], np.int64)
+        return Decoder(sessions[graph.name], graph, known, len(items), self.session.dtype), ids, np.ones_like(ids)
+
+
+def _shown(result: dict[str, Any]) -> str:
+    text: str | None = result["generated"]
+    return text if text is not None else ",".join(map(str, result["generated_ids"]))
