@@ -76,6 +76,8 @@ class Decoder:
         else:
             self.caches = [ort.OrtValue.ortvalue_from_numpy(array, self.device, 0) for array in empty]
         self.mask = np.zeros((rows, 0), np.int64)
+        self.origins = np.arange(rows)
+        """Which of the first rows each one comes from: rows of one origin have the same constants."""
         self._bind_rows(rows)
 
     def __call__(self, ids: Array, mask: Array | None = None) -> Array:
@@ -122,21 +124,34 @@ class Decoder:
         """Go on with these rows, in this order; a row may be taken twice."""
         if np.array_equal(rows, np.arange(len(self.mask))):
             return
+        as_many = len(rows) == len(self.mask)
         self.mask = self.mask[rows]
-        self.constants = {name: take_rows(value, rows, self.device) for name, value in self.constants.items()}
-        if isinstance(self.caches, Buffers):
+        origins = self.origins[rows]
+        if not np.array_equal(origins, self.origins):
+            self.constants = {name: take_rows(value, rows, self.device) for name, value in self.constants.items()}
+            self.origins = origins
+        if not isinstance(self.caches, Buffers):
+            self.caches = [take_rows(value, rows, self.device) for value in self.caches]
+        elif as_many and self.device == "cpu":
+            self.caches.move(rows, self.length)
+        else:
             filled = [array[rows] for array in self.caches.filled(self.length)]
             self.caches = Buffers(filled, self.caches.capacity, self.axis, self.device, room=0)
+            as_many = False
+        if as_many:
+            self._bind_constants()
         else:
-            self.caches = [take_rows(value, rows, self.device) for value in self.caches]
-        self._bind_rows(len(rows))
+            self._bind_rows(len(rows))
+
+    def _bind_constants(self) -> None:
+        for name, value in self.constants.items():
+            self.binding.bind_ortvalue_input(name, value)
 
     def _bind_rows(self, rows: int) -> None:
         """Bind what only changes with the number of rows."""
         self.binding.clear_binding_inputs()
         self.binding.clear_binding_outputs()
-        for name, value in self.constants.items():
-            self.binding.bind_ortvalue_input(name, value)
+        self._bind_constants()
         if self.cuts_logits:
             self.binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(1))
         self.logits = np.empty((rows, 1, self.vocabulary), self.dtype)

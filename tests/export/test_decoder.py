@@ -1,0 +1,113 @@
+"""The decoder that sessions generate with, step by step against full passes in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from zoo_export import load_session
+from zoo_export.exporter import Options, export_graphs_only
+from zoo_export.in_place import Buffers
+from zoo_export.runtime.decoder import Decoder
+
+import zoo as library
+from zoo.errors import UsageError
+
+POSITIONS = 200
+VOCABULARY = 260
+
+
+@pytest.fixture(scope="module")
+def long_model(exported_build: Callable[..., Path]) -> Callable[[str], Path]:
+    """A decoder with more positions than fit into the first buffers, in both kinds of graph, not verified."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = exported_build(name, f"max_seq_len={POSITIONS}", noise=True, gain=3.0)
+            for profile in ("portable", "cpu"):
+                export_graphs_only(made[name], options=Options(profile=profile))
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("variant", ["", "cpu"], ids=["portable", "in place"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
+def test_any_steps_and_moves_equal_full_passes(long_model: Callable[[str], Path], name: str, variant: str) -> None:
+    """A padded prompt, then tokens one and several at a time, with rows moved, doubled and dropped in between."""
+    rng = np.random.default_rng(5)
+    folder = long_model(name)
+    model = library.load(folder)
+    with load_session(folder, variant=variant, unverified=True, threads=1) as session:
+        graph = session.graphs[-1]
+        padding = np.array([0, 3, 1])
+        ids = rng.integers(0, 256, (3, 7))
+        mask = (np.arange(7) >= padding[:, None]).astype(np.int64)
+        source = rng.integers(0, 256, (3, 5))
+        known: dict[str, Any] = {}
+        if name == "transformer-tiny":
+            mask[:] = 1
+            feeds = {"input_ids": source, "attention_mask": np.ones_like(source)}
+            feeds |= session.execute(session.graphs[0], feeds)
+            known = {key: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for key, value in feeds.items()}
+        decode = Decoder(session.sessions[graph.name], graph, known, 3, np.dtype(np.float32))
+        assert isinstance(decode.caches, Buffers) == (variant == "cpu")
+        rows, new, given = np.arange(3), ids, mask
+        wholes: set[int] = set()
+        while True:
+            found = decode(new, given)
+            with torch.inference_mode():
+                full, seen = torch.tensor(ids), torch.tensor(mask)
+                wanted = model(torch.tensor(source[rows]), full) if known else model(full, seen)
+            np.testing.assert_allclose(found, wanted[:, -1].numpy(), rtol=0, atol=2e-3)
+            if isinstance(decode.caches, Buffers):
+                wholes.add(decode.caches.capacity)
+            if ids.shape[1] > 150:
+                break
+            moved = [np.arange(len(rows)), rng.permutation(len(rows)), rng.integers(0, len(rows), len(rows))]
+            moved += [rng.integers(0, len(rows), rng.integers(1, 5))]
+            order = moved[rng.integers(0, len(moved))]
+            decode.take(order)
+            rows, ids, mask = rows[order], ids[order], mask[order]
+            new = rng.integers(0, 256, (len(rows), rng.choice([1, 1, 1, 2, 9])))
+            given = np.ones_like(new)
+            ids, mask = np.concatenate((ids, new), 1), np.concatenate((mask, given), 1)
+        assert len(wholes) > 1 or variant == "", "the buffers had to grow"
+
+
+def test_generating_past_the_first_buffers_is_the_same_in_place(long_model: Callable[[str], Path]) -> None:
+    texts = []
+    for variant in ("", "cpu"):
+        with load_session(long_model("gpt-tiny"), variant=variant, unverified=True, threads=1) as session:
+            options = {"max_new_tokens": 90, "num_beams": 3, "stop_token_ids": (7,)}
+            texts.append([result["generated_ids"][:20] for result in session.run(["time flies", "x"], **options)])
+    assert texts[0] == texts[1]
+
+
+def test_memory_is_not_allocated_anew_for_each_token(long_model: Callable[[str], Path]) -> None:
+    """The buffers of one step are those of the next, until they are full."""
+    with load_session(long_model("gpt-tiny"), variant="cpu", unverified=True, threads=1) as session:
+        decode = Decoder(session.sessions["model"], session.graphs[0], {}, 2, np.dtype(np.float32))
+        decode(np.ones((2, 4), np.int64))
+        assert isinstance(decode.caches, Buffers)
+        places = [value.data_ptr() for value in decode.caches.values]
+        logits = decode.logits.ctypes.data
+        for _ in range(25):
+            decode(np.ones((2, 1), np.int64))
+            decode.take(np.array([1, 0]))
+        assert [value.data_ptr() for value in decode.caches.values] == places
+        assert decode.logits.ctypes.data == logits
+
+
+def test_an_input_that_nothing_feeds_is_named(long_model: Callable[[str], Path]) -> None:
+    folder = long_model("transformer-tiny")
+    with load_session(folder, unverified=True, threads=1) as session:
+        decoder = session.graphs[-1]
+        with pytest.raises(UsageError, match="nothing here can feed attention_mask, cross_key_values"):
+            Decoder(session.sessions["decoder"], decoder, {}, 1, np.dtype(np.float32))
