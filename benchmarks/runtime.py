@@ -201,7 +201,7 @@ def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, li
     return times
 
 
-def generation(folder: Path, peers: Path | None, rounds: int, threads: int) -> None:
+def generation(folder: Path, peers: Path | None, rounds: int, threads: int, only: Sequence[str]) -> None:
     """Greedy text after a prompt."""
     zoo(folder, "build", "gpt-small")
     for options in (("--profile", "cpu"), ("--quantize", "int8"), ("--quantize", "int4")):
@@ -218,7 +218,7 @@ def generation(folder: Path, peers: Path | None, rounds: int, threads: int) -> N
         setups += [("optimum", there, GENERATION["optimum"])]
         setups += [(f"CTranslate2, {kind}", there, GENERATION["CTranslate2"].format(kind=kind, threads=threads))
                    for kind in ("float32", "int8")]  # fmt: skip
-    workers = [Worker(*setup, folder) for setup in setups]
+    workers = [Worker(*setup, folder) for setup in setups if not only or setup[0] in only]
     rng = np.random.default_rng(0)
     jobs = {batch: rng.integers(1, 50000, (batch, PROMPT)).tolist() for batch in BATCHES}
     check_tokens(workers, jobs[max(BATCHES)])
@@ -285,12 +285,13 @@ def main() -> None:
     parser.add_argument("what", choices=["generation", "embedding"])
     parser.add_argument("--peers", type=Path, help="virtual environment of the others")
     parser.add_argument("--sentences", type=Path, help="texts to embed, one in each line")
+    parser.add_argument("--only", action="append", default=[], help="for generation: a label of its table")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.what == "generation":
-            generation(Path(name), options.peers, options.rounds, options.threads)
+            generation(Path(name), options.peers, options.rounds, options.threads, options.only)
         elif options.sentences is None:
             parser.error("embedding needs --sentences FILE")
         else:
