@@ -68,7 +68,7 @@ def test_any_steps_and_moves_equal_full_passes(long_model: Callable[[str], Path]
             np.testing.assert_allclose(found, wanted[:, -1].numpy(), rtol=0, atol=2e-3)
             if isinstance(decode.caches, Buffers):
                 wholes.add(decode.caches.capacity)
-            if ids.shape[1] > 150:
+            if ids.shape[1] > 90:
                 break
             moved = [np.arange(len(rows)), rng.permutation(len(rows)), rng.integers(0, len(rows), len(rows))]
             moved += [rng.integers(0, len(rows), rng.integers(1, 5))]
