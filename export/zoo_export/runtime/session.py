@@ -87,11 +87,11 @@ def load_session(
     export.check()
     if not unverified:
         export.check_verified()
-        compared = export.evidence.get("provider")
-        if compared not in (None, provider):
-            remedy = f"zoo verify {directory} --provider {provider}"
-            _say(f"warning: verified on {compared}, runs on {provider}: {directory}: {remedy}")
     session = Session(stored, export, provider, threads, memory, Path(tokenizer) if tokenizer else None)
+    compared = export.evidence.get("provider")
+    if not unverified and compared not in (None, provider):
+        remedy = f"zoo verify {directory} --provider {provider} compares it there"
+        _say(f"warning: verified on {compared}, runs on {provider}: {directory}: {remedy}")
     if provider == "cuda":
         _report_cpu_nodes(session)
     return session
