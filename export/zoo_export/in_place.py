@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 
 from zoo.contract import Graph
+from zoo_export.session import device_of
 
 __all__ = ["PAST_LENGTH", "Buffers", "run_in_place"]
 
@@ -82,8 +83,7 @@ def run_in_place(
     total = start + arrays[tokens.name].shape[tokens.dims.index("sequence")]
     given = [arrays[name] for name in past]
     if buffers is None or not buffers.hold(given, total):
-        device = "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
-        buffers = Buffers(given, total, axis, device)
+        buffers = Buffers(given, total, axis, device_of(session))
     binding = session.io_binding()
     for name, value in (arrays | {PAST_LENGTH: np.array(start)}).items():
         if name not in past:

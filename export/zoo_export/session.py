@@ -24,6 +24,7 @@ __all__ = [
     "PlacedNode",
     "Provider",
     "allowed_cores",
+    "device_of",
     "left_on_cpu",
     "loading_problem",
     "open_session",
@@ -146,6 +147,11 @@ def _missing_library(name: str) -> str:
     except OSError as error:
         return str(error)
     return "its libraries load, but no device was found"
+
+
+def device_of(session: ort.InferenceSession) -> str:
+    """``cuda`` or ``cpu``, as the runtime names devices."""
+    return "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
 
 class PlacedNode(NamedTuple):

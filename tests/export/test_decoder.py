@@ -86,7 +86,7 @@ def test_generating_past_the_first_buffers_is_the_same_in_place(long_model: Call
     for variant in ("", "cpu"):
         with load_session(long_model("gpt-tiny"), variant=variant, unverified=True, threads=1) as session:
             options = {"max_new_tokens": 90, "num_beams": 3, "stop_token_ids": (7,)}
-            texts.append([result["generated_ids"][:20] for result in session.run(["time flies", "x"], **options)])
+            texts.append([result["generated_ids"] for result in session.run(["time flies", "x"], **options)])
     assert texts[0] == texts[1]
 
 

@@ -23,7 +23,7 @@ GENERATION = (
     ("--max-new-tokens", int, "Tokens after which a text ends at the latest.  [default: 32]"),
     ("--min-new-tokens", int, "Tokens before which no text ends by itself."),
     ("--temperature", float, "Sample, with logits divided by this; 0 takes the likeliest token.  [default: 0]"),
-    ("--top-k", int, "Sample from the K likeliest tokens; of masks and classes, how many to show."),
+    ("--top-k", int, "Sample from the K likeliest tokens; of masks, how many to show."),
     ("--top-p", float, "Sample from the likeliest tokens that together have this probability."),
     ("--min-p", float, "Sample from tokens with at least this fraction of the likeliest one's probability."),
     ("--repetition-penalty", float, "Make tokens that are in the text already less likely."),
@@ -66,7 +66,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated.")
 @click.option("--stream/--no-stream", default=None, help="Print text as it comes.  [default: one text to a terminal]")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Inputs that are computed at once.")
-@click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]), help="Which precision to run.")
+@click.option("--dtype", type=click.Choice(["fp32", "fp16", "int8", "int4"]), help="Which precision to run.")
 @click.option("--variant", metavar="NAME", help="Which export to run.  [default: the best for the provider]")
 @click.option(
     "--provider", type=click.Choice(["cpu", "cuda", "auto"]), default="cpu", show_default=True, help="Where to run."
@@ -115,13 +115,13 @@ def command(
         if twice := sorted(more.keys() & options.keys()):
             raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
         runner = session.runner(task, **more, **options)
-        alone = len(texts) == len(given) == 1 and results is None and not as_json and hasattr(runner, "stream")
+        alone = len(texts) == len(given) == 1 and results is None and not as_json and runner.streams
         if stream and not alone:
             raise UsageError("only one text that is generated can be streamed", "--stream", "leave it out")
         if alone and (stream or (stream is None and sys.stdout.isatty())):
-            # Unless it is asked for, what has nothing to stream is shown when it is complete.
-            with contextlib.nullcontext() if stream else contextlib.suppress(UsageError):
-                _stream(session, runner, texts[0])
+            pieces = _pieces(session, runner, texts[0], wanted=bool(stream))
+            if pieces is not None:
+                _stream(session, runner, texts[0], pieces)
                 return
         failures: list[Answer] = []
         done = results.done if results is not None else ()
@@ -234,12 +234,22 @@ def _print(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, 
             click.echo(printable(line, "\n\t"))
 
 
-def _stream(session: Session, runner: Any, text: str) -> None:
+def _pieces(session: Session, runner: Runner[Any], text: str, *, wanted: bool) -> Iterator[str] | None:
+    """What can be streamed. None where that is nothing, unless it is wanted: it is shown when it is complete."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return session.pieces(runner, text)
+    except UsageError:
+        if wanted:
+            raise
+        return None
+
+
+def _stream(session: Session, runner: Runner[Any], text: str, pieces: Iterator[str]) -> None:
     """Print a generated text as it comes, after its prompt where it continues one."""
     from zoo_export.runtime.text import printable
 
     with contextlib.redirect_stdout(sys.stderr):
-        pieces = session.pieces(runner, text)
         lead = session.lead(runner, text)
     try:
         click.echo(printable(lead, "\n\t"), nl=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zoo.errors import UsageError, storage_errors
+from zoo.errors import UsageError
+from zoo.storage import check_file_target, new_file
 
 __all__ = ["check_plot", "draw_plot"]
 
@@ -20,10 +19,7 @@ def check_plot(path: Path, *, force: bool) -> None:
     """Raise :class:`UsageError` where a drawing cannot be made: before anything is measured for it."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError("unknown kind of drawing", path, f"name it *{' or *'.join(SUFFIXES)}")
-    if path.is_dir():
-        raise UsageError("is a directory", path, "name a file")
-    if path.exists() and not force:
-        raise UsageError("already exists", path, "use --force to replace it")
+    check_file_target(path, force=force)
     if find_spec("matplotlib") is None:
         raise UsageError("drawing needs matplotlib", None, "pip install attention-zoo[plot]")
 
@@ -59,15 +55,5 @@ def draw_plot(result: Mapping[str, Any], path: Path) -> None:
     axes.set_xlabel("tokens a second, and what part that is of the limit")
     axes.set_title(f"{result['model']} on {result['provider']}, {result['cpu']}", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    drawing = io.BytesIO()
-    figure.savefig(drawing, format=path.suffix.lower()[1:])
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with storage_errors(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(drawing.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with new_file(path, force=True) as place:
+        figure.savefig(place, format=path.suffix.lower()[1:])

@@ -21,8 +21,9 @@ from zoo_export.decoding import decoder_inputs
 from zoo_export.grid import empty_past
 from zoo_export.in_place import PAST_LENGTH, Buffers
 from zoo_export.pipeline import LOGITS_TO_KEEP
+from zoo_export.session import device_of
 
-__all__ = ["Array", "Decoder", "device_of", "take_rows"]
+__all__ = ["Array", "Decoder", "take_rows"]
 
 Array = np.ndarray[Any, Any]
 
@@ -188,11 +189,6 @@ class Decoder:
 
 _ROOM = 64
 """Tokens that fit beyond those of a call. Attention computes over the free end of buffers too, so it is not large."""
-
-
-def device_of(session: ort.InferenceSession) -> str:
-    """``cuda`` or ``cpu``, as the runtime names devices."""
-    return "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
 
 def take_rows(value: ort.OrtValue, rows: Array, device: str) -> ort.OrtValue:

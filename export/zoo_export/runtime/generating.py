@@ -10,11 +10,14 @@ import numpy as np
 import onnxruntime as ort
 
 from zoo.artifact import LOOP
+from zoo.contract import dim_size
 from zoo.errors import UsageError
-from zoo_export.runtime.decoder import Array, Decoder, device_of
+from zoo_export.decoding import decoder_inputs
+from zoo_export.runtime.decoder import Array, Decoder
 from zoo_export.runtime.generation import Choices, Continuation, Generation, continue_rows, search_beams
-from zoo_export.runtime.runner import Answer, TextRunner, Tokens
+from zoo_export.runtime.runner import Answer, TextRunner, Tokens, require_outputs
 from zoo_export.runtime.text import GrowingText, continuation, printable
+from zoo_export.session import device_of
 
 __all__ = ["Continue", "Translate"]
 
@@ -31,43 +34,56 @@ class _Generate(TextRunner):
 
     def __init__(self, session: Any, chosen: Generation) -> None:
         super().__init__(session, chosen)
+        decoder = session.graphs[-1]
+        require_outputs(decoder, ("logits",), session.path)
+        if decoder.past is None:
+            raise UsageError(f"graph {decoder.name} declares no past to generate with", session.path)
         end = session.option("eos_token_id")
-        self.ends = frozenset() if end is None else frozenset((end,))
+        self.ends = frozenset(() if end is None else end if isinstance(end, tuple) else (end,))
         self.choose = Choices(chosen, self.ends)
         self.in_one_graph = session.export.variant == LOOP
         if self.in_one_graph and chosen != Generation(max_new_tokens=chosen.max_new_tokens):
             raise UsageError("the graph generates greedily", session.path, "choose another variant to choose options")
         if chosen.stop and session.tokenizer is None:
             raise UsageError("stop texts need a tokenizer", session.path, "give stop_token_ids")
+        logits = next(tensor for tensor in decoder.output_tensors() if tensor.name == "logits")
+        vocabulary = dim_size(logits.dims[-1], {})
+        for token in chosen.stop_token_ids:
+            if not 0 <= token < vocabulary:
+                raise UsageError(f"stop_token_ids has {token}, the vocabulary {vocabulary} tokens", session.path)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
-        fitting = [item for item in items if self.room(item) > 0]
-        results = {item.number: self._result(item, [], "length") for item in items if item not in fitting}
-        if fitting and self.in_one_graph:
-            results |= self._run_loop(fitting)
-        elif fitting and self.chosen.num_beams > 1:
-            results |= self._search(fitting)
-        elif fitting:
-            results |= self._continue(fitting)
-        return [results[item.number] for item in items]
+        results: list[Any] = [self._result(item, [], "length") for item in items]
+        places = [place for place, item in enumerate(items) if self.room(item) > 0]
+        fitting = [items[place] for place in places]
+        if not fitting:
+            return results
+        generate = (
+            self._run_loop if self.in_one_graph else self._search if self.chosen.num_beams > 1 else self._continue
+        )
+        for place, result in zip(places, generate(fitting), strict=True):
+            results[place] = result
+        return results
 
-    def _continue(self, items: Sequence[Tokens]) -> dict[int, Any]:
+    def _continue(self, items: Sequence[Tokens]) -> list[Any]:
         texts = [self._text(item) if self.chosen.stop else None for item in items]
         rows = [self._row(item, text) for item, text in zip(items, texts, strict=True)]
         for _ in continue_rows(*self.start(items), rows, self.choose):
             pass
-        return {
-            item.number: row.error or self._result(item, row.ids, row.finish, text)
+        return [
+            row.error or self._result(item, row.ids, row.finish, text)
             for item, row, text in zip(items, rows, texts, strict=True)
-        }
+        ]
 
-    def _search(self, items: Sequence[Tokens]) -> dict[int, Any]:
-        results: dict[int, Any] = {}
-        known = {item.number: item for item in items}
-        for row, beams in search_beams(*self.start(items), [self._row(item) for item in items], self.choose):
-            item = known[row.number]
-            texts = [{**self._result(item, beam.ids, self._reason(beam.ids)), "score": beam.score} for beam in beams]
-            results[row.number] = row.error or {**texts[0], "beams": texts[1:]}
+    def _search(self, items: Sequence[Tokens]) -> list[Any]:
+        rows = [self._row(item) for item in items]
+        found = dict(search_beams(*self.start(items), rows, self.choose))
+        results: list[Any] = []
+        for item, row in zip(items, rows, strict=True):
+            texts = [
+                {**self._result(item, beam.ids, self._reason(beam.ids)), "score": beam.score} for beam in found[row]
+            ]
+            results.append(row.error or {**texts[0], "beams": texts[1:]})
         return results
 
     def stream(self, item: Tokens) -> Iterator[str]:
@@ -87,10 +103,6 @@ class _Generate(TextRunner):
         if row.error is not None:
             raise row.error
         yield text.rest()
-
-    def lead(self, text: str) -> str:
-        """What is shown before what is generated from a text."""
-        return ""
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
@@ -132,18 +144,17 @@ class _Generate(TextRunner):
             shown = continuation(self.session.tokenizer, self.prompt(item), ids if reason == "length" else ids[:-1])
         return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
 
-    def _run_loop(self, items: Sequence[Tokens]) -> dict[int, Any]:
+    def _run_loop(self, items: Sequence[Tokens]) -> list[Any]:
         """What greedy decoding chooses, from one graph."""
         from zoo_export.loop import plan_loop, run_loop
 
         feeds = self.feed(items, left=len(self.session.graphs) == 1)
         inputs = {name: feeds[name] for name in plan_loop(self.session.stored.spec).inputs}
         chosen = run_loop(self.session.sessions[LOOP], inputs, self.chosen.max_new_tokens).tolist()
-        results = {}
+        results = []
         for item, ids in zip(items, chosen, strict=True):
             stops = [place for place, token in enumerate(ids) if token in self.ends]
-            reason = "end" if stops else "length"
-            results[item.number] = self._result(item, ids[: stops[0] + 1] if stops else ids, reason)
+            results.append(self._result(item, ids[: stops[0] + 1] if stops else ids, "end" if stops else "length"))
         return results
 
 
@@ -157,7 +168,8 @@ class Continue(_Generate):
     def fits(self, longest: int, size: int) -> bool:
         """Padding takes positions: a shorter prompt joins a longer one where there are enough for both."""
         positions = self.session.option("max_seq_len")
-        return size == longest or positions is None or longest + self.chosen.max_new_tokens <= positions
+        room = size == longest or positions is None or longest + self.chosen.max_new_tokens <= positions
+        return room and super().fits(longest, size)
 
     def prompt(self, item: Tokens) -> list[int]:
         return item.ids
@@ -165,8 +177,9 @@ class Continue(_Generate):
     def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
         feeds = self.feed(items, left=True)
         session = self.session.sessions[self.graph.name]
-        ids = feeds["input_ids"]
-        mask = next((feeds[tensor.name] for tensor in self.graph.input_tensors() if tensor.is_mask), np.ones_like(ids))
+        ids_name, mask_name = decoder_inputs(self.graph)
+        ids = feeds[ids_name]
+        mask = feeds[mask_name] if mask_name else np.ones_like(ids)
         return Decoder(session, self.graph, {}, len(items), self.session.dtype), ids, mask
 
     def lead(self, text: str) -> str:
@@ -176,12 +189,19 @@ class Continue(_Generate):
 class Translate(_Generate):
     """Generates the target of a source: the encoder runs once, the decoder token by token."""
 
+    def __init__(self, session: Any, chosen: Generation) -> None:
+        super().__init__(session, chosen)
+        self.first = session.option("decoder_start_token_id")
+        if self.first is None:
+            what = "the model does not say which token its targets start with"
+            raise UsageError(what, session.path, "set decoder_start_token_id when building")
+
     def room(self, item: Tokens) -> int:
         longest = self.session.option("max_seq_len")
         return self.chosen.max_new_tokens if longest is None else longest - 1
 
     def prompt(self, item: Tokens) -> list[int]:
-        return [self.session.option("decoder_start_token_id") or 0]
+        return [self.first]
 
     def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
         *encoders, graph = self.session.graphs

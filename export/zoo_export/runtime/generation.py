@@ -64,6 +64,8 @@ class Generation(Settings):
         for name in ("temperature", "min_new_tokens", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if abs(self.length_penalty) > 100:
+            raise ValueError(f"length_penalty must lie in [-100, 100], got {self.length_penalty}")
         for name in ("top_p", "min_p"):
             if not 0 <= (getattr(self, name) or 0) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
@@ -215,10 +217,12 @@ class Choices:
 
 def probabilities(scores: Array, options: Generation) -> Array:
     """The distribution (V,) in float64 that sampling draws from."""
-    scores = scores.astype(np.float64) / options.temperature
+    scores = scores.astype(np.float64)
+    with np.errstate(over="ignore"):  # to minus infinity, in the cold
+        scores = (scores - scores.max()) / options.temperature
     if options.top_k is not None and options.top_k < len(scores):
         scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
-    chances = np.exp(scores - scores.max())
+    chances = np.exp(scores)
     if options.top_p is not None and options.top_p < 1:
         total = chances.sum()
         chances[chances < (1 - options.top_p) * total / len(chances)] = 0  # never among them: fewer are left to sort

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import ArtifactError, UsageError
-from zoo_export.runtime.runner import Answer, Runner, finite
+from zoo_export.runtime.runner import Answer, Runner, finite, require_outputs
 from zoo_export.runtime.tasks import show_classes, softmax
 
 __all__ = ["ImageClassification"]
@@ -44,7 +44,10 @@ class ImageClassification(Runner[Pixels]):
         if len(self.input.dims) != 4 or len(self.graph.input_tensors()) > 1:
             raise UsageError("the model's graph does not take images alone", session.path)
         size = session.option("image_size")
-        sizes = {dim: size for dim in self.input.dims if isinstance(dim, str)}
+        sizes = {dim: 1 if dim == "batch" else size for dim in self.input.dims if isinstance(dim, str)}
+        if None in sizes.values():
+            raise UsageError("the model does not say how large its images are", session.path, "image_size is missing")
+        require_outputs(self.graph, ("logits",), session.path)
         _, self.channels, self.height, self.width = self.input.shape(sizes)
         mean, std = (session.option(name) for name in ("image_mean", "image_std"))
         self.mean, self.std = (
@@ -79,7 +82,7 @@ class ImageClassification(Runner[Pixels]):
         try:
             with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as image:
                 sized = image.convert(mode).resize((self.width, self.height), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
+        except Exception as error:  # the library raises a dozen classes, SyntaxError among them
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
 

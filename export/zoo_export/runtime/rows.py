@@ -61,7 +61,8 @@ def _read_lines(path: str) -> Iterator[Answer]:
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             try:
-                yield Answer(number, line.decode("utf-8").rstrip("\r\n"), id=number)
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors begin with a mark
+                yield Answer(number, text.rstrip("\r\n"), id=number)
             except UnicodeDecodeError as error:
                 yield _bad(path, number, f"not UTF-8 ({error.reason} at byte {error.start})")
 

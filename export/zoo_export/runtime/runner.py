@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from zoo.config import Settings
-from zoo.contract import Graph
+from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, UsageError, ZooError
 
 if TYPE_CHECKING:
@@ -67,6 +68,19 @@ class Runner(ABC, Generic[Item]):
     def answer(self, items: Sequence[Item]) -> Sequence[dict[str, Any] | ZooError]:
         """A result for each item of a batch, or the error of one that has none."""
 
+    def stream(self, item: Item) -> Iterator[str]:
+        """The result of one item as a text that comes in pieces, where the task has such."""
+        raise UsageError(f"{self.session.task} has nothing to stream", self.session.path)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the task has results that come in pieces."""
+        return type(self).stream is not Runner.stream
+
+    def lead(self, text: str) -> str:
+        """What is shown before what is streamed for a text."""
+        return ""
+
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         """Lines for people, one or more for each answer."""
         for answer in answers:
@@ -95,6 +109,13 @@ class Tokens:
 class TextRunner(Runner[Tokens]):
     """Inputs are texts, or token ids."""
 
+    needs: tuple[str, ...] = ()
+    """Outputs of the first graph without which the task cannot be done."""
+
+    def __init__(self, session: Session, chosen: Any) -> None:
+        super().__init__(session, chosen)
+        require_outputs(self.graph, self.needs, session.path)
+
     def read(self, value: Any, number: int) -> Tokens:
         """Token ids, all of which the model knows and has positions for."""
         if isinstance(value, str):
@@ -118,21 +139,27 @@ class TextRunner(Runner[Tokens]):
         """Tokens."""
         return len(item.ids)
 
+    def fits(self, longest: int, size: int) -> bool:
+        """A shorter input is padded, which only a mask can tell a graph."""
+        return size == longest or any(tensor.is_mask for tensor in self.graph.input_tensors())
+
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> Arrays:
-        """Inputs of the first graph for a padded batch: ids, mask, and zeros for other token inputs."""
+        """Inputs of the first graph for a padded batch: ids, mask, positions, and the first of two segments."""
         length = max(len(item.ids) for item in items)
         ids, mask = np.zeros((2, len(items), length), dtype=np.int64)
         for row, item in enumerate(items):
             place = slice(length - len(item.ids), None) if left else slice(len(item.ids))
             ids[row, place], mask[row, place] = item.ids, 1
-        feeds: Arrays = {}
-        for tensor in self.graph.input_tensors():
-            if tensor.is_mask:
-                feeds[tensor.name] = mask
-            elif tensor.upper is not None:
-                feeds[tensor.name] = ids
-                ids = np.zeros_like(ids)  # such as segments: everything is in the first
-        return feeds
+        known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": np.zeros_like(ids)}
+        known[self.ids_input.name] = ids
+        known |= {
+            tensor.name: mask for tensor in self.graph.inputs if isinstance(tensor, TensorSpec) and tensor.is_mask
+        }
+        names = [tensor.name for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
+        strange = sorted(set(names) - set(known))
+        if strange:
+            raise UsageError(f"nothing here can feed {', '.join(strange)}", f"graph {self.graph.name}")
+        return {name: known[name] for name in names}
 
     def compute(self, items: Sequence[Tokens]) -> Arrays:
         """The outputs of the first graph for a batch."""
@@ -142,6 +169,14 @@ class TextRunner(Runner[Tokens]):
     def graph(self) -> Graph:
         """The first graph."""
         return self.session.graphs[0]
+
+    @cached_property
+    def ids_input(self) -> TensorSpec:
+        """Its input of token ids: the first that has a vocabulary."""
+        for tensor in self.graph.input_tensors():
+            if tensor.upper is not None and not tensor.is_mask:
+                return tensor
+        raise UsageError(f"graph {self.graph.name} reads no token ids", self.session.path)
 
     def decode(self, ids: Sequence[int]) -> str | None:
         """The text of token ids, special ones included; None without a tokenizer."""
@@ -155,7 +190,7 @@ class TextRunner(Runner[Tokens]):
         longest = self.session.option("max_seq_len")
         if longest is not None and len(ids) > longest:
             raise ArtifactError(f"has {len(ids)} tokens, the model has {longest} positions", where, "shorten it")
-        upper = self.graph.input_tensors()[0].upper
+        upper = self.ids_input.upper
         if upper is not None and (min(ids) < 0 or max(ids) >= upper):
             what = f"has a token outside the vocabulary of {upper}"
             raise ArtifactError(what, where, "is this the model's tokenizer?")
@@ -163,6 +198,13 @@ class TextRunner(Runner[Tokens]):
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def require_outputs(graph: Graph, names: Sequence[str], where: object) -> None:
+    """Raise :class:`UsageError` unless a graph has these outputs."""
+    lacks = set(names) - {tensor.name for tensor in graph.output_tensors()}
+    if lacks:
+        raise UsageError(f"graph {graph.name} has no {', '.join(sorted(lacks))}", where, "choose another task")
 
 
 def label(answer: Answer) -> str:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from zoo.artifact import LOOP, PRECISIONS, PROFILES, TOKENIZER, Export, ModelDir
 from zoo.config import Settings
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
-from zoo.plugins import Plugin
+from zoo.plugins import Plugin, ZooWarning
 from zoo.registry import load_reference
 from zoo_export.grid import empty_past
 from zoo_export.pipeline import Arrays, OnnxExecutor
@@ -61,7 +62,7 @@ def load_session(
     Args:
         directory: a model directory with an export.
         provider: ``cpu``; ``cuda``; or ``auto``, which takes CUDA where it loads and says on stderr what it took.
-        dtype: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``; the model's own by default.
+        dtype: ``fp32``, ``fp16``, ``int8`` or ``int4``; the model's own by default.
         variant: which export, by name. By default the one rewritten for the provider where it is there and verified,
             else the portable one.
         threads: for one operator; as many as there are cores by default.
@@ -83,6 +84,8 @@ def load_session(
         raise UsageError(f"threads must be at least 1, got {threads}")
     if memory not in get_args(Memory):
         raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
+    if stored.dtype == "bfloat16":
+        raise UsageError("a bfloat16 model cannot be run: numpy has no such numbers", directory, "build it in float16")
     export = _choose_export(stored, provider, dtype, variant)
     export.check()
     if not unverified:
@@ -91,7 +94,7 @@ def load_session(
     compared = export.evidence.get("provider")
     if not unverified and compared not in (None, provider):
         remedy = f"zoo verify {directory} --provider {provider} compares it there"
-        _say(f"warning: verified on {compared}, runs on {provider}: {directory}: {remedy}")
+        warnings.warn(f"verified on {compared}, runs on {provider}: {directory}: {remedy}", ZooWarning, stacklevel=2)
     if provider == "cuda":
         _report_cpu_nodes(session)
     return session
@@ -104,17 +107,14 @@ def _report_cpu_nodes(session: Session) -> None:
         found = Counter(node.operator for node in unexpected_cpu_nodes(opened, path.read_bytes()))
         if found:
             operators = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
-            _say(f"warning: runs partly on the CPU ({operators}): {path}")
+            warnings.warn(f"runs partly on the CPU ({operators}): {path}", ZooWarning, stacklevel=3)
 
 
 def _choose_provider() -> Provider:
     problem = loading_problem("cuda")
-    _say(f"provider: cpu ({problem})" if problem else "provider: cuda, which loads")
-    return "cpu" if problem else "cuda"
-
-
-def _say(line: str) -> None:
+    line = f"provider: cpu ({problem})" if problem else "provider: cuda, which loads"
     print(line, file=sys.stderr, flush=True)
+    return "cpu" if problem else "cuda"
 
 
 def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None, variant: str | None) -> Export:
@@ -243,7 +243,7 @@ class Session:
     def map(
         self, inputs: Iterable[Any], *, task: str | None = None, batch_size: int | None = None, **options: Any
     ) -> Iterator[Answer]:
-        """Answer inputs one after the other, in their order, holding about a thousand of them.
+        """Answer inputs in their order, a thousand at a time: the first answer comes when so many are read, or all.
 
         Inputs of like length are computed together, so that hardly any padding is. One that cannot be answered has an
         ``error``, and the others are answered all the same.
@@ -264,17 +264,14 @@ class Session:
 
     def pieces(self, runner: Runner[Any], value: Any) -> Iterator[str]:
         """As :meth:`stream`, with a runner that is there already."""
-        stream = getattr(runner, "stream", None)
-        if stream is None:
-            raise UsageError(f"{self.task} has nothing to stream", self.path)
         with _blame(runner, "cannot generate"):
-            pieces: Iterator[str] = stream(runner.read(value, 1))
+            pieces = runner.stream(runner.read(value, 1))
         return _steps(runner, "cannot generate", pieces)
 
     def lead(self, runner: Runner[Any], text: str) -> str:
         """What is shown before the pieces that continue a text."""
         with _blame(runner, "cannot generate"):
-            return str(runner.lead(text)) if hasattr(runner, "lead") else ""
+            return str(runner.lead(text))
 
     def show(self, runner: Runner[Any], answers: Sequence[Answer]) -> Iterator[str]:
         """Answers without errors as lines for people, in relation to each other where the task says so."""

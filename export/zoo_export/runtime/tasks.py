@@ -10,7 +10,7 @@ import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
-from zoo_export.runtime.runner import Answer, TextRunner, Tokens, finite, label
+from zoo_export.runtime.runner import Answer, TextRunner, Tokens, finite, label, require_outputs
 
 __all__ = ["Embed", "Features", "FillMask", "TextClassification", "show_classes", "softmax"]
 
@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 
 class Features(TextRunner):
     """``last_hidden_state``, (tokens, hidden) for each input."""
+
+    needs = ("last_hidden_state",)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         hidden = self.compute(items)["last_hidden_state"]
@@ -50,6 +52,7 @@ class Embed(TextRunner):
     def __init__(self, session: Any, chosen: EmbedOptions) -> None:
         super().__init__(session, chosen)
         self.own = any(tensor.name == "sentence_embedding" for tensor in self.graph.output_tensors())
+        require_outputs(self.graph, () if self.own else ("last_hidden_state",), session.path)
         if self.own and chosen != EmbedOptions():
             raise UsageError("the model's own pooling is part of its graph", session.path, "leave out the options")
 
@@ -82,6 +85,8 @@ class Embed(TextRunner):
 class TextClassification(TextRunner):
     """``probabilities`` of the classes."""
 
+    needs = ("logits",)
+
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
         results = [
@@ -108,6 +113,7 @@ class FillMask(TextRunner):
     """``masks``: for each mask token of an input, what it may stand for."""
 
     options = FillMaskOptions
+    needs = ("logits",)
 
     def __init__(self, session: Any, chosen: FillMaskOptions) -> None:
         super().__init__(session, chosen)
