@@ -22,6 +22,11 @@ from zoo.registry import registry
 
 Builder = Callable[..., Path]
 
+LIVELY: dict[str, dict[str, Any]] = {
+    "gpt-tiny": {"seed": 1, "gain": 12.0},
+    "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
+}
+"""Weights with which a decoder hardly repeats itself."""
 POSITIONS = "max_seq_len=32"
 """Fewer than the presets have: most of a comparison is spent at the longest inputs."""
 

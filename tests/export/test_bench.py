@@ -295,7 +295,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
     Path("a.svg").write_text("mine")
     zoo("bench", folder, "--plot", "a.svg").failed(2, "already exists: a.svg: use --force to replace it")
     Path("b.svg").mkdir()
-    zoo("bench", folder, "--plot", "b.svg", "--force").failed(2, "is a directory: b.svg")
+    zoo("bench", folder, "--plot", "b.svg", "--force").failed(2, "exists and is not a file: b.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     zoo("bench", folder, "--plot", "c.png").failed(2, "pip install attention-zoo[plot]")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.svg", "b.svg"]

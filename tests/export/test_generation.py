@@ -27,6 +27,7 @@ from zoo_export.runtime.generation import Choices, Continuation, Generation, con
 
 import zoo as library
 from tests.architectures.test_gpt import transformers_twin
+from tests.export.conftest import LIVELY
 from zoo.errors import ArtifactError, UsageError
 
 Exported = Callable[..., Path]
@@ -36,10 +37,6 @@ POSITIONS = 32
 START = 257
 TEXTS = ["time flies", "an arrow", "x", "fruit flies like"]
 PROMPTS = [list(text.encode()) for text in TEXTS]
-LIVELY: dict[str, dict[str, Any]] = {
-    "gpt-tiny": {"seed": 1, "gain": 12.0},
-    "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
-}
 MODELS = tuple(LIVELY)
 
 

@@ -137,6 +137,7 @@ BAD = {
     "no image": (b"GIF89a nothing", "cannot be read as an image"),
     "empty": (b"", "cannot be read as an image"),
     "cut off": (encoded(picture())[:200], "cannot be read as an image"),
+    "a broken part": (b"ID:T".join(encoded(picture(300, 300)).rsplit(b"IDAT", 1)), "cannot be read as an image"),
     "absent": ("absent.png", "cannot be read as an image"),
     "a number": (7, "neither a file nor an array, but int"),
 }

@@ -24,7 +24,7 @@ from zoo_export.tracing import trace_graph
 
 import zoo as library
 from tests.architectures.test_gpt import transformers_twin
-from tests.export.conftest import run_model
+from tests.export.conftest import LIVELY, run_model
 from zoo.artifact import ModelDirectory
 from zoo.contract import mask, real, token_ids
 from zoo.errors import ArtifactError, UsageError
@@ -38,11 +38,6 @@ NEW = 9
 NO_END = -1
 TEXTS = ["time flies", "an arrow", "x"]
 PROMPTS = [list(text.encode()) for text in TEXTS]
-LIVELY: dict[str, dict[str, Any]] = {
-    "gpt-tiny": {"seed": 1, "gain": 12.0},
-    "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
-}
-"""Weights with which a decoder hardly repeats itself."""
 MODELS = tuple(LIVELY)
 
 

@@ -98,7 +98,7 @@ def same_embeddings(rows: Sequence[dict[str, Any]], wanted: Sequence[Any]) -> No
 
 
 def text_file() -> tuple[list[str], bytes]:
-    Path("in.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    Path("in.txt").write_text("\n".join(TEXTS), encoding="utf-8-sig")  # with the mark that some editors write
     return ["--input", "in.txt"], b""
 
 
@@ -325,7 +325,7 @@ REFUSED = {
     "streaming no text": (("x", "--stream"), "only one text that is generated"),
     "an unknown variant": (("x", "--variant", "int9"), "did you mean 'int8' or 'int4'?"),
     "a variant and a precision": (("x", "--variant", "cpu", "--dtype", "int8"), "choose by one of them"),
-    "a precision it has not": (("x", "--dtype", "bf16"), "this model has no 'bf16'"),
+    "a precision that nothing runs": (("x", "--dtype", "bf16"), "'bf16' is not one of"),
 }
 
 

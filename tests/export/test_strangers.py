@@ -105,9 +105,9 @@ def test_a_batch_equals_its_rows(odd: Callable[..., Session], inputs: tuple[str,
 
 
 def test_an_input_that_nobody_knows_is_named(odd: Callable[..., Session]) -> None:
-    with odd(inputs=("input_ids", "language_ids")) as session:
-        with pytest.raises(UsageError, match="nothing here can feed language_ids: graph model"):
-            session.run("x")
+    message = "nothing here can feed language_ids: graph model"
+    with odd(inputs=("input_ids", "language_ids")) as session, pytest.raises(UsageError, match=message):
+        session.run("x")
 
 
 @pytest.mark.parametrize("inputs", [("input_ids",), ("mask", "tokens")], ids=str)

@@ -17,9 +17,11 @@ from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo_export.decoding import decoder_inputs
 from zoo_export.grid import Point, make_feeds
+from zoo_export.in_place import Buffers
 from zoo_export.pipeline import Arrays
 from zoo_export.runtime import Session
-from zoo_export.runtime.decoder import Decoder, device_of
+from zoo_export.runtime.decoder import Decoder
+from zoo_export.session import device_of
 
 __all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "feeds_of", "make_cases"]
 
@@ -140,8 +142,10 @@ class OnnxBackend:
             return prefill
         decoder = start()
         decoder(ids[:, : case.length])
-        decoder(ids[:, case.length :])  # makes room, which is none of what is measured
         caches = decoder.caches
+        decoder(ids[:, case.length :])
+        if isinstance(decoder.caches, Buffers):  # there may be more room now, and to make it is not what is measured
+            caches = decoder.caches
 
         def decode() -> list[Any]:
             decoder.caches, decoder.length = caches, case.length  # always the same token

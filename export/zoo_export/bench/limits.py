@@ -18,8 +18,7 @@ from zoo_export.bench.cases import Call, Case
 from zoo_export.graph_file import inline, parse
 from zoo_export.pipeline import LOGITS_TO_KEEP, Arrays
 from zoo_export.runtime import Session
-from zoo_export.runtime.decoder import device_of
-from zoo_export.session import open_session
+from zoo_export.session import device_of, open_session
 
 __all__ = ["Count", "Limits", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
 

@@ -55,5 +55,5 @@ def draw_plot(result: Mapping[str, Any], path: Path) -> None:
     axes.set_xlabel("tokens a second, and what part that is of the limit")
     axes.set_title(f"{result['model']} on {result['provider']}, {result['cpu']}", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    with new_file(path, force=True) as place:
-        figure.savefig(place, format=path.suffix.lower()[1:])
+    with new_file(path, force=True) as file:
+        figure.savefig(file, format=path.suffix.lower()[1:])

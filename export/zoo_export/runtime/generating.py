@@ -58,9 +58,9 @@ class _Generate(TextRunner):
         fitting = [items[place] for place in places]
         if not fitting:
             return results
-        generate = (
-            self._run_loop if self.in_one_graph else self._search if self.chosen.num_beams > 1 else self._continue
-        )
+        generate = self._search if self.chosen.num_beams > 1 else self._continue
+        if self.in_one_graph:
+            generate = self._run_loop
         for place, result in zip(places, generate(fitting), strict=True):
             results[place] = result
         return results

@@ -152,14 +152,12 @@ class TextRunner(Runner[Tokens]):
             ids[row, place], mask[row, place] = item.ids, 1
         known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": np.zeros_like(ids)}
         known[self.ids_input.name] = ids
-        known |= {
-            tensor.name: mask for tensor in self.graph.inputs if isinstance(tensor, TensorSpec) and tensor.is_mask
-        }
-        names = [tensor.name for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
-        strange = sorted(set(names) - set(known))
+        tensors = [tensor for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
+        known |= {tensor.name: mask for tensor in tensors if tensor.is_mask}
+        strange = sorted({tensor.name for tensor in tensors} - set(known))
         if strange:
             raise UsageError(f"nothing here can feed {', '.join(strange)}", f"graph {self.graph.name}")
-        return {name: known[name] for name in names}
+        return {tensor.name: known[tensor.name] for tensor in tensors}
 
     def compute(self, items: Sequence[Tokens]) -> Arrays:
         """The outputs of the first graph for a batch."""
