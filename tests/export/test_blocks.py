@@ -68,7 +68,12 @@ def test_each_block_is_one_function(exported_model: Exported, name: str, file: s
                 assert item.value in {inner for inner, _ in modules[paths[0]].named_modules()}
 
 
-@pytest.mark.parametrize("settings", [(), ("tie_embeddings=false",), ("num_kv_heads=2",)])
+def slow(*values: Any) -> list[Any]:
+    """Parameters that are not in the default run."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("settings", [(), *slow(("tie_embeddings=false",), ("num_kv_heads=2",))])
 def test_depth_adds_calls_alone(exported_build: Exported, settings: tuple[str, ...]) -> None:
     """A deeper model has the same functions and as many other nodes."""
     folders = [exported_build("gpt-tiny", *settings, layers) for layers in ("num_layers=3", "num_layers=9")]
@@ -81,6 +86,7 @@ def test_depth_adds_calls_alone(exported_build: Exported, settings: tuple[str, .
     assert len(deep.graph.node) - len(shallow.graph.node) == 6
 
 
+@pytest.mark.slow
 def test_depth_costs_next_to_nothing(exported_build: Exported) -> None:
     """Thirty-two layers more, at most half as long again; traced as they are they would take several times as long."""
     seconds = {}

@@ -264,6 +264,7 @@ def test_a_rounded_constant_is_widened_to_what_it_was(rounded: float, exact: str
         assert numpy_helper.to_array(constant) == np.float32(wide)
 
 
+@pytest.mark.slow
 def test_a_float16_model_with_numbers_in_its_code_is_compared_in_float32(tmp_path: Path) -> None:
     """This one multiplies by the root of 12, which its graph holds to three digits."""
     configuration = draw_configuration(20)

@@ -312,6 +312,14 @@ VARIATIONS = {
     "embedding divided by its scale",
     "cosines for sines",
     "keys of another block",
+    "key without its bias",
+    "value without its bias",
+    "heads not merged",
+    "causal twice, from the first key",
+    "epsilon 1e-12 for 1e-5 after a block",
+    "scores capped at 50",
+    "target positions off by one",
+    "padding of the source ignored",
 }
 UNSEEN_WHEN_FRESH = (
     "norm weight of another block",
