@@ -7,7 +7,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Self
@@ -81,6 +81,17 @@ class Settings:
         if not isinstance(value, str) and any(_takes_text(kind) for kind in kinds):
             value = text
         return cls.check_field(key, value, where)
+
+    @classmethod
+    def parse_settings(cls, texts: Iterable[str], option: str = "--option") -> dict[str, Any]:
+        """The fields that ``KEY=VALUE`` texts of a command-line option name, each as the field holds it."""
+        values = {}
+        for text in texts:
+            key, separator, value = text.partition("=")
+            if not separator:
+                raise UsageError(f"{text!r} is not KEY=VALUE", option)
+            values[key] = cls.parse_setting(key, value, f"{option} {text}")
+        return values
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data, such that ``from_dict`` gives back equal settings."""

@@ -62,14 +62,8 @@ def read_options(format: str, texts: Sequence[str]) -> Settings | None:
             raise UsageError(f"{format} has no options", f"--option {texts[0]}")
         return None
     cls = _options_class(plugin, exporter.options)
-    values = {}
     with plugins.blame(plugin, f"cannot read options for {format}"):
-        for text in texts:
-            key, separator, value = text.partition("=")
-            if not separator:
-                raise UsageError(f"{text!r} is not KEY=VALUE", "--option")
-            values[key] = cls.parse_setting(key, value, f"--option {text}")
-        return cls.from_dict(values, "--option")
+        return cls.from_dict(cls.parse_settings(texts), "--option")
 
 
 def export_to(

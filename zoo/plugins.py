@@ -19,7 +19,7 @@ from functools import cached_property
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pluggy
 
@@ -39,6 +39,7 @@ BUILT_IN = {
 }
 DISTRIBUTION = "attention-zoo"
 
+Named = TypeVar("Named", bound=Exporter | Task)
 Status = Literal["ok", "disabled", "broken", "conflict"]
 
 
@@ -177,15 +178,8 @@ class Plugins:
 
         None is a :class:`UsageError`, two a :class:`PluginError`, and so is none where a plugin is not loaded.
         """
-        found = [(plugin, item) for plugin in self.loaded() for item in plugin.exporters if item.name == name]
-        if len(found) > 1:
-            raise clash("exporter", name, [plugin for plugin, _ in found])
-        if not found:
-            known = {item.name for plugin in self.loaded() for item in plugin.exporters}
-            lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
-            hint = "; ".join([nearest(name, known), *lost])
-            raise (PluginError if lost else UsageError)(f"no plugin exports to {name!r}", "--format", hint)
-        return found[0]
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.exporters]
+        return self._named(provided, name, "exporter", f"no plugin exports to {name!r}", "--format")
 
     def task(self, name: str, declared: str) -> tuple[Plugin, Task]:
         """The task ``name`` for a model that declares the task ``declared``.
@@ -193,16 +187,23 @@ class Plugins:
         None is a :class:`UsageError`, two a :class:`PluginError`, and so is none where a plugin is not loaded.
         """
         provided = [(plugin, item) for plugin in self.loaded() for item in plugin.tasks]
+        found = self._named(provided, name, "task", f"no plugin provides the task {name!r}", "--task")
+        if not found[1].can_serve(declared):
+            fitting = [item.name for _, item in provided if item.can_serve(declared)]
+            raise UsageError(f"task {name!r} is not for a {declared} model", "--task", nearest(name, fitting))
+        return found
+
+    def _named(
+        self, provided: Sequence[tuple[Plugin, Named]], name: str, kind: str, absent: str, where: str
+    ) -> tuple[Plugin, Named]:
+        """The one of that name among what plugins provide."""
         found = [(plugin, item) for plugin, item in provided if item.name == name]
         if len(found) > 1:
-            raise clash("task", name, [plugin for plugin, _ in found])
+            raise clash(kind, name, [plugin for plugin, _ in found])
         if not found:
             lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
             hint = "; ".join([nearest(name, {item.name for _, item in provided}), *lost])
-            raise (PluginError if lost else UsageError)(f"no plugin provides the task {name!r}", "--task", hint)
-        if not found[0][1].can_serve(declared):
-            fitting = [item.name for _, item in provided if item.can_serve(declared)]
-            raise UsageError(f"task {name!r} is not for a {declared} model", "--task", nearest(name, fitting))
+            raise (PluginError if lost else UsageError)(absent, where, hint)
         return found[0]
 
     def _mark_conflicts(self) -> None:

@@ -19,11 +19,10 @@ from zoo_export import load_session
 from zoo_export.exporter import Options, export_model
 from zoo_export.session import loading_problem, open_session, placement
 
+from tests.export.conftest import LIVELY
 from zoo.errors import ArtifactError, ParityError, UsageError
 
 Exported = Callable[..., Path]
-LIVELY = {"seed": 1, "gain": 12.0}
-"""Weights with which a decoder hardly repeats itself."""
 ROWS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=7), min_size=1, max_size=9)
 """Each of them fits in 32 bytes."""
 
@@ -128,7 +127,7 @@ def test_generated_texts_do_not_depend_on_the_batch(
     exported_with: Exported, texts: list[str], batch_size: int, sample: bool
 ) -> None:
     """A sampled one depends on its number too: the same text alone has another, unless it is the first."""
-    session = _kept(exported_with("gpt-tiny", **LIVELY), unverified=True)
+    session = _kept(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), unverified=True)
     options: dict[str, Any] = {"max_new_tokens": 4} | ({"temperature": 1.0, "seed": 3} if sample else {})
     together = session.run(texts, batch_size=batch_size, **options)
     wanted = session.run(texts, batch_size=1, **options)
@@ -218,7 +217,7 @@ def test_a_closed_session_runs_nothing(exported_model: Exported) -> None:
 def test_threads_share_a_session(exported_with: Exported, exported_model: Exported) -> None:
     """Each has the results that it has alone, and stdout is where it was."""
     stdout, texts = sys.stdout, [f"time flies {n}" for n in range(24)]
-    with load_session(exported_with("gpt-tiny", **LIVELY), unverified=True) as gpt:
+    with load_session(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), unverified=True) as gpt:
         wanted = [gpt.run(text, max_new_tokens=6) for text in texts]
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(lambda text: gpt.run(text, max_new_tokens=6), texts)) == wanted
@@ -270,7 +269,7 @@ print("done")
 
 
 def test_a_forked_process_opens_its_own(exported_with: Exported) -> None:
-    command = [sys.executable, "-c", FORK, str(exported_with("gpt-tiny", **LIVELY))]
+    command = [sys.executable, "-c", FORK, str(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 

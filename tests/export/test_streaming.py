@@ -18,12 +18,12 @@ from tokenizers import Tokenizer, decoders, models
 from zoo_export import load_session
 from zoo_export.runtime.text import GrowingText, continuation, printable
 
+from tests.export.conftest import LIVELY
 from zoo.errors import UsageError
 from zoo.tokenizer import byte_tokenizer
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
-LIVELY = {"seed": 1, "gain": 12.0}
 WORDS = ["[UNK]", "the", "do", "not", "n't", "'m", ".", ",", "!", "##ing", "##s", "un", "##é", "a", "'", "中"]
 PIECES = ["<unk>", "▁", "▁the", "a", "▁b", "é", "▁▁", "中", "s", "▁a", "ing", "."]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -144,7 +144,7 @@ def test_a_stream_is_the_text_of_a_run(
     exported_with: Exported, prompt: str, seed: int, stop: list[str], temperature: float
 ) -> None:
     """With many bytes that are no characters: the model knows nothing of UTF-8."""
-    session = _lively(exported_with("gpt-tiny", **LIVELY))
+    session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     options: dict[str, Any] = {"max_new_tokens": 8, "temperature": temperature, "seed": seed, "stop": stop}
     wanted = session.run(prompt, **options)
     assert "".join(session.stream(prompt, **options)) == wanted["generated"]
@@ -152,7 +152,7 @@ def test_a_stream_is_the_text_of_a_run(
 
 
 def test_ids_within_a_character_are_continued(exported_with: Exported) -> None:
-    session = _lively(exported_with("gpt-tiny", **LIVELY))
+    session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     for seed in range(20):
         options: dict[str, Any] = {"max_new_tokens": 6, "temperature": 2.0, "seed": seed}
         ids = [0x61, 0xE2, 0x82]
@@ -160,7 +160,7 @@ def test_ids_within_a_character_are_continued(exported_with: Exported) -> None:
 
 
 def test_what_cannot_be_streamed_is_refused_at_once(exported_with: Exported) -> None:
-    session = _lively(exported_with("gpt-tiny", **LIVELY))
+    session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     with pytest.raises(UsageError, match="beam search has nothing to stream"):
         session.stream("x", num_beams=2)
     with pytest.raises(UsageError, match=r"no plugin provides the task 'text-generatio'.*did you mean"):
@@ -178,11 +178,11 @@ def test_an_option_is_set_once(exported_with: Exported, zoo: Zoo) -> None:
 
 
 def run_lively(exported_with: Exported, *arguments: object) -> list[object]:
-    return ["run", exported_with("gpt-tiny", **LIVELY), "--unverified", "--max-new-tokens", 20, *arguments]
+    return ["run", exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), "--unverified", "--max-new-tokens", 20, *arguments]
 
 
 def test_a_stream_prints_the_prompt_and_the_text(exported_with: Exported, zoo: Zoo) -> None:
-    session = _lively(exported_with("gpt-tiny", **LIVELY))
+    session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     wanted = session.run("time é", max_new_tokens=20)["generated"]
     streamed = zoo(*run_lively(exported_with, "time é", "--stream"))
     assert (streamed.status, streamed.out, streamed.err) == (0, "time é" + printable(wanted, "\n\t") + "\n", "")
@@ -217,7 +217,7 @@ def test_a_stream_that_cannot_be_prints_nothing(exported_with: Exported, zoo: Zo
 
 
 def test_control_characters_do_not_reach_the_terminal(exported_with: Exported, zoo: Zoo) -> None:
-    session = _lively(exported_with("gpt-tiny", **LIVELY))
+    session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     seen = ""
     for seed in range(8):
         wild = ("--temperature", 9, "--seed", seed)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import zoo as library
-from tests.export.conftest import run_model
+from tests.export.conftest import LIVELY, run_model
 from zoo.errors import ArtifactError, UsageError
 
 Exported = Callable[..., Path]
@@ -24,8 +24,6 @@ MASK, BOS, EOS = 259, 257, 258
 TEXTS = ["time flies", "an arrow", "x"]
 IDS = [list(text.encode()) for text in TEXTS]
 NEW = 9
-LIVELY = {"seed": 1, "gain": 12.0}
-"""Weights with which a decoder hardly repeats itself."""
 
 
 def close(found: Any, wanted: torch.Tensor, atol: float = 1e-5) -> None:
@@ -138,7 +136,7 @@ def test_a_text_without_a_mask_is_refused(exported_model: Exported) -> None:
 
 def test_generation_equals_a_loop_without_cache(exported_with: Exported) -> None:
     """A ragged batch, each row of which equals its prompt run alone."""
-    folder = exported_with("gpt-tiny", **LIVELY)
+    folder = exported_with("gpt-tiny", **LIVELY["gpt-tiny"])
     task, results = run_model(folder, TEXTS, max_new_tokens=NEW, unverified=True)
     assert task == "text-generation"
     for text, ids, result in zip(TEXTS, IDS, results, strict=True):
@@ -165,7 +163,7 @@ def test_generation_stops_at_the_end_token(
     exported_with: Exported, seal: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """One row ends early, the others go on as if it were not there; the end token is the last of its row."""
-    folder = Path(shutil.copytree(exported_with("gpt-tiny", **LIVELY), tmp_path / "model"))
+    folder = Path(shutil.copytree(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), tmp_path / "model"))
     free = [continue_greedily(folder, ids, NEW) for ids in IDS]
     end = next(token for token in free[0][2:] if token not in free[0][:2] and token not in free[1])
     description = json.loads((folder / "config.json").read_text())
@@ -183,7 +181,7 @@ def test_generation_stops_at_the_end_token(
 
 @pytest.mark.parametrize("length", [POSITIONS - 3, POSITIONS - 1, POSITIONS])
 def test_generation_ends_where_the_positions_do(exported_with: Exported, length: int) -> None:
-    folder = exported_with("gpt-tiny", **LIVELY)
+    folder = exported_with("gpt-tiny", **LIVELY["gpt-tiny"])
     prompt = (b"time flies like an arrow " * 9)[:length]
     _, (result,) = run_model(folder, [prompt.decode()], unverified=True)
     assert result["tokens"] == length

@@ -111,7 +111,7 @@ def command(
     given = [*texts, *map(parse_ids, id_lists)]
     inputs = _inputs(given, input_file, column, id_column)
     with load_session(directory, tokenizer=tokenizer, **rest) as session:
-        more = _settings(session, task, settings)
+        more = session.options(task).parse_settings(settings)
         if twice := sorted(more.keys() & options.keys()):
             raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
         runner = session.runner(task, **more, **options)
@@ -163,18 +163,6 @@ def _inputs(given: Sequence[Any], file: str | None, column: str, id_column: str 
     if first is None:
         raise UsageError("nothing to run on", file, "give a text, --input FILE, or --ids 1,2,3")
     return chain([first], rows)
-
-
-def _settings(session: Session, task: str | None, texts: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` as the task reads it."""
-    cls = session.options(task)
-    values = {}
-    for text in texts:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise UsageError(f"{text!r} is not KEY=VALUE", "--option")
-        values[key] = cls.parse_setting(key, value, f"--option {text}")
-    return values
 
 
 def _watch(answers: Iterator[Answer], failures: list[Answer], *, quiet: bool) -> Iterator[Answer]:
