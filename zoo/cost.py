@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Cost", "attention", "embedding", "feed_forward", "layer_norm", "linear", "tied_linear"]
+__all__ = [
+    "Cost",
+    "attention",
+    "embedding",
+    "feed_forward",
+    "gated_feed_forward",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "tied_linear",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +58,19 @@ def layer_norm(hidden_size: int) -> Cost:
     return Cost(2 * hidden_size)
 
 
+def rms_norm(hidden_size: int) -> Cost:
+    """A weight alone."""
+    return Cost(hidden_size)
+
+
 def feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = True) -> Cost:
     """Two dense layers."""
     return linear(hidden_size, intermediate_size, bias=bias) + linear(intermediate_size, hidden_size, bias=bias)
+
+
+def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = False) -> Cost:
+    """Three dense layers; the product of two of them is not counted."""
+    return linear(hidden_size, intermediate_size, bias=bias) + feed_forward(hidden_size, intermediate_size, bias=bias)
 
 
 def attention(
@@ -62,8 +82,10 @@ def attention(
     num_kv_heads: int | None = None,
     value_head_dim: int | None = None,
     bias: bool = True,
+    output_bias: bool | None = None,
+    query_key_norm: bool = False,
 ) -> Cost:
-    """Four projections, and the two products of one query with ``context`` keys and values."""
+    """Four projections, norms of queries and keys, and the products of one query with ``context`` keys and values."""
     num_kv_heads = num_kv_heads or num_heads
     value_head_dim = value_head_dim or head_dim
     scores = Cost(0, 2 * context * num_heads * (head_dim + value_head_dim))
@@ -71,6 +93,7 @@ def attention(
         linear(hidden_size, num_heads * head_dim, bias=bias)
         + linear(hidden_size, num_kv_heads * head_dim, bias=bias)
         + linear(hidden_size, num_kv_heads * value_head_dim, bias=bias)
-        + linear(num_heads * value_head_dim, hidden_size, bias=bias)
+        + linear(num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias)
+        + (2 if query_key_norm else 0) * rms_norm(head_dim)
         + scores
     )

@@ -142,7 +142,7 @@ class _Caches:
             tape = Tape(mask.producer() or self.capacity.producer(), after=True)
             room = tape.op("Sub", self.capacity, tape.op("Shape", mask, start=-1))
             pads = tape.op("Concat", tape.integers(0), room, axis=0)
-            hidden = np.zeros((), bool) if kind == np.bool_ else np.array(np.finfo(kind).min, kind)
+            hidden = np.zeros((), bool) if kind == np.bool_ else np.array(-np.inf, kind)
             self.masks[mask] = tape.op("Pad", mask, pads, tape.constant(hidden), tape.integers(-1))
         node.replace_input_with(3, self.masks[mask])
 

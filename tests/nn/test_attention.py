@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from zoo.nn import LayerCache, MultiHeadAttention, attention_weights, build_mask, scaled_dot_product_attention
+from zoo.nn import (
+    LayerCache,
+    MultiHeadAttention,
+    RotaryPositions,
+    attention_weights,
+    build_mask,
+    scaled_dot_product_attention,
+)
 
 HIDDEN = 12
 
@@ -261,3 +268,56 @@ def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
         assert abs(kept.mean() / 5 - 1) < 0.03
         layer.eval()
         assert_close(path(x, memory=memory), torch.ones_like(kept), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_bias_and_scale(num_kv_heads: int, scale: float | None) -> None:
+    """softmax(scale x Q K^T + bias) V, written out; what the mask hides has no bias, and a hidden row gives 0."""
+    query, key, value = normal(2, 4, 5, 3), normal(2, num_kv_heads, 7, 3, seed=1), normal(2, num_kv_heads, 7, 6, seed=2)
+    bias, mask = 3 * normal(1, 4, 5, 7, seed=3), normal(2, 1, 5, 7, seed=4) > -0.5
+    mask[1, 0, 2] = False
+    repeated = [tensor.repeat_interleave(4 // num_kv_heads, dim=1) for tensor in (key, value)]
+    factor = 1 / math.sqrt(3) if scale is None else scale
+    exponentials = torch.exp(factor * torch.einsum("bhtd,bhsd->bhts", query, repeated[0]) + bias) * mask
+    weights = exponentials / exponentials.sum(-1, keepdim=True).clamp(min=1e-300)
+    result = scaled_dot_product_attention(query, key, value, mask=mask, bias=bias, scale=scale)
+    assert_close(result, weights @ repeated[1])
+    assert_close(attention_weights(query, key, mask=mask, bias=bias, scale=scale), weights)
+    assert not result[1, :, 2].any()
+
+
+def test_layer_with_bias_scale_and_rotation_is_its_weights() -> None:
+    layer = make(4, head_dim=6, num_kv_heads=2, scale=0.7, output_bias=False, query_key_norm=1e-6)
+    assert layer.output.bias is None
+    assert layer.query.bias is not None
+    x, bias, mask = normal(2, 5, HIDDEN), normal(1, 4, 5, 5, seed=1), build_mask(5, 5, causal=True)
+    rotation = RotaryPositions(6)(torch.arange(5)[None], torch.float64)
+    result, weights = layer.with_weights(x, mask=mask, bias=bias, rotation=rotation)
+    assert_close(result, layer(x, mask=mask, bias=bias, rotation=rotation))
+    assert not weights[0, :, 0, 1:].any()
+    without = layer.with_weights(x, mask=mask)[1]
+    assert not torch.allclose(weights, without)
+
+
+def test_queries_and_keys_are_normalised_before_they_turn() -> None:
+    """Equal to Qwen3's attention, whose heads are normalised one by one, in float32 in any case."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Config, Qwen3RotaryEmbedding
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=6, rms_norm_eps=1e-3,
+        attn_implementation="eager",
+    )  # fmt: skip
+    theirs = Qwen3Attention(config, layer_idx=0).double().eval()
+    ours = MultiHeadAttention(12, 4, num_kv_heads=2, head_dim=6, bias=False, query_key_norm=1e-3).double().eval()
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    for name, other in (names | {"query_norm": "q_norm", "key_norm": "k_norm"}).items():
+        nn.init.normal_(theirs.get_submodule(other).weight)
+        ours.get_submodule(name).weight.data = theirs.get_submodule(other).weight.data
+    x, positions = normal(2, 5, 12), torch.arange(5)[None]
+    turns = Qwen3RotaryEmbedding(config)(x, positions)
+    causal = torch.full((5, 5), -math.inf, dtype=torch.float64).triu(1)[None, None]
+    expected = theirs(x, turns, causal)[0]
+    rotation = RotaryPositions(6, config.rope_parameters["rope_theta"])(positions, torch.float64)
+    assert_close(ours(x, mask=build_mask(5, 5, causal=True), rotation=rotation), expected, rtol=0, atol=1e-5)

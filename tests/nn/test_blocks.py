@@ -14,8 +14,10 @@ from torch.testing import assert_close
 from zoo.nn import (
     Cache,
     FeedForward,
+    GatedFeedForward,
     LayerCache,
     Residual,
+    RotaryPositions,
     SinusoidalPositions,
     build_mask,
     init_normal,
@@ -24,6 +26,7 @@ from zoo.nn import (
     normalize,
     pool,
     positions_of,
+    rotate,
     sinusoids,
     tied_linear,
 )
@@ -62,6 +65,20 @@ def test_build_mask(case: tuple[int, int, list[list[int]]], padded: bool, causal
         for t in range(query_length):
             own_position = key_length - query_length + t
             seen = [bool(row[s]) and (s <= own_position or not causal) for s in range(key_length)]
+            assert mask[b, 0, t].tolist() == seen
+
+
+@quick
+@given(paddings(), st.integers(1, 7))
+def test_window_hides_what_lies_further_back(case: tuple[int, int, list[list[int]]], window: int) -> None:
+    """A query sees its own key and the window - 1 before it."""
+    query_length, key_length, rows = case
+    mask = build_mask(query_length, key_length, padding=torch.tensor(rows), causal=True, window=window)
+    assert mask is not None
+    for b, row in enumerate(rows):
+        for t in range(query_length):
+            own_position = key_length - query_length + t
+            seen = [bool(row[s]) and own_position - window < s <= own_position for s in range(key_length)]
             assert mask[b, 0, t].tolist() == seen
 
 
@@ -145,6 +162,52 @@ def test_feed_forward_equals_sequential(activation: str, module: nn.Module, bias
         its.load_state_dict(mine.state_dict())
     x = normal(2, 3, 6)
     assert_close(ours(x), theirs(x), atol=1e-14, rtol=0)
+
+
+def test_gated_feed_forward_equals_llama() -> None:
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP
+
+    torch.manual_seed(0)
+    theirs = LlamaMLP(LlamaConfig(hidden_size=6, num_attention_heads=1, intermediate_size=10)).double()
+    ours = GatedFeedForward(6, 10, activation="silu").double().eval()
+    names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    ours.load_state_dict({f"{ours}.weight": theirs.get_parameter(f"{name}.weight") for ours, name in names.items()})
+    x = normal(2, 3, 6)
+    assert_close(ours(x), theirs(x), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("head_dim", "theta"), [(2, 10000.0), (6, 10000.0), (64, 500000.0)])
+def test_rotary_positions_equal_llama(head_dim: int, theta: float) -> None:
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    parameters = {"rope_type": "default", "rope_theta": theta}
+    theirs = LlamaRotaryEmbedding(LlamaConfig(head_dim=head_dim, rope_parameters=parameters))
+    positions = torch.tensor([[0, 1, 2, 5, 4095], [7, 0, 0, 1, 2]])
+    query, key = normal(2, 3, 5, head_dim), normal(2, 1, 5, head_dim, seed=1)
+    cosine, sine = theirs(query, positions)
+    expected = apply_rotary_pos_emb(query, key, cosine, sine)
+    rotation = RotaryPositions(head_dim, theta)(positions, torch.float64)
+    assert torch.equal(rotate(query, rotation), expected[0])
+    assert torch.equal(rotate(key, rotation), expected[1])
+
+
+@quick
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(-200, 200))
+def test_rotated_products_depend_on_the_distance_alone(first: int, second: int, shift: int) -> None:
+    shift = max(shift, -first, -second)
+    rotary, query, key = RotaryPositions(8), normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
+
+    def product(m: int, n: int) -> Tensor:
+        turned = [rotate(x, rotary(torch.tensor([[at]]), torch.float64)) for x, at in ((query, m), (key, n))]
+        return (turned[0] * turned[1]).sum()
+
+    assert_close(product(first, second), product(first + shift, second + shift), rtol=0, atol=1e-3)
+    assert_close(product(first, first), (query * key).sum(), rtol=0, atol=1e-5)
+
+
+def test_rotary_positions_need_an_even_head() -> None:
+    with pytest.raises(ValueError, match="even head_dim, got 5"):
+        RotaryPositions(5)
 
 
 def test_feed_forward_drops_after_the_activation_in_training_only() -> None:

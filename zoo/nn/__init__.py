@@ -2,21 +2,23 @@
 
 from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
 from zoo.nn.cache import Cache, LayerCache
-from zoo.nn.feed_forward import FeedForward
+from zoo.nn.feed_forward import FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
 from zoo.nn.masks import build_mask, positions_of
 from zoo.nn.pooling import normalize, pool
-from zoo.nn.positions import SinusoidalPositions, sinusoids
+from zoo.nn.positions import RotaryPositions, SinusoidalPositions, rotate, sinusoids
 from zoo.nn.residual import Residual
 
 __all__ = [
     "Cache",
     "FeedForward",
+    "GatedFeedForward",
     "GraphModule",
     "LayerCache",
     "MultiHeadAttention",
     "Residual",
+    "RotaryPositions",
     "SinusoidalPositions",
     "attention_weights",
     "build_mask",
@@ -27,6 +29,7 @@ __all__ = [
     "normalize",
     "pool",
     "positions_of",
+    "rotate",
     "scaled_dot_product_attention",
     "sinusoids",
     "tied_linear",

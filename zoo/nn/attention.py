@@ -12,12 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.cache import LayerCache
+from zoo.nn.positions import Rotation, rotate
 
 __all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """softmax(Q K^T / sqrt(D)) V (equation 1): the one place where attention is computed.
 
@@ -26,19 +34,29 @@ def scaled_dot_product_attention(
         key: (B, K, S, D); H is a multiple of K (grouped-query attention, Ainslie et al. 2023).
         value: (B, K, S, D'), where D' may differ from D.
         mask: boolean, (B or 1, 1 or H, T, S), True where a query may see a key. A query that sees nothing gives 0.
+        bias: real, (B or 1, 1 or H, T, S), added to the scaled scores.
+        scale: what the scores are multiplied by; 1 / sqrt(D) by default.
         dropout: probability of dropping a weight.
 
     Returns:
         (B, H, T, D').
     """
     grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped)
+    if bias is not None:
+        mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+    )
 
 
-def attention_weights(query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
+def attention_weights(
+    query: Tensor, key: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """The softmax of :func:`scaled_dot_product_attention`, (B, H, T, S). Rows sum to 1, or to 0 where all is masked."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, H, T, S)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, T, S)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     weights = torch.softmax(scores, dim=-1)
@@ -54,7 +72,10 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: K; H by default, fewer for grouped-query attention, 1 for multi-query attention.
         head_dim: D, the paper's d_k; E / H by default.
         value_head_dim: the paper's d_v; D by default.
-        bias: whether the four projections have one.
+        bias: whether the projections of queries, keys and values have one.
+        output_bias: whether the last projection has one; as ``bias`` by default.
+        scale: what the scores are multiplied by; 1 / sqrt(D) by default.
+        query_key_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023); none by default.
         dropout: on the attention weights, in training only.
 
     Raises:
@@ -70,6 +91,9 @@ class MultiHeadAttention(nn.Module):
         head_dim: int | None = None,
         value_head_dim: int | None = None,
         bias: bool = True,
+        output_bias: bool | None = None,
+        scale: float | None = None,
+        query_key_norm: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -83,11 +107,18 @@ class MultiHeadAttention(nn.Module):
         value_head_dim = value_head_dim or head_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
+        self.scale = scale
         self.dropout = dropout
         self.query = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.key = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
         self.value = nn.Linear(hidden_size, num_kv_heads * value_head_dim, bias=bias)
-        self.output = nn.Linear(num_heads * value_head_dim, hidden_size, bias=bias)
+        self.output = nn.Linear(
+            num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias
+        )
+        if query_key_norm is not None:
+            self.query_norm = nn.RMSNorm(head_dim, eps=query_key_norm)
+            self.key_norm = nn.RMSNorm(head_dim, eps=query_key_norm)
+        self.has_norms = query_key_norm is not None
 
     def forward(
         self,
@@ -95,37 +126,59 @@ class MultiHeadAttention(nn.Module):
         *,
         memory: tuple[Tensor, Tensor] | None = None,
         mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        rotation: Rotation | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Attend from ``x`` (B, T, E) to itself, or to ``memory``, the :meth:`keys_values` of another sequence.
 
-        ``cache`` holds the keys and values of the tokens before ``x`` and is extended by those of ``x``.
+        ``bias`` is added to the scores. ``rotation`` turns queries and keys by their position, from
+        :class:`RotaryPositions`. ``cache`` holds the keys and values of the tokens before ``x`` and is extended by
+        those of ``x``.
         """
-        query, key, value = self._query_key_value(x, memory, cache)
+        query, key, value = self._query_key_value(x, memory, rotation, cache)
         dropout = self.dropout if self.training else 0.0
-        return self._merge(scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout))
+        return self._merge(
+            scaled_dot_product_attention(query, key, value, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
+        )
 
     def with_weights(
-        self, x: Tensor, *, memory: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        memory: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output of :meth:`forward` and the attention weights (B, H, T, S) it comes from."""
-        query, key, value = self._query_key_value(x, memory, None)
-        weights = attention_weights(query, key, mask=mask)
+        query, key, value = self._query_key_value(x, memory, rotation, None)
+        weights = attention_weights(query, key, mask=mask, bias=bias, scale=self.scale)
         value = value.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
         dropped = F.dropout(weights, self.dropout, self.training)
         return self._merge(dropped @ value), weights
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project ``memory`` (B, S, E) to keys and values, (B, K, S, D) each."""
-        return self._split(self.key(memory), self.num_kv_heads), self._split(self.value(memory), self.num_kv_heads)
+        key = self._split(self.key(memory), self.num_kv_heads)
+        return self.key_norm(key) if self.has_norms else key, self._split(self.value(memory), self.num_kv_heads)
 
     def _query_key_value(
-        self, x: Tensor, memory: tuple[Tensor, Tensor] | None, cache: LayerCache | None
+        self,
+        x: Tensor,
+        memory: tuple[Tensor, Tensor] | None,
+        rotation: Rotation | None,
+        cache: LayerCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        query = self._split(self.query(x), self.num_heads)
+        if self.has_norms:
+            query = self.query_norm(query)
         key, value = self.keys_values(x) if memory is None else memory
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
         if cache is not None:
             key, value = cache.extend(key, value)
-        return self._split(self.query(x), self.num_heads), key, value
+        return query, key, value
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, T, H D) -> (B, H, T, D)

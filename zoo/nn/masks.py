@@ -14,6 +14,7 @@ def build_mask(
     *,
     padding: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor | None:
     """Which key each query may see: boolean, (B or 1, 1, T, S), or None when every query sees all.
@@ -23,6 +24,7 @@ def build_mask(
         key_length: S; the queries are the last T of the S positions.
         padding: (B, S), non-zero for a token, zero for padding.
         causal: whether a query sees only keys at its own position or before.
+        window: with ``causal``, how many keys a query sees at most: its own and those just before it.
         device: where to build the mask when there is no ``padding``.
 
     The mask has its full (T, S) extent even where a broadcast would do, because ONNX Attention-23 asks for it.
@@ -32,7 +34,9 @@ def build_mask(
         device = padding.device if padding is not None else device
         key_positions = torch.arange(key_length, device=device)
         query_positions = torch.arange(key_length - query_length, key_length, device=device)
-        mask = (key_positions <= query_positions.unsqueeze(1)).unsqueeze(0).unsqueeze(0)  # (1, 1, T, S)
+        distances = query_positions.unsqueeze(1) - key_positions  # (T, S)
+        seen = distances >= 0 if window is None else (distances >= 0) & (distances < window)
+        mask = seen.unsqueeze(0).unsqueeze(0)  # (1, 1, T, S)
     if padding is not None:
         tokens = padding.bool().unsqueeze(1).unsqueeze(1)  # (B, 1, 1, S)
         mask = tokens.expand(-1, -1, query_length, -1) if mask is None else mask & tokens
