@@ -1,0 +1,268 @@
+"""How the checkpoints of one family correspond to models of ours: data that is read in both directions.
+
+A layout names a family's tensors and configuration keys beside ours. Importing reads it from right to left, exporting
+from left to right, so what was imported goes out as it came, and a name is written once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zoo.config import Config
+from zoo.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from zoo.checkpoints.source import Checkpoint
+
+__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Origin", "Rule"]
+
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+"""What transformers calls our activations. The first name of each is the one that is written."""
+REQUIRED = object()
+"""The default of a key that must be there."""
+_INERT = (
+    "_name_or_path", "_commit_hash", "_num_labels", "add_bias_logits", "architectures", "auto_map", "bad_words_ids",
+    "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "do_sample", "dtype",
+    "early_stopping", "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
+    "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder", "label2id", "language",
+    "length_penalty", "mask_token_id", "max_length", "min_length", "model_type", "no_repeat_ngram_size",
+    "normalize_embedding", "num_beams", "num_labels", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "output_past", "pad_token_id", "prefix", "problem_type", "repetition_penalty",
+    "return_dict", "sep_token_id", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p",
+    "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
+)  # fmt: skip
+"""Keys that say nothing about what a model computes, in any family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors of ours and the tensor of theirs that holds them.
+
+    Each name may stop short of the tensor's own, at any dot: ``Rule("blocks.*.norm_1", "h.*.ln_1")`` stands for
+    weight and bias. ``*`` stands for a number, the same on both sides.
+    """
+
+    ours: str | tuple[str, ...]
+    """Several lie one after another along the first axis of theirs, as query, key and value of a fused product do."""
+    theirs: str
+    transposed: bool = False
+    """Whether their matrices are (inputs, outputs)."""
+    leading_axes: int = 0
+    """Axes of size 1 that theirs have before ours."""
+
+    def to_ours(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """One tensor of theirs as tensors of ours, whose first axes have these sizes."""
+        for _ in range(self.leading_axes):
+            tensor = tensor.squeeze(0)
+        if self.transposed and tensor.ndim == 2:
+            tensor = tensor.T
+        return [tensor] if len(sizes) == 1 else list(tensor.split(list(sizes)))
+
+    def to_theirs(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The inverse of :meth:`to_ours`."""
+        tensor = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+        if self.transposed and tensor.ndim == 2:
+            tensor = tensor.T
+        for _ in range(self.leading_axes):
+            tensor = tensor.unsqueeze(0)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a tensor of ours lies in a checkpoint."""
+
+    name: str
+    """Theirs."""
+    group: tuple[str, ...]
+    """All tensors of ours that it holds."""
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A key of their configuration and the field of ours that it sets."""
+
+    theirs: str
+    ours: str = ""
+    """The same name by default."""
+    default: Any = REQUIRED
+    """What the original implementation takes where the key is absent, in their terms."""
+    values: Mapping[Any, Any] | None = None
+    """Their values and ours, where they differ. The first of theirs that means ours is written."""
+
+    def read(self, hub: Mapping[str, Any], where: object) -> Any:
+        """Our value."""
+        value = hub.get(self.theirs, self.default)
+        if value is REQUIRED:
+            raise UsageError(f"{self.theirs} is missing", where)
+        if self.values is None:
+            return value
+        if isinstance(value, list | dict) or value not in self.values:
+            known = ", ".join(map(repr, self.values))
+            raise UsageError(f"{self.theirs} {value!r} is not supported", where, f"known: {known}")
+        return self.values[value]
+
+    def write(self, config: Config, where: object) -> Any:
+        """Their value."""
+        value = getattr(config, self.ours or self.theirs)
+        if self.values is None:
+            return list(value) if isinstance(value, tuple) else value
+        for theirs, ours in self.values.items():
+            if ours == value:
+                return theirs
+        raise UsageError(f"{self.theirs} cannot say {self.ours or self.theirs} {value!r}", where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One family's checkpoints. All of it is data but :attr:`derive` and :attr:`restore`, for what no table can say."""
+
+    classes: Mapping[str, str]
+    """The original classes and the task of ours that each is for; of several the first is written. Where a checkpoint
+    names none, it is taken for the first of all."""
+    fields: Sequence[Field]
+    """What the configurations have in common."""
+    rules: Sequence[Rule] | Callable[[Any], Sequence[Rule]]
+    """The tensors; may depend on our configuration. Where several rules match a tensor of ours, a file may hold it
+    under any of the names, or equal ones under more than one; the first is written."""
+    prefix: str = ""
+    """What the names of the base model begin with in files of a model with a head. The rules write it; files of the
+    base model alone may lack it."""
+    bare: Sequence[str] = ()
+    """Our tasks that are the base model alone: their files are written without the prefix."""
+    ignored: Sequence[str] = ()
+    """Regular expressions, matched in full: tensors in files that hold nothing learnt."""
+    renamed: Sequence[tuple[str, str]] = ()
+    """Regular expressions and replacements that bring old names in files up to date."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that, where they are present, must have this value."""
+    inert: Sequence[str] = ()
+    """More keys that do not change what the model computes; ``*`` matches anything."""
+    derive: Callable[[Checkpoint, dict[str, Any]], Mapping[str, Any]] | None = None
+    """More of our configuration: called with the checkpoint and the values that are known, returns others."""
+    restore: Callable[[Any], Mapping[str, Any]] | None = None
+    """More of theirs, from our configuration. It is written over what the fields say."""
+    constant: Mapping[str, Any] = field(default_factory=dict)
+    """More of theirs that never changes, such as ``model_type`` and ``is_encoder_decoder``."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """What the original calls outputs of ours, where the names differ; an empty name is not compared."""
+
+    # Configurations.
+
+    def read_config(
+        self, checkpoint: Checkpoint, *, allowed: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Values of our configuration.
+
+        Args:
+            checkpoint: where from.
+            allowed: patterns of keys that are passed over though nothing is known of them.
+            chosen: values that people gave; they win.
+
+        Raises:
+            UsageError: a key that is missing or not understood, or a value that ours cannot represent.
+        """
+        hub, where = checkpoint.config, checkpoint.config_file
+        for key, wanted in self.only.items():
+            if hub.get(key, wanted) != wanted:
+                raise UsageError(f"{key} {hub[key]!r} is not supported, only {wanted!r}", where)
+        known = {item.theirs for item in self.fields} | self.only.keys() | self.constant.keys()
+        patterns = (*_INERT, *self.inert, *allowed)
+        strange = [
+            key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)
+        ]
+        if strange:
+            keys = ", ".join(strange)
+            raise UsageError(
+                f"not understood: {keys}", where, f"--allow-key {strange[0]} if it does not change the model"
+            )
+        values: dict[str, Any] = {"task": self.task(checkpoint)}
+        values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
+        if self.derive is not None:
+            values |= self.derive(checkpoint, values)
+        return values | (chosen or {})
+
+    def task(self, checkpoint: Checkpoint) -> str:
+        """Our task, by the class that wrote the checkpoint."""
+        written_by = (checkpoint.config.get("architectures") or [next(iter(self.classes))])[0]
+        if written_by not in self.classes:
+            known = ", ".join(self.classes)
+            raise UsageError(f"{written_by} is not supported", checkpoint.config_file, f"known: {known}")
+        return self.classes[written_by]
+
+    def write_config(self, config: Config, where: object) -> dict[str, Any]:
+        """The content of their config.json.
+
+        Raises:
+            UsageError: theirs cannot represent a value of ours.
+        """
+        written_by = next((name for name, task in self.classes.items() if task == config.task), None)
+        if written_by is None:
+            raise UsageError(
+                f"task {config.task!r} has no class there", where, nearest(config.task, self.classes.values())
+            )
+        hub = {"architectures": [written_by], **self.constant}
+        hub |= {item.theirs: item.write(config, where) for item in self.fields}
+        return hub | dict(self.only) | dict(self.restore(config) if self.restore else {})
+
+    # Tensors.
+
+    def origins(self, names: Iterable[str], config: Config) -> dict[str, list[Origin]]:
+        """For each of our tensors, where it may lie; the first is where it is written. One without is left out."""
+        rules = self.rules(config) if callable(self.rules) else self.rules
+        compiled = [(rule, [_pattern(name) for name in _names(rule)]) for rule in rules]
+        found: dict[str, list[Origin]] = {}
+        for name in names:
+            for rule, patterns in compiled:
+                match = next((match for pattern in patterns if (match := pattern.match(name))), None)
+                if match is not None:
+                    *numbers, rest = match.groups()
+                    group = tuple(_fill(ours, numbers) + rest for ours in _names(rule))
+                    found.setdefault(name, []).append(Origin(_fill(rule.theirs, numbers) + rest, group, rule))
+        return found
+
+    def match(self, names: Iterable[str], expected: Iterable[str]) -> dict[str, str]:
+        """For each name in a file, the one of the rules that it stands for; what is ignored is left out.
+
+        A name that none of the rules expects stands for itself.
+        """
+        known = set(expected)
+        found = {}
+        for name in names:
+            current = name
+            for pattern, replacement in self.renamed:
+                current = re.sub(pattern, replacement, current)
+            if current not in known and self.prefix + current in known:
+                current = self.prefix + current
+            if current in known or not any(re.fullmatch(pattern, current) for pattern in self.ignored):
+                found[name] = current
+        return found
+
+    def written_name(self, name: str, config: Config) -> str:
+        """The name of the rules as a file of this task has it."""
+        return name.removeprefix(self.prefix) if config.task in self.bare else name
+
+
+def _names(rule: Rule) -> tuple[str, ...]:
+    return (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name).replace(r"\*", r"(\d+)") + r"((?:\..*)?)$")
+
+
+def _fill(name: str, numbers: Sequence[str]) -> str:
+    for number in numbers:
+        name = name.replace("*", number, 1)
+    return name
