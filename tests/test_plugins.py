@@ -519,7 +519,7 @@ def test_clash_with_a_built_in_preset_names_both(install, zoo) -> None:
 def test_two_importers_of_one_checkpoint_type_are_an_error_naming_both(install) -> None:
     """Not whichever was loaded last."""
     code = f"{HEAD}@zoo.hookimpl\ndef zoo_importers():\n    return ["
-    code += "zoo.Importer(model_type='bert', architecture='bert', rules='a:B')]\n"
+    code += "zoo.Importer(name='bert', architecture='bert', layout='a:B')]\n"
     install("zoo-rival", code, version="6.6")
     with pytest.warns(plugins.ZooWarning, match="importer .bert. is also provided by"):
         active = Plugins(Selection())
@@ -530,8 +530,9 @@ def test_two_importers_of_one_checkpoint_type_are_an_error_naming_both(install) 
 
 
 def test_importer_of_an_unknown_checkpoint_type_is_a_usage_error() -> None:
-    """With the nearest type that can be imported."""
-    with pytest.raises(UsageError, match=r"^no importer for model_type 'brt': x: did you mean 'bert'\?$"):
+    """With what can be imported, and how more could be."""
+    known = r"known: .*\bbert\b.*; a plugin adds one with the hook zoo_importers$"
+    with pytest.raises(UsageError, match=rf"^no importer for model_type 'brt': x: {known}"):
         Plugins(Selection()).importer("brt", "x")
 
 

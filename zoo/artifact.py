@@ -20,6 +20,7 @@ from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, load_json, plain_na
 
 __all__ = [
     "CARD",
+    "COMPANIONS",
     "CONFIG",
     "LOOP",
     "MANIFEST",
@@ -43,6 +44,13 @@ CONFIG = "config.json"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CARD = "README.md"
+COMPANIONS = (
+    "generation_config.json",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
+"""Files of the hub's layout that travel with a model as they are."""
 LOOP = "generate"
 """The variant whose one graph does all of generation, and the name of that graph."""
 PROFILES = ("cpu", "cuda")
@@ -309,7 +317,9 @@ _EVIDENCE = re.compile(r"parity(\.[\w-]+)?\.json|evidence(\.[\w-]+)+\.json")
 
 def is_reserved(name: str) -> bool:
     """Whether a file of this name is the model's own, or the evidence for an export of it."""
-    return name in (CONFIG, MANIFEST, TOKENIZER, CARD) or is_weights(name) or bool(_EVIDENCE.fullmatch(name))
+    return (
+        name in (CONFIG, MANIFEST, TOKENIZER, CARD, *COMPANIONS) or is_weights(name) or bool(_EVIDENCE.fullmatch(name))
+    )
 
 
 def entry_of(path: Path) -> dict[str, Any]:

@@ -175,20 +175,20 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importer:
-    """How checkpoints of a foreign layout become ours."""
+    """How checkpoints of a foreign layout become ours, and ours theirs, by reference."""
 
-    model_type: str
-    """``model_type`` in the checkpoint's config.json."""
+    name: str
+    """``model_type`` in the checkpoint's config.json, or what people write: ``zoo import SOURCE --kind NAME``."""
     architecture: str
     """The architecture they become."""
-    rules: str
-    """``module:OBJECT``, a :class:`zoo.importing.Rules`."""
+    layout: str
+    """``module:OBJECT``, a :class:`zoo.checkpoints.Layout`."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
-        _check_name("model type", self.model_type)
+        _check_name("importer", self.name)
         _check_name("architecture", self.architecture)
-        _check_reference("rules", self.rules)
+        _check_reference("layout", self.layout)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

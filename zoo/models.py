@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo import plugins
@@ -21,7 +18,7 @@ from zoo.card import model_card
 from zoo.config import Config
 from zoo.errors import ArtifactError, PluginError, UsageError, nearest
 from zoo.registry import ModelSpec, registry
-from zoo.weights import DTYPES, INDEX, StoredTensor, plan_header, split_shards
+from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, plan_header, split_shards
 
 __all__ = [
     "build_on_meta",
@@ -30,9 +27,12 @@ __all__ = [
     "list_models",
     "load",
     "plan_layout",
+    "read_tensors",
     "save",
     "save_spec",
+    "stored_tensors",
     "tensor_groups",
+    "write_weights",
 ]
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -179,13 +179,8 @@ def save_spec(
         raise UsageError(f"a model has one dtype of {', '.join(DTYPES)}, got {', '.join(sorted(dtypes))}")
     description = describe(spec, dtype=dtypes.pop(), seed=seed)
     with new_model(directory, description, force=force) as stage:
-        groups = tensor_groups(model)
-        write_weights(
-            stage,
-            {name: tensor.detach() for name, (tensor, _) in groups.items()},
-            aliases={alias: names[0] for _, names in groups.values() for alias in names[1:]},
-            max_shard_bytes=max_shard_bytes,
-        )
+        tensors, aliases = stored_tensors(model)
+        write_weights(stage, tensors, tensors.__getitem__, aliases=aliases, max_shard_bytes=max_shard_bytes)
         if tokenizer is not None:
             from zoo.tokenizer import write_tokenizer
 
@@ -195,15 +190,30 @@ def save_spec(
 
 
 def write_weights(
-    directory: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str], max_shard_bytes: int
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    read: Callable[[str], Tensor],
+    *,
+    aliases: Mapping[str, str],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write one safetensors file, or shards and the usual index. Aliases are recorded, not stored."""
-    shards = split_shards({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes)
+    """Write one safetensors file, or shards and the usual index, one tensor at a time.
+
+    Args:
+        directory: where.
+        tensors: shape and dtype of each tensor; on the meta device will do.
+        read: gives the values of one; asked once for each, when they are written.
+        aliases: more names of tensors, which are recorded and not stored.
+        max_shard_bytes: what does not fit into one file of this size is split.
+    """
     weight_map: dict[str, str] = {}
-    for file, names in shards.items():
-        _save({name: tensors[name].contiguous() for name in names}, directory / file, {"format": "pt", **aliases})
-        weight_map |= dict.fromkeys(names, file)
-    if len(shards) == 1:
+    for file, header, places in _plan_files(tensors, aliases, max_shard_bytes):
+        with (directory / file).open("wb") as out:
+            out.write(header)
+            for name in places:
+                out.write(read(name).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        weight_map |= dict.fromkeys(places, file)
+    if set(weight_map.values()) == {SINGLE}:
         return
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
@@ -216,35 +226,27 @@ def plan_layout(
     spec: ModelSpec, dtype: str = "float32", *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> dict[str, StoredTensor]:
     """Where each tensor of a model will lie once it is saved. No weight is made."""
-    groups = tensor_groups(build_on_meta(spec, dtype))
-    aliases = {alias: names[0] for _, names in groups.values() for alias in names[1:]}
-    tensors = {name: (_STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, (tensor, _) in groups.items()}
-    shards = split_shards({name: tensor.nbytes for name, (tensor, _) in groups.items()}, max_shard_bytes)
+    tensors, aliases = stored_tensors(build_on_meta(spec, dtype))
     layout: dict[str, StoredTensor] = {}
-    for file, names in shards.items():
-        layout |= plan_header(file, {name: tensors[name] for name in names}, {"format": "pt", **aliases})
+    for _, _, places in _plan_files(tensors, aliases, max_shard_bytes):
+        layout |= places
     return layout
 
 
-def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:
-        refusal = re.search(r"os error (\d+)", str(error))  # the library wraps the system's error in a text
-        if refusal is None:
-            raise
-        raise OSError(int(refusal[1]), os.strerror(int(refusal[1])), str(path)) from error
-    _sort_metadata(path)
+def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each distinct tensor by its first name, and its other names."""
+    groups = tensor_groups(model)
+    aliases = {alias: names[0] for _, names in groups.values() for alias in names[1:]}
+    return {name: tensor for name, (tensor, _) in groups.items()}, aliases
 
 
-def _sort_metadata(path: Path) -> None:
-    """Put a file's metadata in order. The library leaves it to chance, and equal models are to be equal files."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        file.seek(8)
-        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length))
+def _plan_files(
+    tensors: Mapping[str, Tensor], aliases: Mapping[str, str], max_shard_bytes: int
+) -> Iterator[tuple[str, bytes, dict[str, StoredTensor]]]:
+    """For each file of weights its name, its header, and where each tensor lies."""
+    kinds = {name: (_STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    for file, names in split_shards({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes).items():
+        yield file, *plan_header(file, {name: kinds[name] for name in names}, {"format": "pt", **aliases})
 
 
 def load(directory: str | Path) -> nn.Module:
@@ -262,7 +264,7 @@ def load_directory(stored: ModelDirectory) -> nn.Module:
     model = build_on_meta(stored.spec, stored.dtype)
     check_layout(model, stored.layout, stored.path)
     with _reading(stored.path):
-        fill(model, _read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()}))
+        fill(model, read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()}))
     return model
 
 
@@ -299,7 +301,8 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
             )  # fmt: skip
 
 
-def _read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of safetensors files, mapped."""
     for file in sorted(files):
         with safe_open(directory / file, framework="pt") as reader:
             for name in reader.keys():  # noqa: SIM118  (not a mapping)

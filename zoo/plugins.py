@@ -161,17 +161,19 @@ class Plugins:
             raise PluginError(f"no plugin provides the architecture {name!r}", where, hint)
         return found[0]
 
-    def importer(self, model_type: str, where: object = None) -> Importer:
-        """The importer of checkpoints with this ``model_type``."""
-        found = [
-            (plugin, item) for plugin in self.loaded() for item in plugin.importers if item.model_type == model_type
-        ]
+    def importer(self, kind: str | None, where: object = None) -> tuple[Plugin, Importer]:
+        """The importer of checkpoints of this kind. None is a :class:`UsageError`, two are a :class:`PluginError`."""
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.importers]
+        known = sorted({item.name for _, item in provided})
+        if kind is None:
+            raise UsageError("it does not say its model_type", where, f"--kind NAME, one of {', '.join(known)}")
+        found = [(plugin, item) for plugin, item in provided if item.name == kind]
         if len(found) > 1:
-            raise clash("importer", model_type, [plugin for plugin, _ in found], where)
+            raise clash("importer", kind, [plugin for plugin, _ in found], where)
         if not found:
-            known = [item.model_type for plugin in self.loaded() for item in plugin.importers]
-            raise UsageError(f"no importer for model_type {model_type!r}", where, nearest(model_type, known))
-        return found[0][1]
+            hint = f"known: {', '.join(known)}; a plugin adds one with the hook zoo_importers"
+            raise UsageError(f"no importer for model_type {kind!r}", where, hint)
+        return found[0]
 
     def exporter(self, name: str) -> tuple[Plugin, Exporter]:
         """The exporter to the format ``name``.
@@ -214,7 +216,7 @@ class Plugins:
             for preset in plugin.presets:
                 providers.setdefault(("preset", preset), []).append(plugin)
             for importer in plugin.importers:
-                providers.setdefault(("importer", importer.model_type), []).append(plugin)
+                providers.setdefault(("importer", importer.name), []).append(plugin)
             for exporter in plugin.exporters:
                 providers.setdefault(("exporter", exporter.name), []).append(plugin)
                 if exporter.evidence is not None:

@@ -156,11 +156,14 @@ def split_shards(sizes: Mapping[str, int], max_bytes: int) -> dict[str, list[str
 
 def plan_header(
     file: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> dict[str, StoredTensor]:
-    """Where the library will put tensors, given by dtype and shape: behind the padded header, by dtype and by name."""
+) -> tuple[bytes, dict[str, StoredTensor]]:
+    """What a file of tensors, given by dtype and shape, begins with, and where each will lie, in that order.
+
+    Both are as the library has them, by dtype and by name, with the metadata in order too, which it leaves to chance.
+    """
     ranks = {dtype: rank for rank, dtype in enumerate(_ITEM_SIZES)}
     order = sorted(tensors, key=lambda name: (ranks[tensors[name][0]], name.encode()))
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
     places: list[tuple[str, int, int]] = []
     end = 0
     for name in order:
@@ -168,9 +171,10 @@ def plan_header(
         start, end = end, end + math.prod(shape) * _ITEM_SIZES[dtype]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
         places.append((name, start, end - start))
-    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
-    base = 8 + (length + 7) // 8 * 8
-    return {name: StoredTensor(file, *tensors[name], base + start, size) for name, start, size in places}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust((len(text) + 7) // 8 * 8)
+    data = len(text).to_bytes(8, "little") + text
+    return data, {name: StoredTensor(file, *tensors[name], len(data) + start, size) for name, start, size in places}
 
 
 def read_layout(directory: Path) -> dict[str, StoredTensor]:

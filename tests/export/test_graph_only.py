@@ -51,8 +51,10 @@ def test_a_planned_header_is_the_library_s(tmp_path_factory: pytest.TempPathFact
     save_file(
         {name: torch.zeros(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in tensors.items()}, path, metadata
     )
-    planned = plan_header(path.name, tensors, metadata)
+    header, planned = plan_header(path.name, tensors, metadata)
     there = read_header(path)
+    written = path.read_bytes()[: len(header)]
+    assert (written[:8], json.loads(written[8:])) == (header[:8], json.loads(header[8:]))
     assert {name: place for name, place in planned.items() if place.length} == {
         name: place for name, place in there.items() if place.length
     }
@@ -196,7 +198,7 @@ def test_shards_take_the_place_of_one_file(exported_copy: Exported, zoo: Zoo) ->
     folder = exported_copy("gpt-tiny")
     before = logits(folder)
     tensors = load_file(folder / SINGLE)
-    models.write_weights(folder, tensors, aliases={}, max_shard_bytes=100_000)
+    models.write_weights(folder, tensors, tensors.__getitem__, aliases={}, max_shard_bytes=100_000)
     (folder / SINGLE).unlink()
     assert zoo("relink", folder).status == 0
     assert logits(folder) == pytest.approx(before, abs=0)

@@ -30,8 +30,8 @@ from zoo_export.exporter import export_model
 import zoo as library
 from tests.export.conftest import run_model
 from zoo.artifact import ModelDirectory
+from zoo.checkpoints import import_checkpoint
 from zoo.errors import ArtifactError, UsageError
-from zoo.importing import import_checkpoint
 
 Zoo = Callable[..., Any]
 SIZES = {
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_transformers(
     tmp_path: Path, kind: type[PreTrainedModel], task: str, options: dict[str, Any]
 ) -> None:
     theirs = make(kind, **options)
-    spec = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours")
+    spec = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours").spec
     same(tmp_path / "ours", theirs)
     stored = ModelDirectory.open(tmp_path / "ours").spec.config
     assert stored == spec.config
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_transformers(
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(tmp_path: Path, activation: str) -> None:
     theirs = make(hidden_act=activation)
-    spec = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours")
+    spec = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours").spec
     assert spec.config.activation == ACTIVATIONS[activation]
     same(tmp_path / "ours", theirs)
 
@@ -269,7 +269,7 @@ def test_a_vocabulary_alone_becomes_a_tokenizer(tmp_path: Path, lowercase: bool 
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     if lowercase is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
-    spec = import_checkpoint(folder, tmp_path / "ours")
+    spec = import_checkpoint(folder, tmp_path / "ours").spec
     from tokenizers import Tokenizer
 
     encoding = Tokenizer.from_file(str(tmp_path / "ours" / "tokenizer.json")).encode(TEXT)
@@ -301,8 +301,8 @@ def test_every_tensor_that_does_not_fit_is_listed(tmp_path: Path, zoo: Zoo, snap
     before = snapshot()
     zoo("import", folder, "-o", tmp_path / "ours").failed(
         3,
-        "missing pooler.bias",
-        "missing blocks.1.mlp.down.weight",
+        "missing pooler.dense.bias",
+        "missing encoder.layer.1.output.dense.weight",
         "unexpected encoder.layer.2.output.dense.bias",
         "unexpected adapter.weight",
         "encoder.layer.0.intermediate.dense.weight has shape (36, 30), the configuration says (37, 30)",
@@ -320,13 +320,20 @@ def test_tied_tensors_that_differ_are_refused(tmp_path: Path, zoo: Zoo) -> None:
             "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"] + 1,
         },
     )
-    zoo("import", folder, "-o", tmp_path / "ours").failed(3, "differs from the tensor it should share")
+    zoo("import", folder, "-o", tmp_path / "ours").failed(
+        3, "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight"
+    )
     assert not (tmp_path / "ours").exists()
 
 
 REFUSED = {
     "an unknown family": ({"model_type": "gpt2"}, 2, ("no importer for model_type 'gpt2'", "bert")),
-    "no family": ({"model_type": None}, 2, ("no importer for model_type 'None'", "bert")),
+    "no family": ({"model_type": None}, 2, ("it does not say its model_type", "--kind NAME, one of ", "bert")),
+    "a key that nobody knows": (
+        {"use_flux": 1},
+        2,
+        ("not understood: use_flux", "config.json", "--allow-key use_flux"),
+    ),
     "another head": ({"architectures": ["BertForTokenClassification"]}, 2, ("BertForTokenClassification", "BertModel")),
     "relative positions": (
         {"position_embedding_type": "relative_key"},
@@ -378,9 +385,13 @@ def test_what_exists_is_replaced_with_force_only(tmp_path: Path, zoo: Zoo) -> No
         "architecture": "bert",
         "task": "feature-extraction",
         "parameters": sum(parameter.numel() for parameter in make().parameters()),
+        "comparison": result.json["comparison"],
     }
+    compared = result.json["comparison"]
+    assert (compared["compared"], compared["against"]) == (True, "BertModel of transformers")
+    assert compared["float64_difference"] < 1e-12
     assert (tmp_path / "ours" / "manifest.json").read_bytes() == manifest
-    with pytest.raises(ArtifactError, match="no such directory"):
+    with pytest.raises(ArtifactError, match="no such file or directory"):
         import_checkpoint(tmp_path / "absent", tmp_path / "other")
 
 
@@ -486,7 +497,7 @@ def test_a_directory_of_sentence_transformers_without_normalisation(
         shutil.copyfile(exported_minilm_source / name, hub / name)
     modules = [entry for entry in json.loads((hub / "modules.json").read_text()) if "Normalize" not in entry["type"]]
     (hub / "modules.json").write_text(json.dumps(modules))
-    spec = import_checkpoint(hub, tmp_path / "ours")
+    spec = import_checkpoint(hub, tmp_path / "ours").spec
     assert (spec.config.task, spec.config.pooling, spec.config.normalize) == ("sentence-embedding", "mean", False)
     pooling = json.loads((hub / "1_Pooling/config.json").read_text())
     pooling |= {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.config import Config
 from zoo.errors import UsageError, nearest
@@ -67,6 +67,11 @@ class Rule:
         if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
         return [tensor] if len(sizes) == 1 else list(tensor.split(list(sizes)))
+
+    def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The shape of theirs, from those of ours."""
+        shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return (1,) * self.leading_axes + (shape[::-1] if self.transposed and len(shape) == 2 else shape)
 
     def to_theirs(self, tensors: Sequence[Tensor]) -> Tensor:
         """The inverse of :meth:`to_ours`."""
@@ -141,8 +146,9 @@ class Layout:
     base model alone may lack it."""
     bare: Sequence[str] = ()
     """Our tasks that are the base model alone: their files are written without the prefix."""
-    ignored: Sequence[str] = ()
-    """Regular expressions, matched in full: tensors in files that hold nothing learnt."""
+    ignored: Sequence[str] | Callable[[Any], Sequence[str]] = ()
+    """Regular expressions, matched in full: tensors in files that hold nothing learnt; may depend on our
+    configuration."""
     renamed: Sequence[tuple[str, str]] = ()
     """Regular expressions and replacements that bring old names in files up to date."""
     only: Mapping[str, Any] = field(default_factory=dict)
@@ -156,7 +162,11 @@ class Layout:
     constant: Mapping[str, Any] = field(default_factory=dict)
     """More of theirs that never changes, such as ``model_type`` and ``is_encoder_decoder``."""
     outputs: Mapping[str, str] = field(default_factory=dict)
-    """What the original calls outputs of ours, where the names differ; an empty name is not compared."""
+    """What the original calls outputs for which it has other names; one with an empty name is not compared."""
+    original: Callable[[Checkpoint, Any], nn.Module] | None = None
+    """Makes the original model from a checkpoint and our configuration, to compare outputs with; it takes inputs by our
+    names and returns a mapping. Raises ``ImportError`` where it is not installed. By default it is the class of
+    transformers that the checkpoint names."""
 
     # Configurations.
 
@@ -191,7 +201,7 @@ class Layout:
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
         if self.derive is not None:
             values |= self.derive(checkpoint, values)
-        return values | (chosen or {})
+        return values | dict(chosen or {})
 
     def task(self, checkpoint: Checkpoint) -> str:
         """Our task, by the class that wrote the checkpoint."""
@@ -232,12 +242,13 @@ class Layout:
                     found.setdefault(name, []).append(Origin(_fill(rule.theirs, numbers) + rest, group, rule))
         return found
 
-    def match(self, names: Iterable[str], expected: Iterable[str]) -> dict[str, str]:
+    def match(self, names: Iterable[str], expected: Iterable[str], config: Config) -> dict[str, str]:
         """For each name in a file, the one of the rules that it stands for; what is ignored is left out.
 
         A name that none of the rules expects stands for itself.
         """
         known = set(expected)
+        ignored = self.ignored(config) if callable(self.ignored) else self.ignored
         found = {}
         for name in names:
             current = name
@@ -245,7 +256,7 @@ class Layout:
                 current = re.sub(pattern, replacement, current)
             if current not in known and self.prefix + current in known:
                 current = self.prefix + current
-            if current in known or not any(re.fullmatch(pattern, current) for pattern in self.ignored):
+            if current in known or not any(re.fullmatch(pattern, current) for pattern in ignored):
                 found[name] = current
         return found
 

@@ -10,24 +10,57 @@ from zoo.cli.output import emit_json, json_option
 
 
 @click.command("import")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to make; named as SOURCE by default.")
+@click.option("--kind", help="What made the checkpoint; by default what its config.json calls model_type.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="What the checkpoint does not say.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Convert the weights.")
+@click.option("--allow-missing", multiple=True, metavar="PATTERN", help="Tensors that may be missing; initialised.")
+@click.option("--allow-key", "allow_keys", multiple=True, metavar="PATTERN", help="Keys of config.json to pass over.")
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Compare with the original implementation; by default where it is installed.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing model directory.")
 @json_option
-def command(source: Path, output: Path | None, dtype: str | None, force: bool, as_json: bool) -> None:
-    """Make a model directory from SOURCE, a checkpoint directory in the hub's layout."""
-    from zoo.importing import import_checkpoint
+def command(
+    source: str,
+    output: Path | None,
+    kind: str | None,
+    settings: tuple[str, ...],
+    dtype: str | None,
+    allow_missing: tuple[str, ...],
+    allow_keys: tuple[str, ...],
+    verify: bool | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Make a model directory from SOURCE: a checkpoint directory in the hub's layout, or a file of tensors."""
+    from zoo.checkpoints import import_checkpoint
 
-    target = output or Path(source.resolve().name)
-    spec = import_checkpoint(source, target, dtype=dtype, force=force)
+    target = output or Path(Path(source).resolve().stem if Path(source).is_file() else Path(source).resolve().name)
+    imported = import_checkpoint(
+        Path(source),
+        target,
+        kind=kind,
+        dtype=dtype,
+        settings=settings,
+        allow_missing=allow_missing,
+        allow_keys=allow_keys,
+        verify=verify,
+        force=force,
+    )
+    spec = imported.spec
     facts = {
         "directory": str(target),
         "architecture": spec.architecture.name,
         "task": spec.task,
         "parameters": spec.parameters(),
+        "comparison": imported.comparison.to_dict(),
     }
     if as_json:
         emit_json("import", facts)
-    else:
-        click.echo(f"{target}: {spec.architecture.name} for {spec.task}, {spec.parameters():,} parameters")
+        return
+    click.echo(f"{target}: {spec.architecture.name} for {spec.task}, {spec.parameters():,} parameters")
+    click.echo(imported.comparison)

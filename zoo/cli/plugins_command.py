@@ -14,7 +14,7 @@ def provides(plugin: Plugin) -> dict[str, list[str]]:
     return {
         "architectures": [architecture.name for architecture in plugin.architectures],
         "presets": sorted(plugin.presets),
-        "importers": [importer.model_type for importer in plugin.importers],
+        "importers": [importer.name for importer in plugin.importers],
         "exporters": [exporter.name for exporter in plugin.exporters],
         "tasks": [task.name for task in plugin.tasks],
     }

@@ -28,4 +28,4 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
 
 @zoo.hookimpl
 def zoo_importers() -> Sequence[zoo.Importer]:
-    return [zoo.Importer(model_type="bert", architecture="bert", rules="zoo_plugins.bert.hub:RULES")]
+    return [zoo.Importer(name="bert", architecture="bert", layout="zoo_plugins.bert.hub:BERT")]

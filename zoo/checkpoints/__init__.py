@@ -1,0 +1,20 @@
+"""Foreign checkpoints: how they correspond to models of ours, reading them, and writing ours as theirs."""
+
+from zoo.checkpoints.importing import Imported, import_checkpoint
+from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
+from zoo.checkpoints.original import Comparison, Exact
+from zoo.checkpoints.source import Checkpoint, SourceTensor
+
+__all__ = [
+    "ACTIVATIONS",
+    "REQUIRED",
+    "Checkpoint",
+    "Comparison",
+    "Exact",
+    "Field",
+    "Imported",
+    "Layout",
+    "Rule",
+    "SourceTensor",
+    "import_checkpoint",
+]

@@ -1,0 +1,169 @@
+"""Foreign checkpoints as they lie on disk: a configuration, tensors read one at a time, and what lies beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.errors import ArtifactError
+from zoo.weights import INDEX, SINGLE, StoredTensor, load_json, plain_name, read_header, read_layout
+
+__all__ = ["Checkpoint", "SourceTensor"]
+
+LEGACY = "pytorch_model.bin"
+LEGACY_INDEX = "pytorch_model.bin.index.json"
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts keep the tensors beside other things."""
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """One tensor of a checkpoint, which is not read before it is asked for."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Tensor] = field(repr=False)
+    """Its values, in memory of their own."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory in the hub's layout, or one file of tensors and what lies beside it."""
+
+    path: Path
+    """The directory."""
+    file: str | None = None
+    """The file of tensors; by default the one, or the shards, that such a directory has."""
+
+    @classmethod
+    def open(cls, source: Path) -> Checkpoint:
+        """The checkpoint at a path. Nothing is read yet."""
+        if source.is_dir():
+            return cls(source)
+        if not source.is_file():
+            raise ArtifactError("no such file or directory", source)
+        return cls(source.parent, source.name)
+
+    @property
+    def where(self) -> Path:
+        """What to name in an error about the tensors."""
+        return self.path / self.file if self.file else self.path
+
+    @property
+    def config_file(self) -> Path:
+        """The configuration, which a lone file of tensors may lack."""
+        return self.path / "config.json"
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """config.json as it is; empty beside a lone file of tensors that has none."""
+        return {} if self.file and not self.config_file.exists() else load_json(self.config_file)
+
+    @property
+    def kind(self) -> str | None:
+        """The name of the importer that reads it: ``model_type``, or ``timm``; None where nothing says so."""
+        if isinstance(self.config.get("model_type"), str):
+            return str(self.config["model_type"])
+        return "timm" if isinstance(self.config.get("architecture"), str) else None
+
+    @cached_property
+    def tensors(self) -> Mapping[str, SourceTensor]:
+        """Every tensor by its name in the files.
+
+        Raises:
+            ArtifactError: a file that is missing, damaged, or holds more than tensors.
+        """
+        if self.file is not None:
+            return _read_file(self.path / self.file)
+        if (self.path / SINGLE).exists() or (self.path / INDEX).exists():
+            return _safetensors(self.path, read_layout(self.path))
+        if (self.path / LEGACY).exists():
+            return _read_file(self.path / LEGACY)
+        if (self.path / LEGACY_INDEX).exists():
+            return _read_shards(self.path / LEGACY_INDEX)
+        raise ArtifactError(f"no {SINGLE}, {INDEX}, {LEGACY} or {LEGACY_INDEX}", self.path)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A JSON file beside the weights, empty when there is none."""
+        return load_json(self.path / name) if (self.path / name).exists() else {}
+
+
+def _read_file(path: Path) -> Mapping[str, SourceTensor]:
+    if path.suffix == ".safetensors":
+        return _safetensors(path.parent, read_header(path))
+    return dict(_arrays(path) if path.suffix == ".npz" else _unpickle(path))
+
+
+def _safetensors(directory: Path, layout: Mapping[str, StoredTensor]) -> Mapping[str, SourceTensor]:
+    return {
+        name: SourceTensor(stored.shape, _DTYPES[stored.dtype], partial(_read_bytes, directory, stored))
+        for name, stored in layout.items()
+    }
+
+
+def _read_bytes(directory: Path, stored: StoredTensor) -> Tensor:
+    """Read, not mapped: a page that is mapped stays in memory as long as the file does."""
+    data = np.fromfile(directory / stored.file, np.uint8, stored.length, offset=stored.offset)
+    if len(data) != stored.length:
+        raise ArtifactError("truncated while it was read", directory / stored.file)
+    return torch.from_numpy(data).view(_DTYPES[stored.dtype]).reshape(stored.shape)
+
+
+def _arrays(path: Path) -> Iterator[tuple[str, SourceTensor]]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                tensor = torch.from_numpy(arrays[name])
+                yield name, SourceTensor(tuple(tensor.shape), tensor.dtype, tensor.clone)
+    except Exception as error:  # numpy raises zip's, zlib's and its own errors
+        raise ArtifactError("not an archive of plain arrays", path) from error
+
+
+def _read_shards(index: Path) -> Mapping[str, SourceTensor]:
+    weight_map = load_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(plain_name(name) for name in weight_map.values()):
+        raise ArtifactError("weight_map must map tensors to files beside it", index)
+    tensors: dict[str, SourceTensor] = {}
+    for name in dict.fromkeys(weight_map.values()):
+        shard = dict(_unpickle(index.parent / name))
+        if set(shard) != {tensor for tensor, file in weight_map.items() if file == name}:
+            raise ArtifactError(f"{name} does not hold the tensors listed for it", index)
+        tensors |= shard
+    return tensors
+
+
+def _unpickle(path: Path) -> Iterator[tuple[str, SourceTensor]]:
+    """A file of torch.save: tensors in plain mappings, and nothing that runs code."""
+    if not path.is_file():
+        raise ArtifactError("missing", path)
+    try:
+        data = _load(path)
+    except Exception as error:  # torch raises pickle's, zip's and its own errors
+        raise ArtifactError("not a checkpoint of plain tensors", path) from error
+    if isinstance(data, dict):
+        data = next((data[key] for key in _WRAPPERS if isinstance(data.get(key), dict)), data)
+    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
+        raise ArtifactError("not a mapping of names to tensors", path)
+    for name, tensor in data.items():
+        yield name, SourceTensor(tuple(tensor.shape), tensor.dtype, tensor.clone)
+
+
+def _load(path: Path) -> Any:
+    """Map the file where its format allows, so that tensors are read as they are asked for."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # the format before torch 1.6 is no archive
+        return torch.load(path, map_location="cpu", weights_only=True)
