@@ -1,5 +1,6 @@
 """Foreign checkpoints: how they correspond to models of ours, reading them, and writing ours as theirs."""
 
+from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
 from zoo.checkpoints.original import Comparison, Exact
@@ -11,10 +12,12 @@ __all__ = [
     "Checkpoint",
     "Comparison",
     "Exact",
+    "Exported",
     "Field",
     "Imported",
     "Layout",
     "Rule",
     "SourceTensor",
+    "export_checkpoint",
     "import_checkpoint",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from zoo import models, plugins
 from zoo.artifact import CARD, COMPANIONS, TOKENIZER, describe, new_model
 from zoo.card import model_card
+from zoo.checkpoints.common import read_common
 from zoo.checkpoints.layout import Layout, Origin
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.source import Checkpoint
@@ -21,13 +22,10 @@ from zoo.config import Config
 from zoo.errors import ArtifactError, PluginError, UsageError
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, config_class, load_reference
-from zoo.tokenizer import find_tokenizer, load_tokenizer, write_tokenizer
+from zoo.tokenizer import find_tokenizer, write_tokenizer
 from zoo.weights import DTYPES
 
-__all__ = ["Imported", "find_layout", "import_checkpoint"]
-
-_TOKENS = ("eos_token_id", "decoder_start_token_id", "pad_token_id")
-_IMAGES = ("image_mean", "image_std")
+__all__ = ["Imported", "TensorReader", "find_layout", "import_checkpoint", "read_configuration"]
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,11 @@ def import_checkpoint(
     cls = config_class(owner, architecture)
     chosen = cls.parse_settings(settings, "--set")
     with plugins.blame(plugin, f"cannot import {source.name}"):
-        values = layout.read_config(checkpoint, allowed=allow_keys, chosen=_common(checkpoint, cls) | chosen)
-        config = cls.from_dict(values, checkpoint.config_file)
+        config = read_configuration(layout, checkpoint, cls, chosen=chosen, allow_keys=allow_keys)
     tokenizer = find_tokenizer(checkpoint.path) if checkpoint.config else None
     spec = ModelSpec(target.name, owner, architecture, config, tokenizer="file" if tokenizer else None)
     model = models.build_on_meta(spec, dtype or _dtype(checkpoint))
-    read = _Reader(spec, model, layout, checkpoint, allow_missing)
+    read = TensorReader(spec, model, layout, checkpoint, allow_missing)
     description = describe(spec, dtype=str(read.dtype).removeprefix("torch."), seed=None)
     with new_model(target, description, force=force) as stage:
         tensors, aliases = models.stored_tensors(model)
@@ -108,47 +105,40 @@ def find_layout(kind: str | None, where: object) -> tuple[Plugin, str, Layout]:
     return plugin, importer.architecture, layout
 
 
-def _common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
-    """What checkpoints of every family say in the same words, as far as our configuration has a field for it."""
-    fields, hub = cls.field_types(), checkpoint.config
-    generation, images = checkpoint.json("generation_config.json"), checkpoint.json("preprocessor_config.json")
-    found: dict[str, Any] = {}
-    for key in _TOKENS:
-        value = generation.get(key, hub.get(key))
-        if value is not None:
-            found[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
-    found |= {key: images[key] for key in _IMAGES if key in images}
-    found["mask_token_id"] = _mask_token(checkpoint)
-    labels = _labels(hub)
-    found["num_classes"] = len(labels) or hub.get("num_labels", 2)
-    if labels != tuple(f"LABEL_{number}" for number in range(len(labels))):
-        found["labels"] = labels
-    return {key: value for key, value in found.items() if key in fields}
+def read_configuration(
+    layout: Layout,
+    checkpoint: Checkpoint,
+    cls: type[Config],
+    *,
+    chosen: Mapping[str, Any] | None = None,
+    allow_keys: Sequence[str] = (),
+) -> Config:
+    """Our configuration of a checkpoint; ``chosen`` are values that people gave."""
+    known = {**read_common(checkpoint, cls), **(chosen or {})}
+    return cls.from_dict(layout.read_config(checkpoint, allowed=allow_keys, chosen=known), checkpoint.config_file)
 
 
-def _labels(hub: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of classes, in order."""
-    names = hub.get("id2label") or {}
-    try:
-        return tuple(str(names[key]) for key in sorted(names, key=int))
-    except (TypeError, ValueError) as error:
-        raise ArtifactError("id2label does not map numbers to names", "config.json") from error
+class TensorReader:
+    """The checkpoint's tensors by our names, once it is certain that they are exactly the model's.
 
+    Args:
+        spec: the model.
+        model: on the meta device.
+        layout: how the checkpoint is laid out.
+        checkpoint: where from.
+        allow_missing: patterns of tensors, by either name, that are initialised where they are missing.
 
-def _mask_token(checkpoint: Checkpoint) -> int | None:
-    said = checkpoint.json("special_tokens_map.json") or checkpoint.json("tokenizer_config.json")
-    token = said.get("mask_token", "[MASK]")
-    path = find_tokenizer(checkpoint.path) if checkpoint.config else None
-    name = token["content"] if isinstance(token, dict) else token
-    found: int | None = load_tokenizer(path).token_to_id(name) if path and name else None
-    return found
-
-
-class _Reader:
-    """The checkpoint's tensors by our names, once it is certain that they are exactly the model's."""
+    Raises:
+        ArtifactError: tensors that are missing, unexpected, misshapen, or differ where they should be one.
+    """
 
     def __init__(
-        self, spec: ModelSpec, model: nn.Module, layout: Layout, checkpoint: Checkpoint, allow_missing: Sequence[str]
+        self,
+        spec: ModelSpec,
+        model: nn.Module,
+        layout: Layout,
+        checkpoint: Checkpoint,
+        allow_missing: Sequence[str] = (),
     ) -> None:
         self.spec, self.checkpoint = spec, checkpoint
         self.groups = models.tensor_groups(model)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.config import Config
-from zoo.errors import UsageError, nearest
+from zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
@@ -133,9 +133,9 @@ class Field:
 class Layout:
     """One family's checkpoints. All of it is data but :attr:`derive` and :attr:`restore`, for what no table can say."""
 
-    classes: Mapping[str, str]
-    """The original classes and the task of ours that each is for; of several the first is written. Where a checkpoint
-    names none, it is taken for the first of all."""
+    classes: Mapping[str, str | tuple[str, ...]]
+    """The original classes and the tasks of ours that each is for. A checkpoint has the first task of its class unless
+    ``derive`` knows better; one that names no class is taken for the first of all."""
     fields: Sequence[Field]
     """What the configurations have in common."""
     rules: Sequence[Rule] | Callable[[Any], Sequence[Rule]]
@@ -161,6 +161,8 @@ class Layout:
     """More of theirs, from our configuration. It is written over what the fields say."""
     constant: Mapping[str, Any] = field(default_factory=dict)
     """More of theirs that never changes, such as ``model_type`` and ``is_encoder_decoder``."""
+    files: Callable[[Any], Mapping[str, Any]] | None = None
+    """Other JSON files of theirs, by name, from our configuration."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """What the original calls outputs for which it has other names; one with an empty name is not compared."""
     original: Callable[[Checkpoint, Any], nn.Module] | None = None
@@ -209,7 +211,7 @@ class Layout:
         if written_by not in self.classes:
             known = ", ".join(self.classes)
             raise UsageError(f"{written_by} is not supported", checkpoint.config_file, f"known: {known}")
-        return self.classes[written_by]
+        return _texts(self.classes[written_by])[0]
 
     def write_config(self, config: Config, where: object) -> dict[str, Any]:
         """The content of their config.json.
@@ -217,11 +219,9 @@ class Layout:
         Raises:
             UsageError: theirs cannot represent a value of ours.
         """
-        written_by = next((name for name, task in self.classes.items() if task == config.task), None)
+        written_by = next((name for name, tasks in self.classes.items() if config.task in _texts(tasks)), None)
         if written_by is None:
-            raise UsageError(
-                f"task {config.task!r} has no class there", where, nearest(config.task, self.classes.values())
-            )
+            raise UsageError(f"no class there is for {config.task}", where)
         hub = {"architectures": [written_by], **self.constant}
         hub |= {item.theirs: item.write(config, where) for item in self.fields}
         return hub | dict(self.only) | dict(self.restore(config) if self.restore else {})
@@ -231,14 +231,14 @@ class Layout:
     def origins(self, names: Iterable[str], config: Config) -> dict[str, list[Origin]]:
         """For each of our tensors, where it may lie; the first is where it is written. One without is left out."""
         rules = self.rules(config) if callable(self.rules) else self.rules
-        compiled = [(rule, [_pattern(name) for name in _names(rule)]) for rule in rules]
+        compiled = [(rule, [_pattern(name) for name in _texts(rule.ours)]) for rule in rules]
         found: dict[str, list[Origin]] = {}
         for name in names:
             for rule, patterns in compiled:
                 match = next((match for pattern in patterns if (match := pattern.match(name))), None)
                 if match is not None:
                     *numbers, rest = match.groups()
-                    group = tuple(_fill(ours, numbers) + rest for ours in _names(rule))
+                    group = tuple(_fill(ours, numbers) + rest for ours in _texts(rule.ours))
                     found.setdefault(name, []).append(Origin(_fill(rule.theirs, numbers) + rest, group, rule))
         return found
 
@@ -265,8 +265,8 @@ class Layout:
         return name.removeprefix(self.prefix) if config.task in self.bare else name
 
 
-def _names(rule: Rule) -> tuple[str, ...]:
-    return (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -47,6 +47,8 @@ class Checkpoint:
     """The directory."""
     file: str | None = None
     """The file of tensors; by default the one, or the shards, that such a directory has."""
+    planned: Mapping[str, SourceTensor] | None = field(default=None, repr=False)
+    """The tensors of a checkpoint that is being written."""
 
     @classmethod
     def open(cls, source: Path) -> Checkpoint:
@@ -86,6 +88,8 @@ class Checkpoint:
         Raises:
             ArtifactError: a file that is missing, damaged, or holds more than tensors.
         """
+        if self.planned is not None:
+            return self.planned
         if self.file is not None:
             return _read_file(self.path / self.file)
         if (self.path / SINGLE).exists() or (self.path / INDEX).exists():

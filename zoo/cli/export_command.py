@@ -99,13 +99,13 @@ def say(report: Report, directory: Path, variant: str = "") -> None:
     )
 
 
-def refuse_onnx_options(format_name: str, *shared: str) -> None:
-    """Raise :class:`UsageError` for an option that only ONNX has; ``shared`` are those of every format."""
+def refuse_onnx_options(where: str, *shared: str) -> None:
+    """Raise :class:`UsageError` for an option that only ONNX has; ``shared`` are those that others have too."""
     context = click.get_current_context()
     for param in context.command.params:
         source = context.get_parameter_source(str(param.name))
         if param.name not in shared and source not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
-            raise UsageError(f"{param.opts[0]} is for ONNX", f"--format {format_name}", "leave it out")
+            raise UsageError(f"{param.opts[0]} is for ONNX", where, "leave it out")
 
 
 def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:
@@ -147,6 +147,8 @@ def say_record(record: Record, format_name: str, command: str, as_json: bool) ->
     metavar="DIR",
     help="Also write a copy that needs nothing else, as DIR/onnx/model.onnx.",
 )
+@click.option("--hub", type=click.Path(path_type=Path), metavar="DIR", help="Write a checkpoint for other libraries.")
+@click.option("--kind", help="With --hub, the family's layout, such as roberta; by default the first that fits.")
 @click.option("--check", is_flag=True, help="Write nothing: compare the graph that is there with a new one.")
 @click.option("--inline", is_flag=True, help="Write no functions, for consumers that know none.")
 @click.option(
@@ -175,6 +177,8 @@ def command(
     text: Path | None,
     graph_only: bool,
     standalone: Path | None,
+    hub: Path | None,
+    kind: str | None,
     check: bool,
     inline: bool,
     profile: str,
@@ -188,11 +192,17 @@ def command(
     The graph is written only when it has been shown equal to the model. The options from --loop to --grid are for ONNX.
     """
     format_name = format_name or ("onnx" if onnx else None)
+    if hub is not None or kind is not None:
+        if format_name is not None or hub is None:
+            raise UsageError("--hub DIR writes a checkpoint and nothing else", "zoo export", "export graphs separately")
+        refuse_onnx_options("--hub", "model", "hub", "kind", "output", "settings", "force", "as_json")
+        _hub(_prepare(model, output, settings, force and not Path(model).is_dir()), hub, kind, force, as_json)
+        return
     if format_name is None:
-        raise UsageError("no format", "zoo export", "add --onnx, or --format NAME")
+        raise UsageError("no format", "zoo export", "add --onnx, --format NAME or --hub DIR")
     if format_name != "onnx":
         shared = ("model", "format_name", "texts", "output", "settings", "force", "as_json")
-        refuse_onnx_options(format_name, *shared)
+        refuse_onnx_options(f"--format {format_name}", *shared)
         _other(format_name, texts, model, output, settings, force, as_json)
         return
     plugins.active().exporter(format_name)  # whatever else this command makes needs it too
@@ -274,6 +284,19 @@ def _other(
     with parity_progress() as progress:
         record = export_to(directory, format_name, options=options, force=force, progress=progress)
     say_record(record, format_name, "export", as_json)
+
+
+def _hub(directory: Path, target: Path, kind: str | None, force: bool, as_json: bool) -> None:
+    """Write a checkpoint in the hub's layout."""
+    from zoo.checkpoints import export_checkpoint
+
+    made = export_checkpoint(directory, target, kind=kind, force=force)
+    if as_json:
+        facts = {"kind": made.kind, "files": made.files, "comparison": made.comparison.to_dict()}
+        emit_json("export", {"directory": str(target), **facts})
+        return
+    click.echo(f"{target}: {made.kind} checkpoint, {', '.join(made.files)}")
+    click.echo(made.comparison)
 
 
 def _exported(model: str, output: Path | None, force: bool, variant: str) -> bool:

@@ -32,7 +32,7 @@ def command(directory: Path, format_name: str | None, variant: str, provider: st
     if format_name not in (None, "onnx"):
         from zoo.exporting import verify_export
 
-        refuse_onnx_options(format_name, "directory", "format_name", "variant", "as_json")
+        refuse_onnx_options(f"--format {format_name}", "directory", "format_name", "variant", "as_json")
         with parity_progress() as progress:
             record = verify_export(directory, format_name, variant=variant, progress=progress)
         say_record(record, format_name, "verify", as_json)

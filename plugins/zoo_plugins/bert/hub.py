@@ -64,9 +64,26 @@ def _rules(c: BERTConfig) -> Sequence[Rule]:
     )
 
 
+def _files(c: BERTConfig) -> Mapping[str, Any]:
+    """The parts of a sentence encoder, as sentence-transformers lists them."""
+    if c.task != "sentence-embedding":
+        return {}
+    parts = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if c.normalize else [])]
+    return {
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for number, (path, name) in enumerate(parts)
+        ],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": c.hidden_size,
+            **{mode: c.pooling == ours for mode, ours in _POOLING.items()},
+        },
+    }
+
+
 BERT = Layout(
     classes={
-        "BertModel": "feature-extraction",
+        "BertModel": ("feature-extraction", "sentence-embedding"),
         "BertForMaskedLM": "fill-mask",
         "BertForPreTraining": "pretraining",
         "BertForSequenceClassification": "text-classification",
@@ -92,6 +109,7 @@ BERT = Layout(
     only={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
     inert=("attention_probs_dropout_prob", "classifier_dropout", "directionality", "pooler_*"),
     derive=_derive,
+    files=_files,
     constant={"model_type": "bert"},
     outputs={
         "logits": "prediction_logits",

@@ -1,0 +1,91 @@
+"""What checkpoints of every family say in the same words: token ids, labels of classes, the scaling of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zoo.checkpoints.source import Checkpoint
+from zoo.config import Config
+from zoo.errors import ArtifactError
+from zoo.tokenizer import find_tokenizer, load_tokenizer
+
+__all__ = ["read_common", "write_common", "write_token_files"]
+
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_IMAGES = ("image_mean", "image_std")
+_SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token_id": "pad_token",
+            "mask_token_id": "mask_token"}  # fmt: skip
+
+
+def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
+    """The values that a checkpoint gives to fields of our configuration that have these names."""
+    fields, hub = cls.field_types(), checkpoint.config
+    generation, images = checkpoint.json("generation_config.json"), checkpoint.json("preprocessor_config.json")
+    found: dict[str, Any] = {}
+    for key in _TOKENS:
+        value = generation.get(key, hub.get(key))
+        if value is not None:
+            found[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
+    found |= {key: images[key] for key in _IMAGES if key in images}
+    if "mask_token_id" in fields:
+        found["mask_token_id"] = _mask_token(checkpoint)
+    labels = _labels(hub, checkpoint)
+    if labels or "num_labels" in hub:
+        found["num_classes"] = len(labels) or hub["num_labels"]
+    if labels != _numbered(len(labels)):
+        found["labels"] = labels
+    return {key: value for key, value in found.items() if key in fields}
+
+
+def write_common(config: Config) -> dict[str, Any]:
+    """The same for config.json, from our configuration."""
+    hub: dict[str, Any] = {}
+    for key in _TOKENS:
+        value = getattr(config, key, None)
+        if value is not None:
+            hub[key] = list(value) if isinstance(value, tuple) else value
+    classes = getattr(config, "num_classes", None)
+    if classes is not None:
+        labels = getattr(config, "labels", ()) or _numbered(classes)
+        hub["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        hub["label2id"] = {label: number for number, label in enumerate(labels)}
+    return hub
+
+
+def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, Any]]:
+    """The files that tell libraries how to use a tokenizer.json, for a model that came without them."""
+    names = {}
+    for key, name in _SPECIAL.items():
+        number = getattr(config, key, None)
+        token = load_tokenizer(tokenizer).id_to_token(number) if isinstance(number, int) else None
+        if token is not None:
+            names[name] = token
+    return {
+        "special_tokens_map.json": names,
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **names},
+    }
+
+
+def _numbered(classes: int) -> tuple[str, ...]:
+    """What classes without names are called."""
+    return tuple(f"LABEL_{number}" for number in range(classes))
+
+
+def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The names of classes, in order."""
+    names = hub.get("id2label") or {}
+    try:
+        return tuple(str(names[key]) for key in sorted(names, key=int))
+    except (TypeError, ValueError) as error:
+        raise ArtifactError("id2label does not map numbers to names", checkpoint.config_file) from error
+
+
+def _mask_token(checkpoint: Checkpoint) -> int | None:
+    said = checkpoint.json("special_tokens_map.json") or checkpoint.json("tokenizer_config.json")
+    token = said.get("mask_token", "[MASK]")
+    path = find_tokenizer(checkpoint.path) if checkpoint.config else None
+    name = token["content"] if isinstance(token, dict) else token
+    found: int | None = load_tokenizer(path).token_to_id(name) if path and name else None
+    return found
