@@ -1,0 +1,142 @@
+"""The tables of families: laws of their rules, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo_plugins.bert.config import BERTConfig
+
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.errors import UsageError
+
+quick = settings(deadline=None, max_examples=50)
+
+
+@quick
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.booleans(),
+    st.integers(0, 2),
+)
+def test_a_rule_and_back(sizes: list[int], rest: list[int], transposed: bool, leading: int) -> None:
+    """What goes out comes back, in the shape that was said, for any number of tensors in one."""
+    names = tuple(f"part.{number}" for number in range(len(sizes)))
+    rule = Rule(names if len(names) > 1 else names[0], "whole", transposed=transposed, leading_axes=leading)
+    tensors = [torch.randn(size, *rest) for size in sizes]
+    theirs = rule.to_theirs(tensors)
+    assert tuple(theirs.shape) == rule.shape([tuple(tensor.shape) for tensor in tensors])
+    again = rule.to_ours(theirs, sizes)
+    assert all(map(torch.equal, tensors, again))
+
+
+def test_conv1d_is_a_linear_layer_transposed() -> None:
+    """transformers' own: its weight is (inputs, outputs), and one holds queries, keys and values."""
+    from transformers.pytorch_utils import Conv1D
+
+    theirs = Conv1D(12, 4)
+    rule = Rule(("a.query", "a.key", "a.value"), "c_attn", transposed=True)
+    x = torch.randn(3, 4)
+    weights, biases = (rule.to_ours(tensor.detach(), [4, 4, 4]) for tensor in (theirs.weight, theirs.bias))
+    outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    torch.testing.assert_close(torch.cat(outputs, -1), theirs(x).detach())
+
+
+LAYOUT = Layout(
+    classes={"Model": ("feature-extraction", "sentence-embedding"), "ForMaskedLM": "fill-mask"},
+    fields=(
+        Field("vocab_size"),
+        Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
+        Field("eps", "norm_eps", default=1e-12),
+    ),
+    rules=(
+        Rule("embeddings.token", "base.wte"),
+        Rule(("blocks.*.q", "blocks.*.k"), "base.h.*.qk", transposed=True),
+        Rule("blocks.*.norm", "base.h.*.ln"),
+        Rule("head", "head"),
+        Rule("head", "base.wte"),
+    ),
+    prefix="base.",
+    bare=("feature-extraction",),
+    ignored=(r".*\.mask",),
+    renamed=((r"\.gamma$", ".weight"),),
+    only={"causal": False},
+    inert=("color_*",),
+    constant={"model_type": "test"},
+)
+CONFIG = BERTConfig(vocab_size=11, activation="gelu_tanh", task="fill-mask")
+
+
+def test_rules_name_tensors_at_any_dot() -> None:
+    names = ["blocks.3.norm.weight", "blocks.3.q.weight", "head.weight", "other", "blocks.x.norm.weight", "header"]
+    found = LAYOUT.origins(names, CONFIG)
+    assert set(found) == {"blocks.3.norm.weight", "blocks.3.q.weight", "head.weight"}
+    assert [origin.name for origin in found["head.weight"]] == ["head.weight", "base.wte.weight"]
+    (origin,) = found["blocks.3.q.weight"]
+    assert origin.name == "base.h.3.qk.weight"
+    assert origin.group == ("blocks.3.q.weight", "blocks.3.k.weight")
+
+
+def test_names_in_files() -> None:
+    """Old ones are brought up to date, the prefix may be missing, buffers are dropped, the rest is itself."""
+    expected = ["base.h.0.ln.weight", "head.weight", "base.wte.weight"]
+    names = ["h.0.ln.gamma", "head.weight", "base.wte.weight", "h.0.attn.mask", "h.0.strange"]
+    assert LAYOUT.match(names, expected, CONFIG) == {
+        "h.0.ln.gamma": "base.h.0.ln.weight",
+        "head.weight": "head.weight",
+        "base.wte.weight": "base.wte.weight",
+        "h.0.strange": "h.0.strange",
+    }
+    assert LAYOUT.written_name("base.wte.weight", BERTConfig()) == "wte.weight"
+    assert LAYOUT.written_name("base.wte.weight", CONFIG) == "base.wte.weight"
+
+
+def read(tmp_path: Path, text: str, **options: object) -> dict[str, object]:
+    (tmp_path / "config.json").write_text(text)
+    return LAYOUT.read_config(Checkpoint(tmp_path, planned={}), **options)
+
+
+def test_a_configuration_and_back(tmp_path: Path) -> None:
+    hub = LAYOUT.write_config(CONFIG, "there")
+    assert hub == {
+        "architectures": ["ForMaskedLM"], "model_type": "test", "vocab_size": 11, "hidden_act": "gelu_new",
+        "eps": 1e-12, "causal": False,
+    }  # fmt: skip
+    text = '{"vocab_size": 11, "hidden_act": "gelu_pytorch_tanh", "color_1": 1, "architectures": ["ForMaskedLM"]}'
+    values = {"task": "fill-mask", "vocab_size": 11, "activation": "gelu_tanh", "norm_eps": 1e-12}
+    assert read(tmp_path, text) == values
+    assert read(tmp_path, text, chosen={"vocab_size": 12}) == values | {"vocab_size": 12}
+    assert read(tmp_path, '{"vocab_size": 11}')["task"] == "feature-extraction"
+    assert read(tmp_path, '{"vocab_size": 11, "flux": 1}', allowed=["fl*"])["vocab_size"] == 11
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("{}", "vocab_size is missing"),
+        ('{"vocab_size": 1, "flux": 1, "wave": 2}', "not understood: flux, wave"),
+        ('{"vocab_size": 1, "causal": true}', "causal True is not supported, only False"),
+        ('{"vocab_size": 1, "hidden_act": "mish"}', "hidden_act 'mish' is not supported"),
+        ('{"vocab_size": 1, "hidden_act": ["gelu"]}', "hidden_act ['gelu'] is not supported"),
+        ('{"vocab_size": 1, "architectures": ["ForMusic"]}', "ForMusic is not supported"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path: Path, text: str, fragment: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, text)
+    assert fragment in str(caught.value)
+    assert "config.json" in str(caught.value)
+
+
+def test_what_theirs_cannot_say_is_refused() -> None:
+    with pytest.raises(UsageError, match="no class there is for text-classification: here"):
+        LAYOUT.write_config(BERTConfig(task="text-classification"), "here")
+    only_relu = Layout(
+        classes={"M": "fill-mask"}, fields=(Field("act", "activation", values={"relu": "relu"}),), rules=()
+    )
+    with pytest.raises(UsageError, match="act cannot say activation 'gelu_tanh': here"):
+        only_relu.write_config(CONFIG, "here")
