@@ -41,6 +41,7 @@ def import_checkpoint(
     source: Path,
     target: Path,
     *,
+    name: str | None = None,
     kind: str | None = None,
     dtype: str | None = None,
     settings: Sequence[str] = (),
@@ -56,6 +57,7 @@ def import_checkpoint(
     Args:
         source: a directory in the hub's layout, or a file of tensors.
         target: the model directory to make.
+        name: what the model card calls the source; by default what its path ends with.
         kind: the importer; by default what config.json calls ``model_type``.
         dtype: convert the weights; by default they keep their own.
         settings: ``KEY=VALUE`` of our configuration, for what the checkpoint does not say.
@@ -70,8 +72,8 @@ def import_checkpoint(
         ParityError: the model's outputs are not those of the original implementation.
     """
     checkpoint = Checkpoint.open(source)
-    plugin, name, layout = find_layout(kind or checkpoint.kind, checkpoint.config_file)
-    owner, architecture = plugins.active().architecture(name)
+    plugin, becomes, layout = find_layout(kind or checkpoint.kind, checkpoint.config_file)
+    owner, architecture = plugins.active().architecture(becomes)
     cls = config_class(owner, architecture)
     chosen = cls.parse_settings(settings, "--set")
     with plugins.blame(plugin, f"cannot import {source.name}"):
@@ -90,7 +92,7 @@ def import_checkpoint(
             if checkpoint.json(companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
         comparison = compare(stage, spec, model, checkpoint, layout, wanted=verify)
-        origin = f"imported from {source.resolve().name}, {comparison}"
+        origin = f"imported from {name or source.resolve().name}, {comparison}"
         card = model_card(spec, description, models.count_parameters(model), origin)
         (stage / CARD).write_text(card, encoding="utf-8")
     return Imported(spec, comparison)

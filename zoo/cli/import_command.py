@@ -6,7 +6,10 @@ from pathlib import Path
 
 import click
 
+from zoo.artifact import is_model
 from zoo.cli.output import emit_json, json_option
+from zoo.errors import UsageError
+from zoo.storage import check_target
 
 
 @click.command("import")
@@ -22,6 +25,8 @@ from zoo.cli.output import emit_json, json_option
     default=None,
     help="Compare with the original implementation; by default where it is installed.",
 )
+@click.option("--revision", help="Of a name on the hub: branch, tag or commit.")
+@click.option("--offline", is_flag=True, help="Download nothing: take a name on the hub from the cache.")
 @click.option("--force", is_flag=True, help="Replace an existing model directory.")
 @json_option
 def command(
@@ -33,16 +38,26 @@ def command(
     allow_missing: tuple[str, ...],
     allow_keys: tuple[str, ...],
     verify: bool | None,
+    revision: str | None,
+    offline: bool,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Make a model directory from SOURCE: a checkpoint directory in the hub's layout, or a file of tensors."""
+    """Make a model directory from SOURCE: a checkpoint directory in the hub's layout, a name on the hub, or a file."""
     from zoo.checkpoints import import_checkpoint
+    from zoo.checkpoints.hub import fetch, is_hub_name
 
-    target = output or Path(Path(source).resolve().stem if Path(source).is_file() else Path(source).resolve().name)
+    path = Path(source)
+    target = output or Path(path.resolve().stem if path.is_file() else path.resolve().name)
+    if is_hub_name(source):
+        check_target(target, force=force, replaceable=is_model)  # before anything is downloaded
+        path = fetch(source, revision=revision, offline=offline)
+    elif revision or offline:
+        raise UsageError("is a path, not a name on the hub", source, "leave out --revision and --offline")
     imported = import_checkpoint(
-        Path(source),
+        path,
         target,
+        name=source,
         kind=kind,
         dtype=dtype,
         settings=settings,

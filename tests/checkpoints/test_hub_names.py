@@ -1,0 +1,205 @@
+"""Names on a hub, against a small server that speaks the hub's protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+import zoo
+
+COMMIT = "0" * 39 + "1"
+NAME = "zoo-tests/tiny-bert"
+
+
+class Hub(ThreadingHTTPServer):
+    """One checkpoint under one name."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.sent: dict[str, int] = {}
+        """Bytes of each file that went out."""
+        self.breaks_after: int | None = None
+        """Bytes of weights after which a connection ends."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """What huggingface_hub asks for: the list of files, and each of them, from any byte on."""
+
+    server: Hub
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, *, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith(f"/api/models/{NAME}"):
+            self.send_list(path)
+        elif match := re.fullmatch(rf"/{NAME}/resolve/\w+/(.+)", path):
+            self.send_file(match[1], body)
+        else:
+            self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    def send_list(self, path: str) -> None:
+        files = sorted(file for file in self.server.folder.rglob("*") if file.is_file())
+        names = [str(file.relative_to(self.server.folder)) for file in files]
+        if "/tree/" in path:
+            entries: Any = [
+                {"type": "file", "path": name, "size": file.stat().st_size, "oid": digest(file)}
+                for name, file in zip(names, files, strict=True)
+            ]
+        else:
+            entries = {"id": NAME, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+        self.send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
+
+    def send_file(self, name: str, body: bool) -> None:
+        file = self.server.folder / name
+        if not file.is_file():
+            self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            return
+        data, start = file.read_bytes(), 0
+        total = len(data)
+        if wanted := re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", "")):
+            start = int(wanted[1])
+        headers = {"ETag": f'"{digest(file)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
+        limit = self.server.breaks_after if name.endswith(".safetensors") and body else None
+        sent = data[start:] if limit is None else data[start : start + limit]
+        if body:
+            self.server.sent[name] = self.server.sent.get(name, 0) + len(sent)
+        self.send(206 if start else 200, sent if body else b"", headers, length=total - start)
+
+    def send(self, status: int, data: bytes, headers: dict[str, str], length: int | None = None) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data) if length is None else length))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = BertForMaskedLM(BertConfig(**sizes, intermediate_size=40, max_position_embeddings=20))
+    model.save_pretrained(tmp_path / "served")
+    (tmp_path / "served" / "pytorch_model.bin").write_bytes(b"nobody needs it")
+    (tmp_path / "served" / "flax_model.msgpack").write_bytes(b"nor this")
+    server = Hub(tmp_path / "served")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def run(server: Hub, folder: Path, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1" if offline else "0",
+        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONWARNINGS": "ignore",
+    }  # fmt: skip
+    command = [sys.executable, "-c", "import zoo.cli; zoo.cli.run()", "import", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
+    )
+
+
+def test_a_name_is_downloaded_once_and_only_what_is_needed(hub: Hub, tmp_path: Path) -> None:
+    made = run(hub, tmp_path, NAME, "-o", "ours", "--no-verify")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert set(hub.sent) == {"config.json", "generation_config.json", "model.safetensors"} & set(hub.sent)
+    assert {"config.json", "model.safetensors"} <= set(hub.sent)
+    ids = torch.arange(6)[None]
+    theirs = BertForMaskedLM.from_pretrained(hub.folder).eval()
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        torch.testing.assert_close(zoo.load(tmp_path / "ours")(ids)["logits"], expected, rtol=0, atol=1e-5)
+    assert f"imported from {NAME}" in (tmp_path / "ours" / "README.md").read_text()
+    before = dict(hub.sent)
+    again = run(hub, tmp_path, NAME, "--no-verify", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["directory"] == "tiny-bert"
+    assert hub.sent == before
+    assert run(hub, tmp_path, NAME, "-o", "offline", "--no-verify", offline=True).returncode == 0
+
+
+def test_half_a_download_is_completed_by_the_next(hub: Hub, tmp_path: Path) -> None:
+    size = (hub.folder / "model.safetensors").stat().st_size
+    hub.breaks_after = size // 4
+    failed = run(hub, tmp_path, NAME, "-o", "ours", "--no-verify")
+    lines = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+    assert failed.returncode == 3, failed.stderr
+    assert len(lines) == 1
+    assert f"{NAME}: check the connection" in lines[0]
+    assert not (tmp_path / "ours").exists()
+    before, hub.breaks_after = dict(hub.sent), None
+    assert run(hub, tmp_path, NAME, "-o", "ours", "--no-verify").returncode == 0
+    again = {name: sent - before.get(name, 0) for name, sent in hub.sent.items()}
+    assert again == {name: size if name == "model.safetensors" else 0 for name in again}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offline", "status", "fragment"),
+    [
+        (["zoo-tests/absent"], False, 3, "no such checkpoint on the hub: zoo-tests/absent: check the name"),
+        ([NAME], True, 3, f"nor a name in the hub's cache, and downloads are switched off: {NAME}"),
+        ([NAME, "--offline"], False, 3, "downloads are switched off"),
+        ([NAME, "-o", "served"], False, 2, "already exists: served"),
+        (["served", "--offline"], False, 2, "is a path, not a name on the hub"),
+        (["./absent"], False, 3, "no such file or directory: absent"),
+    ],
+)
+def test_what_cannot_be_fetched(
+    hub: Hub, tmp_path: Path, arguments: list[str], offline: bool, status: int, fragment: str
+) -> None:
+    failed = run(hub, tmp_path, *arguments, offline=offline)
+    assert failed.returncode == status, failed.stderr
+    assert fragment in failed.stderr.splitlines()[-1]
+    assert failed.stdout == ""
+    assert hub.sent == {}
+
+
+def test_a_hub_that_does_not_answer(hub: Hub, tmp_path: Path) -> None:
+    hub.shutdown()
+    hub.server_close()
+    failed = run(hub, tmp_path, NAME)
+    assert failed.returncode == 3
+    assert re.search(rf"^error: cannot be downloaded \(.*\): {NAME}: check the connection", failed.stderr, re.M)
+
+
+def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.checkpoints.hub import fetch
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(zoo.UsageError, match=r"need huggingface_hub: a/b: pip install attention-zoo\[hub\]"):
+        fetch("a/b")
