@@ -91,7 +91,10 @@ def import_checkpoint(
         for companion in COMPANIONS:
             if checkpoint.json(companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
-        comparison = compare(stage, spec, model, checkpoint, layout, wanted=verify)
+        if read.initialised:
+            comparison = Comparison(reason=f"{len(read.initialised)} tensors were missing and initialised")
+        else:
+            comparison = compare(stage, spec, model, checkpoint, layout, wanted=verify)
         origin = f"imported from {name or source.resolve().name}, {comparison}"
         card = model_card(spec, description, models.count_parameters(model), origin)
         (stage / CARD).write_text(card, encoding="utf-8")

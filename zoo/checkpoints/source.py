@@ -108,7 +108,7 @@ class Checkpoint:
 def _read_file(path: Path) -> Mapping[str, SourceTensor]:
     if path.suffix == ".safetensors":
         return _safetensors(path.parent, read_header(path))
-    return dict(_arrays(path) if path.suffix == ".npz" else _unpickle(path))
+    return dict(_arrays(path)) if path.suffix == ".npz" else _Pickles().tensors(path)
 
 
 def _safetensors(directory: Path, layout: Mapping[str, StoredTensor]) -> Mapping[str, SourceTensor]:
@@ -136,21 +136,44 @@ def _arrays(path: Path) -> Iterator[tuple[str, SourceTensor]]:
         raise ArtifactError("not an archive of plain arrays", path) from error
 
 
+class _Pickles:
+    """Files of torch.save: tensors in plain mappings, and nothing that runs code. One at a time is held open."""
+
+    def __init__(self) -> None:
+        self._open: tuple[Path, Mapping[str, Tensor]] | None = None
+
+    def tensors(self, path: Path) -> dict[str, SourceTensor]:
+        """What one file holds."""
+        return {
+            name: SourceTensor(tuple(tensor.shape), tensor.dtype, partial(self._read, path, name))
+            for name, tensor in self._load(path).items()
+        }
+
+    def _read(self, path: Path, name: str) -> Tensor:
+        return self._load(path)[name].clone()
+
+    def _load(self, path: Path) -> Mapping[str, Tensor]:
+        if self._open is None or self._open[0] != path:
+            self._open = None  # its pages leave memory before others enter
+            self._open = (path, _unpickle(path))
+        return self._open[1]
+
+
 def _read_shards(index: Path) -> Mapping[str, SourceTensor]:
     weight_map = load_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(plain_name(name) for name in weight_map.values()):
         raise ArtifactError("weight_map must map tensors to files beside it", index)
+    pickles = _Pickles()
     tensors: dict[str, SourceTensor] = {}
     for name in dict.fromkeys(weight_map.values()):
-        shard = dict(_unpickle(index.parent / name))
+        shard = pickles.tensors(index.parent / name)
         if set(shard) != {tensor for tensor, file in weight_map.items() if file == name}:
             raise ArtifactError(f"{name} does not hold the tensors listed for it", index)
         tensors |= shard
     return tensors
 
 
-def _unpickle(path: Path) -> Iterator[tuple[str, SourceTensor]]:
-    """A file of torch.save: tensors in plain mappings, and nothing that runs code."""
+def _unpickle(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise ArtifactError("missing", path)
     try:
@@ -161,8 +184,7 @@ def _unpickle(path: Path) -> Iterator[tuple[str, SourceTensor]]:
         data = next((data[key] for key in _WRAPPERS if isinstance(data.get(key), dict)), data)
     if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
         raise ArtifactError("not a mapping of names to tensors", path)
-    for name, tensor in data.items():
-        yield name, SourceTensor(tuple(tensor.shape), tensor.dtype, tensor.clone)
+    return data
 
 
 def _load(path: Path) -> Any:
