@@ -1,0 +1,262 @@
+"""Out to the hub's layout and back; and models that are not what their checkpoint says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+)
+from zoo_plugins.bert import hub as bert
+
+import zoo as library
+from zoo.artifact import ModelDirectory
+from zoo.checkpoints import Exact, Layout, Rule, export_checkpoint, import_checkpoint
+from zoo.errors import ParityError
+
+SIZES = {
+    "vocab_size": 61, "type_vocab_size": 3, "max_position_embeddings": 19, "hidden_size": 30, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu", "layer_norm_eps": 1e-3,
+    "hidden_dropout_prob": 0.2, "id2label": {0: "no", 1: "perhaps", 2: "yes"},
+}  # fmt: skip
+IDS = torch.arange(12).reshape(2, 6)
+CLASSES = [BertModel, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification]
+
+
+def make(cls: type[PreTrainedModel], **options: Any) -> PreTrainedModel:
+    """A model of transformers with random weights and biases."""
+    torch.manual_seed(0)
+    model = cls(BertConfig(**SIZES, **options)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.copy_(0.4 * torch.randn(parameter.shape))
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_out_and_back(tmp_path: Path, cls: type[PreTrainedModel], dtype: str, tied: bool) -> None:
+    """transformers loads it and computes the same; importing it again gives the same files."""
+    theirs = make(cls, tie_word_embeddings=tied).to(getattr(torch, dtype))
+    theirs.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    made = export_checkpoint(tmp_path / "ours", tmp_path / "out")
+    assert made.kind == "bert"
+    for comparison in (imported.comparison, made.comparison):
+        assert (comparison.reason, comparison.against) == (None, f"{cls.__name__} of transformers")
+        assert comparison.exact < 1e-12
+        assert comparison.dtype == dtype
+    again, loading = cls.from_pretrained(tmp_path / "out", output_loading_info=True, dtype="auto")
+    assert not loading["unexpected_keys"]
+    unused = {"cls.predictions.bias"} if not tied and cls in (BertForMaskedLM, BertForPreTraining) else set()
+    assert set(loading["missing_keys"]) <= unused
+    wanted, found = theirs(IDS), again.eval()(IDS)
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value)
+    before = load_file(tmp_path / "hub" / "model.safetensors")
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    assert before.keys() - unused == after.keys()
+    assert all(torch.equal(after[name], before[name]) for name in after)
+    import_checkpoint(tmp_path / "out", tmp_path / "again")
+    first, second = (ModelDirectory.open(tmp_path / name) for name in ("ours", "again"))
+    assert first.spec.config == second.spec.config
+    assert first.weight_digests() == second.weight_digests()
+
+
+def test_a_built_model_goes_out_with_its_tokenizer(tmp_path: Path, zoo: Callable[..., Any]) -> None:
+    """transformers reads text with it as we do, and comes back to the same weights and configuration."""
+    ours, out = tmp_path / "ours", tmp_path / "out"
+    assert zoo("build", "bert-tiny", "-o", ours, "--set", "task=fill-mask").status == 0
+    result = zoo("export", ours, "--hub", out, "--json")
+    assert result.json["kind"] == "bert"
+    assert set(result.json["files"]) == {path.name for path in out.iterdir()}
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer("hi").input_ids == [104, 105]
+    assert tokenizer.mask_token_id == 259
+    assert zoo("import", out, "-o", tmp_path / "again").status == 0
+    first, second = (ModelDirectory.open(path) for path in (ours, tmp_path / "again"))
+    assert first.spec.config == second.spec.config
+    assert first.weight_digests() == second.weight_digests()
+    assert first.files["tokenizer.json"] == second.files["tokenizer.json"]
+
+
+@pytest.mark.parametrize("options", [(), ("pooling=cls",), ("normalize=false",)])
+def test_a_sentence_encoder_goes_out_with_its_modules(
+    tmp_path: Path, zoo: Callable[..., Any], options: Sequence[str]
+) -> None:
+    ours, out = tmp_path / "ours", tmp_path / "out"
+    chosen = [argument for option in options for argument in ("--set", option)]
+    assert zoo("build", "bert-tiny", "-o", ours, "--set", "task=sentence-embedding", *chosen).status == 0
+    assert zoo("export", ours, "--hub", out).status == 0
+    listed = [entry["type"].rpartition(".")[2] for entry in json.loads((out / "modules.json").read_text())]
+    assert listed == ["Transformer", "Pooling", "Normalize"][: 2 if options == ("normalize=false",) else 3]
+    assert zoo("import", out, "-o", tmp_path / "again").status == 0
+    first, second = (ModelDirectory.open(path).spec.config for path in (ours, tmp_path / "again"))
+    assert first == second
+
+
+def test_labels_come_along(tmp_path: Path) -> None:
+    make(BertForSequenceClassification).save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    export_checkpoint(tmp_path / "ours", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["id2label"] == {"0": "no", "1": "perhaps", "2": "yes"}
+
+
+# What is refused.
+
+
+def test_what_no_layout_can_say_is_refused(
+    tmp_path: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any]
+) -> None:
+    assert zoo("build", "gpt-tiny", "-o", tmp_path / "gpt", "--set", "activation=silu").status == 0
+    before = snapshot()
+    zoo("export", tmp_path / "gpt", "--hub", tmp_path / "out", "--kind", "bert").failed(
+        2, "'bert' is no layout of gpt models"
+    )
+    assert snapshot() == before
+
+
+def test_what_is_there_is_replaced_with_force_only(tmp_path: Path, zoo: Callable[..., Any]) -> None:
+    ours, out = tmp_path / "ours", tmp_path / "out"
+    assert zoo("build", "bert-tiny", "-o", ours).status == 0
+    assert zoo("export", ours, "--hub", out).status == 0
+    before = (out / "model.safetensors").read_bytes()
+    zoo("export", ours, "--hub", out).failed(2, "already exists")
+    assert zoo("export", ours, "--hub", out, "--force").status == 0
+    assert (out / "model.safetensors").read_bytes() == before
+    zoo("export", ours, "--hub", ours, "--force").failed(2, "choose another place")
+    assert ModelDirectory.open(ours)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "diary.txt").write_text("dear diary")
+    zoo("export", ours, "--hub", tmp_path / "mine", "--force").failed(2, "choose another place")
+    assert (tmp_path / "mine" / "diary.txt").read_text() == "dear diary"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--hub", "out", "--onnx"), ("--kind", "bert"), ("--hub", "out", "--loop"), ("--hub", "out", "--check")],
+)
+def test_options_that_do_not_go_together(tmp_path: Path, zoo: Callable[..., Any], arguments: Sequence[str]) -> None:
+    assert zoo("build", "bert-tiny", "-o", tmp_path / "ours").status == 0
+    assert zoo("export", tmp_path / "ours", *arguments).status == 2
+
+
+def swapped(layout: Layout, *names: str) -> Layout:
+    """A layout that takes one of two tensors of ours for the other."""
+    other = dict(zip(names, reversed(names), strict=True))
+    rules = [Rule(other.get(str(rule.ours), rule.ours), rule.theirs) for rule in layout.rules(bert.BERTConfig())]
+    return dataclasses.replace(layout, rules=rules)
+
+
+WRONG = {
+    "keys for queries": lambda layout: swapped(layout, "blocks.*.attention.query", "blocks.*.attention.key"),
+    "one norm for the other": lambda layout: swapped(layout, "blocks.*.norm_1", "blocks.*.norm_2"),
+    "another epsilon": lambda layout: dataclasses.replace(
+        layout, fields=[field for field in layout.fields if field.theirs != "layer_norm_eps"], inert=("*",)
+    ),
+    "another activation": lambda layout: dataclasses.replace(
+        layout, fields=[field for field in layout.fields if field.theirs != "hidden_act"], inert=("*",)
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG.values(), ids=WRONG)
+def test_a_layout_that_is_wrong_is_found_out(
+    tmp_path: Path,
+    zoo: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    snapshot: Callable[[], Any],
+    fault: Callable[[Layout], Layout],
+) -> None:
+    """Every shape fits, so that only the outputs tell; nothing is written."""
+    make(BertModel).save_pretrained(tmp_path / "hub")
+    monkeypatch.setattr(bert, "BERT", fault(bert.BERT))
+    before = snapshot()
+    zoo("import", tmp_path / "hub", "-o", tmp_path / "ours").failed(4, "from the original's in float64")
+    assert snapshot() == before
+    assert zoo("import", tmp_path / "hub", "-o", tmp_path / "ours", "--no-verify").status == 0
+
+
+def test_a_rule_that_does_not_come_back_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any], zoo: Callable[..., Any]
+) -> None:
+    class Doubling(Rule):
+        def to_theirs(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            return 2 * super().to_theirs(tensors)
+
+    assert zoo("build", "bert-tiny", "-o", tmp_path / "ours").status == 0
+    rules = [Doubling(rule.ours, rule.theirs) for rule in bert.BERT.rules(bert.BERTConfig())]
+    monkeypatch.setattr(bert, "BERT", dataclasses.replace(bert.BERT, rules=rules))
+    before = snapshot()
+    with pytest.raises(ParityError, match="does not come back as it is"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "out")
+    assert snapshot() == before
+
+
+def test_without_the_original_nothing_is_claimed(
+    tmp_path: Path, zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(BertModel).save_pretrained(tmp_path / "hub")
+    from zoo.checkpoints import original
+
+    found = original.importlib.util.find_spec
+    monkeypatch.setattr(
+        original.importlib.util, "find_spec", lambda name: None if name == "transformers" else found(name)
+    )
+    zoo("import", tmp_path / "hub", "-o", tmp_path / "ours", "--verify").failed(2, "transformers is not installed")
+    result = zoo("import", tmp_path / "hub", "-o", tmp_path / "ours")
+    assert "not compared with the original (transformers is not installed)" in result.out
+    assert "not compared with the original" in (tmp_path / "ours" / "README.md").read_text()
+
+
+def test_exact_lets_nothing_round_to_float32() -> None:
+    """A norm as transformers writes it, and rotary angles, which stay as they are."""
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.to(torch.float32) * x.float() * x.type(torch.float32)
+            return torch.softmax(y, -1, dtype=torch.float32).to(x.dtype)
+
+    class Rotary(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("inv_freq", torch.tensor([1 / 3]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.float() * self.inv_freq.float()).double()
+
+    model = torch.nn.ModuleList([Norm(), Rotary()])
+    x = torch.linspace(-1, 1, 7, dtype=torch.float64) / 3
+    rounded = [part(x) for part in model]
+    with Exact(model):
+        exact = [part(x) for part in model]
+    assert torch.equal(exact[0], torch.softmax(x**3, -1))
+    assert not torch.equal(exact[0], rounded[0])
+    assert torch.equal(exact[1], rounded[1])
+    assert torch.equal(model[0](x), rounded[0])
+    assert not model[1]._forward_hooks
+    assert not model[1]._forward_pre_hooks
+
+
+def test_loading_leaves_transformers_as_it_was(tmp_path: Path) -> None:
+    from transformers.utils import logging
+
+    make(BertModel).save_pretrained(tmp_path / "hub")
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled(), torch.get_default_dtype()
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled(), torch.get_default_dtype()) == before
+    assert library.load(tmp_path / "ours")
