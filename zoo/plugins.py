@@ -36,6 +36,7 @@ BUILT_IN = {
     "gpt": "zoo_plugins.gpt",
     "onnx": "zoo_export.plugin",
     "transformer": "zoo_plugins.transformer",
+    "vit": "zoo_plugins.vit",
 }
 DISTRIBUTION = "attention-zoo"
 

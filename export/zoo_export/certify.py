@@ -6,7 +6,7 @@ in nats, at every position, and whether the likeliest token is the same; for a d
 outputs, the cosine of each vector with its reference.
 
 A decoder reads the text as one stream, cut into windows; other models read it line by line. Text is of no use to a
-model without a tokenizer: it gets random token ids, and the evidence says so.
+model without a tokenizer: it gets random token ids, or random images, and the evidence says so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ WINDOW, TOKENS, SEED = 256, 4096, 0
 _ROWS = 64
 """Rows of logits in float64 at a time."""
 SAMPLE = "sample_text.txt"
-RANDOM = "random token ids"
+RANDOM, NOISE = "random token ids", "random numbers"
+IMAGES = 32
+"""Inputs of a model that reads no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class Sample:
     """Token ids to compare on, and where they come from."""
 
     windows: list[list[int]]
+    """One list for each input of a model that reads no tokens, whatever it holds."""
     source: str
     sha256: str | None = None
 
@@ -186,7 +189,7 @@ class Sample:
             "text": self.source,
             "sha256": self.sha256,
             "windows": len(self.windows),
-            "tokens": sum(map(len, self.windows)),
+            "tokens": 0 if self.source == NOISE else sum(map(len, self.windows)),
         }
 
 
@@ -215,11 +218,13 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
     longest = min(WINDOW, int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX)))
     stream = any(graph.past for graph in graphs)
     if TOKENIZER not in stored.files or ids is None:
+        source = RANDOM if ids is not None else NOISE
         if text is not None:
-            raise UsageError("the model has no tokenizer for it", text, "leave --text out to use random token ids")
+            raise UsageError("the model has no tokenizer for it", text, f"leave --text out to use {source}")
+        if ids is None:
+            return Sample([[0]] * IMAGES, NOISE)
         rng = np.random.default_rng(SEED)
-        upper = (ids.upper if ids is not None else None) or 2
-        rows = rng.integers(0, upper, (min(TOKENS // longest, 8), longest))
+        rows = rng.integers(0, ids.upper or 2, (min(TOKENS // longest, 8), longest))
         return Sample(rows.tolist(), RANDOM)
     try:
         data = text.read_bytes() if text is not None else files("zoo_export").joinpath(SAMPLE).read_bytes()
@@ -274,9 +279,9 @@ def certify(
         if tensor.dtype == "real"
     }
     _check_max_kl(stored, max_kl)
-    for window in tokens.windows:
+    for number, window in enumerate(tokens.windows):
         point = Point(1, len(window), 0, "none")
-        feeds = _feeds(graphs, point, window)
+        feeds = _feeds(graphs, point, window, SEED + number)
         wanted, made = (run_pipeline(e, graphs, feeds, point, split=False) for e in (reference, runtime))
         for graph in graphs:
             for tensor in graph.output_tensors():
@@ -323,9 +328,9 @@ def _judge(name: str, item: Divergence | Likeness, kl: float, cosine: float) -> 
     return f"{name} has a mean cosine of {item.mean_cosine:.4f} with float32, required {cosine:g}"
 
 
-def _feeds(graphs: tuple[Graph, ...], point: Point, window: list[int]) -> Feeds:
-    """The window for every graph's first input of token ids, no padding, zeros for other tokens."""
-    feeds = make_feeds(graphs, point, SEED, point.length + 1)
+def _feeds(graphs: tuple[Graph, ...], point: Point, window: list[int], seed: int) -> Feeds:
+    """The window for every graph's first input of token ids, no padding, zeros for other tokens, else noise."""
+    feeds = make_feeds(graphs, point, seed, point.length + 1)
     for graph in graphs:
         known = False
         for tensor in graph.input_tensors():

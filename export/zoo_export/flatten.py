@@ -77,6 +77,8 @@ class _Sizes:
         for name, item in model.graph.initializers.items():
             self.shapes[str(name)] = [dim if isinstance(dim, int) else None for dim in item.shape or ()]
         self.families: dict[ir.Value, int] = {}
+        self.leads: dict[int, Content] = {}
+        """For each family, all dimensions of its values but the last."""
         self.contents: dict[ir.Value, Content] = {}
         self.vectors: dict[ir.Value, bool] = {}
         for node in model.graph:
@@ -96,6 +98,15 @@ class _Sizes:
         """The family of a value, a new one where none is known."""
         return self.families.setdefault(value, len(self.families))
 
+    def lead(self, value: ir.Value) -> Content | None:
+        """All dimensions of a value but the last; None where not even their number is known."""
+        family, shape = self.family(value), self.shapes.get(str(value.name))
+        if family not in self.leads and shape:
+            self.leads[family] = tuple(
+                Lead(family, axis) if size is None else size for axis, size in enumerate(shape[:-1])
+            )
+        return self.leads.get(family)
+
     def _follow(self, node: ir.Node) -> None:
         out = node.outputs[0]
         data = [value for value in node.inputs if value is not None]
@@ -109,11 +120,10 @@ class _Sizes:
             if partner is not None:
                 self.families[out] = self.family(partner)
         elif node.op_type == "Reshape":
-            *leads, last = self.contents.get(data[1]) or (None,)
-            first = leads[0] if leads else None
-            whole = isinstance(first, Lead) and leads == [Lead(first.family, axis) for axis in range(len(leads))]
-            if whole and isinstance(first, Lead) and isinstance(last, int):
-                self.families[out] = first.family
+            *lead, last = self.contents.get(data[1]) or (None,)
+            family = next((item.family for item in lead if isinstance(item, Lead)), None)
+            if family is not None and tuple(lead) == self.leads[family] and isinstance(last, int):
+                self.families[out] = family
 
     def works_along_last(self, node: ir.Node) -> bool:
         """Whether an operator along one axis takes the last."""
@@ -139,16 +149,13 @@ class _Sizes:
             self.vectors[out] = array.ndim == 1
             return tuple(int(item) for item in array.reshape(-1))
         if kind == "Shape":
-            shape = self.shapes.get(str(data[0].name))
-            if shape is None or len(shape) < 2:
+            shape, lead = self.shapes.get(str(data[0].name)), self.lead(data[0])
+            if shape is None or lead is None or len(shape) < 2:
                 return None
             start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(shape))
             start, end = (place + len(shape) if place < 0 else place for place in (start, end))
             self.vectors[out] = True
-            lead = [Lead(self.family(data[0]), axis) for axis in range(len(shape) - 1)]
-            found = [size if size is not None else part for size, part in zip(shape, [*lead, None], strict=True)][
-                start:end
-            ]
+            found = [*lead, shape[-1]][start:end]
             return None if None in found else tuple(item for item in found if item is not None)
         known = [self.contents.get(value) for value in data]
         if kind == "Concat" and all(item is not None for item in known):
@@ -189,10 +196,8 @@ class _Sizes:
 
     def shape_of(self, value: ir.Value) -> ir.Value | None:
         """A vector that holds the dimensions of a value, None where the graph has none."""
-        rank, last, family = self.rank(value), self.last(value), self.families.get(value)
-        if rank is None or last is None or family is None:
-            return None
-        return self.shared.get((*(Lead(family, axis) for axis in range(rank - 1)), last))
+        last, lead = self.last(value), self.leads.get(self.families.get(value, -1))
+        return None if last is None or lead is None else self.shared.get((*lead, last))
 
 
 class _Matrices:

@@ -517,9 +517,13 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
 
 
 def smallest_points(points: Sequence[Point]) -> list[Point]:
-    """Of the points that have several rows, several tokens and the longest past, those of the fewest tokens."""
-    past = max(point.past for point in points)
-    several = [point for point in points if point.batch > 1 and point.length > 1 and point.past == past] or points
+    """Of the points that have several rows, several tokens and the longest past, those of the fewest tokens.
+
+    Images have one length, which the points do not tell.
+    """
+    past, longest = max(point.past for point in points), max(point.length for point in points)
+    enough = min(2, longest)
+    several = [point for point in points if point.batch > 1 and point.length >= enough and point.past == past] or points
     fewest = min(point.tokens for point in several)
     return [point for point in several if point.tokens == fewest]
 

@@ -26,6 +26,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(name="feature-extraction", run=f"{home}.tasks:Features", serves=encoders),
         zoo.Task(name="fill-mask", run=f"{home}.tasks:FillMask", serves=("fill-mask", "pretraining")),
         zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
+        zoo.Task(name="image-feature-extraction", run=f"{home}.images:ImageFeatures"),
         zoo.Task(name="pretraining", run=f"{home}.tasks:FillMask"),
         zoo.Task(name="sentence-embedding", run=f"{home}.tasks:Embed", serves=encoders),
         zoo.Task(name="text-classification", run=f"{home}.tasks:TextClassification"),

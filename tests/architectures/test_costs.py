@@ -23,6 +23,11 @@ PUBLISHED = [
     ("bert-large", [], 335_141_888),
     ("minilm-l6", [], 22_713_216),
     ("transformer-base", [], 63_045_632),
+    ("vit-base", [], 86_567_656),
+    ("vit-large", [], 304_326_632),
+    ("vit-huge", ["task=image-feature-extraction"], 630_764_800),
+    ("deit-small", [], 22_050_664),
+    ("deit-base-distilled", [], 87_338_192),
 ]
 
 BASE = {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64}
@@ -87,6 +92,12 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("transformer-tiny", ["positions=learned"]),
         ("transformer-tiny", ["tie_embeddings=false"]),
         ("transformer-tiny", ["attention_bias=true", "head_dim=5", "value_head_dim=7", "num_heads=3"]),
+        ("vit-tiny", ["attention_bias=false", "intermediate_size=100"]),
+        ("vit-tiny", ["image_size=9", "num_channels=3", "num_classes=7"]),
+        ("vit-tiny", ["distilled=true"]),
+        ("vit-tiny", ["distilled=true", "distillation_head=false"]),
+        ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
+        ("vit-tiny", ["task=image-feature-extraction", "pooler=true"]),
     ],
 )
 def test_every_option_counts_what_its_module_holds(name: str, settings: list[str]) -> None:
@@ -195,3 +206,24 @@ def test_transformer_flops(settings: list[str]) -> None:
     source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (source, target)) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    ("settings", "special", "once"),
+    [
+        (["num_classes=7"], 1, 2 * 64 * 7),
+        (["image_size=9", "num_channels=3", "task=image-feature-extraction"], 1, 0),
+        (["distilled=true", "num_heads=2"], 2, 2 * 2 * 64 * 10),
+        (["task=image-feature-extraction", "pooler=true"], 1, 2 * 64 * 64),
+    ],
+)
+def test_vit_flops(settings: list[str], special: int, once: int) -> None:
+    """Per patch: the special tokens, which no pixels are projected to, and what runs once an image are left out."""
+    spec = registry().resolve("vit-tiny", settings)
+    (pixels,) = spec.graphs[0].input_tensors()
+    _, channels, *size = pixels.shape({"batch": 1})
+    assert spec.cost is not None
+    embedding = 2 * channels * 2 * 2 * 64
+    patches = (size[0] // 2) * (size[1] // 2)
+    counted = counted_flops(spec, (torch.zeros(1, channels, *size),))
+    assert counted + special * embedding == (patches + special) * spec.cost.flops + once

@@ -11,7 +11,7 @@ from zoo import models, plugins
 from zoo.artifact import ModelDirectory
 from zoo.registry import registry
 
-__all__ = ["Configuration", "draw_configuration"]
+__all__ = ["Configuration", "draw_configuration", "draw_image_configuration"]
 
 
 @dataclass(frozen=True)
@@ -77,5 +77,37 @@ def draw_configuration(seed: int) -> Configuration:
         dtype=dtype,
         seed=seed,
         gain=2 ** rng.uniform(-2, 4 if dtype == "float32" else 1),  # float16 scores beyond 65504 are not numbers
+        noise=rng.random() < 0.7,
+    )
+
+
+def draw_image_configuration(seed: int) -> Configuration:
+    """The same for models that read images."""
+    rng = random.Random(seed)
+    heads, head_dim = rng.choice((1, 2, 3, 4, 6)), rng.choice((2, 4, 6, 8, 12))
+    task, patch_size = rng.choice(("image-classification", "image-feature-extraction")), rng.randint(1, 5)
+    values: dict[str, object] = {
+        "task": task,
+        "num_heads": heads,
+        "hidden_size": heads * head_dim,
+        "num_layers": rng.randint(1, 3),
+        "intermediate_size": rng.randint(3, 70),
+        "patch_size": patch_size,
+        "image_size": rng.randint(patch_size, 6 * patch_size),
+        "num_channels": rng.randint(1, 4),
+        "num_classes": rng.randint(1, 5),
+        "activation": rng.choice(("gelu", "gelu_tanh", "relu", "silu")),
+        "norm_eps": rng.choice((1e-12, 1e-6, 1e-5, 1e-3)),
+        "attention_bias": rng.choice(("true", "false")),
+        "distilled": rng.choice(("true", "false")),
+        "pooler": rng.choice(("true", "false")) if task == "image-feature-extraction" else "false",
+    }
+    dtype = rng.choice(("float32", "float32", "float32", "float16"))
+    return Configuration(
+        preset="vit-tiny",
+        settings=tuple(f"{key}={value}" for key, value in values.items()),
+        dtype=dtype,
+        seed=seed,
+        gain=2 ** rng.uniform(-2, 4 if dtype == "float32" else 1),
         noise=rng.random() < 0.7,
     )

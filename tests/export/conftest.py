@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Builder:
-    """Build a preset of 32 positions in a new folder, with the built-in presets and plugins only.
+    """Build a preset, of 32 positions where it reads text, in a new folder, with the built-in presets and plugins only.
 
     With ``noise``, biases and norms are random too: as they are initialised, 0 and 1, a graph could drop them unseen.
     ``gain`` multiplies the matrices: fresh ones are so small that a decoder only repeats its last token.
@@ -63,7 +63,8 @@ def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -
             patch.setenv("XDG_CONFIG_HOME", str(folder / "user"))
             patch.chdir(folder)
             plugins.select(plugins.Selection(third_party=False))
-            spec = registry().resolve(name, (POSITIONS, *settings))
+            positions = (POSITIONS,) if hasattr(registry().resolve(name).config, "max_seq_len") else ()
+            spec = registry().resolve(name, (*positions, *settings))
             plugins.select(plugins.Selection())
         model = models.build(spec, seed=seed, dtype=dtype)
         change_weights(model, seed, noise=noise, gain=gain)

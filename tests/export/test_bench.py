@@ -53,6 +53,7 @@ def numbers(value: Any) -> list[float]:
     [
         ("gpt-tiny", [("model", "prefill"), ("model", "decode")]),
         ("bert-tiny", [("model", "encode")]),
+        ("vit-tiny", [("model", "encode")]),
         ("transformer-tiny", [("encoder", "encode"), ("decoder", "prefill"), ("decoder", "decode")]),
     ],
 )
@@ -81,7 +82,7 @@ def test_every_phase_of_every_graph_is_measured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_compiled_torch_is_measured(name: str, exported_model: Exported) -> None:
     """Its outputs are compared with those of eager torch before."""
     result = bench_model(exported_model(name), lengths=[5], seconds=0.005)
@@ -108,7 +109,7 @@ def test_what_does_not_compile_is_left_out_with_its_reason(
     assert all(list(case["backends"]) == ["onnxruntime", "torch"] for case in done.json["cases"])
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_a_wrong_result_is_not_timed(name: str, exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here it is torch that is wrong, which must be seen as well."""
 

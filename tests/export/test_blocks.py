@@ -32,6 +32,7 @@ CALLS = {
     ("bert-tiny", "model.onnx"): {"BERTBlock": 2},
     ("transformer-tiny", "encoder.onnx"): {"EncoderBlock": 2},
     ("transformer-tiny", "decoder.onnx"): {"DecoderBlock": 2},
+    ("vit-tiny", "model.onnx"): {"ViTBlock": 2},
 }
 
 

@@ -274,7 +274,7 @@ def test_one_product_that_falls_back_is_found(cpu_session: tuple[bytes, list[Pla
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 @pytest.mark.parametrize("optimize", [True, False])
 def test_a_session_on_cuda_runs_on_cuda(exported_model: Exported, name: str, optimize: bool) -> None:
     if problem := loading_problem("cuda"):

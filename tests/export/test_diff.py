@@ -17,7 +17,7 @@ Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_an_honest_export_diverges_nowhere(exported_model: Exported, zoo: Zoo, name: str) -> None:
     result = zoo("diff", exported_model(name), "--json")
     assert result.status == 0, result.err

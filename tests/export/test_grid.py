@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from zoo_export.grid import Point, empty_past, make_feeds, make_grid, slice_feeds
+from zoo_export.parity import smallest_points
 
 from zoo.contract import Graph
 from zoo.registry import registry
@@ -81,6 +82,19 @@ def test_a_graph_without_mask_or_past_has_neither_in_its_grid() -> None:
     points, _ = make_grid((plain,), LONGEST, SMALL, whole=True)
     assert {(point.past, point.padding) for point in points} == {(0, "none")}
     assert len(points) == len(BATCHES) * 3
+
+
+def test_images_have_one_length() -> None:
+    """A point for each batch, pixels drawn from N(0, 1), and several rows where the weights are perturbed."""
+    graphs = graphs_of("vit-tiny")
+    points, left_out = make_grid(graphs, 64, HUGE, whole=False)
+    assert (points, left_out) == ([Point(batch, 1, 0, "none") for batch in BATCHES], 0)
+    assert smallest_points(points) == [Point(2, 1, 0, "none")]
+    feeds = make_feeds(graphs, Point(5, 1, 0, "none"), 0, 64)
+    assert {name: values.shape for name, values in feeds.items()} == {"pixel_values": (5, 1, 8, 8)}
+    assert abs(feeds["pixel_values"].mean()) < 0.2
+    assert 0.8 < feeds["pixel_values"].std() < 1.2
+    assert len(np.unique(feeds["pixel_values"])) == 320
 
 
 @pytest.mark.parametrize("name", MODELS)

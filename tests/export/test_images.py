@@ -1,4 +1,4 @@
-"""Images: a third party's architecture for them, exported and run on files and arrays."""
+"""Images: a third party's architecture for them and ours, exported and run on files and arrays."""
 
 from __future__ import annotations
 
@@ -155,3 +155,82 @@ def test_bad_images(session: Session, value: Any, message: str) -> None:
 def test_a_text_model_takes_no_images(exported_model: Callable[..., Path]) -> None:
     with load_session(exported_model("bert-tiny")) as opened, pytest.raises(UsageError, match="is not for a"):
         opened.run("x", task="image-classification")
+
+
+# ViT, from preset to answer.
+
+
+@pytest.fixture(scope="session")
+def digits() -> np.ndarray[Any, Any]:
+    """Three grey images of 8 x 8 pixels: a ring, a line, and both."""
+    images = np.zeros((3, 8, 8), np.uint8)
+    images[0, 1:7, 1:7], images[0, 2:6, 2:6] = 250, 0
+    images[1, :, 3] = 200
+    images[2] = np.maximum(images[0], images[1])
+    return images
+
+
+def scaled(pixels: np.ndarray[Any, Any]) -> torch.Tensor:
+    """What the model sees of grey images."""
+    return torch.tensor((pixels[:, None] / 255 - 0.5) / 0.5, dtype=torch.float32)
+
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@pytest.mark.parametrize("settings", [(), ("distilled=true",)])
+def test_images_are_classified(
+    exported_model: Callable[..., Path], digits: np.ndarray[Any, Any], settings: tuple[str, ...]
+) -> None:
+    """Arrays and files, in a batch and alone, as the model in torch does."""
+    folder = exported_model("vit-tiny", *settings, noise=True, gain=8.0)
+    with torch.inference_mode():
+        wanted = library.load(folder)(scaled(digits))["logits"].softmax(-1).numpy()
+    assert np.ptp(wanted, axis=0).max() > 1e-3
+    with load_session(folder) as opened:
+        assert opened.task == "image-classification"
+        results = opened.run([*digits, *(encoded(Image.fromarray(image)) for image in digits)])
+        alone = opened.run(digits[1])
+    for result, row in zip(results, [*wanted, *wanted], strict=True):
+        np.testing.assert_allclose(result["probabilities"], row, atol=1e-5)
+        assert "label" not in result
+    np.testing.assert_allclose(alone["probabilities"], wanted[1], atol=1e-5)
+
+
+def test_classes_with_names(
+    exported_model: Callable[..., Path], digits: np.ndarray[Any, Any], tmp_path: Path, zoo: Callable[..., Any]
+) -> None:
+    """The likeliest five are shown, and the likeliest is the answer."""
+    folder = exported_model("vit-tiny", f"labels={list(NAMES)}", noise=True)
+    Image.fromarray(digits[0]).save(tmp_path / "ring.png")
+    result = zoo("run", folder, "ring.png", "--json").json["results"][0]
+    order = np.argsort(result["probabilities"])[::-1]
+    assert result["label"] == NAMES[order[0]]
+    shown = zoo("run", folder, "ring.png").out
+    best = "  ".join(f"{NAMES[place]}: {result['probabilities'][place]:.4f}" for place in order[:5])
+    assert shown == f"'ring.png': {best}\n"
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+def test_features_of_images(
+    exported_model: Callable[..., Path],
+    digits: np.ndarray[Any, Any],
+    tmp_path: Path,
+    zoo: Callable[..., Any],
+    pooler: bool,
+) -> None:
+    """A class token and 16 patches of each, and the pooler's vector where there is one."""
+    folder = exported_model("vit-tiny", "task=image-feature-extraction", f"pooler={str(pooler).lower()}", noise=True)
+    with torch.inference_mode():
+        wanted = library.load(folder)(scaled(digits))
+    assert wanted["last_hidden_state"].shape == (3, 17, 64)
+    with load_session(folder) as opened:
+        results = opened.run(list(digits))
+        for row, result in enumerate(results):
+            assert set(result) == set(wanted) == {"last_hidden_state", *(("pooler_output",) if pooler else ())}
+            for name, values in wanted.items():
+                np.testing.assert_allclose(result[name], values[row].numpy(), atol=1e-5)
+        with pytest.raises(UsageError, match="is not for a"):
+            opened.run(digits[0], task="image-classification")
+    Image.fromarray(digits[0]).save(tmp_path / "ring.png")
+    assert zoo("run", folder, "ring.png").out == "'ring.png': 17 tokens x 64\n"

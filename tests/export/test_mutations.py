@@ -19,7 +19,7 @@ from zoo_export.parity import compare
 from zoo_export.pipeline import run_pipeline
 from zoo_export.reference import TorchExecutor
 
-from tests.export.configurations import draw_configuration
+from tests.export.configurations import Configuration, draw_configuration, draw_image_configuration
 from tests.export.faults import KINDS, Fault
 from tests.export.judges import (
     POINTS,
@@ -191,10 +191,13 @@ def test_random_weights_are_another_draw_each_time(exported_subject: Subjects) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24))
-def test_an_honest_export_passes(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("draw", "seed"),
+    [*((draw_configuration, seed) for seed in range(24)), *((draw_image_configuration, seed) for seed in range(8))],
+)
+def test_an_honest_export_passes(tmp_path: Path, draw: Callable[[int], Configuration], seed: int) -> None:
     """Random small configurations; benchmarks/gate.py exports 1,000 others."""
-    stored = draw_configuration(100_000 + seed).build(tmp_path)
+    stored = draw(100_000 + seed).build(tmp_path)
     options = Options(profile=(PORTABLE, "cpu")[seed % 2])
     assert compare(stored, make_graphs(stored, options)).failures == []
 

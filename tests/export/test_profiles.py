@@ -82,6 +82,7 @@ def test_a_decoder_writes_in_place(exported_cpu: Exported, zoo: Zoo, name: str, 
     [
         ("gpt-tiny", "model"),
         ("bert-tiny", "model"),
+        ("vit-tiny", "model"),
         pytest.param("transformer-tiny", "decoder", marks=pytest.mark.slow),
     ],
 )

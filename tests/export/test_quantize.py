@@ -23,6 +23,8 @@ from zoo_export import certify as certifying
 from zoo_export import parity
 from zoo_export.certify import (
     BOUNDS,
+    IMAGES,
+    NOISE,
     RANDOM,
     Divergence,
     Likeness,
@@ -38,6 +40,7 @@ from zoo_export.parity import Report
 from zoo_export.pipeline import OnnxExecutor
 from zoo_export.quantize import Variant, make_variant, open_variant, read_variant
 from zoo_export.quantized_parity import EmulatedExecutor, dequantized_model, verify_variant
+from zoo_plugins.vit.model import ViT
 
 from zoo import models
 from zoo.artifact import ModelDirectory
@@ -112,12 +115,16 @@ def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, 
     return change
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
+)
 def test_int8_computes_what_its_own_weights_say_at_every_point(make: Maker, name: str) -> None:
     assert verify_variant(*make(name, "int8")).passed
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
+)
 def test_fp16_is_compared_like_a_model_in_float16(
     exported_build: Callable[..., Path], few_points: None, tmp_path: Path, name: str
 ) -> None:
@@ -132,7 +139,7 @@ def test_fp16_is_compared_like_a_model_in_float16(
     assert variant.footprint() == sum(place.length for place in stored.layout.values()) // 2
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_int4_computes_what_its_own_weights_say(make: Maker, few_points: None, name: str) -> None:
     stored, variant = make(name, "int4")
     report = verify_variant(stored, variant)
@@ -231,7 +238,7 @@ def bits_a_weight(packing: Packing) -> float:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_sizes_are_as_computed_and_nothing_is_stored_twice(make: Maker, name: str, precision: str) -> None:
     stored, variant = make(name, precision)
     plan = packings(variant.path)
@@ -548,6 +555,26 @@ def test_without_a_tokenizer_the_evidence_says_so(exported_build: Callable[..., 
         sample(stored, tmp_path / "text.txt")
     with pytest.raises(UsageError, match="no logits"):
         certify(stored, variant, sample(stored), max_kl=0.1)
+
+
+def test_a_model_of_images_gets_as_many_different_ones(exported_build: Callable[..., Path], tmp_path: Path) -> None:
+    stored = ModelDirectory.open(exported_build("vit-tiny", gain=GAIN))
+    variant = make_variant(stored, "int8", tmp_path)
+    seen: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        forward = ViT.forward
+
+        def watched(model: Any, pixel_values: torch.Tensor) -> Any:
+            seen.append(pixel_values.numpy().tobytes())
+            return forward(model, pixel_values)
+
+        patch.setattr(ViT, "forward", watched)
+        evidence = certify(stored, variant, sample(stored)).evidence
+    assert evidence["sample"] == {"text": NOISE, "sha256": None, "windows": IMAGES, "tokens": 0}
+    assert len(set(seen)) == len(seen) == IMAGES
+    assert evidence["outputs"]["model logits"]["positions"] == IMAGES
+    with pytest.raises(UsageError, match="leave --text out to use random numbers"):
+        sample(stored, tmp_path / "text.txt")
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def vouch(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_an_export_verifies(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], name: str) -> None:
     folder = exported_copy(name)
     before = snapshot()
@@ -201,7 +201,7 @@ def test_a_provider_that_does_not_load_is_a_usage_error(exported_model: Exported
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_an_export_verifies_on_cuda(exported_model: Exported, name: str) -> None:
     problem = loading_problem("cuda")
     if problem is not None:

@@ -156,7 +156,8 @@ class Layout:
     inert: Sequence[str] = ()
     """More keys that do not change what the model computes; ``*`` matches anything."""
     derive: Callable[[Checkpoint, dict[str, Any]], Mapping[str, Any]] | None = None
-    """More of our configuration: called with the checkpoint and the values that are known, returns others."""
+    """More of our configuration: called with the checkpoint and the values that are known, those that people gave among
+    them, returns others."""
     restore: Callable[[Any], Mapping[str, Any]] | None = None
     """More of theirs, from our configuration. It is written over what the fields say."""
     constant: Mapping[str, Any] = field(default_factory=dict)
@@ -202,7 +203,7 @@ class Layout:
         values: dict[str, Any] = {"task": self.task(checkpoint)}
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
         if self.derive is not None:
-            values |= self.derive(checkpoint, values)
+            values |= self.derive(checkpoint, values | dict(chosen or {}))
         return values | dict(chosen or {})
 
     def task(self, checkpoint: Checkpoint) -> str:

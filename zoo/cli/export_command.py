@@ -338,10 +338,11 @@ def _smaller(
         emit_json("export", {"directory": str(directory), **facts})
         return
     say(report, directory, chosen)
+    sample = certificate["sample"]
+    amount = f"{sample['tokens']} tokens" if sample["tokens"] else f"{sample['windows']} inputs"
     click.echo(
         f"{chosen}: {bytes_text(certificate['bytes'])} of weights instead of {bytes_text(certificate['fp32_bytes'])}, "
-        f"on {certificate['sample']['tokens']} tokens of {certificate['sample']['text']}"
-        + (" text" if certificate["sample"]["text"] == "built-in" else "")
+        f"on {amount} of {sample['text']}" + (" text" if sample["text"] == "built-in" else "")
     )
     for output, found in certificate["outputs"].items():
         click.echo(f"{output}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))

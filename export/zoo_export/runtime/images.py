@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import ArtifactError, UsageError
-from zoo_export.runtime.runner import Answer, Runner, finite, require_outputs
-from zoo_export.runtime.tasks import show_classes, softmax
+from zoo_export.runtime.runner import Answer, Runner, finite, label, require_outputs
+from zoo_export.runtime.tasks import softmax
 
-__all__ = ["ImageClassification"]
+__all__ = ["ImageClassification", "ImageFeatures"]
 
 Array = np.ndarray[Any, Any]
+
+SHOWN = 5
+"""Classes that are shown to people, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,17 @@ class Pixels:
     """(channels, height, width)"""
 
 
-class ImageClassification(Runner[Pixels]):
-    """``probabilities`` of the classes, from files or arrays.
+class ImageRunner(Runner[Pixels]):
+    """Inputs are image files, or arrays.
 
     A file, or its bytes, is resized to the model's size (bilinear), and becomes grey or RGB by the number of channels.
     An array, (height, width) or (height, width, channels), has that size already; integers are of 0 to 255, real
     numbers of 0 to 1. Then the configuration's ``image_mean`` is taken away and the rest divided by its ``image_std``,
     both 0.5 where it has none (Dosovitskiy et al. 2021).
     """
+
+    needs: tuple[str, ...] = ()
+    """Outputs of the graph without which the task cannot be done."""
 
     def __init__(self, session: Any, chosen: Any) -> None:
         super().__init__(session, chosen)
@@ -47,7 +53,7 @@ class ImageClassification(Runner[Pixels]):
         sizes = {dim: 1 if dim == "batch" else size for dim in self.input.dims if isinstance(dim, str)}
         if None in sizes.values():
             raise UsageError("the model does not say how large its images are", session.path, "image_size is missing")
-        require_outputs(self.graph, ("logits",), session.path)
+        require_outputs(self.graph, self.needs, session.path)
         _, self.channels, self.height, self.width = self.input.shape(sizes)
         mean, std = (session.option(name) for name in ("image_mean", "image_std"))
         self.mean, self.std = (
@@ -86,10 +92,48 @@ class ImageClassification(Runner[Pixels]):
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
 
-    def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
+    def compute(self, items: Sequence[Pixels]) -> dict[str, Array]:
+        """The outputs of the graph for a batch."""
         batch = np.stack([item.values for item in items])
-        logits = self.session.execute(self.graph, {self.input.name: batch})["logits"]
-        return finite(items, logits, [{"probabilities": row} for row in softmax(logits)])
+        outputs: dict[str, Array] = self.session.execute(self.graph, {self.input.name: batch})
+        return outputs
+
+
+class ImageClassification(ImageRunner):
+    """``probabilities`` of the classes, and the ``label`` of the likeliest where the model names its classes."""
+
+    needs = ("logits",)
+
+    def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        names = self.session.option("labels")
+        results = [
+            {**({"label": names[int(chances.argmax())]} if names else {}), "probabilities": chances}
+            for chances in softmax(logits)
+        ]
+        return finite(items, logits, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
-        return map(show_classes, answers)
+        names = self.session.option("labels") or ()
+        for answer in answers:
+            chances = np.asarray(answer.result["probabilities"])
+            best = np.argsort(-chances, kind="stable")[:SHOWN].tolist()
+            shown = (f"{names[place] if names else place}: {chances[place]:.4f}" for place in best)
+            yield f"{label(answer)}: " + "  ".join(shown)
+
+
+class ImageFeatures(ImageRunner):
+    """``last_hidden_state``, (tokens, hidden) for each image, and ``pooler_output`` where the model has a pooler."""
+
+    needs = ("last_hidden_state",)
+
+    def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
+        outputs = self.compute(items)
+        kept = [name for name in outputs if name in ("last_hidden_state", "pooler_output")]
+        results = [{name: outputs[name][row] for name in kept} for row in range(len(items))]
+        return finite(items, outputs["last_hidden_state"], results)
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            states = answer.result["last_hidden_state"]
+            yield f"{label(answer)}: {len(states)} tokens x {len(states[0])}"

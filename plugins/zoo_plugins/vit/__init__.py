@@ -1,0 +1,29 @@
+"""ViT and DeiT: images as sequences of patches, and the layouts of their checkpoints."""
+
+from collections.abc import Sequence
+
+import zoo
+
+ZOO_API = 1
+
+
+@zoo.hookimpl
+def zoo_architectures() -> Sequence[zoo.Architecture]:
+    return [
+        zoo.Architecture(
+            name="vit",
+            tasks=("image-classification", "image-feature-extraction"),
+            config="zoo_plugins.vit.config:ViTConfig",
+            model="zoo_plugins.vit.model:ViT",
+            reference="Dosovitskiy et al. 2021, An Image is Worth 16x16 Words; Touvron et al. 2021, DeiT",
+        )
+    ]
+
+
+@zoo.hookimpl
+def zoo_importers() -> Sequence[zoo.Importer]:
+    return [
+        zoo.Importer(name="vit", architecture="vit", layout="zoo_plugins.vit.hub:VIT"),
+        zoo.Importer(name="deit", architecture="vit", layout="zoo_plugins.vit.hub:DEIT"),
+        zoo.Importer(name="timm", architecture="vit", layout="zoo_plugins.vit.timm:TIMM"),
+    ]

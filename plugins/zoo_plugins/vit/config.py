@@ -1,0 +1,126 @@
+"""Configuration, graphs and cost of ViT and DeiT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo import Activation, Config, Cost, Graph, cost, real
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig(Config):
+    """ViT-B/16 by default."""
+
+    task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
+    """Whether the outputs are the classes or the hidden states."""
+    image_size: int = 224
+    """Height and width of the images, in pixels."""
+    patch_size: int = 16
+    """Height and width of a patch; what is left of the image on the right and below is not seen."""
+    num_channels: int = 3
+    """Of the images: 3 for RGB."""
+    hidden_size: int = 768
+    """Width of the encoder."""
+    num_layers: int = 12
+    """Blocks."""
+    num_heads: int = 12
+    """Heads a block."""
+    intermediate_size: int | None = None
+    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    activation: Activation = "gelu"
+    """Of the feed-forward network."""
+    norm_eps: float = 1e-6
+    """Added to the variance in LayerNorm."""
+    attention_bias: bool = True
+    """Whether the projections of queries, keys and values have one; that of the output always has."""
+    dropout: float = 0.0
+    """On embeddings, attention weights and residuals, in training."""
+    distilled: bool = False
+    """Whether a distillation token stands behind the class token (Touvron et al. 2021)."""
+    distillation_head: bool | None = None
+    """Whether a second classifier reads that token, and the logits are the mean of both; by default where it is."""
+    num_classes: int = 1000
+    """Labels of the classifier."""
+    labels: tuple[str, ...] = ()
+    """Their names, where they have any."""
+    pooler: bool = False
+    """Whether there is a tanh pooler on the class token. A classifier has none."""
+    image_mean: tuple[float, ...] | None = None
+    """What is taken away from each channel, of pixels from 0 to 1; 0.5 by default."""
+    image_std: tuple[float, ...] | None = None
+    """What each channel is then divided by; 0.5 by default."""
+
+    def __post_init__(self) -> None:
+        self.default("intermediate_size", 4 * self.hidden_size)
+        self.default("distillation_head", self.distilled and self.task == "image-classification")
+        self.require_positive(
+            "image_size", "patch_size", "num_channels", "hidden_size", "num_layers", "num_heads", "intermediate_size",
+            "norm_eps", "num_classes",
+        )  # fmt: skip
+        self.default("image_mean", (0.5,) * self.num_channels)
+        self.default("image_std", (0.5,) * self.num_channels)
+        self.require_probability("dropout")
+        self.require_divisible("hidden_size", "num_heads")
+        if self.patch_size > self.image_size:
+            raise ValueError(f"patch_size {self.patch_size} is larger than image_size {self.image_size}")
+        for name in ("image_mean", "image_std"):
+            values = getattr(self, name)
+            if len(values) != self.num_channels:
+                raise ValueError(f"{name} {values} has {len(values)} numbers for num_channels {self.num_channels}")
+        if min(self.image_std or ()) <= 0:
+            raise ValueError(f"image_std must be positive, got {self.image_std}")
+        if self.labels and len(self.labels) != self.num_classes:
+            raise ValueError(f"there are {len(self.labels)} labels for num_classes {self.num_classes}")
+        if self.distillation_head and not self.distilled:
+            raise ValueError("distillation_head reads the distillation token, but distilled is False")
+        for name, task in (("pooler", "image-feature-extraction"), ("distillation_head", "image-classification")):
+            if getattr(self, name) and self.task != task:
+                raise ValueError(f"{name} is for the task {task!r}, but the task is {self.task!r}")
+
+    @property
+    def num_patches(self) -> int:
+        """Whole patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def num_special_tokens(self) -> int:
+        """The class token, and the distillation token where there is one."""
+        return 2 if self.distilled else 1
+
+    @property
+    def num_tokens(self) -> int:
+        """What the encoder reads of each image: its patches behind the special tokens."""
+        return self.num_special_tokens + self.num_patches
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """One graph; its outputs follow the task."""
+        pixels = real("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
+        if self.task == "image-classification":
+            outputs = [real("logits", "batch", self.num_classes)]
+        else:
+            outputs = [real("last_hidden_state", "batch", self.num_tokens, self.hidden_size)]
+            outputs += [real("pooler_output", "batch", self.hidden_size)] if self.pooler else []
+        return (Graph(inputs=(pixels,), outputs=tuple(outputs)),)
+
+    def cost(self) -> Cost:
+        """Closed form. The FLOPs are those of a patch; what runs once an image, such as the heads, counts none."""
+        hidden = self.hidden_size
+        block = (
+            2 * cost.layer_norm(hidden)
+            + cost.attention(
+                hidden, self.num_heads, head_dim=hidden // self.num_heads, context=self.num_tokens,
+                bias=self.attention_bias, output_bias=True,
+            )
+            + cost.feed_forward(hidden, self.intermediate_size or 0)
+        )  # fmt: skip
+        heads = [self.num_classes] * (2 if self.distillation_head else 1)
+        if self.task == "image-feature-extraction":
+            heads = [hidden] if self.pooler else []
+        return (
+            cost.linear(self.num_channels * self.patch_size**2, hidden)
+            + cost.embedding(self.num_special_tokens + self.num_tokens, hidden)
+            + self.num_layers * block
+            + cost.layer_norm(hidden)
+            + Cost(sum(cost.linear(hidden, size).parameters for size in heads))
+        )

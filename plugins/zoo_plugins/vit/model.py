@@ -1,0 +1,92 @@
+"""ViT: a pre-norm Transformer encoder on the patches of an image (Dosovitskiy et al. 2021).
+
+DeiT's distillation token (Touvron et al. 2021) is one more learned token, with a position and a classifier of its own.
+
+B batch, C channels, S image size, P patches, T tokens, E hidden size, L classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zoo.nn import FeedForward, MultiHeadAttention, init_truncated_normal
+from zoo_plugins.vit.config import ViTConfig
+
+INIT_STD = 0.02
+
+
+class ViTBlock(nn.Module):
+    """Attention, then feed-forward, each on a normalised input and added."""
+
+    def __init__(self, c: ViTConfig) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.attention = MultiHeadAttention(
+            c.hidden_size, c.num_heads, bias=c.attention_bias, output_bias=True, dropout=c.dropout
+        )
+        self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = x + self.dropout(self.attention(self.norm_1(x)))
+        return x + self.dropout(self.mlp(self.norm_2(x)))
+
+
+class Embeddings(nn.Module):
+    """The special tokens and the patches, each with its position (equation 1)."""
+
+    def __init__(self, c: ViTConfig) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(c.num_channels, c.hidden_size, c.patch_size, stride=c.patch_size)
+        self.class_token = nn.Parameter(torch.empty(1, 1, c.hidden_size))
+        self.distillation_token = nn.Parameter(torch.empty(1, 1, c.hidden_size)) if c.distilled else None
+        self.position = nn.Parameter(torch.empty(1, c.num_tokens, c.hidden_size))
+        self.dropout = nn.Dropout(c.dropout)
+        for name, parameter in self.named_parameters():
+            if name == "patch.bias":
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.trunc_normal_(parameter, std=INIT_STD, a=-2 * INIT_STD, b=2 * INIT_STD)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, C, S, S) -> (B, T, E)."""
+        patches = self.patch(pixel_values).flatten(2).transpose(1, 2)  # (B, E, S / size, S / size) -> (B, P, E)
+        special = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        tokens = [token.expand(patches.shape[0], -1, -1) for token in special]  # (B, 1, E) each
+        return self.dropout(torch.cat((*tokens, patches), dim=1) + self.position)
+
+
+class ViT(nn.Module):
+    """The encoder, and the classifiers or the pooler that the configuration asks for."""
+
+    def __init__(self, c: ViTConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.embeddings = Embeddings(c)
+        self.blocks = nn.ModuleList(ViTBlock(c) for _ in range(c.num_layers))
+        self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        if c.task == "image-classification":
+            self.head = nn.Linear(c.hidden_size, c.num_classes)
+        self.distillation_head = nn.Linear(c.hidden_size, c.num_classes) if c.distillation_head else None
+        self.pooler = nn.Linear(c.hidden_size, c.hidden_size) if c.pooler else None
+        init_truncated_normal(self, INIT_STD)
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """The outputs of the configured task, by name.
+
+        Args:
+            pixel_values: (B, C, S, S), normalised.
+        """
+        x = self.embeddings(pixel_values)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)  # (B, T, E)
+        if self.config.task == "image-classification":
+            logits = self.head(x[:, 0])  # (B, L)
+            if self.distillation_head is not None:
+                logits = (logits + self.distillation_head(x[:, 1])) / 2
+            return {"logits": logits}
+        return {"last_hidden_state": x} | ({"pooler_output": torch.tanh(self.pooler(x[:, 0]))} if self.pooler else {})

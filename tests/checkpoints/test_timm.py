@@ -1,0 +1,290 @@
+"""Plain vision transformers of timm: its layout written by hand, and timm itself."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import zoo as library
+from zoo.checkpoints import export_checkpoint, import_checkpoint
+from zoo.errors import UsageError
+
+Zoo = Callable[..., Any]
+FEATURES = {"task": "image-feature-extraction"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators() -> Iterator[None]:
+    """Stand-ins for those that a torchvision of another torch lacks, without which nothing can import it."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor a, Tensor b, float t) -> Tensor")
+    yield
+
+
+def randomise(model: nn.Module) -> None:
+    """Every tensor is random, norms and biases too."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+    model.eval().requires_grad_(False)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change values of a checkpoint's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def images(batch: int = 3) -> Tensor:
+    return torch.randn(batch, 2, 14, 14, generator=torch.Generator().manual_seed(1))
+
+
+def timm_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of ours by the names of timm, with queries, keys and values in one."""
+    simple = {
+        "embeddings.class_token": "cls_token", "embeddings.distillation_token": "dist_token",
+        "embeddings.position": "pos_embed", "embeddings.patch.": "patch_embed.proj.", "norm_1.": "norm1.",
+        "norm_2.": "norm2.", "attention.output.": "attn.proj.", "mlp.up.": "mlp.fc1.", "mlp.down.": "mlp.fc2.",
+        "distillation_head.": "head_dist.",
+    }  # fmt: skip
+    ours, tensors = dict(model.state_dict()), {}
+    for name in list(ours):
+        if ".attention.query." in name:
+            parts = [ours.pop(name.replace("query", part)) for part in ("query", "key", "value")]
+            tensors[name.replace("attention.query", "attn.qkv")] = torch.cat(parts)
+    for name, tensor in ours.items():
+        for one, other in simple.items():
+            name = name.replace(one, other)
+        tensors[name] = tensor.contiguous()
+    return tensors
+
+
+TIMM = {
+    "image_size": 14,
+    "patch_size": 4,
+    "num_channels": 2,
+    "hidden_size": 24,
+    "num_layers": 3,
+    "num_heads": 3,
+    "intermediate_size": 23,
+    "num_classes": 5,
+}
+
+
+def timm_folder(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> tuple[Path, nn.Module]:
+    """A checkpoint as timm writes it, and the model of ours with its weights."""
+    model = library.create_model("vit-tiny", **{**TIMM, **options})
+    randomise(model)
+    folder.mkdir()
+    save_file(timm_tensors(model), folder / "model.safetensors")
+    said = {
+        "architecture": "vit_base_patch16_224", "num_classes": 5, "num_features": 24, "global_pool": "token",
+        "model_args": {"num_heads": 3, "embed_dim": 24},
+        "pretrained_cfg": {"input_size": [2, 14, 14], "mean": [0.1, 0.2], "std": [0.3, 0.4], "crop_pct": 0.9},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**said, **(config or {})}))
+    return folder, model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"distilled": True},
+        {"attention_bias": False},
+        FEATURES,
+        {**FEATURES, "distilled": True},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_timm_and_back(tmp_path: Path, options: dict[str, Any]) -> None:
+    hub, model = timm_folder(tmp_path / "timm", **options)
+    imported = import_checkpoint(hub, tmp_path / "ours", verify=False)
+    config: Any = imported.spec.config
+    wanted = {**TIMM, "norm_eps": 1e-6, "image_mean": (0.1, 0.2), "image_std": (0.3, 0.4), **options}
+    wanted |= {"num_classes": 1000} if options.get("task") else {}
+    assert {key: value for key, value in config.to_dict().items() if key in wanted} == wanted
+    found, expected = library.load(tmp_path / "ours")(images()), model(images())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", kind="timm", verify=False)
+    assert exported.kind == "timm"
+    first, second = (load_file(folder / "model.safetensors") for folder in (hub, tmp_path / "back"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    hub_kind = export_checkpoint(tmp_path / "ours", tmp_path / "other", verify=True)
+    assert hub_kind.kind == ("deit" if options.get("distilled") else "vit")
+    assert hub_kind.comparison.exact < 1e-14
+
+
+def test_heads_are_said_or_known_by_name_or_asked_for(tmp_path: Path, zoo: Zoo) -> None:
+    """No tensor shows them."""
+    silent = {"model_args": {}}
+    hub, _ = timm_folder(tmp_path / "odd", silent)
+    zoo("import", hub, "-o", tmp_path / "ours").failed(
+        2, "nothing says how many heads vit_base_patch16_224 of width 24 has", "--set num_heads=N"
+    )
+    done = zoo("import", hub, "-o", tmp_path / "ours", "--set", "num_heads=4", "--no-verify")
+    assert done.status == 0, done.err
+    chosen: Any = library.load(tmp_path / "ours")
+    assert chosen.config.num_heads == 4
+    sizes = {"hidden_size": 192, "num_layers": 1, "intermediate_size": 8, "num_heads": 3}
+    for number, name in enumerate(("vit_tiny_patch16_224.augreg_in21k", "deit_tiny_distilled_patch16_224")):
+        hub, _ = timm_folder(tmp_path / f"tiny {number}", {**silent, "architecture": name}, **sizes)
+        config: Any = import_checkpoint(hub, tmp_path / str(number), verify=False).spec.config
+        assert config.num_heads == 3
+
+
+TIMM_REFUSED: dict[str, tuple[dict[str, Any], Callable[[dict[str, Tensor]], object], int, tuple[str, ...]]] = {
+    "another pooling": ({"global_pool": "avg"}, len, 2, ("global_pool 'avg' is not supported, only 'token'",)),
+    "an argument": (
+        {"model_args": {"num_heads": 3, "init_values": 1e-5}},
+        len,
+        2,
+        ("model_args.init_values 1e-05 is not supported",),
+    ),
+    "an unknown argument": ({"model_args": {"num_heads": 3, "flux": True}}, len, 2, ("model_args.flux True",)),
+    "an activation": (
+        {"model_args": {"num_heads": 3, "act_layer": "quick_gelu"}},
+        len,
+        2,
+        ("model_args.act_layer 'quick_gelu' is not supported", "known: gelu"),
+    ),
+    "layer scale": (
+        {},
+        lambda t: t.update({"blocks.0.ls1.gamma": torch.ones(24)}),
+        3,
+        ("unexpected blocks.0.ls1.gamma",),
+    ),
+    "no class token": ({}, lambda t: t.pop("cls_token"), 3, ("missing cls_token",)),
+    "no position of the class token": (
+        {},
+        lambda t: t.update(pos_embed=torch.ones(1, 9, 24)),
+        2,
+        ("patches of 4 x 4 with 9 positions are not those of a square image",),
+    ),
+    "no convolution": (
+        {},
+        lambda t: t.update({"patch_embed.proj.weight": torch.ones(24, 32)}),
+        3,
+        ("not a plain vision transformer: patch_embed.proj.weight is of shape (24, 32)",),
+    ),
+    "no blocks": (
+        {},
+        lambda t: t.pop("blocks.0.mlp.fc1.weight"),
+        3,
+        ("not a plain vision transformer: blocks.0.mlp.fc1.weight is missing",),
+    ),
+    "one head of two": (
+        {},
+        lambda t: t.update(dist_token=torch.ones(1, 1, 24), pos_embed=torch.ones(1, 11, 24)),
+        3,
+        ("dist_token and head_dist.weight go together",),
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "change", "status", "fragments"), TIMM_REFUSED.values(), ids=TIMM_REFUSED)
+def test_what_is_no_plain_vision_transformer(
+    tmp_path: Path, zoo: Zoo, config: dict[str, Any], change: Any, status: int, fragments: tuple[str, ...]
+) -> None:
+    hub, _ = timm_folder(tmp_path / "timm", config)
+
+    def changed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        change(tensors)
+        return tensors
+
+    path = hub / "model.safetensors"
+    save_file(changed(load_file(path)), path)
+    zoo("import", hub, "-o", tmp_path / "ours").failed(status, *fragments)
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"norm_eps": 1e-5}, "norm_eps"),
+        ({**FEATURES, "pooler": True}, "it has no place for pooler"),
+        ({"distilled": True, "distillation_head": False}, "without its head"),
+    ],
+)
+def test_what_timm_cannot_say(tmp_path: Path, options: dict[str, Any], fragment: str) -> None:
+    library.save(library.create_model("vit-tiny", **options), tmp_path / "ours")
+    with pytest.raises(UsageError, match=fragment):
+        export_checkpoint(tmp_path / "ours", tmp_path / "out", kind="timm")
+
+
+def test_labels_of_timm(tmp_path: Path) -> None:
+    hub, _ = timm_folder(tmp_path / "timm", {"label_names": ["a", "b", "c", "d", "e"]})
+    config: Any = import_checkpoint(hub, tmp_path / "ours", verify=False).spec.config
+    assert config.labels == ("a", "b", "c", "d", "e")
+    edit(hub, label_names=["a"])
+    with pytest.raises(UsageError, match="there are 1 labels for num_classes 5"):
+        import_checkpoint(hub, tmp_path / "other", verify=False)
+
+
+@pytest.fixture
+def timm() -> Any:
+    """timm itself."""
+    if not all(map(importlib.util.find_spec, ("timm", "torchvision"))):
+        pytest.skip("timm and torchvision are not installed")
+    return importlib.import_module("timm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vit_base_patch16_224", {}),
+        ("vit_base_patch16_224", {"num_classes": 0, "qkv_bias": False}),
+        ("deit_base_distilled_patch16_224", {"act_layer": "relu"}),
+        ("deit_base_distilled_patch16_224", {"num_classes": 0}),
+    ],
+)
+def test_timm_computes_the_same(timm: Any, tmp_path: Path, name: str, arguments: dict[str, Any]) -> None:
+    """A model that it saved is imported, and loads there again once it is exported."""
+    from timm.models._hub import save_for_hf
+
+    sizes = {"img_size": 14, "patch_size": 4, "in_chans": 2, "embed_dim": 15, "depth": 2, "num_heads": 3}
+    theirs = timm.create_model(name, **{**sizes, "mlp_ratio": 22 / 15, "num_classes": 3, **arguments})
+    randomise(theirs)
+    save_for_hf(theirs, tmp_path / "timm", safe_serialization=True)
+    imported = import_checkpoint(tmp_path / "timm", tmp_path / "ours", verify=True)
+    assert imported.comparison.against == f"{type(theirs).__name__} of timm"
+    assert imported.comparison.exact < 1e-14
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", kind="timm", verify=True)
+    assert exported.comparison.exact < 1e-14
+    again = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).eval()
+    with torch.inference_mode():
+        assert torch.equal(again(images()), theirs(images()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch32_224", "deit_tiny_distilled_patch16_224"])
+def test_timm_names_say_the_heads(timm: Any, tmp_path: Path, name: str) -> None:
+    """As files did that were written before arguments were."""
+    from timm.models._hub import save_for_hf
+
+    theirs = timm.create_model(name, depth=1, num_classes=4)
+    save_for_hf(theirs, tmp_path / "timm", safe_serialization=True)
+    edit(tmp_path / "timm", model_args=None)
+    config: Any = import_checkpoint(tmp_path / "timm", tmp_path / "ours", verify=False).spec.config
+    assert config.num_heads == theirs.blocks[0].attn.num_heads

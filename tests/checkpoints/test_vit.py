@@ -1,0 +1,280 @@
+"""Checkpoints of ViT and DeiT: from transformers, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import (
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    DeiTForMaskedImageModeling,
+    DeiTModel,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    ViTModel,
+)
+from transformers.utils import logging
+from zoo_export import export_model
+
+import zoo as library
+from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
+from zoo.errors import UsageError
+
+Zoo = Callable[..., Any]
+SIZES: dict[str, Any] = {
+    "image_size": 14,
+    "patch_size": 4,
+    "num_channels": 2,
+    "hidden_size": 15,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 22,
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-3,
+    "hidden_dropout_prob": 0.2,
+    "num_labels": 3,
+}
+OURS: dict[str, Any] = {
+    "image_size": 14,
+    "patch_size": 4,
+    "num_channels": 2,
+    "hidden_size": 15,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_size": 22,
+    "activation": "gelu_tanh",
+    "norm_eps": 1e-3,
+    "attention_bias": True,
+    "dropout": 0.2,
+    "num_classes": 3,
+    "labels": (),
+}
+"""What SIZES are called here."""
+FEATURES = {"task": "image-feature-extraction"}
+NAMES = ("cat", "dog", "fish")
+KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
+    "vit": (ViTForImageClassification, {}, {}),
+    "vit, pooled": (ViTModel, {}, {**FEATURES, "pooler": True}),
+    "vit, features": (ViTModel, {"add_pooling_layer": False}, FEATURES),
+    "vit, no biases, labels": (
+        ViTForImageClassification,
+        {"qkv_bias": False, "id2label": dict(enumerate(NAMES)), "label2id": {name: n for n, name in enumerate(NAMES)}},
+        {"attention_bias": False, "labels": NAMES},
+    ),
+    "vit, two classes": (ViTForImageClassification, {"num_labels": 2}, {"num_classes": 2}),
+    "deit": (DeiTForImageClassification, {}, {"distilled": True}),
+    "deit, two heads": (
+        DeiTForImageClassificationWithTeacher,
+        {"hidden_act": "relu"},
+        {"distilled": True, "distillation_head": True, "activation": "relu"},
+    ),
+    "deit, pooled": (DeiTModel, {}, {**FEATURES, "distilled": True, "pooler": True}),
+    "deit, features": (DeiTModel, {"add_pooling_layer": False}, {**FEATURES, "distilled": True}),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """transformers reports what it writes."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    yield
+    logging.set_verbosity(level)
+    logging.enable_progress_bar()
+
+
+def randomise(model: nn.Module) -> None:
+    """Every tensor is random, norms and biases too."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+    model.eval().requires_grad_(False)
+
+
+def make(kind: type[PreTrainedModel] = ViTForImageClassification, **options: Any) -> PreTrainedModel:
+    """A small model of transformers."""
+    arguments = {key: options.pop(key) for key in ("add_pooling_layer",) if key in options}
+    config = (ViTConfig if kind.__name__.startswith("ViT") else DeiTConfig)(
+        **{**SIZES, **options}, attn_implementation="eager"
+    )
+    model = kind(config, **arguments)
+    randomise(model)
+    return model
+
+
+def save(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def edit(folder: Path, **changes: Any) -> Path:
+    """Change values of a checkpoint's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+    """Change the tensors of a checkpoint."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+    return folder
+
+
+def images(batch: int = 3) -> Tensor:
+    return torch.randn(batch, 2, 14, 14, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def same(folder: Path, theirs: PreTrainedModel) -> None:
+    """Every output that is declared, in float64."""
+    ours, theirs = library.load(folder).double(), theirs.double()
+    with torch.inference_mode(), Exact(theirs):
+        found, wanted = ours(images()), theirs(images())
+    assert found
+    for name, value in found.items():
+        assert_close(value, wanted[name], rtol=0, atol=1e-10)
+        assert value.std() > 1e-2
+
+
+@pytest.mark.parametrize(("kind", "options", "changes"), KINDS.values(), ids=KINDS)
+def test_a_checkpoint_of_transformers_and_back(
+    tmp_path: Path, kind: type[PreTrainedModel], options: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """Imported it computes the same, and exported it is the same: tensors, configuration and outputs."""
+    theirs = make(kind, **options)
+    hub = save(theirs, tmp_path / "hub")
+    imported = import_checkpoint(hub, tmp_path / "ours", verify=True)
+    assert imported.comparison.exact < 1e-14
+    values = imported.spec.config.to_dict()
+    expected = {"task": "image-classification", "distilled": False, "distillation_head": False, "pooler": False}
+    expected |= {**OURS, "image_mean": (0.5, 0.5), "image_std": (0.5, 0.5), **changes}
+    assert values == expected
+    same(tmp_path / "ours", theirs)
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
+    assert exported.kind == ("deit" if kind.__name__.startswith("DeiT") else "vit")
+    first, second = (load_file(folder / "model.safetensors") for folder in (hub, tmp_path / "back"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (hub, tmp_path / "back"))
+    untold = {"encoder_stride", "initializer_range", "transformers_version"}
+    assert before.keys() - untold == after.keys() - ({"id2label", "label2id"} - before.keys())
+    trained = {"attention_probs_dropout_prob": 0.2}  # one probability is kept for both
+    assert {**{key: before[key] for key in before.keys() - untold}, **trained}.items() <= after.items()
+    again = kind.from_pretrained(tmp_path / "back", attn_implementation="eager")
+    with torch.inference_mode():
+        found, wanted = again(images().float()), theirs.float()(images().float())
+    assert wanted.keys() <= found.keys()  # theirs makes a new pooler where there was none
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    "kind", [ViTForImageClassification, ViTModel, DeiTForImageClassificationWithTeacher], ids=lambda kind: kind.__name__
+)
+def test_names_of_files_and_of_memory(tmp_path: Path, kind: type[PreTrainedModel]) -> None:
+    """What transformers calls the tensors today, and what files of every age hold."""
+    theirs = make(kind)
+    first, second = save(theirs, tmp_path / "files"), save(theirs, tmp_path / "memory", save_original_format=False)
+    prefix = "" if kind is ViTModel else "vit." if kind is ViTForImageClassification else "deit."
+    assert f"{prefix}encoder.layer.1.attention.attention.query.weight" in Checkpoint.open(first).tensors
+    assert f"{prefix}layers.1.attention.q_proj.weight" in Checkpoint.open(second).tensors
+    for folder in (first, second):
+        import_checkpoint(folder, folder / "ours", verify=False)
+        same(folder / "ours", theirs)
+
+
+def test_a_base_model_saved_with_its_prefix(tmp_path: Path) -> None:
+    theirs = make(ViTModel)
+    hub = rewrite(
+        save(theirs, tmp_path / "hub"), lambda tensors: {f"vit.{name}": tensor for name, tensor in tensors.items()}
+    )
+    import_checkpoint(hub, tmp_path / "ours")
+    same(tmp_path / "ours", theirs)
+
+
+def test_keys_that_are_absent_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    """Old files leave out what is as it is anywhere, and two classes are never named."""
+    config = ViTConfig(num_hidden_layers=1, hidden_size=48, num_attention_heads=12, intermediate_size=3072)
+    theirs = ViTForImageClassification(config)
+    hub = save(theirs, tmp_path / "hub")
+    kept = {"model_type": "vit", "hidden_size": 48, "num_hidden_layers": 1, "architectures": [type(theirs).__name__]}
+    (hub / "config.json").write_text(json.dumps(kept))
+    imported = import_checkpoint(hub, tmp_path / "ours", verify=True)
+    assert imported.comparison.exact < 1e-12
+    found: Any = imported.spec.config
+    assert (found.image_size, found.patch_size, found.norm_eps, found.num_classes) == (224, 16, 1e-12, 2)
+
+
+def test_the_scaling_of_images_comes_along(tmp_path: Path) -> None:
+    """And goes out: their processor does to an image what ours does."""
+    hub = save(make(num_channels=3), tmp_path / "hub")
+    processor = ViTImageProcessorPil(
+        size={"height": 14, "width": 14}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
+    )
+    processor.save_pretrained(hub)
+    config: Any = import_checkpoint(hub, tmp_path / "ours").spec.config
+    assert (config.image_mean, config.image_std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    model = library.create_model("vit-tiny", num_channels=3, image_mean=(0.1, 0.2, 0.3), image_std=(0.4, 0.5, 0.6))
+    library.save(model, tmp_path / "made")
+    exported = export_checkpoint(tmp_path / "made", tmp_path / "back")
+    assert "preprocessor_config.json" in exported.files
+    again = ViTImageProcessorPil.from_pretrained(tmp_path / "back")
+    picture = torch.randint(0, 256, (3, 9, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).numpy()
+    resized = {"size": {"height": 8, "width": 8}}
+    one, other = (p(picture, return_tensors="pt", **resized)["pixel_values"] for p in (again, processor))
+    assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["vit", "deit, two heads", "deit, pooled"])
+def test_an_imported_model_is_exported_and_verified(tmp_path: Path, name: str) -> None:
+    kind, options, _ = KINDS[name]
+    import_checkpoint(save(make(kind, **options), tmp_path / "hub"), tmp_path / "ours")
+    assert export_model(tmp_path / "ours").passed
+
+
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "another head": ({"architectures": ["ViTForMaskedImageModeling"]}, ("ViTForMaskedImageModeling", "ViTModel")),
+    "an activation": ({"hidden_act": "quick_gelu"}, ("hidden_act 'quick_gelu' is not supported", "gelu_new")),
+    "two sides": ({"image_size": [14, 18]}, ("image_size must be int, got [14, 18]", "config.json")),
+    "a pooler's size": ({"pooler_output_size": 7}, ("pooler_output_size 7 is not supported, only hidden_size 15",)),
+    "a pooler's activation": ({"pooler_act": "relu"}, ("pooler_act 'relu' is not supported, only 'tanh'",)),
+    "an unknown key": ({"flux": 1}, ("not understood: flux", "--allow-key flux")),
+}
+
+
+@pytest.mark.parametrize(("changes", "fragments"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_represented(
+    tmp_path: Path, zoo: Zoo, changes: dict[str, Any], fragments: tuple[str, ...]
+) -> None:
+    hub = edit(save(make(), tmp_path / "hub"), **changes)
+    zoo("import", hub, "-o", tmp_path / "ours").failed(2, *fragments)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_tensors_that_no_classifier_has(tmp_path: Path, zoo: Zoo) -> None:
+    hub = save(make(DeiTForMaskedImageModeling), tmp_path / "hub")
+    edit(hub, architectures=["DeiTForImageClassification"])
+    zoo("import", hub, "-o", tmp_path / "ours").failed(
+        3, "missing classifier.weight", "unexpected decoder.0.weight", "unexpected deit.embeddings.mask_token"
+    )
+
+
+def test_what_transformers_cannot_say(tmp_path: Path) -> None:
+    """A distilled model is no ViT, and any other is no DeiT."""
+    for number, (distilled, wrong) in enumerate(((True, "vit"), (False, "deit"))):
+        library.save(library.create_model("vit-tiny", distilled=distilled), tmp_path / str(number))
+        with pytest.raises(UsageError, match="no layout of checkpoints holds this vit model"):
+            export_checkpoint(tmp_path / str(number), tmp_path / "out", kind=wrong)
+        assert not (tmp_path / "out").exists()
