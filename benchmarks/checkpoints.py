@@ -1,0 +1,145 @@
+"""Every family of checkpoints: imported, compared with the original, exported to ONNX and back. Prints a table.
+
+    python benchmarks/checkpoints.py [FAMILY ...]
+
+Each is a small model of transformers with random weights and unusual sizes. The errors are relative to the largest
+output: in float64 between ours and the original; in float32 ours and the original's, from the original in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from zoo_export import export_model
+
+from zoo.artifact import ModelDirectory
+from zoo.checkpoints import export_checkpoint, import_checkpoint
+from zoo.errors import ZooError
+
+_ENCODER = {
+    "vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu", "layer_norm_eps": 1e-3,
+}  # fmt: skip
+_DECODER = {
+    "vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
+    "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+_SEQ2SEQ = {
+    "vocab_size": 61, "max_position_embeddings": 40, "d_model": 30, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
+    "activation_function": "relu", "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+}  # fmt: skip
+_T5 = {
+    "vocab_size": 61, "d_model": 30, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3,
+    "layer_norm_epsilon": 1e-3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
+    "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2, "num_labels": 5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """A class of transformers and a configuration that is unlike its defaults."""
+
+    cls: str
+    config: dict[str, Any]
+
+
+FAMILIES = {
+    "BERT": Family("BertForMaskedLM", _ENCODER),
+    "RoBERTa": Family("RobertaForMaskedLM", {**_ENCODER, "pad_token_id": 3}),
+    "DistilBERT": Family(
+        "DistilBertForMaskedLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "dim": 30, "n_layers": 2, "n_heads": 3, "hidden_dim": 37},
+    ),
+    "ALBERT": Family("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "ELECTRA": Family("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "GPT-2": Family(
+        "GPT2LMHeadModel",
+        {"vocab_size": 61, "n_positions": 40, "n_embd": 30, "n_layer": 2, "n_head": 3, "n_inner": 37,
+         "layer_norm_epsilon": 1e-3, "activation_function": "relu", "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "GPT-Neo": Family(
+        "GPTNeoForCausalLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_layers": 4, "num_heads": 3,
+         "intermediate_size": 37, "window_size": 5, "attention_types": [[["global", "local"], 2]],
+         "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "Llama": Family("LlamaForCausalLM", {**_DECODER, "attention_bias": True}),
+    "Mistral": Family("MistralForCausalLM", {**_DECODER, "sliding_window": 7}),
+    "Qwen 2": Family("Qwen2ForCausalLM", _DECODER),
+    "Qwen 3": Family("Qwen3ForCausalLM", _DECODER),
+    "T5": Family("T5ForConditionalGeneration", _T5),
+    "T5 v1.1": Family(
+        "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    ),
+    "BART": Family("BartForConditionalGeneration", {**_SEQ2SEQ, "scale_embedding": True}),
+    "Marian": Family(
+        "MarianMTModel", {**_SEQ2SEQ, "activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": 2}
+    ),
+    "ViT": Family("ViTForImageClassification", _VISION),
+    "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
+}  # fmt: skip
+_COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original's", "ONNX verified", "round trip")
+
+
+def main() -> None:
+    """Measure the families that are named, or all, and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], metavar="FAMILY")
+    names = parser.parse_args().families or list(FAMILIES)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    print("| " + " | ".join(_COLUMNS) + " |")
+    print("| --- | --- |" + " ---: |" * 6)
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            print("| " + " | ".join((name, *measure(FAMILIES[name], Path(folder)))) + " |", flush=True)
+
+
+def measure(family: Family, folder: Path) -> list[str]:
+    """The cells of one row."""
+    cls = getattr(transformers, family.cls)
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**family.config)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.copy_(0.3 * torch.randn(parameter.shape))
+    model.save_pretrained(folder / "hub")
+    imported = import_checkpoint(folder / "hub", folder / "ours", verify=True)
+    compared = imported.comparison
+    report = export_model(folder / "ours")
+    points = len(report.evidence["grid"]["points"])
+    return [
+        f"`{family.cls}`",
+        f"{imported.spec.parameters():,}",
+        f"{compared.exact:.1e}",
+        f"{compared.error:.1e}",
+        f"{compared.original_error:.1e}",
+        f"{points} points" if report.passed else "no",
+        round_trip(folder),
+    ]
+
+
+def round_trip(folder: Path) -> str:
+    """Whether the model comes back from the hub's layout bit for bit, and the original gives its outputs there too."""
+    try:
+        made = export_checkpoint(folder / "ours", folder / "out", verify=True)
+    except ZooError as error:
+        return f"no: {error}"
+    import_checkpoint(folder / "out", folder / "again", verify=False)
+    first, second = (ModelDirectory.open(folder / name) for name in ("ours", "again"))
+    same = first.spec.config == second.spec.config and first.weight_digests() == second.weight_digests()
+    return f"bit for bit, as {made.kind}" if same else "no"
+
+
+if __name__ == "__main__":
+    main()
