@@ -22,6 +22,7 @@ __all__ = [
     "CARD",
     "COMPANIONS",
     "CONFIG",
+    "HALVES",
     "LOOP",
     "MANIFEST",
     "PRECISIONS",
@@ -55,7 +56,9 @@ LOOP = "generate"
 """The variant whose one graph does all of generation, and the name of that graph."""
 PROFILES = ("cpu", "cuda")
 """The variants rewritten for one provider."""
-PRECISIONS = ("fp16", "int8", "int4")
+HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+"""The variants that are the model in another dtype, and which."""
+PRECISIONS = (*HALVES, "int8", "int4")
 """The variants with weights of their own: model.int8.safetensors."""
 SCHEMA = 1
 
@@ -223,9 +226,15 @@ class Export(Record):
             return {LOOP: f"{LOOP}.onnx"}
         return {graph.name: export_file(graph.name, self.variant, "onnx") for graph in self.stored.spec.graphs}
 
+    @property
+    def dtype(self) -> str:
+        """Of the graphs' real inputs and outputs: float32, float16 or bfloat16."""
+        return HALVES.get(self.variant, self.stored.dtype)
+
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
-        options = {"": "", LOOP: "--loop", "fp16": "--dtype fp16"} | {name: f"--profile {name}" for name in PROFILES}
+        options = {"": "", LOOP: "--loop"}
+        options |= {name: f"--profile {name}" for name in PROFILES} | {name: f"--dtype {name}" for name in HALVES}
         option = options.get(self.variant, f"--quantize {self.variant}")
         command = f"zoo export {self.stored.path} --onnx {option}".rstrip()
         if not self.exists:

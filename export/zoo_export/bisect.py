@@ -18,6 +18,7 @@ from zoo_export.graph_file import MODULE_KEY, inline
 from zoo_export.grid import Feeds, Point
 from zoo_export.pipeline import Arrays, Executor, run_pipeline
 from zoo_export.reference import TorchExecutor
+from zoo_export.values import epsilon
 
 __all__ = ["ModuleError", "module_errors"]
 
@@ -68,7 +69,7 @@ def module_errors(
     tapped, taps = _tap(data)
     found = run_pipeline(open_with(tapped), upto, feeds, point, split=True)[graph.name]
     reference, yardstick = (_module_outputs(executor, graph, upto, feeds, point) for executor in references)
-    epsilon = float(np.finfo(references[1].dtype).eps)
+    unit = epsilon(references[1].dtype)
     model = references[0].model
     errors = []
     for path, wanted in reference.items():
@@ -88,7 +89,7 @@ def module_errors(
                 error,
                 allowed,
                 scale,
-                diverges=not error <= 4 * allowed + 16 * epsilon * scale,
+                diverges=not error <= 4 * allowed + 16 * unit * scale,
             )
         )
     return errors

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from zoo import models
-from zoo.artifact import TOKENIZER, ModelDirectory
+from zoo.artifact import HALVES, TOKENIZER, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.tokenizer import load_tokenizer
@@ -35,7 +35,7 @@ from zoo_export.pipeline import run_pipeline
 from zoo_export.quantize import PRECISIONS, Precision, Variant, make_variant, open_variant, read_variant
 from zoo_export.quantized_parity import verify_variant
 from zoo_export.reference import TorchExecutor
-from zoo_export.session import Provider
+from zoo_export.session import Provider, check_dtype
 
 __all__ = [
     "BOUNDS",
@@ -75,6 +75,7 @@ class Bound:
 
 BOUNDS: dict[Precision, Bound] = {
     "fp16": Bound(kl=0.001, cosine=0.9999),
+    "bf16": Bound(kl=0.01, cosine=0.999),
     "int8": Bound(kl=0.02, cosine=0.98),
     "int4": Bound(kl=0.2, cosine=0.95),
 }
@@ -364,7 +365,7 @@ def choose(
         tokens: what to compare on.
         max_kl: in nats.
         provider: runs the variants.
-        candidates: the precisions to try; what a model cannot have is passed over.
+        candidates: the precisions to try; what a model cannot have, or the provider not compute, is passed over.
         verify: the gate; a variant that does not pass it is passed over.
 
     Returns:
@@ -376,6 +377,7 @@ def choose(
     for precision in candidates:
         if precision in BOUNDS:
             try:
+                check_dtype(HALVES.get(precision, "float32"), provider, stored.path)
                 made.append(make_variant(stored, precision, directory))
             except UsageError as error:
                 tried.append({"precision": precision, "passed": False, "why": str(error)})
@@ -429,6 +431,8 @@ def export_variant(
         raise UsageError("which precision?", directory, "give --dtype, --quantize or --max-kl")
     if precision is not None and not force and stored.export(precision).exists:
         raise UsageError(f"already exported as {precision}", directory, "use --force to export again")
+    if precision is not None:
+        check_dtype(HALVES.get(precision, "float32"), provider, directory)
     tokens = sample(stored, text)
 
     def gate(variant: Variant) -> Report:

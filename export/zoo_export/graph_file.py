@@ -54,7 +54,7 @@ HEADER_KEY = "zoo.weights_header_sha256"
 MODULE_KEY = "zoo.module"
 """In a node's metadata: the path of the module it was traced from; inside a function, the path within the block."""
 EXACT_KEY = "zoo.exact"
-"""In the metadata of a constant in float16: the number in the model's code that it was rounded from."""
+"""In the metadata of a constant in float16 or bfloat16: the number in the model's code that it was rounded from."""
 BLOCK_KEY = "zoo.block"
 """In the metadata of a node that calls a function: the path of the module it stands for."""
 
@@ -63,6 +63,7 @@ _DTYPES = {
     "F64": onnx.TensorProto.DOUBLE, "I64": onnx.TensorProto.INT64, "I32": onnx.TensorProto.INT32,
     "I8": onnx.TensorProto.INT8, "U8": onnx.TensorProto.UINT8, "BOOL": onnx.TensorProto.BOOL,
 }  # fmt: skip
+_HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def parse(graph: bytes) -> onnx.ModelProto:
@@ -191,13 +192,13 @@ def contract(model: ir.Model) -> str:
 
 
 def widen(graph: bytes) -> bytes | None:
-    """The graph with float32 wherever it has float16. Stored weights must be replaced: they stay as they are.
+    """The graph with float32 wherever it has float16 or bfloat16. Stored weights stay, and must be replaced.
 
     None where a constant may have been rounded from a number that nobody knows any more.
     """
     model = parse(graph)
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
+        if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     known = [_widen_tensor(tensor) for tensor in model.graph.initializer]
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
@@ -207,7 +208,7 @@ def widen(graph: bytes) -> bytes | None:
 
 def _widen_tensor(tensor: onnx.TensorProto) -> bool:
     """Returns whether the numbers are those of the code: few binary digits are nobody's rounding."""
-    if tensor.data_type != onnx.TensorProto.FLOAT16:
+    if tensor.data_type not in _HALVES:
         return True
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         tensor.data_type = onnx.TensorProto.FLOAT
@@ -222,11 +223,11 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
     for node in nodes:
         exact = [float(entry.value) for entry in node.metadata_props if entry.key == EXACT_KEY]
         for attribute in node.attribute:
-            if exact and attribute.t.data_type == onnx.TensorProto.FLOAT16:
+            if exact and attribute.t.data_type in _HALVES:
                 rounded = onnx.numpy_helper.to_array(attribute.t)
                 if rounded == rounded.dtype.type(exact[0]):  # else it is not what it says
                     attribute.t.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], exact))
-            if attribute.name in ("to", "dtype") and attribute.i == onnx.TensorProto.FLOAT16:
+            if attribute.name in ("to", "dtype") and attribute.i in _HALVES:
                 attribute.i = onnx.TensorProto.FLOAT
             elif attribute.type == onnx.AttributeProto.TENSOR:
                 known.append(_widen_tensor(attribute.t))

@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from zoo.contract import Graph
 from zoo_export.session import device_of
+from zoo_export.values import to_array, to_value
 
 __all__ = ["PAST_LENGTH", "Buffers", "run_in_place"]
 
@@ -43,7 +44,7 @@ class Buffers:
             buffer = np.full(shape, _UNUSED, array.dtype)
             self._part(buffer, array.shape[axis])[...] = array
             self.arrays.append(buffer)
-        self.values = [ort.OrtValue.ortvalue_from_numpy(buffer, device, 0) for buffer in self.arrays]
+        self.values = [to_value(buffer, device) for buffer in self.arrays]
         self.returned: list[Array] = []
 
     def hold(self, past: Sequence[Array], total: int) -> bool:
@@ -53,7 +54,7 @@ class Buffers:
 
     def filled(self, total: int) -> list[Array]:
         """The first ``total`` positions: views, unless the buffers are on a device."""
-        arrays = [value.numpy() for value in self.values] if self.values[0].device_name() != "cpu" else self.arrays
+        arrays = [to_array(value) for value in self.values] if self.values[0].device_name() != "cpu" else self.arrays
         self.returned = [self._part(array, total) for array in arrays]
         return self.returned
 
@@ -85,9 +86,13 @@ def run_in_place(
     if buffers is None or not buffers.hold(given, total):
         buffers = Buffers(given, total, axis, device_of(session))
     binding = session.io_binding()
-    for name, value in (arrays | {PAST_LENGTH: np.array(start)}).items():
-        if name not in past:
-            binding.bind_cpu_input(name, np.ascontiguousarray(value))
+    inputs = {
+        name: to_value(np.ascontiguousarray(array))
+        for name, array in (arrays | {PAST_LENGTH: np.array(start)}).items()
+        if name not in past
+    }
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
     for old, new, buffer in zip(past, present, buffers.values, strict=True):
         binding.bind_ortvalue_input(old, buffer)
         binding.bind_ortvalue_output(new, buffer)
@@ -95,5 +100,5 @@ def run_in_place(
     for name in others:
         binding.bind_output(name)
     session.run_with_iobinding(binding)
-    made = [value.numpy() for value in binding.get_outputs()[len(present) :]]
+    made = [to_array(value) for value in binding.get_outputs()[len(present) :]]
     return dict(zip((*others, *present), (*made, *buffers.filled(total)), strict=True)), buffers

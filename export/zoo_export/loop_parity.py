@@ -32,8 +32,9 @@ from zoo_export.loop import LARGEST_NOISE, LOOP_OUTPUT, NO_END, SETTINGS, plan_l
 from zoo_export.metrics import FACTOR, FLOOR_ULPS
 from zoo_export.parity import LEVELS, SEED, Report
 from zoo_export.pipeline import Arrays, OnnxExecutor
-from zoo_export.reference import TorchExecutor
-from zoo_export.session import Provider, open_session
+from zoo_export.reference import TorchExecutor, as_array
+from zoo_export.session import Provider, check_dtype, open_session
+from zoo_export.values import epsilon
 
 __all__ = ["compare_loop"]
 
@@ -114,6 +115,7 @@ def compare_loop(
     Raises:
         UsageError: the model does not generate, or the provider does not load.
     """
+    check_dtype(stored.dtype, provider, stored.path)
     comparison = _Comparison(stored, graphs, loop, provider)
     comparison.run()
     return Report(comparison.evidence(), comparison.failures)
@@ -181,7 +183,7 @@ class _Comparison:
     def _open(self, file: bytes, optimize: bool, lively: bool) -> ort.InferenceSession:
         replace = None
         if lively:
-            arrays = {name: tensor.numpy() for name, tensor in self.yardstick.model.state_dict().items()}
+            arrays = {name: as_array(tensor) for name, tensor in self.yardstick.model.state_dict().items()}
             names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
             replace = {name: arrays[names[place]] for name, place in self.pointers[file].items() if place in names}
         return open_session(
@@ -205,7 +207,7 @@ class _Comparison:
         feeds = make_feeds(self.graphs, Point(case.batch, length, 0, case.padding), SEED, self.longest)
         types = {tensor.name: tensor.dtype for graph in self.graphs for tensor in graph.input_tensors()}
         return {
-            name: feeds[name].astype(np.int64 if types[name] == "int64" else self.stored.dtype)
+            name: feeds[name].astype(np.int64 if types[name] == "int64" else self.yardstick.dtype)
             for name in self.plan.inputs
         }
 
@@ -273,7 +275,7 @@ class _Comparison:
     def _check_python(self, outcomes: Sequence[Outcome], optimize: bool, lively: bool) -> None:
         """Fill in what the Python loop on the graphs chooses. It reads no prompt that is padded on the right."""
         sessions = {graph.name: self._open(self.files[graph.name], optimize, lively) for graph in self.graphs}
-        execute = OnnxExecutor(sessions, np.dtype(self.stored.dtype))
+        execute = OnnxExecutor(sessions, self.yardstick.dtype)
         for case in dict.fromkeys(item.case for item in outcomes):
             if case.temperature or (self.plan.start is None and case.padding == "right"):
                 continue
@@ -355,10 +357,9 @@ class _Comparison:
         if not rows:
             self.failures.append(f"{weights} weights: nothing could be compared")
             return {}
-        epsilon = float(np.finfo(self.stored.dtype).eps)
         error = max(float(np.max(np.abs(row.own - row.exact))) for row in rows.values())
         scale = max(float(np.max(np.abs(row.exact))) for row in rows.values())
-        reach = FACTOR * error + FLOOR_ULPS * epsilon * scale
+        reach = FACTOR * error + FLOOR_ULPS * epsilon(self.stored.dtype) * scale
         self._fail_unless(bool(np.isfinite(reach)), f"{weights} weights: the logits are not finite")
         levels = {}
         for level, items in outcomes.items():

@@ -30,6 +30,7 @@ from safetensors import safe_open
 
 from zoo.errors import ArtifactError
 from zoo.weights import StoredTensor, parse_json, read_header
+from zoo_export.values import BFLOAT16
 
 __all__ = [
     "Packing",
@@ -46,8 +47,8 @@ SCALES, ZERO_POINTS = ".scales", ".zero_points"
 _NATIVE = {4: ort_native.quantize_matmul_4bits, 8: ort_native.quantize_matmul_8bits}
 """The functions by which ONNX Runtime's own quantiser packs weights for MatMulNBits."""
 _NUMPY: dict[str, Any] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "U8": np.uint8,
-    "I8": np.int8, "BOOL": np.bool_,
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": BFLOAT16, "I64": np.int64, "I32": np.int32,
+    "U8": np.uint8, "I8": np.int8, "BOOL": np.bool_,
 }  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def write_tensors(
                 raise ValueError(f"{name} is {tensor.dtype} {tensor.shape}, planned as {dtype} {shape}")
             missing.remove(name)
             file.seek(8 + len(text) + offsets[name])
-            file.write(np.ascontiguousarray(tensor).data)
+            file.write(np.ascontiguousarray(tensor).view(np.uint8).data)
     if missing:
         raise ValueError(f"{len(missing)} planned tensors did not arrive, such as {min(missing)}")
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from zoo import models
-from zoo.artifact import LOOP, PRECISIONS, PROFILES, ModelDirectory
+from zoo.artifact import HALVES, LOOP, PRECISIONS, PROFILES, ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo.exporting import Progress
@@ -30,8 +30,9 @@ from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers
 from zoo_export.grid import DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
 from zoo_export.pipeline import Arrays, Executor, OnnxExecutor, run_pipeline
-from zoo_export.reference import TorchExecutor
-from zoo_export.session import Provider, open_session, placement
+from zoo_export.reference import TorchExecutor, as_array
+from zoo_export.session import Provider, check_dtype, open_session, placement
+from zoo_export.values import epsilon
 
 __all__ = [
     "Comparison",
@@ -58,6 +59,7 @@ _NUDGES = 16
 """How often the model is compared with itself where a graph is further from float64 than torch is."""
 _COPIES = 11
 """Peak memory of a comparison in sizes of the weights, without what any comparison takes."""
+_HALVES = tuple(HALVES.values())
 _LABELS = {
     "off": "optimisations off",
     "all": "optimisations on",
@@ -95,15 +97,14 @@ def compare(
 ) -> Report:
     """Compare serialised graphs, by name, with the model over the grid and at each optimisation level.
 
-    Raises :class:`ParityError` when the comparison cannot be made at all: no evidence is a failure.
+    Raises :class:`ParityError` when the comparison cannot be made at all: no evidence is a failure. A provider that
+    does not load, or does not compute in the model's dtype, is a :class:`UsageError`.
     """
-    if stored.dtype == "bfloat16":
-        what = "bfloat16 cannot be verified: onnxruntime's CPU provider has no bfloat16 kernels"
-        raise ParityError(what, stored.path, "build with --dtype float32 or float16")
+    check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored)
     comparison = Comparison(stored, graphs, provider)
     report = comparison.run(whole_grid, progress)
-    wider = {name: widen(graph) for name, graph in graphs.items()} if stored.dtype == "float16" else {}
+    wider = {name: widen(graph) for name, graph in graphs.items()} if stored.dtype in _HALVES else {}
     if wider:
         report.evidence["in_float32"] = "not compared: the graph has constants that may be rounded"
     if wider and all(wider.values()):
@@ -122,7 +123,7 @@ def check_memory(stored: ModelDirectory) -> None:
 
     That is the model in float64 and in its own dtype, its noisy copy, and what the sessions make of the weights.
     """
-    size = sum(tensor.length for tensor in stored.layout.values()) * (2 if stored.dtype == "float16" else 1)
+    size = sum(tensor.length for tensor in stored.layout.values()) * (2 if stored.dtype in _HALVES else 1)
     needed, free = size * _COPIES, free_memory()
     if needed > free:
         raise ParityError(
@@ -155,7 +156,7 @@ class Comparison:
     def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
         self.stored, self.files, self.provider = stored, graphs, provider
         self.graphs = stored.spec.graphs
-        self.epsilon = float(np.finfo(stored.dtype).eps)
+        self.epsilon = epsilon(stored.dtype)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
         self.yardstick = TorchExecutor(self._model())
         self.runtimes = self._runtimes()
@@ -279,7 +280,7 @@ class Comparison:
 
     def _weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """The weights that the models have now, by every name."""
-        return {name: tensor.numpy() for name, tensor in self.yardstick.model.state_dict().items()}
+        return {name: as_array(tensor) for name, tensor in self.yardstick.model.state_dict().items()}
 
     def _compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
         feeds = make_feeds(self.graphs, point, SEED, self.longest)
@@ -420,10 +421,10 @@ class Comparison:
 
 
 class _WideComparison(Comparison):
-    """Graphs in float16 and their model, both computed in float32.
+    """Graphs in float16 or bfloat16 and their model, both computed in float32.
 
-    What a graph computes does not depend on how it rounds, and where all numbers are rounded to three digits a wrong
-    one may hide.
+    What a graph computes does not depend on how it rounds, and where all numbers are rounded to two or three digits
+    a wrong one may hide.
     """
 
     levels: Mapping[str, bool] = MappingProxyType({})
@@ -433,7 +434,7 @@ class _WideComparison(Comparison):
 
     def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
         super().__init__(stored, graphs, provider)
-        self.epsilon = float(np.finfo(np.float32).eps)
+        self.epsilon = epsilon("float32")
         self.yardstick = TorchExecutor(self.yardstick.model.float())
 
 
@@ -497,6 +498,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     if variant == LOOP or variant in PRECISIONS:
         raise UsageError(f"the modules of {variant} are not compared", "--variant", "compare the plain export")
     stored = ModelDirectory.open(directory)
+    check_dtype(stored.dtype, provider, directory)
     export = stored.export(variant)
     if export.exists:
         export.check()

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from zoo.contract import Graph
 from zoo_export.grid import Feeds, Point, empty_past, slice_feeds
 from zoo_export.in_place import PAST_LENGTH, Buffers, run_in_place
+from zoo_export.values import run_session
 
 __all__ = ["LOGITS_TO_KEEP", "Arrays", "Executor", "OnnxExecutor", "next_past", "run_pipeline", "typed_feeds"]
 
@@ -63,7 +64,7 @@ class OnnxExecutor:
     def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:
         if all(item.name != PAST_LENGTH for item in session.get_inputs()):
             names = [output.name for output in session.get_outputs()]
-            return dict(zip(names, session.run(names, arrays), strict=True))
+            return dict(zip(names, run_session(session, names, arrays), strict=True))
         outputs, self.buffers[graph.name] = run_in_place(session, graph, arrays, self.buffers.get(graph.name))
         return outputs
 

@@ -3,8 +3,8 @@
 What stays as it is, is read from the model's own file: nothing is stored twice. Weights are read, quantised and written
 one at a time.
 
-``fp16`` is the model traced in float16. ``int8`` and ``int4`` are the float32 graphs of the profile ``cpu`` with other
-operators:
+``fp16`` and ``bf16`` are the model traced in float16 and bfloat16. ``int8`` and ``int4`` are the float32 graphs of the
+profile ``cpu`` with other operators:
 
 - Every Linear becomes ``MatMulNBits``: weights in blocks, 8 or 4 bits. That is what decoding wants, which reads every
   weight for each token and computes next to nothing.
@@ -30,9 +30,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from safetensors import safe_open
 
-from zoo.artifact import ModelDirectory
+from zoo.artifact import HALVES, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, nearest
-from zoo.weights import StoredTensor, read_header
+from zoo.weights import DTYPES, StoredTensor, read_header
 from zoo_export.exporter import Options, make_graphs, unlinked_graphs
 from zoo_export.graph_file import MODULE_KEY, link, parse, serialize
 from zoo_export.packing import (
@@ -44,7 +44,8 @@ from zoo_export.packing import (
     write_tensors,
 )
 from zoo_export.pipeline import OnnxExecutor
-from zoo_export.session import Provider, open_session
+from zoo_export.session import Provider, check_dtype, open_session
+from zoo_export.values import numpy_dtype
 
 __all__ = [
     "PRECISIONS",
@@ -141,7 +142,7 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
 
     Args:
         stored: a float32 model.
-        precision: ``fp16``, ``int8`` or ``int4``.
+        precision: ``fp16``, ``bf16``, ``int8`` or ``int4``.
         directory: where ``model.PRECISION.safetensors`` is written, such as the stage of ``stored.adding()``.
 
     Raises:
@@ -152,12 +153,10 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
         raise UsageError(f"unknown precision {precision!r}", stored.path, nearest(precision, PRECISIONS))
     if stored.dtype != "float32":
         raise UsageError(f"{precision} is made from a float32 model, this one is {stored.dtype}", stored.path)
-    if precision == "bf16":
-        raise UsageError("bf16 does not run on onnxruntime's CPU provider", stored.path, "use fp16, int8 or int4")
     if precision == "fp32":
         raise UsageError("the model is fp32 already", stored.path, f"zoo export {stored.path} --onnx")
     file = f"model.{precision}.safetensors"
-    if precision == "fp16":
+    if precision in HALVES:
         return _to_half(stored, Variant(precision, directory, file, {}))
     empty = Variant(precision, directory, file, {})
     written = make_graphs(stored, Options(profile="cpu"))
@@ -204,8 +203,11 @@ def open_variant(
         placements: record which provider runs each node.
 
     Raises:
+        UsageError: the provider does not load, or not compute in this precision.
         ArtifactError: the runtime refuses a graph, or its pointers.
     """
+    dtype = HALVES.get(variant.precision, "float32")
+    check_dtype(dtype, provider, variant.directory)
     sessions = {}
     for name, model in variant.graphs.items():
         found: dict[str, Array] = {}
@@ -225,7 +227,7 @@ def open_variant(
             spin=False,
             placements=placements,
         )
-    return OnnxExecutor(sessions, np.dtype(np.float16 if variant.precision == "fp16" else np.float32))
+    return OnnxExecutor(sessions, numpy_dtype(dtype))
 
 
 def with_exact_products(variant: Variant) -> tuple[Variant, dict[Place, Array]]:
@@ -240,9 +242,11 @@ def with_exact_products(variant: Variant) -> tuple[Variant, dict[Place, Array]]:
 
 
 def _to_half(stored: ModelDirectory, empty: Variant) -> Variant:
-    """Write the weights in float16, and trace the graphs in it."""
+    """Write the weights in half the bits, and trace the graphs in that dtype."""
+    dtype = HALVES[empty.precision]
     layout = {
-        name: ("F16" if place.dtype == "F32" else place.dtype, place.shape) for name, place in stored.layout.items()
+        name: (DTYPES[dtype] if place.dtype == "F32" else place.dtype, place.shape)
+        for name, place in stored.layout.items()
     }
     with safe_open(stored.path / next(iter(stored.layout.values())).file, framework="numpy") as reader:
         metadata = reader.metadata() or {}
@@ -252,18 +256,19 @@ def _to_half(stored: ModelDirectory, empty: Variant) -> Variant:
             tensor = read_tensor(stored.path, name, place)
             if place.dtype == "F32":
                 with np.errstate(over="ignore"):
-                    half = tensor.astype(np.float16)
+                    half = tensor.astype(numpy_dtype(dtype))
                 if not np.array_equal(np.isfinite(half), np.isfinite(tensor)):
-                    raise UsageError(f"fp16 cannot hold {name}: it reaches {np.abs(tensor).max():.3g}", stored.path)
+                    reached = np.abs(tensor).max()
+                    raise UsageError(f"{empty.precision} cannot hold {name}: it reaches {reached:.3g}", stored.path)
                 tensor = half
             yield name, tensor
 
     write_tensors(empty.path, layout, metadata, halves())
     places = read_header(empty.path)
-    unlinked = unlinked_graphs(stored.spec, "float16", Options())
+    unlinked = unlinked_graphs(stored.spec, dtype, Options())
     graphs = {name: empty.parse(link(graph, places), stored) for name, graph in unlinked.items()}
     for model in graphs.values():
-        model.metadata_props[PRECISION_KEY] = "fp16"
+        model.metadata_props[PRECISION_KEY] = empty.precision
     return replace(empty, graphs=graphs)
 
 

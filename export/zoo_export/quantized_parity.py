@@ -10,7 +10,7 @@ another order cannot pass for the error of quantisation. Two comparisons share t
   the same way, and twice its error is allowed. It finds weights that the runtime reads otherwise than they were
   written. Where a machine's kernels do not quantise activations, the error is only smaller.
 
-A float16 variant is a model in float16, and is compared like any other.
+A variant in float16 or bfloat16 is a model in that dtype, and is compared like any other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from zoo import models
-from zoo.artifact import ModelDirectory, digest_file
+from zoo.artifact import HALVES, ModelDirectory, digest_file
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError
 from zoo.weights import read_header
@@ -67,7 +67,7 @@ def verify_variant(
 
     Raises :class:`ParityError` when the comparison cannot be made at all: no evidence is a failure.
     """
-    if variant.precision == "fp16":
+    if variant.precision in HALVES:
         files, model = variant.files(), _as_model(stored, variant)
         report = compare(model, files, provider=provider, whole_grid=whole_grid, progress=progress)
         report.evidence |= _weights(stored, variant)
@@ -247,8 +247,9 @@ def _weights(stored: ModelDirectory, variant: Variant) -> dict[str, Any]:
 
 
 def _as_model(stored: ModelDirectory, variant: Variant) -> ModelDirectory:
-    """A float16 variant as the model directory that it would be alone."""
+    """A variant in another dtype as the model directory that it would be alone."""
     entry = {"sha256": digest_file(variant.path), "size": variant.path.stat().st_size}
-    model = ModelDirectory(variant.directory, {variant.file: entry}, {**stored.description, "dtype": "float16"})
+    description = {**stored.description, "dtype": HALVES[variant.precision]}
+    model = ModelDirectory(variant.directory, {variant.file: entry}, description)
     vars(model)["layout"] = read_header(variant.path)
     return model

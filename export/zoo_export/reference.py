@@ -6,14 +6,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.contract import Graph
 from zoo.nn import call_graph
 from zoo_export.grid import Feeds
 from zoo_export.pipeline import Arrays
+from zoo_export.values import BFLOAT16
 
-__all__ = ["TorchExecutor"]
+__all__ = ["TorchExecutor", "as_array", "as_tensor"]
+
+Array = np.ndarray[Any, Any]
+
+
+def as_tensor(array: Array) -> Tensor:
+    """An array as a tensor; they share memory where the array is contiguous."""
+    array = np.ascontiguousarray(array)
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: Tensor) -> Array:
+    """A tensor on the CPU as an array; they share memory."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
 
 
 class TorchExecutor:
@@ -22,12 +40,12 @@ class TorchExecutor:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.real = next(model.parameters()).dtype
-        self.dtype: np.dtype[Any] = torch.empty(0, dtype=self.real).numpy().dtype
+        self.dtype: np.dtype[Any] = as_array(torch.empty(0, dtype=self.real)).dtype
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}
+        tensors = {name: as_tensor(value) for name, value in feeds.items()}
         tensors = {
             name: tensor.to(self.real) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
         }
         with torch.inference_mode():
-            return {name: tensor.numpy() for name, tensor in call_graph(self.model, graph, tensors).items()}
+            return {name: as_array(tensor) for name, tensor in call_graph(self.model, graph, tensors).items()}

@@ -9,7 +9,6 @@ import numpy as np
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
-from zoo.errors import ParityError
 from zoo_export.grid import Feeds, Point
 from zoo_export.parity import FAINT, PERTURBED, Comparison, Progress, Report, check_memory
 from zoo_export.pipeline import Arrays, typed_feeds
@@ -36,8 +35,9 @@ def compare_runtime(
         model: the model that was exported.
         open_runtime: opens the export. Returns, for the name of each of ``model.spec.graphs``, a function that takes
             the arrays that the graph declares and returns those that it declares, with batch and length as they come:
-            integers are int64, and real numbers of the model's dtype. Its argument is None for the weights that were
-            exported; or others, by every name of the model's ``state_dict``, that the same program must be run on.
+            integers are int64, and real numbers of the model's dtype, bfloat16 being that of ``ml_dtypes``. Its
+            argument is None for the weights that were exported; or others, by every name of the model's
+            ``state_dict``, that the same program must be run on.
         any_weights: False for a format that cannot take other weights. Then only those that were exported are
             compared: fresh ones hide faults, and the evidence says so.
         whole_grid: compare at every point of the grid, however long that takes.
@@ -49,8 +49,6 @@ def compare_runtime(
     Raises:
         ParityError: the comparison cannot be made: the export does not run at some point, or memory is short.
     """
-    if model.dtype == "bfloat16":
-        raise ParityError("bfloat16 cannot be compared: numpy has no such numbers", model.path)
     check_memory(model)
     report = _RuntimeComparison(model, open_runtime, any_weights).run(whole_grid, progress)
     report.subject = "the export"
@@ -78,7 +76,7 @@ class _RuntimeComparison(Comparison):
         files: Mapping[str, bytes] | None = None,
     ) -> _RunExecutor:
         copies = {name: value.copy() for name, value in weights.items()} if weights else None
-        return _RunExecutor(self._open(copies), np.dtype(self.stored.dtype))
+        return _RunExecutor(self._open(copies), self.yardstick.dtype)
 
     def perturb(self, points: list[Point]) -> None:
         if self._any_weights:

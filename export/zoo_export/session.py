@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from zoo.errors import ArtifactError, UsageError
+from zoo_export.values import to_value
 
 __all__ = [
     "PROVIDERS",
@@ -24,6 +25,7 @@ __all__ = [
     "PlacedNode",
     "Provider",
     "allowed_cores",
+    "check_dtype",
     "device_of",
     "left_on_cpu",
     "loading_problem",
@@ -95,7 +97,7 @@ def open_session(
     if weights is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.resolve()))
     if replace:
-        values = [ort.OrtValue.ortvalue_from_numpy(value) for value in replace.values()]
+        values = [to_value(value) for value in replace.values()]
         options.add_external_initializers(list(replace), values)
     ort.set_default_logger_severity(_SILENT)
     try:
@@ -108,12 +110,20 @@ def open_session(
             enable_fallback=0,
         )
     except Exception as error:  # the runtime raises a dozen classes without a common base
+        if provider != "cpu" and graph != (probe := _probe()):
+            open_session(probe, provider=provider)  # where the provider does not load, that alone is what is wrong
         where = graph if isinstance(graph, Path) else None
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
     if session.get_providers()[0] != name:
         raise UsageError(f"{name} does not load ({_missing_library(name)})", f"--provider {provider}", _REMEDY)
     session.disable_fallback()
     return session
+
+
+def check_dtype(dtype: str, provider: Provider, where: object) -> None:
+    """Raise :class:`UsageError` unless a provider computes in the dtype of a model."""
+    if dtype == "bfloat16" and provider == "cpu":
+        raise UsageError("onnxruntime has no bfloat16 kernels on the CPU", where, "use --provider cuda")
 
 
 _PRELOADING = threading.Lock()
@@ -202,13 +212,19 @@ def left_on_cpu(nodes: Iterable[PlacedNode], on_sizes: Mapping[str, bool]) -> li
 
 def loading_problem(provider: Provider) -> str | None:
     """Why a provider does not load, or None when it does. Tried on a graph of one node."""
+    try:
+        open_session(_probe(), provider=provider)
+    except (UsageError, ArtifactError) as error:
+        return str(error)
+    return None
+
+
+def _probe() -> bytes:
+    """A graph that every provider runs."""
     from onnx import TensorProto, helper
 
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", value[:1], value[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    try:
-        open_session(model.SerializeToString(), provider=provider)
-    except (UsageError, ArtifactError) as error:
-        return str(error)
-    return None
+    data: bytes = model.SerializeToString()
+    return data

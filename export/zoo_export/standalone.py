@@ -15,7 +15,8 @@ from zoo.weights import StoredTensor
 from zoo_export.graph_file import external_tensors, parse, serialize
 from zoo_export.grid import Point, make_feeds
 from zoo_export.pipeline import OnnxExecutor, run_pipeline
-from zoo_export.session import open_session
+from zoo_export.session import Provider, open_session
+from zoo_export.values import BFLOAT16, numpy_dtype
 
 __all__ = ["write_standalone"]
 
@@ -104,15 +105,16 @@ def _read(stored: ModelDirectory, place: StoredTensor) -> bytes:
 
 
 def _compare(export: Export, copies: dict[str, Path]) -> None:
-    """Run the export and its copy on the same input."""
-    stored, dtype = export.stored, np.dtype(export.stored.dtype)
+    """Run the export and its copy on the same input, on the CPU wherever it computes in their dtype."""
+    stored, dtype = export.stored, numpy_dtype(export.dtype)
+    provider: Provider = "cuda" if dtype == BFLOAT16 else "cpu"
     graphs = stored.spec.graphs
     point = Point(2, 5, 0, "none")
     feeds = make_feeds(graphs, point, 0, 64)
     originals = {name: stored.path / file for name, file in export.graph_files.items()}
     wanted, found = (
         run_pipeline(
-            OnnxExecutor({name: open_session(path) for name, path in paths.items()}, dtype),
+            OnnxExecutor({name: open_session(path, provider=provider) for name, path in paths.items()}, dtype),
             graphs,
             feeds,
             point,

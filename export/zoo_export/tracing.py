@@ -190,7 +190,7 @@ def _scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", p
     if not isinstance(s, (bool, int, float)):
         return _op.Cast(s, to=kind)
     constant = _op.Constant(value=ir.tensor(s, dtype=kind))
-    if kind == ir.DataType.FLOAT16:
+    if kind in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         constant.producer().metadata_props[EXACT_KEY] = repr(float(s))
     return constant
 

@@ -8,9 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo_export import load_session
+import torch
+from zoo_export import export_model, load_session
+from zoo_export.bench import bench_model
+from zoo_export.certify import export_variant
 from zoo_export.exporter import Options, export_graphs_only
 from zoo_export.session import loading_problem
+from zoo_export.standalone import write_standalone
+from zoo_export.values import BFLOAT16, epsilon, to_array, to_value
+
+import zoo as library
+from tests.export.conftest import LIVELY
 
 Exported = Callable[..., Path]
 TEXTS = ["time flies", "an arrow", "x"]
@@ -59,3 +67,92 @@ def test_auto_takes_cuda_and_says_so(exported_model: Exported, capfd: pytest.Cap
     assert captured.out == ""
     assert captured.err.startswith("provider: cuda")
     assert "runs partly on the CPU" not in captured.err
+
+
+# In bfloat16, which the CPU has no kernels for: torch computes there what is wanted.
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
+def test_bits_go_to_the_device_and_come_back(shape: tuple[int, ...]) -> None:
+    bits = np.asarray(np.random.default_rng(0).integers(0, 2**16, shape, np.uint16))
+    value = to_value(bits.view(BFLOAT16), "cuda")
+    assert (value.device_name(), value.data_type()) == ("cuda", "tensor(bfloat16)")
+    np.testing.assert_array_equal(to_array(value).view(np.uint16), bits)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("profile", ["portable", "cuda"])
+def test_a_model_in_bfloat16_is_verified(exported_build: Exported, name: str, profile: str) -> None:
+    folder = exported_build(name, dtype="bfloat16")
+    report = export_model(folder, options=Options(profile=profile), provider="cuda")
+    assert report.passed
+    assert (report.evidence["dtype"], report.evidence["provider"]) == ("bfloat16", "cuda")
+    assert set(report.evidence["in_float32"]) == set(report.evidence["graphs"])
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+def test_a_variant_in_bfloat16_is_certified_and_runs(exported_build: Exported, name: str) -> None:
+    folder = exported_build(name)
+    precision, report = export_variant(folder, "bf16", provider="cuda")
+    assert precision == "bf16"
+    assert report is not None
+    assert report.passed
+    with load_session(folder, dtype="bf16", provider="cuda") as session:
+        assert len(session.run(TEXTS)) == len(TEXTS)
+
+
+def test_a_model_in_bfloat16_is_measured_and_copied(exported_build: Exported, tmp_path: Path) -> None:
+    """Both raise where an output is not what it should be."""
+    folder = exported_build("gpt-tiny", dtype="bfloat16")
+    export_model(folder, provider="cuda")
+    measured = bench_model(folder, provider="cuda", lengths=[8], seconds=0.05, compiled=False)
+    assert [case["phase"] for case in measured["cases"]] == ["prefill", "decode"]
+    assert "onnx/model.onnx" in write_standalone(folder, tmp_path / "alone")
+
+
+def test_vectors_in_bfloat16_are_those_of_torch(exported_build: Exported) -> None:
+    folder = exported_build("bert-tiny", "task=sentence-embedding", noise=True, dtype="bfloat16")
+    export_graphs_only(folder)
+    with load_session(folder, provider="cuda", unverified=True) as session:
+        ids = [session.tokenizer.encode(text).ids for text in TEXTS]
+        found = np.stack([item["embedding"] for item in session.run(TEXTS)])
+    model = library.load(folder).double()
+    with torch.inference_mode():
+        wanted = np.stack([model(torch.tensor([row]))["sentence_embedding"][0].numpy() for row in ids])
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=8 * epsilon("bfloat16") * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("profile", ["portable", "cuda"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_in_bfloat16_are_those_that_torch_chooses(exported_build: Exported, profile: str, beams: int) -> None:
+    """Greedily each token is torch's own choice, or nearly tied with it; beams are as likely as torch says."""
+    folder = exported_build("gpt-tiny", **LIVELY["gpt-tiny"], dtype="bfloat16")
+    export_graphs_only(folder, options=Options(profile=profile))
+    variant = "" if profile == "portable" else profile
+    with load_session(folder, provider="cuda", variant=variant, unverified=True) as session:
+        prompts = [session.tokenizer.encode(text).ids for text in TEXTS]
+        results = session.run(TEXTS, max_new_tokens=12, num_beams=beams)
+    tokens, judged = set(), judge_texts(library.load(folder), prompts, results)
+    for result, (short, likely, tie) in zip(results, judged, strict=True):
+        tokens |= set(result["generated_ids"])
+        if beams == 1:
+            assert short <= tie
+        else:
+            assert abs(likely - result["score"]) <= 2 * tie
+    assert len(tokens) > 3
+
+
+Judged = tuple[float, float, float]
+
+
+def judge_texts(model: Any, prompts: list[list[int]], results: list[dict[str, Any]]) -> list[Judged]:
+    """Of each text how far its logits are below torch's best, their mean log-probability, and what rounding may do."""
+    judged = []
+    for prompt, result in zip(prompts, results, strict=True):
+        chosen = result["generated_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + chosen]))[0, len(prompt) - 1 : -1].float()
+        taken, likely = (values[range(len(chosen)), chosen] for values in (logits, logits.log_softmax(-1)))
+        tie = 8 * epsilon("bfloat16") * float(logits.abs().max())
+        judged.append((float((logits.max(-1).values - taken).max()), float(likely.mean()), tie))
+    return judged

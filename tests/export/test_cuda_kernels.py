@@ -36,6 +36,8 @@ WAYS = {
     "fp16": ("float16", Options()),
     "cuda": ("float32", Options(profile="cuda")),
     "cuda in fp16": ("float16", Options(profile="cuda")),
+    "bf16": ("bfloat16", Options()),
+    "cuda in bf16": ("bfloat16", Options(profile="cuda")),
 }
 MODELS = [
     ("gpt-tiny", ()),
@@ -337,5 +339,8 @@ def test_an_export_for_cuda_says_what_cuda_cannot_run(install: Callable[..., Pat
     for profile in ("cpu", "portable"):
         said = zoo("export", "bent", "--onnx", "--graph-only", "--profile", profile, "-o", profile)
         assert len(said.warnings) == 1
+    assert zoo("build", "bent", "--dtype", "bfloat16", "-o", "half").status == 0
+    said = zoo("export", "half", "--onnx", "--graph-only")  # it has no other provider to run on
+    assert said.warnings[1:] == ["warning: half: model.onnx does not run: CUDA has no kernel for 2 x Elu"]
     said = zoo("export", "gpt-tiny", "--onnx", "--graph-only", "--profile", "cuda")
     assert len(said.warnings) == 1

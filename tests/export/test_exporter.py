@@ -390,13 +390,6 @@ def test_float16(exported_model: Exported, zoo: Callable[..., Any]) -> None:
     assert zoo("verify", folder).status == 0
 
 
-def test_bfloat16_cannot_be_verified(exported_build: Exported, zoo: Callable[..., Any]) -> None:
-    folder = exported_build("gpt-tiny", *SMALL, dtype="bfloat16")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    zoo("export", folder, "--onnx").failed(4, "bfloat16", str(folder), "build with --dtype float32 or float16")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
 # What is refused.
 
 

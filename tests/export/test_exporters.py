@@ -635,9 +635,3 @@ def test_a_runtime_that_keeps_its_weights_must_say_so(exported_build: Build) -> 
     assert report.evidence["any_weights"] is False
     levels = report.evidence["graphs"]["model"]["outputs"]["last_hidden_state"]
     assert set(levels) == {"export"}
-
-
-def test_bfloat16_is_not_compared(exported_build: Build) -> None:
-    stored = ModelDirectory.open(exported_build("bert-tiny", dtype="bfloat16"))
-    with pytest.raises(ParityError, match="bfloat16 cannot be compared"):
-        compare_runtime(stored, lambda weights: {})

@@ -35,7 +35,7 @@ def parse_numbers(context: click.Context, parameter: click.Parameter, text: str 
 @click.option("--lengths", metavar="N,...", callback=parse_numbers,
               help="Tokens of a prompt, or of an input.  [default: 128, or as many as fit]")  # fmt: skip
 @provider_option
-@click.option("--dtype", type=click.Choice(["fp32", "fp16", "int8", "int4"]), help="Which precision to run.")
+@click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]), help="Which precision to run.")
 @click.option("--variant", metavar="NAME", help="Which export to run.  [default: the best for the provider]")
 @click.option("--threads", type=click.IntRange(min=1), help="Of everything that is measured.  [default: the cores]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,

@@ -375,18 +375,20 @@ def _warn(directory: Path, files: list[str], variant: str) -> None:
 
 
 def _warn_of_cpu(directory: Path, variant: str) -> None:
-    """Name the operators of a graph for CUDA that CUDA has no kernels for."""
-    if variant != "cuda":
+    """Name the operators of a graph for CUDA that CUDA has no kernels for. One in bfloat16 has no CPU to run on."""
+    from zoo.artifact import ModelDirectory
+
+    export = ModelDirectory.open(directory, weights=False).export(variant)
+    if variant != "cuda" and export.dtype != "bfloat16":
         return
     from zoo_export.cuda_kernels import nodes_without_kernel
 
-    from zoo.artifact import ModelDirectory
-
-    for file in ModelDirectory.open(directory).export(variant).graph_files.values():
+    what = "does not run" if export.dtype == "bfloat16" else "runs partly on the CPU"
+    for file in export.graph_files.values():
         found = Counter(node.operator for node in nodes_without_kernel((directory / file).read_bytes()))
         if found:
             names = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
-            click.echo(f"warning: {directory}: {file} runs partly on the CPU: CUDA has no kernel for {names}", err=True)
+            click.echo(f"warning: {directory}: {file} {what}: CUDA has no kernel for {names}", err=True)
 
 
 def _preset(model: str, settings: tuple[str, ...]) -> ModelSpec | None:

@@ -66,7 +66,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated.")
 @click.option("--stream/--no-stream", default=None, help="Print text as it comes.  [default: one text to a terminal]")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Inputs that are computed at once.")
-@click.option("--dtype", type=click.Choice(["fp32", "fp16", "int8", "int4"]), help="Which precision to run.")
+@click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]), help="Which precision to run.")
 @click.option("--variant", metavar="NAME", help="Which export to run.  [default: the best for the provider]")
 @click.option(
     "--provider", type=click.Choice(["cpu", "cuda", "auto"]), default="cpu", show_default=True, help="Where to run."

@@ -27,5 +27,10 @@ def pool(x: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Vectors (..., E) of length 1, and 0 where they are 0 in every dtype: float16 has no 1e-12 to divide by."""
+    """Vectors (..., E) of length 1, and 0 where they are 0 in every dtype: float16 has no 1e-12 to divide by.
+
+    Those in bfloat16 are computed in float32, for no provider of ONNX Runtime has this norm, ReduceL2, in bfloat16.
+    """
+    if x.dtype == torch.bfloat16:
+        return normalize(x.float()).to(x.dtype)
     return F.normalize(x, dim=-1, eps=max(1e-12, torch.finfo(x.dtype).tiny))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import onnxruntime as ort
 
 from zoo.artifact import LOOP
 from zoo.contract import Graph
@@ -22,6 +21,7 @@ from zoo_export.pipeline import Arrays
 from zoo_export.runtime import Session
 from zoo_export.runtime.decoder import Decoder
 from zoo_export.session import device_of
+from zoo_export.values import to_value
 
 __all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "feeds_of", "make_cases"]
 
@@ -73,8 +73,6 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
     graphs, where = session.graphs, session.path
     if session.export.variant == LOOP:
         raise UsageError("one graph of all of generation has no parts to measure", where, "choose another variant")
-    if session.stored.dtype == "bfloat16":
-        raise UsageError("bfloat16 cannot be measured: numpy has no such numbers", where)
     if any(graph.past and all(tensor.name != "logits" for tensor in graph.output_tensors()) for graph in graphs):
         raise UsageError("a decoder without logits cannot be measured", where)
     positions, after = session.option("max_seq_len"), any(graph.past for graph in graphs)
@@ -103,11 +101,14 @@ def feeds_of(session: Session, case: Case) -> Arrays:
     """Inputs of a case's graph, which the graphs before it compute where it takes them from those."""
     graphs = session.graphs
     point = Point(case.batch, case.length, int(any(graph.past for graph in graphs)), "none")
-    made = make_feeds(graphs, point, _SEED, 0, other=case.length)
-    feeds = {name: value if value.dtype == np.int64 else value.astype(session.dtype) for name, value in made.items()}
+    feeds = make_feeds(graphs, point, _SEED, 0, other=case.length)
     for graph in graphs[: graphs.index(case.graph)]:
         feeds |= session.execute(graph, feeds)
-    return {tensor.name: feeds[tensor.name] for tensor in case.graph.input_tensors() if tensor.name in feeds}
+    return {
+        tensor.name: feeds[tensor.name].astype(np.int64 if tensor.dtype == "int64" else session.dtype, copy=False)
+        for tensor in case.graph.input_tensors()
+        if tensor.name in feeds
+    }
 
 
 class OnnxBackend:
@@ -127,10 +128,7 @@ class OnnxBackend:
             return encode
         ids = feeds[decoder_inputs(graph)[0]]
         runtime = session.sessions[graph.name]
-        constants = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), device_of(runtime), 0)
-            for name, value in feeds.items()
-        }
+        constants = {name: to_value(np.ascontiguousarray(value), device_of(runtime)) for name, value in feeds.items()}
 
         def prefill() -> list[Any]:
             return [start()(ids[:, : case.length])]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case
@@ -19,6 +18,7 @@ from zoo_export.graph_file import inline, parse
 from zoo_export.pipeline import LOGITS_TO_KEEP, Arrays
 from zoo_export.runtime import Session
 from zoo_export.session import device_of, open_session
+from zoo_export.values import to_value
 
 __all__ = ["Count", "Limits", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
 
@@ -85,7 +85,7 @@ def _product(session: Session, sizes: tuple[int, int, int], dtype: np.dtype[Any]
     runtime = open_session(model.SerializeToString(), provider=session.provider, threads=session.threads)
     device, binding = device_of(runtime), runtime.io_binding()
     for name in ("a", "b"):
-        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(np.ones(shapes[name], dtype), device, 0))
+        binding.bind_ortvalue_input(name, to_value(np.ones(shapes[name], dtype), device))
     binding.bind_output("c", device)
 
     def call() -> Sequence[Any]:

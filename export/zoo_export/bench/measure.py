@@ -29,7 +29,9 @@ _ROUNDS, _LEAST_ROUNDS = 10, 3
 """Turns of each call, and how many there are at least where calls take long."""
 _PAUSE = 0.01
 """Seconds before a turn, in which the threads of the one before stop waiting actively."""
-_TOLERANCE = {"float32": 1e-3, "float16": 0.05, "fp16": 0.05, "int8": 0.3, "int4": 0.6}
+_TOLERANCE = {
+    "float32": 1e-3, "float16": 0.05, "bfloat16": 0.1, "fp16": 0.05, "bf16": 0.1, "int8": 0.3, "int4": 0.6,
+}  # fmt: skip
 """How far outputs may be from torch's, by precision: the root mean square of the difference, relative to theirs."""
 
 

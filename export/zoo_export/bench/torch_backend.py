@@ -20,6 +20,7 @@ from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case, CompileError
 from zoo_export.grid import empty_past, slice_feeds
 from zoo_export.pipeline import Arrays, next_past
+from zoo_export.reference import as_array, as_tensor
 from zoo_export.session import Provider, allowed_cores
 
 __all__ = ["TorchBackend", "count_flops", "device_problem", "limited_threads"]
@@ -85,7 +86,7 @@ class TorchBackend:
         return self._tensors(dict(slice_feeds(graph, feeds, start, stop)))
 
     def _tensors(self, arrays: Arrays) -> dict[str, Tensor]:
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+        tensors = {name: as_tensor(value) for name, value in arrays.items()}
         return {
             name: tensor.to(self.device, self.real if tensor.is_floating_point() else None)
             for name, tensor in tensors.items()
@@ -100,7 +101,7 @@ def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
             outputs = dict(zip(names, module(*inputs), strict=True))
             compared = [outputs[name] for name in case.compared]
             # On a device this waits for the results, as whoever wants them does.
-            return [(value[:, -1].float() if case.graph.past else value).cpu().numpy() for value in compared]
+            return [as_array((value[:, -1].float() if case.graph.past else value).cpu()) for value in compared]
 
     return call
 

@@ -22,6 +22,7 @@ from zoo_export.grid import empty_past
 from zoo_export.in_place import PAST_LENGTH, Buffers
 from zoo_export.pipeline import LOGITS_TO_KEEP
 from zoo_export.session import device_of
+from zoo_export.values import to_array, to_value
 
 __all__ = ["Array", "Decoder", "take_rows"]
 
@@ -75,7 +76,7 @@ class Decoder:
         if self.in_place:
             self.caches = Buffers(empty, 1, self.axis, self.device)
         else:
-            self.caches = [ort.OrtValue.ortvalue_from_numpy(array, self.device, 0) for array in empty]
+            self.caches = [to_value(array, self.device) for array in empty]
         self.mask = np.zeros((rows, 0), np.int64)
         self.origins = np.arange(rows)
         """Which of the first rows each one comes from: rows of one origin have the same constants."""
@@ -116,7 +117,7 @@ class Decoder:
             if not self.in_place:
                 self.caches = [made[name] for name in self.present]
             if not one:
-                self.logits[:, 0] = made["logits"].numpy()[:, -1]
+                self.logits[:, 0] = to_array(made["logits"])[:, -1]
         self.length = total
         last: Array = self.logits[:, 0]
         return last if last.dtype == np.float32 else last.astype(np.float32)
@@ -156,7 +157,7 @@ class Decoder:
         if self.cuts_logits:
             self.binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(1))
         self.logits = np.empty((rows, 1, self.vocabulary), self.dtype)
-        self.logits_value = ort.OrtValue.ortvalue_from_numpy(self.logits)
+        self.logits_value = to_value(self.logits)
         self.outputs = ["logits", *self.present]
         self.binding.bind_ortvalue_output("logits", self.logits_value)
         if isinstance(self.caches, Buffers):
@@ -193,4 +194,4 @@ _ROOM = 64
 
 def take_rows(value: ort.OrtValue, rows: Array, device: str) -> ort.OrtValue:
     """The rows of a tensor, along its first dimension."""
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value.numpy()[rows]), device, 0)
+    return to_value(np.ascontiguousarray(to_array(value)[rows]), device)

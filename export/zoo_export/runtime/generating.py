@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from zoo.artifact import LOOP
 from zoo.contract import dim_size
@@ -18,6 +17,7 @@ from zoo_export.runtime.generation import Choices, Continuation, Generation, con
 from zoo_export.runtime.runner import Answer, TextRunner, Tokens, require_outputs
 from zoo_export.runtime.text import GrowingText, continuation, printable
 from zoo_export.session import device_of
+from zoo_export.values import to_value
 
 __all__ = ["Continue", "Translate"]
 
@@ -207,7 +207,7 @@ class Translate(_Generate):
         *encoders, graph = self.session.graphs
         sessions = self.session.sessions
         feeds = {name: np.ascontiguousarray(array) for name, array in self.feed(items).items()}
-        known = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+        known = {name: to_value(array) for name, array in feeds.items()}
         for encoder in encoders:
             session = sessions[encoder.name]
             binding = session.io_binding()

@@ -34,11 +34,13 @@ from zoo_export.session import (
     PROVIDERS,
     Memory,
     Provider,
+    check_dtype,
     loading_problem,
     open_session,
     placement,
     unexpected_cpu_nodes,
 )
+from zoo_export.values import BFLOAT16, numpy_dtype
 
 __all__ = ["Session", "load_session"]
 
@@ -62,7 +64,7 @@ def load_session(
     Args:
         directory: a model directory with an export.
         provider: ``cpu``; ``cuda``; or ``auto``, which takes CUDA where it loads and says on stderr what it took.
-        dtype: ``fp32``, ``fp16``, ``int8`` or ``int4``; the model's own by default.
+        dtype: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``; the model's own by default.
         variant: which export, by name. By default the one rewritten for the provider where it is there and verified,
             else the portable one.
         threads: for one operator; as many as there are cores by default.
@@ -71,7 +73,8 @@ def load_session(
         unverified: run an export that was never shown equal to the model with these weights.
 
     Raises:
-        UsageError: there is no such dtype or variant, or the provider does not load. It is never replaced by another.
+        UsageError: there is no such dtype or variant, or the provider does not load or does not compute in that dtype.
+            It is never replaced by another.
         ArtifactError: the model is not exported, or has been altered.
         ParityError: the export is not verified.
     """
@@ -84,10 +87,9 @@ def load_session(
         raise UsageError(f"threads must be at least 1, got {threads}")
     if memory not in get_args(Memory):
         raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
-    if stored.dtype == "bfloat16":
-        raise UsageError("a bfloat16 model cannot be run: numpy has no such numbers", directory, "build it in float16")
     export = _choose_export(stored, provider, dtype, variant)
     export.check()
+    check_dtype(export.dtype, provider, directory)
     if not unverified:
         export.check_verified()
     session = Session(stored, export, provider, threads, memory, Path(tokenizer) if tokenizer else None)
@@ -193,8 +195,8 @@ class Session:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of real inputs and of caches."""
-        return np.dtype(np.float16 if self.export.variant == "fp16" else self.stored.dtype)
+        """Of real inputs and of caches; for bfloat16 that of ``ml_dtypes``."""
+        return numpy_dtype(self.export.dtype)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -303,11 +305,15 @@ class Session:
         return plugin, cls
 
     def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-        """Run one declared graph on arrays. A decoder begins where no past is given."""
+        """Run one declared graph on arrays. A decoder begins where no past is given.
+
+        What is bfloat16 comes as float32, which holds all its numbers and which numpy's functions know.
+        """
         if graph.past is not None and graph.past.tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
-        return OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
+        outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
+        return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
 
     def _answer_all(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int) -> Iterator[Answer]:
         window: list[Answer] = []
