@@ -231,12 +231,26 @@ def gpt_configs(draw: st.DrawFn) -> GPTConfig:
 @st.composite
 def bert_configs(draw: st.DrawFn) -> BERTConfig:
     """Any valid BERT."""
-    task = draw(st.sampled_from(["feature-extraction", "sentence-embedding", "fill-mask", "text-classification"]))
-    num_heads = draw(st.integers(1, 8))
+    tasks = ["feature-extraction", "sentence-embedding", "fill-mask", "text-classification", "token-classification"]
+    task = draw(st.sampled_from(tasks))
+    num_heads, num_classes = draw(st.integers(1, 8)), draw(SIZES)
+    hidden_size = num_heads * draw(SIZES)
+    embedding_size = draw(st.none() | SIZES)
+    projected = st.just(True) if embedding_size not in (None, hidden_size) else st.booleans()
+    padded = draw(st.booleans())
     return BERTConfig(
         task=task,
         vocab_size=draw(SIZES),
-        hidden_size=num_heads * draw(SIZES),
+        type_vocab_size=draw(st.just(0) | SIZES),
+        hidden_size=hidden_size,
+        embedding_size=embedding_size,
+        project_embeddings=draw(st.none() | projected),
+        share_layers=draw(st.booleans()),
+        head_activation=draw(st.none() | ACTIVATIONS),
+        pooler_activation=draw(st.sampled_from(["tanh", "gelu", "relu"])),
+        labels=draw(st.sampled_from([(), tuple(f"class {place}" for place in range(num_classes))])),
+        skip_padding=padded and draw(st.booleans()),
+        pad_token_id=0 if padded else None,
         num_heads=num_heads,
         intermediate_size=draw(st.none() | SIZES),
         activation=draw(ACTIVATIONS),
@@ -245,7 +259,7 @@ def bert_configs(draw: st.DrawFn) -> BERTConfig:
         pooler=task == "text-classification" or draw(st.booleans()),
         pooling=draw(st.sampled_from(["cls", "mean"])),
         normalize=draw(st.booleans()),
-        num_classes=draw(SIZES),
+        num_classes=num_classes,
     )
 
 
@@ -294,7 +308,7 @@ GPT_SIZES = (
     "norm_eps",
 )  # fmt: skip
 BERT_SIZES = (
-    "vocab_size", "type_vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "intermediate_size",
+    "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads", "intermediate_size",
     "norm_eps", "num_classes",
 )  # fmt: skip
 TRANSFORMER_SIZES = (
@@ -334,6 +348,16 @@ def test_size_that_is_not_positive_is_refused(cls: type[Config], key: str, value
             {"task": "text-classification", "pooler": False},
             "task 'text-classification' reads the pooler, but pooler is False",
         ),
+        (BERTConfig, {"type_vocab_size": -1}, "type_vocab_size must not be negative, got -1"),
+        (
+            BERTConfig,
+            {"embedding_size": 64, "project_embeddings": False},
+            "embedding_size 64 and hidden_size 768 differ, but project_embeddings is False",
+        ),
+        (BERTConfig, {"labels": ["a", "b", "c"]}, "3 labels for num_classes 2"),
+        (BERTConfig, {"skip_padding": True}, "skip_padding needs a pad_token_id, got None"),
+        (BERTConfig, {"pad_token_id": 30522}, "pad_token_id 30522 lies outside vocab_size 30522"),
+        (BERTConfig, {"pad_token_id": -1}, "pad_token_id -1 lies outside vocab_size 30522"),
         (
             TransformerConfig,
             {"vocab_size": 10, "decoder_start_token_id": 10},

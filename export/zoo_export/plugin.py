@@ -28,8 +28,10 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
         zoo.Task(name="image-feature-extraction", run=f"{home}.images:ImageFeatures"),
         zoo.Task(name="pretraining", run=f"{home}.tasks:FillMask"),
+        zoo.Task(name="replaced-token-detection", run=f"{home}.tasks:ReplacedTokens"),
         zoo.Task(name="sentence-embedding", run=f"{home}.tasks:Embed", serves=encoders),
         zoo.Task(name="text-classification", run=f"{home}.tasks:TextClassification"),
         zoo.Task(name="text-generation", run=f"{home}.generating:Continue"),
         zoo.Task(name="text2text-generation", run=f"{home}.generating:Translate"),
+        zoo.Task(name="token-classification", run=f"{home}.tasks:TokenClassification"),
     ]

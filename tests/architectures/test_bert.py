@@ -8,7 +8,9 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     PreTrainedModel,
 )
@@ -90,8 +92,10 @@ def transformers_twin(ours: BERT, kind: type[PreTrainedModel]) -> PreTrainedMode
         weights["cls.predictions.bias"] = ours.masked_lm.decoder.bias
     if c.task == "pretraining":
         copy("cls.seq_relationship", ours.next_sentence)
-    if c.task == "text-classification":
+    if c.task in ("text-classification", "token-classification"):
         copy("classifier", ours.classifier)
+    if c.task == "question-answering":
+        copy("qa_outputs", ours.span)
     theirs = theirs.double().eval().requires_grad_(False)
     theirs.load_state_dict(weights)
     return theirs
@@ -171,6 +175,25 @@ def test_classifier_equals_transformers() -> None:
     actual = ours(*arguments)
     assert actual.keys() == {"logits"}
     assert_close(actual["logits"], expected.logits, atol=1e-10, rtol=0)
+
+
+def test_token_classifier_equals_transformers() -> None:
+    """Five classes for each token."""
+    ours, arguments = make(task="token-classification", pooler=False), batch()
+    expected, kept = transformers_twin(ours, BertForTokenClassification)(*arguments).logits, arguments[1].bool()
+    actual = ours(*arguments)
+    assert actual.keys() == {"logits"}
+    assert_close(actual["logits"][kept], expected[kept], atol=1e-10, rtol=0)
+
+
+def test_question_answering_equals_transformers() -> None:
+    """Where an answer starts and where it ends."""
+    ours, arguments = make(task="question-answering", pooler=False, num_classes=2), batch()
+    expected, kept = transformers_twin(ours, BertForQuestionAnswering)(*arguments), arguments[1].bool()
+    actual = ours(*arguments)
+    assert actual.keys() == {"start_logits", "end_logits"}
+    for name in actual:
+        assert_close(actual[name][kept], expected[name][kept], atol=1e-10, rtol=0)
 
 
 def test_argument_order() -> None:

@@ -290,7 +290,8 @@ def test_list_holds_the_promised_presets(zoo) -> None:
     models = {model["name"]: model for model in zoo("list", "--json").json["models"]}
     assert models.keys() >= {
         *(f"gpt-{size}" for size in ("tiny", "small", "medium", "large", "xl")), "gpt3-175b",
-        "bert-tiny", "bert-base", "bert-large", "minilm-l6",
+        "bert-tiny", "bert-base", "bert-large", "minilm-l6", "roberta-base", "roberta-large", "distilbert-base",
+        "albert-base", "electra-small", "electra-base",
         "transformer-tiny", "transformer-base", "transformer-big",
     }  # fmt: skip
     assert all(model["available"] for model in models.values())

@@ -64,6 +64,7 @@ def draw_configuration(seed: int) -> Configuration:
         values["pooling"] = rng.choice(("cls", "mean"))
         values["normalize"] = rng.choice(("true", "false"))
         values["pooler"] = "true" if task in ("pretraining", "text-classification") else rng.choice(("true", "false"))
+        values |= _draw_kin(random.Random(-1 - seed), heads * head_dim)
     else:
         values["norm_first"] = rng.choice(("true", "false"))
         values["positions"] = rng.choice(("learned", "sinusoidal"))
@@ -111,3 +112,25 @@ def draw_image_configuration(seed: int) -> Configuration:
         gain=2 ** rng.uniform(-2, 4 if dtype == "float32" else 1),
         noise=rng.random() < 0.7,
     )
+
+
+def _draw_kin(rng: random.Random, hidden_size: int) -> dict[str, object]:
+    """What the kin of BERT change, in half of the configurations."""
+    if rng.random() < 0.5:
+        return {}
+    return {
+        "pad_token_id": rng.choice((0, 3)),
+        "skip_padding": rng.choice(("true", "false")),
+        "embedding_size": rng.choice((hidden_size, 5, 8)),
+        "share_layers": rng.choice(("true", "false")),
+        "pooler_activation": rng.choice(("tanh", "gelu", "relu")),
+        **rng.choice(
+            (
+                {},
+                {"type_vocab_size": 0},
+                {"task": "token-classification"},
+                {"task": "question-answering"},
+                {"task": "replaced-token-detection"},
+            )
+        ),
+    }

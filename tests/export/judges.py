@@ -81,6 +81,13 @@ STUDIES = {
     "bert, first token": Study("bert-tiny", ("task=sentence-embedding", "pooling=cls", "normalize=false")),
     "bert, classification": Study("bert-tiny", ("task=text-classification", "num_classes=3", "activation=relu")),
     "bert, pretraining": Study("bert-tiny", ("task=pretraining",)),
+    "bert, positions of words, no segments": Study(
+        "bert-tiny", ("skip_padding=true", "pad_token_id=3", "type_vocab_size=0", "pooler_activation=relu")
+    ),
+    "bert, one block, narrow embeddings": Study(
+        "bert-tiny", ("task=fill-mask", "share_layers=true", "embedding_size=24", "pooler=false")
+    ),
+    "bert, replaced tokens": Study("bert-tiny", ("task=replaced-token-detection", "pooler=false")),
     "transformer": Study("transformer-tiny"),
     "transformer, fresh": Study("transformer-tiny", trained=False),
     "transformer, in place": Study("transformer-tiny", profile="cpu"),

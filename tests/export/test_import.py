@@ -334,7 +334,7 @@ REFUSED = {
         2,
         ("not understood: use_flux", "config.json", "--allow-key use_flux"),
     ),
-    "another head": ({"architectures": ["BertForTokenClassification"]}, 2, ("BertForTokenClassification", "BertModel")),
+    "another head": ({"architectures": ["BertForMultipleChoice"]}, 2, ("BertForMultipleChoice", "BertModel")),
     "relative positions": (
         {"position_embedding_type": "relative_key"},
         2,

@@ -391,6 +391,10 @@ TASKS = [
                  marks=pytest.mark.slow),
     pytest.param("bert-tiny", ("task=text-classification", "num_classes=3"), {"noise": True}, "text-classification",
                  id="classes", marks=pytest.mark.slow),
+    pytest.param("bert-tiny", ("task=token-classification",), {}, "token-classification", id="classes of tokens",
+                 marks=pytest.mark.slow),
+    pytest.param("bert-tiny", ("task=replaced-token-detection",), {}, "replaced-token-detection", id="replaced tokens",
+                 marks=pytest.mark.slow),
     pytest.param("transformer-tiny", (), {}, "text2text-generation", id="translation", marks=pytest.mark.slow),
 ]  # fmt: skip
 

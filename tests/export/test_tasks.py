@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from zoo_export.runtime.session import Session
 
 import zoo as library
 from tests.export.conftest import LIVELY, run_model
@@ -98,6 +99,69 @@ def test_classes(exported_model: Exported) -> None:
         close(result["probabilities"], wanted)
         assert sum(result["probabilities"]) == pytest.approx(1)
     assert np.ptp([result["probabilities"][0] for result in results]) > 1e-4
+
+
+def test_classes_have_names(exported_model: Exported, zoo: Zoo) -> None:
+    folder = exported_model(
+        "bert-tiny", "task=text-classification", "num_classes=3", 'labels=["bad", "so so", "good"]', noise=True
+    )
+    _, results = run_model(folder, TEXTS)
+    for result in results:
+        chances = result["probabilities"]
+        assert result["label"] == ("bad", "so so", "good")[int(np.argmax(chances))]
+    shown = zoo("run", folder, TEXTS[0]).out
+    assert re.fullmatch(r"'time flies': bad: 0\.\d{4}  so so: 0\.\d{4}  good: 0\.\d{4}\n", shown)
+
+
+@pytest.mark.parametrize("names", [(), ("O", "B-WORD", "I-WORD")], ids=["numbers", "names"])
+def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str, ...]) -> None:
+    settings = ["task=token-classification", "num_classes=3", *([f"labels={json.dumps(names)}"] if names else [])]
+    folder = exported_model("bert-tiny", *settings, noise=True, gain=12.0)
+    task, results = run_model(folder, TEXTS)
+    assert task == "token-classification"
+    found = set()
+    for text, ids, result in zip(TEXTS, IDS, results, strict=True):
+        wanted = call(folder, ids)["logits"].softmax(-1)
+        assert wanted.shape == (len(ids), 3)
+        assert [item["token"] for item in result["classes"]] == ids
+        assert "".join(item["text"] for item in result["classes"]) == text
+        best = [(names or "012").index(item["label"]) for item in result["classes"]]
+        close([item["probability"] for item in result["classes"]], wanted.max(-1).values)
+        close([row[place] for row, place in zip(wanted, best, strict=True)], wanted.max(-1).values)
+        found |= set(best)
+    assert len(found) > 1
+    first = results[0]["classes"][0]
+    assert zoo("run", folder, TEXTS[0]).out.startswith(
+        f"'time flies': 't' {first['label']} {first['probability']:.4f}  'i' "
+    )
+
+
+def test_replaced_tokens(exported_model: Exported, zoo: Zoo) -> None:
+    folder = exported_model("bert-tiny", "task=replaced-token-detection", "pooler=false", noise=True, gain=4.0)
+    task, results = run_model(folder, TEXTS)
+    assert task == "replaced-token-detection"
+    chances = []
+    for ids, result in zip(IDS, results, strict=True):
+        assert [item["token"] for item in result["replaced"]] == ids
+        close([item["probability"] for item in result["replaced"]], call(folder, ids)["logits"].sigmoid())
+        chances += [item["probability"] for item in result["replaced"]]
+    assert np.ptp(chances) > 1e-2
+    assert zoo("run", folder, "x").out == f"'x': 'x' {results[2]['replaced'][0]['probability']:.4f}\n"
+
+
+@pytest.mark.parametrize(("settings", "pad"), [((), 0), (("skip_padding=true", "pad_token_id=256"), 256)])
+def test_shorter_inputs_are_filled_with_the_padding_token(
+    exported_model: Exported, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], pad: int
+) -> None:
+    folder = exported_model("bert-tiny", *settings)
+    execute, fed = Session.execute, []
+    monkeypatch.setattr(Session, "execute", lambda self, graph, feeds: fed.append(feeds) or execute(self, graph, feeds))
+    _, results = run_model(folder, TEXTS[:2])
+    ((ids, mask),) = [(feeds["input_ids"], feeds["attention_mask"]) for feeds in fed]
+    assert mask.sum(1).tolist() == [10, 8]
+    assert ids[mask == 0].tolist() == [pad, pad]
+    for tokens, result in zip(IDS, results, strict=False):
+        close(result["last_hidden_state"], call(folder, tokens)["last_hidden_state"])
 
 
 @pytest.mark.parametrize("task", ["fill-mask", pytest.param("pretraining", marks=pytest.mark.slow)])

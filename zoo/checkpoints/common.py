@@ -15,6 +15,8 @@ __all__ = ["read_common", "write_common", "write_token_files"]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _IMAGES = ("image_mean", "image_std")
+_MASKS = ("[MASK]", "<mask>")
+"""What BERT and RoBERTa call their mask."""
 _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token_id": "pad_token",
             "mask_token_id": "mask_token"}  # fmt: skip
 
@@ -32,8 +34,10 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
     if "mask_token_id" in fields:
         found["mask_token_id"] = _mask_token(checkpoint)
     labels = _labels(hub, checkpoint)
-    if labels or "num_labels" in hub:
-        found["num_classes"] = len(labels) or hub["num_labels"]
+    if hub.get("num_labels") not in (None, len(labels)):  # old files kept the names of the default's classes
+        found["num_classes"], labels = hub["num_labels"], ()
+    elif labels:
+        found["num_classes"] = len(labels)
     if labels != _numbered(len(labels)):
         found["labels"] = labels
     return {key: value for key, value in found.items() if key in fields}
@@ -83,9 +87,11 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _mask_token(checkpoint: Checkpoint) -> int | None:
-    said = checkpoint.json("special_tokens_map.json") or checkpoint.json("tokenizer_config.json")
-    token = said.get("mask_token", "[MASK]")
     path = find_tokenizer(checkpoint.path) if checkpoint.config else None
-    name = token["content"] if isinstance(token, dict) else token
-    found: int | None = load_tokenizer(path).token_to_id(name) if path and name else None
-    return found
+    if path is None:
+        return None
+    said = {**checkpoint.json("tokenizer_config.json"), **checkpoint.json("special_tokens_map.json")}
+    token = said.get("mask_token")
+    names = _MASKS if "mask_token" not in said else (token["content"] if isinstance(token, dict) else token,)
+    tokenizer = load_tokenizer(path)
+    return next((number for name in names if name and (number := tokenizer.token_to_id(name)) is not None), None)

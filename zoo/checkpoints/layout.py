@@ -33,7 +33,7 @@ REQUIRED = object()
 _INERT = (
     "_name_or_path", "_commit_hash", "_num_labels", "add_bias_logits", "architectures", "auto_map", "bad_words_ids",
     "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "do_sample", "dtype",
-    "early_stopping", "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
+    "early_stopping", "eos_token_id", "eos_token_ids", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
     "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder", "label2id", "language",
     "length_penalty", "mask_token_id", "max_length", "min_length", "model_type", "no_repeat_ngram_size",
     "normalize_embedding", "num_beams", "num_labels", "num_return_sequences", "output_attentions",
@@ -42,6 +42,8 @@ _INERT = (
     "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
 )  # fmt: skip
 """Keys that say nothing about what a model computes, in any family."""
+_NONE: Mapping[str, Any] = {"pruned_heads": {}}
+"""Keys of old files that must be empty, in any family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +189,10 @@ class Layout:
             UsageError: a key that is missing or not understood, or a value that ours cannot represent.
         """
         hub, where = checkpoint.config, checkpoint.config_file
-        for key, wanted in self.only.items():
+        for key, wanted in {**_NONE, **self.only}.items():
             if hub.get(key, wanted) != wanted:
                 raise UsageError(f"{key} {hub[key]!r} is not supported, only {wanted!r}", where)
-        known = {item.theirs for item in self.fields} | self.only.keys() | self.constant.keys()
+        known = {item.theirs for item in self.fields} | _NONE.keys() | self.only.keys() | self.constant.keys()
         patterns = (*_INERT, *self.inert, *allowed)
         strange = [
             key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)
@@ -214,13 +216,18 @@ class Layout:
             raise UsageError(f"{written_by} is not supported", checkpoint.config_file, f"known: {known}")
         return _texts(self.classes[written_by])[0]
 
+    def class_of(self, config: Config, preferred: str | None = None) -> str | None:
+        """The original class for our configuration: a preferred one if it serves the task, else the first that does."""
+        fit = [name for name, tasks in self.classes.items() if config.task in _texts(tasks)]
+        return preferred if preferred in fit else next(iter(fit), None)
+
     def write_config(self, config: Config, where: object) -> dict[str, Any]:
         """The content of their config.json.
 
         Raises:
             UsageError: theirs cannot represent a value of ours.
         """
-        written_by = next((name for name, tasks in self.classes.items() if config.task in _texts(tasks)), None)
+        written_by = self.class_of(config)
         if written_by is None:
             raise UsageError(f"no class there is for {config.task}", where)
         hub = {"architectures": [written_by], **self.constant}

@@ -144,7 +144,11 @@ def compare(
         dtype = next(model.parameters()).dtype
         with _quiet():
             original = layout.original
-            theirs = original(checkpoint, spec.config).to(dtype) if original else _load(checkpoint, layout, dtype)
+            theirs = (
+                original(checkpoint, spec.config).to(dtype)
+                if original
+                else _load(checkpoint, layout, spec.config, dtype)
+            )
     except (ImportError, _Unavailable) as reason:
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
@@ -157,15 +161,17 @@ class _Unavailable(Exception):  # noqa: N818  (a reason, which most people never
     """There is nothing to compare with, and this is why."""
 
 
-def _load(checkpoint: Checkpoint, layout: Layout, dtype: torch.dtype) -> nn.Module:
-    """The class of transformers that a checkpoint names, with its weights."""
+def _load(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: torch.dtype) -> nn.Module:
+    """The class of transformers that a checkpoint names, with its weights; another where that lacks our head."""
     if checkpoint.file is not None:
         raise _Unavailable("one file says nothing of the original")
     if importlib.util.find_spec("transformers") is None:
         raise _Unavailable("transformers is not installed")
     import transformers
 
-    name = (checkpoint.config.get("architectures") or [next(iter(layout.classes))])[0]
+    name = layout.class_of(config, (checkpoint.config.get("architectures") or [None])[0])
+    if name is None:
+        raise _Unavailable(f"no class there is for {config.task}")
     cls = getattr(transformers, name, None)
     if cls is None:
         raise _Unavailable(f"transformers {transformers.__version__} has no {name}")

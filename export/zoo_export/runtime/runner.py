@@ -146,7 +146,8 @@ class TextRunner(Runner[Tokens]):
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> Arrays:
         """Inputs of the first graph for a padded batch: ids, mask, positions, and the first of two segments."""
         length = max(len(item.ids) for item in items)
-        ids, mask = np.zeros((2, len(items), length), dtype=np.int64)
+        ids = np.full((len(items), length), self.session.option("pad_token_id") or 0, dtype=np.int64)
+        mask = np.zeros_like(ids)
         for row, item in enumerate(items):
             place = slice(length - len(item.ids), None) if left else slice(len(item.ids))
             ids[row, place], mask[row, place] = item.ids, 1

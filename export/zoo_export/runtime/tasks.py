@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,15 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo_export.runtime.runner import Answer, TextRunner, Tokens, finite, label, require_outputs
 
-__all__ = ["Embed", "Features", "FillMask", "TextClassification", "show_classes", "softmax"]
+__all__ = [
+    "Embed",
+    "Features",
+    "FillMask",
+    "ReplacedTokens",
+    "TextClassification",
+    "TokenClassification",
+    "softmax",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -83,19 +91,76 @@ class Embed(TextRunner):
 
 
 class TextClassification(TextRunner):
-    """``probabilities`` of the classes."""
+    """``probabilities`` of the classes, and the ``label`` of the likeliest where the model names its classes."""
 
     needs = ("logits",)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        results = [
-            {"tokens": len(item.ids), "probabilities": row} for item, row in zip(items, softmax(logits), strict=True)
-        ]
+        names = self.session.option("labels")
+        results = []
+        for item, chances in zip(items, softmax(logits), strict=True):
+            best = {"label": names[int(chances.argmax())]} if names else {}
+            results.append({"tokens": len(item.ids), **best, "probabilities": chances})
         return finite(items, logits, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
-        return map(show_classes, answers)
+        names = self.session.option("labels") or ()
+        for answer in answers:
+            chances = (
+                f"{names[place] if names else place}: {value:.4f}"
+                for place, value in enumerate(answer.result["probabilities"])
+            )
+            yield f"{label(answer)}: " + "  ".join(chances)
+
+
+class TokenClassification(TextRunner):
+    """``classes``: the likeliest class of each token, special ones included."""
+
+    needs = ("logits",)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        return finite(items, logits, [self._classes(item, row) for item, row in zip(items, logits, strict=True)])
+
+    def _classes(self, item: Tokens, logits: Array) -> dict[str, Any]:
+        names = self.session.option("labels")
+        classes = []
+        for token, chances in zip(item.ids, softmax(logits[: len(item.ids)]), strict=True):
+            best = int(chances.argmax())
+            name = names[best] if names else str(best)
+            classes.append(
+                {"token": token, "text": self.decode([token]), "label": name, "probability": float(chances[best])}
+            )
+        return {"tokens": len(item.ids), "classes": classes}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            parts = (f"{_text(part)!r} {part['label']} {part['probability']:.4f}" for part in answer.result["classes"])
+            yield f"{label(answer)}: " + "  ".join(parts)
+
+
+class ReplacedTokens(TextRunner):
+    """``replaced``: for each token, special ones included, how likely it is that another stood in its place."""
+
+    needs = ("logits",)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        return finite(items, logits, [self._chances(item, row) for item, row in zip(items, logits, strict=True)])
+
+    def _chances(self, item: Tokens, logits: Array) -> dict[str, Any]:
+        chances = softmax(np.stack((np.zeros_like(logits), logits), -1))[:, 1]  # the sigmoid, without overflow
+        replaced = [
+            {"token": token, "text": self.decode([token]), "probability": float(chance)}
+            for token, chance in zip(item.ids, chances[: len(item.ids)], strict=True)
+        ]
+        return {"tokens": len(item.ids), "replaced": replaced}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            parts = (f"{_text(part)!r} {part['probability']:.4f}" for part in answer.result["replaced"])
+            yield f"{label(answer)}: " + "  ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,17 +212,8 @@ class FillMask(TextRunner):
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             for filled in answer.result["masks"]:
-                choices = (
-                    f"{item['text'] if item['text'] is not None else item['token']!r} {item['probability']:.4f}"
-                    for item in filled
-                )
+                choices = (f"{_text(item)!r} {item['probability']:.4f}" for item in filled)
                 yield f"{label(answer)}: " + "  ".join(choices)
-
-
-def show_classes(answer: Answer) -> str:
-    """The probabilities of one input, for people."""
-    chances = (f"{place}: {value:.4f}" for place, value in enumerate(answer.result["probabilities"]))
-    return f"{label(answer)}: " + "  ".join(chances)
 
 
 def softmax(logits: Array) -> Array:
@@ -166,6 +222,11 @@ def softmax(logits: Array) -> Array:
         weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
     result: Array = weights / weights.sum(-1, keepdims=True)
     return result
+
+
+def _text(item: Mapping[str, Any]) -> Any:
+    """What a token is called in a line for people."""
+    return item["token"] if item["text"] is None else item["text"]
 
 
 def _start(vector: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""BERT: a bidirectional encoder, its heads, and the importer of its checkpoints."""
+"""BERT and its kin: a bidirectional encoder, its heads, and the importers of its checkpoints."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,9 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
                 "fill-mask",
                 "pretraining",
                 "text-classification",
+                "token-classification",
+                "question-answering",
+                "replaced-token-detection",
             ),
             config="zoo_plugins.bert.config:BERTConfig",
             model="zoo_plugins.bert.model:BERT",
@@ -28,4 +31,6 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
 
 @zoo.hookimpl
 def zoo_importers() -> Sequence[zoo.Importer]:
-    return [zoo.Importer(name="bert", architecture="bert", layout="zoo_plugins.bert.hub:BERT")]
+    kinds = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "albert", "electra")
+    layouts = {kind: f"zoo_plugins.bert.hub:{kind.replace('-', '_').upper()}" for kind in kinds}
+    return [zoo.Importer(name=kind, architecture="bert", layout=layout) for kind, layout in layouts.items()]

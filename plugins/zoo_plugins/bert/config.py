@@ -1,4 +1,4 @@
-"""Configuration, graphs and cost of BERT."""
+"""Configuration, graphs and cost of BERT and its kin."""
 
 from __future__ import annotations
 
@@ -7,37 +7,62 @@ from typing import Literal
 
 from zoo import Activation, Config, Cost, Graph, cost, mask, real, token_ids
 
+_POOLED = ("pretraining", "text-classification")
+"""Tasks whose classifier reads the pooler."""
+_MASKED = ("fill-mask", "pretraining")
+"""Tasks with a masked-language-model head."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BERTConfig(Config):
-    """BERT-base by default."""
+    """BERT-base by default. RoBERTa, DistilBERT, ALBERT and ELECTRA are other values of the same fields."""
 
-    task: Literal["feature-extraction", "sentence-embedding", "fill-mask", "pretraining", "text-classification"] = (
-        "feature-extraction"
-    )
+    task: Literal[
+        "feature-extraction",
+        "sentence-embedding",
+        "fill-mask",
+        "pretraining",
+        "text-classification",
+        "token-classification",
+        "question-answering",
+        "replaced-token-detection",
+    ] = "feature-extraction"
     """Which head sits on the encoder."""
     vocab_size: int = 30522
     """Tokens known."""
     type_vocab_size: int = 2
-    """Segment types."""
+    """Segment types; 0 for none (DistilBERT)."""
     max_seq_len: int = 512
-    """Positions with a learned embedding."""
+    """Tokens in the longest input. Each has a learned position."""
+    skip_padding: bool = False
+    """Whether padding takes no position (RoBERTa): the n-th token that is not ``pad_token_id`` has row
+    ``pad_token_id`` + n of the positions, and padding has row ``pad_token_id``."""
     hidden_size: int = 768
     """Width of the encoder."""
+    embedding_size: int | None = None
+    """Width of the embeddings and of the masked-language-model head; ``hidden_size`` by default."""
+    project_embeddings: bool | None = None
+    """Whether a dense layer leads from the embeddings to the encoder; by default where their widths differ."""
     num_layers: int = 12
-    """Blocks."""
+    """Blocks that run."""
+    share_layers: bool = False
+    """Whether they are all one block (ALBERT)."""
     num_heads: int = 12
     """Heads a block."""
     intermediate_size: int | None = None
     """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
-    """Of the feed-forward network and the masked-language-model head."""
+    """Of the feed-forward network, and of the head that tells replaced tokens."""
+    head_activation: Activation | None = None
+    """Of the masked-language-model head; ``activation`` by default."""
     norm_eps: float = 1e-12
     """Added to the variance in LayerNorm."""
     dropout: float = 0.1
     """On embeddings, attention weights and residuals, in training."""
     pooler: bool = True
-    """Whether the encoder has the tanh pooler on its first token."""
+    """Whether the encoder has the pooler, a dense layer on its first token."""
+    pooler_activation: Literal["tanh", "gelu", "relu"] = "tanh"
+    """Of the pooler."""
     pooling: Literal["cls", "mean"] = "mean"
     """How a sentence embedding pools the tokens."""
     normalize: bool = True
@@ -45,20 +70,43 @@ class BERTConfig(Config):
     tie_embeddings: bool = True
     """Whether the masked-language-model head shares the token embedding."""
     num_classes: int = 2
-    """Labels of the sequence classifier."""
+    """Classes of a sequence, or of each token."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where they have any."""
     mask_token_id: int | None = None
     """Token to fill in."""
+    pad_token_id: int | None = None
+    """Token that fills up shorter inputs of a batch; 0 where none is named."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
+        self.default("embedding_size", self.hidden_size)
+        self.default("project_embeddings", self.embedding_size != self.hidden_size)
+        self.default("head_activation", self.activation)
         self.require_positive(
-            "vocab_size", "type_vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads",
+            "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads",
             "intermediate_size", "norm_eps", "num_classes",
         )  # fmt: skip
         self.require_probability("dropout")
         self.require_divisible("hidden_size", "num_heads")
-        if self.task in ("pretraining", "text-classification") and not self.pooler:
+        if self.type_vocab_size < 0:
+            raise ValueError(f"type_vocab_size must not be negative, got {self.type_vocab_size}")
+        if self.task in _POOLED and not self.pooler:
             raise ValueError(f"task {self.task!r} reads the pooler, but pooler is {self.pooler}")
+        if not self.project_embeddings and self.embedding_size != self.hidden_size:
+            sizes = f"embedding_size {self.embedding_size} and hidden_size {self.hidden_size}"
+            raise ValueError(f"{sizes} differ, but project_embeddings is {self.project_embeddings}")
+        if self.labels and len(self.labels) != self.num_classes:
+            raise ValueError(f"{len(self.labels)} labels for num_classes {self.num_classes}")
+        if self.skip_padding and self.pad_token_id is None:
+            raise ValueError("skip_padding needs a pad_token_id, got None")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id {self.pad_token_id} lies outside vocab_size {self.vocab_size}")
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the position embedding."""
+        return self.max_seq_len + (self.pad_token_id + 1 if self.skip_padding and self.pad_token_id is not None else 0)
 
     def graphs(self) -> tuple[Graph, ...]:
         """One graph; its outputs follow the task."""
@@ -72,33 +120,39 @@ class BERTConfig(Config):
             "fill-mask": (logits,),
             "pretraining": (logits, real("next_sentence_logits", "batch", 2)),
             "text-classification": (real("logits", "batch", self.num_classes),),
+            "token-classification": (real("logits", "batch", "sequence", self.num_classes),),
+            "question-answering": tuple(real(f"{end}_logits", "batch", "sequence") for end in ("start", "end")),
+            "replaced-token-detection": (real("logits", "batch", "sequence"),),
         }
-        inputs = (
-            token_ids("input_ids", self.vocab_size),
-            mask("attention_mask"),
-            token_ids("token_type_ids", self.type_vocab_size),
-        )
+        types = (token_ids("token_type_ids", self.type_vocab_size),) if self.type_vocab_size else ()
+        inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask"), *types)
         return (Graph(inputs=inputs, outputs=outputs[self.task]),)
 
     def cost(self) -> Cost:
         """Closed form. What runs once a sequence, the pooler and its classifiers, counts no FLOPs."""
-        hidden = self.hidden_size
+        hidden, width = self.hidden_size, self.embedding_size or 0
         block = (
             2 * cost.layer_norm(hidden)
             + cost.attention(hidden, self.num_heads, head_dim=hidden // self.num_heads, context=self.max_seq_len)
             + cost.feed_forward(hidden, self.intermediate_size or 0)
         )
-        total = (
-            cost.embedding(self.vocab_size + self.max_seq_len + self.type_vocab_size, hidden)
-            + cost.layer_norm(hidden)
-            + self.num_layers * block
-        )
+        total = cost.embedding(self.vocab_size + self.position_rows + self.type_vocab_size, width)
+        total += cost.layer_norm(width)
+        if self.project_embeddings:
+            total += cost.linear(width, hidden)
+        total += Cost((1 if self.share_layers else self.num_layers) * block.parameters, self.num_layers * block.flops)
         if self.pooler:
             total += Cost(cost.linear(hidden, hidden).parameters)
-        if self.task in ("fill-mask", "pretraining"):
+        if self.task in _MASKED:
             decoder = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
-            total += cost.linear(hidden, hidden) + cost.layer_norm(hidden)
-            total += decoder(hidden, self.vocab_size) + Cost(self.vocab_size)
-        if self.task in ("pretraining", "text-classification"):
+            total += cost.linear(hidden, width) + cost.layer_norm(width)
+            total += decoder(width, self.vocab_size) + Cost(self.vocab_size)
+        if self.task in _POOLED:
             total += Cost(cost.linear(hidden, 2 if self.task == "pretraining" else self.num_classes).parameters)
+        if self.task == "token-classification":
+            total += cost.linear(hidden, self.num_classes)
+        if self.task == "question-answering":
+            total += cost.linear(hidden, 2)
+        if self.task == "replaced-token-detection":
+            total += cost.linear(hidden, hidden) + cost.linear(hidden, 1)
         return total

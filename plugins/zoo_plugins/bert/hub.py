@@ -1,120 +1,290 @@
-"""BERT checkpoints in the hub's layout, and sentence encoders in that of sentence-transformers."""
+"""Checkpoints of BERT and its kin in the hub's layout: BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo.errors import UsageError
 from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.bert.hub_shared import (
+    BASE,
+    INERT,
+    OLD_NORMS,
+    ONLY,
+    OUTPUTS,
+    POSITION_IDS,
+    POSITIONS,
+    block_rules,
+    classes_of,
+    classifier_rules,
+    decoder_rules,
+    embedding_rules,
+    fields_of,
+    has_tensor,
+    require_types,
+    unread_bias,
+)
+from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
 
-__all__ = ["BERT"]
+__all__ = ["ALBERT", "BERT", "CAMEMBERT", "DISTILBERT", "ELECTRA", "ROBERTA", "XLM_ROBERTA"]
 
-_POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+# BERT.
 
 
-def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    pooler = any(name.endswith("pooler.dense.weight") for name in checkpoint.tensors)
-    found: dict[str, Any] = {"pooler": pooler, **_sentence_encoder(checkpoint)}
-    if values["task"] == "fill-mask" and "cls.seq_relationship.weight" in checkpoint.tensors:
+def _derive_bert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    require_types(checkpoint, values)
+    found: dict[str, Any] = {"pooler": has_tensor(checkpoint, "pooler.dense.weight"), **sentence_encoder(checkpoint)}
+    if values["task"] == "fill-mask" and has_tensor(checkpoint, "cls.seq_relationship.weight"):
         found["task"] = "pretraining"  # whatever class wrote it, both heads are there
     return found
 
 
-def _sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Pooling and normalisation, when sentence-transformers wrote the directory."""
-    pooling = checkpoint.json("1_Pooling/config.json")
-    if not pooling:
-        return {}
-    where = checkpoint.path / "1_Pooling/config.json"
-    modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
-    if len(modes) != 1 or modes[0] not in _POOLING:
-        raise UsageError(f"pooling {', '.join(modes)} is not supported", where, f"known: {', '.join(_POOLING)}")
-    listed = (checkpoint.path / "modules.json").read_text(encoding="utf-8")
-    return {
-        "task": "sentence-embedding",
-        "pooling": _POOLING[modes[0]],
-        "normalize": "models.Normalize" in listed,
-    }
-
-
-def _rules(c: BERTConfig) -> Sequence[Rule]:
-    tied = [Rule("masked_lm.decoder.bias", "cls.predictions.bias")] if c.tie_embeddings else []
+def _bert_rules(c: BERTConfig) -> Sequence[Rule]:
     return (
-        Rule("embeddings.token", "bert.embeddings.word_embeddings"),
-        Rule("embeddings.position", "bert.embeddings.position_embeddings"),
-        Rule("embeddings.token_type", "bert.embeddings.token_type_embeddings"),
-        Rule("embeddings.norm", "bert.embeddings.LayerNorm"),
-        Rule("blocks.*.attention.query", "bert.encoder.layer.*.attention.self.query"),
-        Rule("blocks.*.attention.key", "bert.encoder.layer.*.attention.self.key"),
-        Rule("blocks.*.attention.value", "bert.encoder.layer.*.attention.self.value"),
-        Rule("blocks.*.attention.output", "bert.encoder.layer.*.attention.output.dense"),
-        Rule("blocks.*.norm_1", "bert.encoder.layer.*.attention.output.LayerNorm"),
-        Rule("blocks.*.mlp.up", "bert.encoder.layer.*.intermediate.dense"),
-        Rule("blocks.*.mlp.down", "bert.encoder.layer.*.output.dense"),
-        Rule("blocks.*.norm_2", "bert.encoder.layer.*.output.LayerNorm"),
+        *embedding_rules("bert"),
+        *block_rules("bert"),
         Rule("pooler", "bert.pooler.dense"),
         Rule("masked_lm.dense", "cls.predictions.transform.dense"),
         Rule("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
-        *tied,
-        Rule("masked_lm.decoder", "cls.predictions.decoder"),
+        *decoder_rules(c, "cls.predictions"),
         Rule("next_sentence", "cls.seq_relationship"),
         Rule("classifier", "classifier"),
+        Rule("span", "qa_outputs"),
     )
 
 
-def _files(c: BERTConfig) -> Mapping[str, Any]:
-    """The parts of a sentence encoder, as sentence-transformers lists them."""
-    if c.task != "sentence-embedding":
-        return {}
-    parts = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if c.normalize else [])]
+BERT = Layout(
+    classes={**classes_of("Bert"), "BertForPreTraining": "pretraining"},
+    fields=(*fields_of(), POSITIONS),
+    rules=_bert_rules,
+    prefix="bert.",
+    bare=BASE,
+    ignored=lambda c: (POSITION_IDS, *unread_bias(c, "cls.predictions")),
+    renamed=OLD_NORMS,
+    only=ONLY,
+    inert=(*INERT, "directionality", "pooler_*"),
+    derive=_derive_bert,
+    files=sentence_files,
+    constant={"model_type": "bert"},
+    outputs={**OUTPUTS, "next_sentence_logits": "seq_relationship_logits"},
+)
+"""``model_type`` bert."""
+
+
+# RoBERTa, and models that differ from it in their data alone.
+
+
+def _derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    require_types(checkpoint, values)
+    pad = checkpoint.config.get("pad_token_id", 1)
+    rows = checkpoint.config.get("max_position_embeddings", 512)
+    if not isinstance(pad, int) or not isinstance(rows, int) or rows <= pad + 1:
+        what = f"max_position_embeddings {rows!r} leaves no position after pad_token_id {pad!r}"
+        raise UsageError(what, checkpoint.config_file)
     return {
-        "modules.json": [
-            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for number, (path, name) in enumerate(parts)
-        ],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": c.hidden_size,
-            **{mode: c.pooling == ours for mode, ours in _POOLING.items()},
-        },
+        "skip_padding": True,
+        "pad_token_id": pad,
+        "max_seq_len": rows - pad - 1,
+        "head_activation": "gelu",
+        "pooler": values["task"] == "text-classification" or has_tensor(checkpoint, "pooler.dense.weight"),
+        **sentence_encoder(checkpoint),
     }
 
 
-BERT = Layout(
-    classes={
-        "BertModel": ("feature-extraction", "sentence-embedding"),
-        "BertForMaskedLM": "fill-mask",
-        "BertForPreTraining": "pretraining",
-        "BertForSequenceClassification": "text-classification",
-    },
+def _roberta_rules(c: BERTConfig) -> Sequence[Rule]:
+    return (
+        *embedding_rules("roberta"),
+        *block_rules("roberta"),
+        *classifier_rules(c),
+        *([] if c.task == "text-classification" else [Rule("pooler", "roberta.pooler.dense")]),
+        Rule("masked_lm.dense", "lm_head.dense"),
+        Rule("masked_lm.norm", "lm_head.layer_norm"),
+        *decoder_rules(c, "lm_head"),
+        Rule("span", "qa_outputs"),
+    )
+
+
+ROBERTA = Layout(
+    classes=classes_of("Roberta"),
+    fields=fields_of(),
+    rules=_roberta_rules,
+    prefix="roberta.",
+    bare=BASE,
+    # Old classifiers hold the encoder's own pooler too, which they do not read.
+    ignored=lambda c: (POSITION_IDS, r"roberta\.pooler\..*", *unread_bias(c, "lm_head")),
+    renamed=OLD_NORMS,
+    only=ONLY,
+    inert=(*INERT, "max_position_embeddings"),
+    derive=_derive_roberta,
+    restore=lambda c: {"max_position_embeddings": c.position_rows},
+    files=sentence_files,
+    constant={"model_type": "roberta"},
+    outputs=OUTPUTS,
+)
+"""``model_type`` roberta."""
+XLM_ROBERTA = replace(ROBERTA, classes=classes_of("XLMRoberta"), constant={"model_type": "xlm-roberta"})
+"""``model_type`` xlm-roberta."""
+CAMEMBERT = replace(ROBERTA, classes=classes_of("Camembert"), constant={"model_type": "camembert"})
+"""``model_type`` camembert."""
+
+
+# DistilBERT.
+
+
+def _derive_distilbert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {
+        "type_vocab_size": 0,
+        "norm_eps": 1e-12,
+        "pooler": values["task"] == "text-classification",
+        "pooler_activation": "relu",
+        **sentence_encoder(checkpoint),
+    }
+
+
+DISTILBERT = Layout(
+    classes=classes_of("DistilBert"),
     fields=(
         Field("vocab_size"),
-        Field("type_vocab_size", default=2),
-        Field("max_position_embeddings", "max_seq_len", default=512),
-        Field("hidden_size"),
-        Field("num_hidden_layers", "num_layers"),
-        Field("num_attention_heads", "num_heads"),
-        Field("intermediate_size"),
-        Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
-        Field("layer_norm_eps", "norm_eps", default=1e-12),
-        Field("hidden_dropout_prob", "dropout", default=0.1),
+        POSITIONS,
+        Field("dim", "hidden_size"),
+        Field("n_layers", "num_layers"),
+        Field("n_heads", "num_heads"),
+        Field("hidden_dim", "intermediate_size"),
+        Field("activation", default="gelu", values=ACTIVATIONS),
+        Field("dropout", default=0.1),
         Field("tie_word_embeddings", "tie_embeddings", default=True),
     ),
-    rules=_rules,
-    prefix="bert.",
-    bare=("feature-extraction", "sentence-embedding"),
-    ignored=lambda c: (r".*position_ids", *(() if c.tie_embeddings else (r"cls\.predictions\.bias",))),
-    renamed=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
-    only={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
-    inert=("attention_probs_dropout_prob", "classifier_dropout", "directionality", "pooler_*"),
-    derive=_derive,
-    files=_files,
-    constant={"model_type": "bert"},
-    outputs={
-        "logits": "prediction_logits",
-        "next_sentence_logits": "seq_relationship_logits",
-        "sentence_embedding": "",  # the encoder's task alone
-    },
+    rules=(
+        *embedding_rules("distilbert"),
+        Rule("blocks.*.attention.query", "distilbert.transformer.layer.*.attention.q_lin"),
+        Rule("blocks.*.attention.key", "distilbert.transformer.layer.*.attention.k_lin"),
+        Rule("blocks.*.attention.value", "distilbert.transformer.layer.*.attention.v_lin"),
+        Rule("blocks.*.attention.output", "distilbert.transformer.layer.*.attention.out_lin"),
+        Rule("blocks.*.norm_1", "distilbert.transformer.layer.*.sa_layer_norm"),
+        Rule("blocks.*.mlp.up", "distilbert.transformer.layer.*.ffn.lin1"),
+        Rule("blocks.*.mlp.down", "distilbert.transformer.layer.*.ffn.lin2"),
+        Rule("blocks.*.norm_2", "distilbert.transformer.layer.*.output_layer_norm"),
+        Rule("masked_lm.dense", "vocab_transform"),
+        Rule("masked_lm.norm", "vocab_layer_norm"),
+        Rule("masked_lm.decoder", "vocab_projector"),
+        Rule("pooler", "pre_classifier"),
+        Rule("classifier", "classifier"),
+        Rule("span", "qa_outputs"),
+    ),
+    prefix="distilbert.",
+    bare=BASE,
+    ignored=(POSITION_IDS,),
+    renamed=OLD_NORMS,
+    inert=("attention_dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
+    derive=_derive_distilbert,
+    files=sentence_files,
+    constant={"model_type": "distilbert"},
+    outputs=OUTPUTS,
 )
-"""``model_type`` bert."""
+"""``model_type`` distilbert."""
+
+
+# ALBERT.
+
+
+def _derive_albert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    require_types(checkpoint, values)
+    found = {
+        "project_embeddings": True,
+        "share_layers": True,
+        "pooler": has_tensor(checkpoint, "pooler.weight"),
+        **sentence_encoder(checkpoint),
+    }
+    if values["task"] == "fill-mask" and has_tensor(checkpoint, "sop_classifier.classifier.weight"):
+        found["task"] = "pretraining"  # whatever class wrote it, both heads are there
+    return found
+
+
+def _albert_rules(c: BERTConfig) -> Sequence[Rule]:
+    block = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+    return (
+        *embedding_rules("albert"),
+        Rule("embeddings.projection", "albert.encoder.embedding_hidden_mapping_in"),
+        Rule("blocks.0.attention.query", f"{block}.attention.query"),
+        Rule("blocks.0.attention.key", f"{block}.attention.key"),
+        Rule("blocks.0.attention.value", f"{block}.attention.value"),
+        Rule("blocks.0.attention.output", f"{block}.attention.dense"),
+        Rule("blocks.0.norm_1", f"{block}.attention.LayerNorm"),
+        Rule("blocks.0.mlp.up", f"{block}.ffn"),
+        Rule("blocks.0.mlp.down", f"{block}.ffn_output"),
+        Rule("blocks.0.norm_2", f"{block}.full_layer_layer_norm"),
+        Rule("pooler", "albert.pooler"),
+        Rule("masked_lm.dense", "predictions.dense"),
+        Rule("masked_lm.norm", "predictions.LayerNorm"),
+        *decoder_rules(c, "predictions"),
+        Rule("next_sentence", "sop_classifier.classifier"),
+        Rule("classifier", "classifier"),
+        Rule("span", "qa_outputs"),
+    )
+
+
+ALBERT = Layout(
+    classes={**classes_of("Albert"), "AlbertForPreTraining": "pretraining"},
+    fields=(*fields_of(activation="gelu_new", dropout=0.0), POSITIONS, Field("embedding_size", default=128)),
+    rules=_albert_rules,
+    prefix="albert.",
+    bare=BASE,
+    ignored=lambda c: (POSITION_IDS, *unread_bias(c, "predictions")),
+    renamed=OLD_NORMS,
+    only={**ONLY, "num_hidden_groups": 1, "inner_group_num": 1},
+    inert=(*INERT, "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
+    derive=_derive_albert,
+    files=sentence_files,
+    constant={"model_type": "albert"},
+    outputs={**OUTPUTS, "next_sentence_logits": "sop_logits"},
+)
+"""``model_type`` albert."""
+
+
+# ELECTRA.
+
+
+def _derive_electra(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    require_types(checkpoint, values)
+    return {
+        "head_activation": "gelu",
+        "pooler": values["task"] == "text-classification",
+        "pooler_activation": "gelu",
+        **sentence_encoder(checkpoint),
+    }
+
+
+def _electra_rules(c: BERTConfig) -> Sequence[Rule]:
+    return (
+        *embedding_rules("electra"),
+        Rule("embeddings.projection", "electra.embeddings_project"),
+        *block_rules("electra"),
+        *classifier_rules(c),
+        Rule("masked_lm.dense", "generator_predictions.dense"),
+        Rule("masked_lm.norm", "generator_predictions.LayerNorm"),
+        Rule("masked_lm.decoder", "generator_lm_head"),
+        Rule("replaced.dense", "discriminator_predictions.dense"),
+        Rule("replaced.output", "discriminator_predictions.dense_prediction"),
+        Rule("span", "qa_outputs"),
+    )
+
+
+ELECTRA = Layout(
+    classes={**classes_of("Electra"), "ElectraForPreTraining": "replaced-token-detection"},
+    fields=(*fields_of(), POSITIONS, Field("embedding_size", default=128)),
+    rules=_electra_rules,
+    prefix="electra.",
+    bare=BASE,
+    ignored=(POSITION_IDS,),
+    renamed=OLD_NORMS,
+    only=ONLY,
+    inert=(*INERT, "summary_*"),
+    derive=_derive_electra,
+    files=sentence_files,
+    constant={"model_type": "electra"},
+    outputs=OUTPUTS,
+)
+"""``model_type`` electra."""

@@ -1,6 +1,10 @@
-"""BERT: a post-norm bidirectional Transformer encoder and its heads (Devlin et al. 2019).
+"""BERT: a post-norm bidirectional Transformer encoder and its heads (Devlin et al. 2019), and its kin.
 
-B batch, T tokens, E hidden size, V vocabulary, C classes.
+RoBERTa (Liu et al. 2019) counts positions without padding. DistilBERT (Sanh et al. 2019) has no segment types. ALBERT
+(Lan et al. 2020) embeds tokens in fewer dimensions and runs one block again and again. ELECTRA (Clark et al. 2020)
+tells which tokens were replaced.
+
+B batch, T tokens, W embedding size, E hidden size, V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -40,22 +44,34 @@ class BERTBlock(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and type embeddings, normalised."""
+    """The sum of token, position and type embeddings, normalised, and brought to the encoder's width."""
 
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
-        self.token = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.position = nn.Embedding(c.max_seq_len, c.hidden_size)
-        self.token_type = nn.Embedding(c.type_vocab_size, c.hidden_size)
-        self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        width = c.embedding_size or 0
+        self.token = nn.Embedding(c.vocab_size, width)
+        self.position = nn.Embedding(c.position_rows, width)
+        self.token_type = nn.Embedding(c.type_vocab_size, width) if c.type_vocab_size else None
+        self.norm = nn.LayerNorm(width, eps=c.norm_eps)
         self.dropout = nn.Dropout(c.dropout)
+        self.projection = nn.Linear(width, c.hidden_size) if c.project_embeddings else None
+        self.skipped_token = c.pad_token_id if c.skip_padding else None
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """(B, T) and (B, T) -> (B, T, E)."""
-        length = input_ids.shape[1]
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        positions = positions_of(length, length, device=input_ids.device)
-        return self.dropout(self.norm(self.token(input_ids) + self.position(positions) + self.token_type(types)))
+        x = self.token(input_ids) + self.position(self.positions(input_ids))  # (B, T, W)
+        if self.token_type is not None:
+            x = x + self.token_type(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
+        x = self.dropout(self.norm(x))
+        return x if self.projection is None else self.projection(x)
+
+    def positions(self, input_ids: Tensor) -> Tensor:
+        """(B, T) -> (B or 1, T), rows of the position embedding."""
+        if self.skipped_token is None:
+            length = input_ids.shape[1]
+            return positions_of(length, length, device=input_ids.device)
+        counted = (input_ids != self.skipped_token).long()
+        return counted.cumsum(-1) * counted + self.skipped_token
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -63,16 +79,29 @@ class MaskedLanguageModelHead(nn.Module):
 
     def __init__(self, c: BERTConfig, token_embedding: nn.Embedding) -> None:
         super().__init__()
-        self.dense = nn.Linear(c.hidden_size, c.hidden_size)
-        self.activation = ACTIVATIONS[c.activation]
-        self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
-        self.decoder = (
-            tied_linear(token_embedding, bias=True) if c.tie_embeddings else nn.Linear(c.hidden_size, c.vocab_size)
-        )
+        width = c.embedding_size or 0
+        self.dense = nn.Linear(c.hidden_size, width)
+        self.activation = ACTIVATIONS[c.head_activation or c.activation]
+        self.norm = nn.LayerNorm(width, eps=c.norm_eps)
+        self.decoder = tied_linear(token_embedding, bias=True) if c.tie_embeddings else nn.Linear(width, c.vocab_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, E) -> (B, T, V)."""
         return self.decoder(self.norm(self.activation(self.dense(x))))
+
+
+class ReplacedTokenHead(nn.Module):
+    """Dense, activation, and one number for each token (Clark et al. 2020): above 0, it was replaced."""
+
+    def __init__(self, c: BERTConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(c.hidden_size, c.hidden_size)
+        self.activation = ACTIVATIONS[c.activation]
+        self.output = nn.Linear(c.hidden_size, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) -> (B, T)."""
+        return self.output(self.activation(self.dense(x))).squeeze(-1)
 
 
 class BERT(nn.Module):
@@ -82,14 +111,19 @@ class BERT(nn.Module):
         super().__init__()
         self.config = c
         self.embeddings = Embeddings(c)
-        self.blocks = nn.ModuleList(BERTBlock(c) for _ in range(c.num_layers))
+        self.blocks = nn.ModuleList(BERTBlock(c) for _ in range(1 if c.share_layers else c.num_layers))
         self.pooler = nn.Linear(c.hidden_size, c.hidden_size) if c.pooler else None
+        self.pooler_activation = torch.tanh if c.pooler_activation == "tanh" else ACTIVATIONS[c.pooler_activation]
         if c.task in ("fill-mask", "pretraining"):
             self.masked_lm = MaskedLanguageModelHead(c, self.embeddings.token)
         if c.task == "pretraining":
             self.next_sentence = nn.Linear(c.hidden_size, 2)
-        if c.task == "text-classification":
+        if c.task in ("text-classification", "token-classification"):
             self.classifier = nn.Linear(c.hidden_size, c.num_classes)
+        if c.task == "question-answering":
+            self.span = nn.Linear(c.hidden_size, 2)
+        if c.task == "replaced-token-detection":
+            self.replaced = ReplacedTokenHead(c)
         self.dropout = nn.Dropout(c.dropout)
         init_truncated_normal(self, std=0.02)
 
@@ -100,8 +134,8 @@ class BERT(nn.Module):
         length = input_ids.shape[1]
         mask = build_mask(length, length, padding=attention_mask)
         x = self.embeddings(input_ids, token_type_ids)
-        for block in self.blocks:
-            x = block(x, mask)
+        for layer in range(self.config.num_layers):
+            x = self.blocks[layer % len(self.blocks)](x, mask)
         return x
 
     def forward(
@@ -116,17 +150,22 @@ class BERT(nn.Module):
         """
         c = self.config
         x = self.encode(input_ids, attention_mask, token_type_ids)
-        pooled = torch.tanh(self.pooler(x[:, 0])) if self.pooler is not None else None  # (B, E)
-        if c.task == "fill-mask":
-            return {"logits": self.masked_lm(x)}
-        if c.task == "pretraining":
-            return {"logits": self.masked_lm(x), "next_sentence_logits": self.next_sentence(pooled)}
-        if c.task == "text-classification":
-            return {"logits": self.classifier(self.dropout(pooled))}
-        if c.task == "sentence-embedding":
-            vector = pool(x, attention_mask, c.pooling)
-            return {
-                "sentence_embedding": normalize(vector) if c.normalize else vector,
-                "last_hidden_state": x,
-            }
-        return {"last_hidden_state": x} | ({"pooler_output": pooled} if pooled is not None else {})
+        pooled = None if self.pooler is None else self.pooler_activation(self.pooler(x[:, 0]))  # (B, E)
+        match c.task:
+            case "sentence-embedding":
+                vector = pool(x, attention_mask, c.pooling)
+                return {"sentence_embedding": normalize(vector) if c.normalize else vector, "last_hidden_state": x}
+            case "fill-mask":
+                return {"logits": self.masked_lm(x)}
+            case "pretraining":
+                return {"logits": self.masked_lm(x), "next_sentence_logits": self.next_sentence(pooled)}
+            case "text-classification":
+                return {"logits": self.classifier(self.dropout(pooled))}
+            case "token-classification":
+                return {"logits": self.classifier(self.dropout(x))}
+            case "question-answering":
+                start, end = self.span(x).unbind(-1)  # (B, T) each
+                return {"start_logits": start, "end_logits": end}
+            case "replaced-token-detection":
+                return {"logits": self.replaced(x)}
+        return {"last_hidden_state": x} | ({} if pooled is None else {"pooler_output": pooled})

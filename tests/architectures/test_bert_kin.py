@@ -1,0 +1,145 @@
+"""What RoBERTa, DistilBERT, ALBERT and ELECTRA change in BERT, each as a law. Their heads are compared with
+transformers where checkpoints are imported."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from tests.architectures.test_bert import LENGTHS, SIZES, batch, make
+
+PAD = 2
+ROBERTA = {"skip_padding": True, "pad_token_id": PAD, "type_vocab_size": 1}
+
+
+def words() -> tuple[Tensor, Tensor]:
+    """Token ids without padding tokens, and a mask of :data:`LENGTHS`."""
+    ids, mask, _ = batch()
+    return ids.masked_fill(ids == PAD, PAD + 1), mask
+
+
+# RoBERTa: positions.
+
+
+def test_padding_takes_no_position() -> None:
+    positions = make(skip_padding=True, pad_token_id=1).embeddings.positions(torch.tensor([[0, 5, 6, 2, 1, 1]]))
+    assert positions.tolist() == [[2, 3, 4, 5, 1, 1]]
+
+
+@given(ids=st.lists(st.integers(0, 6), min_size=1, max_size=12), pad=st.integers(0, 6))
+def test_positions_count_what_is_no_padding(ids: list[int], pad: int) -> None:
+    """Wherever it is; and the last one has a row."""
+    embeddings = make(skip_padding=True, pad_token_id=pad, num_layers=1).embeddings
+    (positions,) = embeddings.positions(torch.tensor([ids])).tolist()
+    kept = [position for position, token in zip(positions, ids, strict=True) if token != pad]
+    assert kept == list(range(pad + 1, pad + 1 + len(kept)))
+    assert all(position == pad for position, token in zip(positions, ids, strict=True) if token == pad)
+    assert embeddings.position.num_embeddings == SIZES["max_seq_len"] + pad + 1 > max(positions)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_on_either_side_changes_nothing(side: str) -> None:
+    """BERT's positions would move with padding on the left."""
+    model, (ids, mask) = make(**ROBERTA), words()
+    for row, length in enumerate(LENGTHS):
+        alone = model(ids[row : row + 1, :length])["last_hidden_state"][0]
+        if side == "right":
+            padded, kept = ids.masked_fill(mask == 0, PAD), slice(length)
+            found = model(padded, mask)["last_hidden_state"][row, kept]
+        else:
+            rows = torch.full_like(ids, PAD)
+            rows[row, ids.shape[1] - length :] = ids[row, :length]
+            found = model(rows, (rows != PAD).long())["last_hidden_state"][row, ids.shape[1] - length :]
+        assert_close(found, alone, atol=1e-11, rtol=0)
+
+
+def test_without_padding_it_is_bert_with_the_later_positions() -> None:
+    ours, (ids, _) = make(**ROBERTA), words()
+    bert = make(type_vocab_size=1)
+    state = ours.state_dict()
+    state["embeddings.position.weight"] = state["embeddings.position.weight"][PAD + 1 :]
+    bert.load_state_dict(state)
+    assert_close(ours(ids)["last_hidden_state"], bert(ids)["last_hidden_state"], atol=1e-12, rtol=0)
+
+
+# DistilBERT: no segments, another pooler.
+
+
+def test_no_segments_are_one_segment_that_adds_nothing() -> None:
+    ours, (ids, mask, _) = make(type_vocab_size=0, pooler=False), batch()
+    bert = make(type_vocab_size=1, pooler=False)
+    bert.load_state_dict({**ours.state_dict(), "embeddings.token_type.weight": torch.zeros(1, SIZES["hidden_size"])})
+    assert "embeddings.token_type.weight" not in ours.state_dict()
+    assert [tensor.name for tensor in ours.config.graphs()[0].inputs] == ["input_ids", "attention_mask"]
+    assert_close(ours(ids, mask)["last_hidden_state"], bert(ids, mask)["last_hidden_state"], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("tanh", torch.tanh), ("relu", lambda x: x.clamp(min=0)), ("gelu", lambda x: x * (1 + (x / 2**0.5).erf()) / 2)],
+)
+def test_the_pooler_is_a_dense_layer_on_the_first_token(activation: str, function: object) -> None:
+    ours, arguments = make(pooler_activation=activation), batch()
+    outputs = ours(*arguments)
+    first = outputs["last_hidden_state"][:, 0]
+    expected = function(first @ ours.pooler.weight.T + ours.pooler.bias)
+    assert (expected < 0).any() == (activation != "relu")
+    assert_close(outputs["pooler_output"], expected, atol=1e-12, rtol=0)
+
+
+# ALBERT: one block, and narrow embeddings.
+
+
+def test_a_shared_block_is_a_bert_whose_blocks_are_equal() -> None:
+    ours, arguments = make(share_layers=True, num_layers=4), batch()
+    bert = make(num_layers=4)
+    state = {name: tensor for name, tensor in ours.state_dict().items() if not name.startswith("blocks.")}
+    assert len(ours.blocks) == 1
+    for layer in range(4):
+        state |= {f"blocks.{layer}.{name}": tensor for name, tensor in ours.blocks[0].state_dict().items()}
+    bert.load_state_dict(state)
+    for name, expected in bert(*arguments).items():
+        assert_close(ours(*arguments)[name], expected, atol=1e-12, rtol=0)
+
+
+def test_every_layer_of_a_shared_block_runs() -> None:
+    ours, arguments = make(share_layers=True, num_layers=1), batch()
+    deeper = make(share_layers=True, num_layers=3)
+    deeper.load_state_dict(ours.state_dict())
+    x = ours.embeddings(arguments[0], arguments[2])
+    for _ in range(3):
+        x = ours.blocks[0](x, arguments[1].bool()[:, None, None, :].expand(-1, -1, x.shape[1], -1))
+    assert_close(deeper(*arguments)["last_hidden_state"], x, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_of_another_width(tied: bool) -> None:
+    """They are mapped to the encoder's after the norm, and the language model maps back to theirs."""
+    ours, (ids, mask, types) = make(task="fill-mask", embedding_size=7, tie_embeddings=tied), batch()
+    e = ours.embeddings
+    summed = e.token.weight[ids] + e.token_type.weight[types] + e.position.weight[: ids.shape[1]]
+    centred = summed - summed.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + SIZES["norm_eps"]).sqrt()
+    expected = (normal * e.norm.weight + e.norm.bias) @ e.projection.weight.T + e.projection.bias
+    assert_close(e(ids, types), expected, atol=1e-12, rtol=0)
+    assert ours.masked_lm.decoder.weight.shape == e.token.weight.shape == (SIZES["vocab_size"], 7)
+    assert (ours.masked_lm.decoder.weight is e.token.weight) == tied
+    assert ours(ids, mask, types)["logits"].shape == (*ids.shape, SIZES["vocab_size"])
+
+
+def test_embeddings_of_the_same_width_are_mapped_if_asked() -> None:
+    assert make().embeddings.projection is None
+    assert make(project_embeddings=True).embeddings.projection.weight.shape == (24, 24)
+
+
+# ELECTRA: which tokens were replaced.
+
+
+def test_replaced_tokens() -> None:
+    """One number for each token, from the hidden states alone."""
+    ours, arguments = make(task="replaced-token-detection", activation="relu", pooler=False), batch()
+    hidden, head = ours.encode(*arguments), ours.replaced
+    expected = (hidden @ head.dense.weight.T + head.dense.bias).clamp(min=0) @ head.output.weight[0] + head.output.bias
+    assert_close(ours(*arguments)["logits"], expected, atol=1e-12, rtol=0)

@@ -1,0 +1,5 @@
+"""Checkpoints are compared with one thread: their models are too small to share."""
+
+from tests.export.conftest import one_thread
+
+__all__ = ["one_thread"]

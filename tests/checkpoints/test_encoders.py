@@ -1,0 +1,482 @@
+"""BERT and its kin: random models of transformers, imported, exported to ONNX, and written back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from torch.testing import assert_close
+from zoo_export.exporter import export_model
+
+import zoo as library
+from zoo.artifact import ModelDirectory
+from zoo.checkpoints import export_checkpoint, import_checkpoint
+from zoo.config import Config
+from zoo.errors import UsageError
+
+Zoo = Callable[..., Any]
+
+VOCABULARY, TYPES, ROWS, PAD = 61, 3, 23, 4
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "type_vocab_size": TYPES,
+    "max_position_embeddings": ROWS,
+    "hidden_size": 30,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 37,
+    "hidden_act": "silu",
+    "layer_norm_eps": 1e-3,
+    "hidden_dropout_prob": 0.2,
+    "pad_token_id": PAD,
+}
+DISTIL_SIZES = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": ROWS,
+    "dim": 30,
+    "n_layers": 3,
+    "n_heads": 5,
+    "hidden_dim": 37,
+    "activation": "silu",
+    "dropout": 0.2,
+    "pad_token_id": PAD,
+}
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 30,
+    "num_layers": 3,
+    "num_heads": 5,
+    "intermediate_size": 37,
+    "activation": "silu",
+    "dropout": 0.2,
+    "pad_token_id": PAD,
+}
+"""What SIZES are called here."""
+NAMES = {3: "good", 0: "bad", 1: "so so", 2: "fair", 4: "best"}
+LABELS = ("bad", "so so", "fair", "good", "best")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of transformers, and what is special about it here."""
+
+    prefix: str
+    """Of its classes."""
+    sizes: Mapping[str, Any] = field(default_factory=lambda: SIZES)
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    """Values of our configuration beside COMMON."""
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Classes that only this family has, and our tasks."""
+    pooler: bool = False
+    """Whether the base model has one."""
+
+    def make(self, kind: str, **options: Any) -> transformers.PreTrainedModel:
+        """A small model whose every tensor is random; tied ones stay tied."""
+        config = getattr(transformers, f"{self.prefix}Config")(
+            **{**self.sizes, "attn_implementation": "eager", **options}
+        )
+        torch.manual_seed(0)
+        model = getattr(transformers, self.prefix + kind)(config).eval().requires_grad_(False)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+        return model
+
+
+ROBERTA = {
+    "type_vocab_size": TYPES, "norm_eps": 1e-3, "skip_padding": True, "max_seq_len": ROWS - PAD - 1,
+    "head_activation": "gelu", "pooler_activation": "tanh",
+}  # fmt: skip
+ALBERT = {
+    "type_vocab_size": TYPES, "norm_eps": 1e-3, "max_seq_len": ROWS, "share_layers": True, "project_embeddings": True,
+    "skip_padding": False, "head_activation": "silu", "pooler_activation": "tanh",
+}  # fmt: skip
+ELECTRA = {
+    "type_vocab_size": TYPES, "norm_eps": 1e-3, "max_seq_len": ROWS, "share_layers": False, "skip_padding": False,
+    "head_activation": "gelu", "pooler_activation": "gelu",
+}  # fmt: skip
+FAMILIES = {
+    "bert": Family("Bert", ours={"type_vocab_size": TYPES, "norm_eps": 1e-3, "max_seq_len": ROWS}, pooler=True),
+    "roberta": Family("Roberta", ours=ROBERTA, pooler=True),
+    "xlm-roberta": Family("XLMRoberta", ours=ROBERTA, pooler=True),
+    "camembert": Family("Camembert", ours=ROBERTA, pooler=True),
+    "distilbert": Family(
+        "DistilBert",
+        sizes=DISTIL_SIZES,
+        ours={"type_vocab_size": 0, "norm_eps": 1e-12, "max_seq_len": ROWS, "pooler_activation": "relu"},
+    ),
+    "albert": Family(
+        "Albert",
+        sizes={**SIZES, "embedding_size": 18},
+        ours={**ALBERT, "embedding_size": 18},
+        heads={"ForPreTraining": "pretraining"},
+        pooler=True,
+    ),
+    "electra": Family(
+        "Electra",
+        sizes={**SIZES, "embedding_size": 18},
+        ours={**ELECTRA, "embedding_size": 18, "project_embeddings": True},
+        heads={"ForPreTraining": "replaced-token-detection"},
+    ),
+}
+HEADS = {
+    "Model": "feature-extraction",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+}
+SLOW = ("xlm-roberta", "camembert")
+CASES = [
+    pytest.param(name, kind, task, id=f"{name}, {task}", marks=[pytest.mark.slow] if name in SLOW else [])
+    for name, family in FAMILIES.items()
+    for kind, task in {**HEADS, **family.heads}.items()
+]
+
+
+def labelled(task: str) -> dict[str, Any]:
+    """Five classes with names, where the task has classes."""
+    return {"id2label": NAMES} if task.endswith("classification") else {}
+
+
+def batch(config: Config) -> dict[str, Tensor]:
+    """Rows of words with padding on either side and none, and mixed types."""
+    longest = config.max_seq_len
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(PAD + 1, VOCABULARY, (4, longest), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, longest - 5 :] = 0
+    mask[2, 1:] = 0
+    mask[3, :7] = 0
+    feeds = {"input_ids": ids.masked_fill(mask == 0, PAD), "attention_mask": mask}
+    if config.type_vocab_size:
+        feeds["token_type_ids"] = torch.randint(config.type_vocab_size, ids.shape, generator=generator)
+    return feeds
+
+
+def outputs(model: torch.nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In float64, without the rows of padding."""
+    with torch.inference_mode():
+        found = model.double()(**feeds)
+    names = {"prediction_logits": "logits", "sop_logits": "next_sentence_logits",
+             "seq_relationship_logits": "next_sentence_logits"}  # fmt: skip
+    kept = feeds["attention_mask"].bool()
+    return {
+        names.get(name, name): value[kept] if value.shape[:2] == kept.shape else value
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def same(folder: Path, theirs: torch.nn.Module) -> None:
+    """Every output of a model directory is the original's, in float64."""
+    ours = library.load(folder)
+    feeds = batch(ours.config)
+    found, wanted = outputs(ours, feeds), outputs(theirs, feeds)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert_close(found[name], value, rtol=0, atol=1e-10)
+        assert value.std() > 1e-3
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change values of a checkpoint's config.json; None takes one away."""
+    path = folder / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> None:
+    """Change the tensors of a checkpoint."""
+    path = folder / "model.safetensors"
+    tensors = change(load_file(path))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(("name", "kind", "task"), CASES)
+def test_there_and_back(tmp_path: Path, name: str, kind: str, task: str) -> None:
+    """Imported, it computes the same; written back, transformers reads what it wrote."""
+    family = FAMILIES[name]
+    theirs = family.make(kind, **labelled(task))
+    theirs.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
+    assert imported.comparison.exact < 1e-11
+    config = ModelDirectory.open(tmp_path / "ours").spec.config
+    assert config == imported.spec.config
+    wanted = {**COMMON, **family.ours, "task": task}
+    assert {key: getattr(config, key) for key in wanted} == wanted
+    assert config.labels == (LABELS if labelled(task) else ())
+    assert config.pooler == (task in ("text-classification", "pretraining") or (family.pooler and kind == "Model"))
+    same(tmp_path / "ours", theirs)
+
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
+    assert exported.kind == name
+    again = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    feeds = batch(config)
+    for output, value in outputs(again, feeds).items():
+        assert value.equal(outputs(theirs, feeds)[output])
+    before, after = (json.loads((tmp_path / place / "config.json").read_text()) for place in ("hub", "back"))
+    trained = {key for key in before if "drop" in key} - {"hidden_dropout_prob", "dropout"}
+    left_out = trained | {key for key in before if key.startswith("summary")} | {
+        "bos_token_id", "eos_token_id", "initializer_range", "use_cache", "sinusoidal_pos_embds",
+        "transformers_version",
+        *(() if labelled(task) else ("id2label", "label2id")),
+    }  # fmt: skip
+    assert {key: value for key, value in before.items() if key not in left_out and value is not None}.items() <= {
+        **after, "output_hidden_states": False, "return_dict": True,
+    }.items()  # fmt: skip
+    tensors, written = (load_file(tmp_path / place / "model.safetensors") for place in ("hub", "back"))
+    assert tensors.keys() == written.keys()
+    assert all(written[key].equal(tensor) for key, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("name", ["roberta", "distilbert", "albert", "electra"])
+def test_an_untied_language_model(tmp_path: Path, name: str) -> None:
+    theirs = FAMILIES[name].make("ForMaskedLM", tie_word_embeddings=False)
+    theirs.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
+    assert not imported.spec.config.tie_embeddings
+    same(tmp_path / "ours", theirs)
+    export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
+
+
+ONNX = [
+    ("roberta", "ForMaskedLM"),
+    ("distilbert", "ForSequenceClassification"),
+    ("albert", "ForPreTraining"),
+    ("electra", "ForPreTraining"),
+    *(pytest.param(name, "Model", marks=pytest.mark.slow) for name in ("roberta", "distilbert", "albert", "electra")),
+    *(pytest.param(name, "ForTokenClassification", marks=pytest.mark.slow) for name in ("bert", "roberta", "electra")),
+    *(pytest.param(name, "ForQuestionAnswering", marks=pytest.mark.slow) for name in ("bert", "distilbert", "albert")),
+    *(pytest.param(name, "ForMaskedLM", marks=pytest.mark.slow) for name in ("distilbert", "albert", "electra")),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), ONNX)
+def test_an_imported_model_is_exported_to_onnx(tmp_path: Path, name: str, kind: str) -> None:
+    FAMILIES[name].make(kind).save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert export_model(tmp_path / "ours").passed
+
+
+# What is special about each.
+
+
+def test_an_albert_of_one_width_maps_its_embeddings_all_the_same(tmp_path: Path) -> None:
+    theirs = FAMILIES["albert"].make("Model", embedding_size=30)
+    theirs.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert imported.spec.config.project_embeddings
+    same(tmp_path / "ours", theirs)
+
+
+def test_an_electra_of_one_width_does_not(tmp_path: Path) -> None:
+    theirs = FAMILIES["electra"].make("Model", embedding_size=30)
+    theirs.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert not imported.spec.config.project_embeddings
+    same(tmp_path / "ours", theirs)
+
+
+def test_the_pooler_that_an_old_classifier_does_not_read(tmp_path: Path) -> None:
+    theirs = FAMILIES["roberta"].make("ForSequenceClassification", **labelled("text-classification"))
+    theirs.save_pretrained(tmp_path / "hub")
+    unread = {f"roberta.pooler.dense.{name}": torch.ones(shape) for name, shape in (("weight", (30, 30)), ("bias", 30))}
+    rewrite(tmp_path / "hub", lambda tensors: {**tensors, **unread})
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    same(tmp_path / "ours", theirs)
+
+
+@pytest.mark.parametrize(("name", "base"), [("roberta", "roberta"), ("albert", "albert"), ("electra", "electra")])
+def test_old_names_and_buffers(tmp_path: Path, name: str, base: str) -> None:
+    """Norms with gamma and beta, positions in a buffer, and the bias of a tied head under both of its names."""
+    theirs = FAMILIES[name].make("ForMaskedLM")
+    theirs.save_pretrained(tmp_path / "hub")
+    heads = {"roberta": "lm_head", "albert": "predictions"}
+
+    def old(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        renamed = {
+            key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for key, tensor in tensors.items()
+        }
+        renamed[f"{base}.embeddings.position_ids"] = torch.arange(ROWS)[None]
+        if name in heads:
+            renamed[f"{heads[name]}.decoder.bias"] = tensors[f"{heads[name]}.bias"].clone()
+        return renamed
+
+    rewrite(tmp_path / "hub", old)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    same(tmp_path / "ours", theirs)
+
+
+def test_what_a_configuration_leaves_out(tmp_path: Path) -> None:
+    """An ALBERT's activation is not BERT's where config.json does not say it, and a RoBERTa's padding is 1."""
+    albert = FAMILIES["albert"].make("Model", hidden_act="gelu_new", layer_norm_eps=1e-12, hidden_dropout_prob=0.0)
+    albert.save_pretrained(tmp_path / "albert")
+    edit(tmp_path / "albert", hidden_act=None, layer_norm_eps=None, hidden_dropout_prob=None)
+    config = import_checkpoint(tmp_path / "albert", tmp_path / "ours").spec.config
+    assert (config.activation, config.norm_eps, config.dropout) == ("gelu_tanh", 1e-12, 0.0)
+    same(tmp_path / "ours", albert)
+    roberta = FAMILIES["roberta"].make("Model", pad_token_id=1)
+    roberta.save_pretrained(tmp_path / "roberta")
+    edit(tmp_path / "roberta", pad_token_id=None)
+    config = import_checkpoint(tmp_path / "roberta", tmp_path / "other").spec.config
+    assert (config.pad_token_id, config.max_seq_len) == (1, ROWS - 2)
+    same(tmp_path / "other", roberta)
+
+
+@pytest.mark.parametrize(
+    ("said", "mask"), [({}, 3), ({"mask_token": "<other>"}, 4), ({"mask_token": {"content": "<other>"}}, 4),
+                       ({"mask_token": None}, None)],
+)  # fmt: skip
+def test_the_mask_token(tmp_path: Path, said: dict[str, Any], mask: int | None) -> None:
+    """What the tokenizer's files call it, and where they say nothing, RoBERTa's name."""
+    FAMILIES["roberta"].make("ForMaskedLM").save_pretrained(tmp_path / "hub")
+    words = {"<s>": 0, "</s>": 1, "<unk>": 2, "<mask>": 3, "<other>": 4}
+    Tokenizer(WordLevel(words, unk_token="<unk>")).save(str(tmp_path / "hub" / "tokenizer.json"))
+    (tmp_path / "hub" / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 18, **said}))
+    assert import_checkpoint(tmp_path / "hub", tmp_path / "ours").spec.config.mask_token_id == mask
+
+
+def test_more_classes_than_names(tmp_path: Path) -> None:
+    """Old files kept the names of two classes whatever num_labels was."""
+    theirs = FAMILIES["electra"].make("ForSequenceClassification", num_labels=5)
+    theirs.save_pretrained(tmp_path / "hub")
+    names = {"0": "LABEL_0", "1": "LABEL_1"}
+    edit(tmp_path / "hub", id2label=names, label2id=None, num_labels=5, pruned_heads={}, eos_token_ids=0)
+    config = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False).spec.config
+    assert (config.num_classes, config.labels) == (5, ())
+    same(tmp_path / "ours", theirs)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bert", "ForPreTraining"), ("albert", "ForPreTraining")])
+def test_both_heads_of_pretraining_whatever_class_is_named(tmp_path: Path, name: str, kind: str) -> None:
+    """Published files of BERT name BertForMaskedLM and hold both; the comparison is with the class of both."""
+    theirs = FAMILIES[name].make(kind)
+    theirs.save_pretrained(tmp_path / "hub")
+    edit(tmp_path / "hub", architectures=[f"{FAMILIES[name].prefix}ForMaskedLM"])
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
+    assert imported.spec.config.task == "pretraining"
+    assert imported.comparison.against == f"{type(theirs).__name__} of transformers"
+    same(tmp_path / "ours", theirs)
+    edit(tmp_path / "hub", architectures=None)
+    again = import_checkpoint(tmp_path / "hub", tmp_path / "again", settings=["task=pretraining"], verify=True)
+    assert again.spec.config == imported.spec.config
+
+
+REFUSED = {
+    "pruned heads": ("bert", {"pruned_heads": {"0": [1]}}, ("pruned_heads {'0': [1]} is not supported, only {}",)),
+    "several groups of layers": ("albert", {"num_hidden_groups": 2}, ("num_hidden_groups 2 is not supported, only 1",)),
+    "several inner layers": ("albert", {"inner_group_num": 2}, ("inner_group_num 2 is not supported, only 1",)),
+    "another head": ("electra", {"architectures": ["ElectraForMultipleChoice"]}, ("ElectraForMultipleChoice",)),
+    "a decoder": ("roberta", {"is_decoder": True}, ("is_decoder True is not supported",)),
+    "no types": ("roberta", {"type_vocab_size": 0}, ("type_vocab_size 0 is not supported",)),
+    "padding after all positions": ("roberta", {"pad_token_id": ROWS}, (f"{ROWS} leaves no position", str(ROWS))),
+    "a strange activation": ("distilbert", {"activation": "mish"}, ("activation 'mish' is not supported",)),
+    "a strange key": ("distilbert", {"use_flux": 1}, ("not understood: use_flux", "--allow-key use_flux")),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "fragments"), REFUSED.values(), ids=REFUSED)
+def test_a_configuration_that_cannot_be_represented(
+    tmp_path: Path, zoo: Zoo, name: str, changes: dict[str, Any], fragments: Any
+) -> None:
+    FAMILIES[name].make("Model").save_pretrained(tmp_path / "hub")
+    edit(tmp_path / "hub", **changes)
+    zoo("import", tmp_path / "hub", "-o", tmp_path / "ours").failed(2, *fragments)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_no_family_is_written_for_another(tmp_path: Path) -> None:
+    """ALBERT's shared block has no place in a RoBERTa; a mixture of both has none anywhere."""
+    FAMILIES["albert"].make("Model").save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    with pytest.raises(UsageError, match=r"roberta: it has no place for embeddings\.projection"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "back", kind="roberta")
+    mixed = library.create_model("bert-tiny", share_layers=True, skip_padding=True, pad_token_id=3)
+    library.save(mixed, tmp_path / "mixed")
+    with pytest.raises(UsageError, match=r"no layout .*bert: it cannot say .*; roberta: .*; albert: "):
+        export_checkpoint(tmp_path / "mixed", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+PRESETS = {
+    "bert-tiny": "bert", "roberta-base": "roberta", "distilbert-base": "distilbert", "albert-base": "albert",
+    "electra-small": "electra",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "kind"), PRESETS.items())
+@pytest.mark.parametrize("task", ["feature-extraction", "fill-mask", "text-classification"])
+def test_a_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: str, task: str) -> None:
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 300}
+    pooler = {"pooler": True} if task == "text-classification" else {}
+    tokens = {} if preset == "bert-tiny" else {"mask_token_id": None}  # there is no tokenizer that says it
+    ours = library.create_model(preset, task=task, **({} if preset == "bert-tiny" else small), **pooler, **tokens)
+    library.save(ours, tmp_path / "ours", tokenizer="bytes" if preset == "bert-tiny" else None)
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).kind == kind
+
+
+# Sentence encoders.
+
+
+@pytest.mark.parametrize("name", ["roberta", "distilbert", "electra"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bool) -> None:
+    theirs = FAMILIES[name].make("Model")
+    hub = tmp_path / "hub"
+    theirs.save_pretrained(hub)
+    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    (hub / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{m}"} for m in modules]))
+    (hub / "1_Pooling").mkdir()
+    modes = {"pooling_mode_cls_token": pooling == "cls", "pooling_mode_mean_tokens": pooling == "mean",
+             "pooling_mode_max_tokens": False}  # fmt: skip
+    (hub / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 30, **modes}))
+    config = import_checkpoint(hub, tmp_path / "ours", verify=True).spec.config
+    assert (config.task, config.pooling, config.normalize) == ("sentence-embedding", pooling, normalize)
+    feeds = batch(config)
+    with torch.inference_mode():
+        hidden = theirs.double()(**feeds).last_hidden_state
+        found = library.load(tmp_path / "ours").double()(**feeds)["sentence_embedding"]
+    rows = [row[kept.bool()].mean(0) for row, kept in zip(hidden, feeds["attention_mask"], strict=True)]
+    wanted = torch.stack(rows) if pooling == "mean" else hidden[:, 0]
+    assert_close(found, wanted / wanted.norm(dim=-1, keepdim=True) if normalize else wanted, rtol=0, atol=1e-10)
+
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "back").kind == name
+    listed = json.loads((tmp_path / "back" / "modules.json").read_text())
+    assert [(entry["type"].rpartition(".")[2], entry["path"]) for entry in listed] == [
+        (module, path) for module, path in zip(modules, ("", "1_Pooling", "2_Normalize"), strict=False)
+    ]
+    again = import_checkpoint(tmp_path / "back", tmp_path / "again").spec.config
+    assert again == config
+
+
+@pytest.mark.parametrize(
+    ("modules", "status", "fragment"),
+    [
+        ([{"type": "sentence_transformers.models.Dense"}], 2, "the module Dense is not supported"),
+        ({"type": "Pooling"}, 3, "not a list of modules"),
+        (None, 3, "not a list of modules"),
+    ],
+)
+def test_a_sentence_encoder_that_is_refused(
+    tmp_path: Path, zoo: Zoo, modules: object, status: int, fragment: str
+) -> None:
+    hub = tmp_path / "hub"
+    FAMILIES["distilbert"].make("Model").save_pretrained(hub)
+    if modules is not None:
+        (hub / "modules.json").write_text(json.dumps(modules))
+    (hub / "1_Pooling").mkdir()
+    (hub / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    zoo("import", hub, "-o", tmp_path / "ours").failed(status, fragment, "modules.json")
