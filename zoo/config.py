@@ -7,19 +7,20 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from zoo.contract import Graph
 from zoo.cost import Cost
 from zoo.errors import UsageError, nearest
 
-__all__ = ["Activation", "Config", "Settings"]
+__all__ = ["Activation", "Config", "Settings", "shortest_period"]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 """The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,16 @@ class Config(Settings):
     def cost(self) -> Cost | None:
         """Parameters and FLOPs in closed form, or None: then they are counted on the meta device."""
         return None
+
+
+def shortest_period(items: Sequence[T]) -> tuple[T, ...]:
+    """The fewest of the first items that give them all when they are repeated."""
+    repeating = (
+        length
+        for length in range(1, len(items))
+        if all(item == items[place % length] for place, item in enumerate(items))
+    )
+    return tuple(items[: next(repeating, len(items))])
 
 
 @cache

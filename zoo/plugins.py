@@ -34,6 +34,7 @@ __all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "blame", "c
 BUILT_IN = {
     "bert": "zoo_plugins.bert",
     "gpt": "zoo_plugins.gpt",
+    "llama": "zoo_plugins.llama",
     "onnx": "zoo_export.plugin",
     "transformer": "zoo_plugins.transformer",
     "vit": "zoo_plugins.vit",

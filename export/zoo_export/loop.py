@@ -19,9 +19,10 @@ Inputs beside the model's own, in this order; all but the first have a default i
     that does not exist.
 ``eos_token_id``
     int64 scalar, the token that ends a row; the configuration's by default, and -1, which is no token, where it has
-    none.
+    none. A vector where the configuration has several, any of which ends a row.
 
-The output ``generated_ids`` is int64 (batch, new_tokens). A row that has ended is filled up with ``eos_token_id``.
+The output ``generated_ids`` is int64 (batch, new_tokens). A row that has ended is filled up with ``eos_token_id``,
+the first of several.
 
 Sampling inverts the cumulative distribution, in float64: with w = exp((logits - max) / temperature), 0 where ruled out,
 the token is the first whose w_0 + ... + w_token exceeds noise x the sum of all w.
@@ -79,8 +80,8 @@ class LoopPlan:
     """The token that every row begins with, None where the caller gives a prompt."""
     longest: int | None
     """How many positions there are, None where that is not declared."""
-    end: int
-    """The token that ends a row by default."""
+    end: int | tuple[int, ...]
+    """The token, or the tokens, that end a row by default."""
 
 
 def plan_loop(spec: ModelSpec) -> LoopPlan:
@@ -120,6 +121,12 @@ def plan_loop(spec: ModelSpec) -> LoopPlan:
     )
 
 
+def _ends(session: ort.InferenceSession, tokens: int | Sequence[int]) -> Array:
+    """What ends a row, in the shape that the file declares."""
+    declared = next(item for item in session.get_overridable_initializers() if item.name == "eos_token_id")
+    return np.array(tokens, np.int64).reshape([-1] if declared.shape else [])
+
+
 def make_loop(spec: ModelSpec, graphs: Mapping[str, ir.Model]) -> ir.Model:
     """Put a model's exported graphs together into one that generates.
 
@@ -145,7 +152,7 @@ def run_loop(
     temperature: float | None = None,
     top_k: int | None = None,
     noise: Array | None = None,
-    eos_token_id: int | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
 ) -> Array:
     """Generate with a session on a loop; what is None keeps its default in the file.
 
@@ -165,7 +172,7 @@ def run_loop(
         "temperature": None if temperature is None else np.array(temperature, np.float32),
         "top_k": None if top_k is None else np.array(top_k, np.int64),
         "noise": None if noise is None else np.asarray(noise, np.float32),
-        "eos_token_id": None if eos_token_id is None else np.array(eos_token_id, np.int64),
+        "eos_token_id": None if eos_token_id is None else _ends(session, eos_token_id),
     }
     feeds = {**inputs, **{name: value for name, value in given.items() if value is not None}}
     try:
@@ -372,7 +379,8 @@ class _Loop:
             ("top_k", np.array(0, np.int64), [], "How many of the likeliest tokens to sample from; 0 for all."),
             ("noise", np.zeros((1, 0), np.float32), ["noise_batch", "noise_tokens"],
              "Uniform in [0, 1), one for each new token, for each row or for all."),
-            ("eos_token_id", np.array(self.plan.end, np.int64), [], "The token that ends a row; -1 for none."),
+            ("eos_token_id", np.array(self.plan.end, np.int64), [] if isinstance(self.plan.end, int) else ["ends"],
+             "What ends a row; -1 for nothing."),
         )  # fmt: skip
         for name, default, dims, meaning in settings:
             dtype = ir.DataType.from_numpy(default.dtype) if default is not None else ir.DataType.INT64
@@ -412,9 +420,16 @@ class _Loop:
         nodes, outputs = self._take(plan.decoder, given)
         op.made += nodes
         token = self._choose(op, _last_row(op, outputs["logits"]), step, done)
-        end = self.inputs["eos_token_id"]
+        ends = end = self.inputs["eos_token_id"]
+        if isinstance(plan.end, tuple):
+            end = op("Gather", ends, op.constant(0))
         token = op("Where", done, end, token)
-        now_done = op("Or", done, op("Equal", token, end))
+        if isinstance(plan.end, tuple):
+            alike = op("Equal", op("Unsqueeze", token, op.constant([1])), ends)
+            ended = op("Cast", op("ReduceMax", op("Cast", alike, to=integer), op.constant([1]), keepdims=0), to=boolean)
+        else:
+            ended = op("Equal", token, end)
+        now_done = op("Or", done, ended)
         all_done = op("ReduceMin", op("Cast", now_done, to=integer), keepdims=0)
         column = op("Unsqueeze", token, op.constant([1]))
         results = [

@@ -168,7 +168,8 @@ class _Comparison:
         graph = ir.from_proto(onnx.load_model_from_string(self.loop)).graph
         names = [str(value.name) for value in graph.inputs], [str(value.name) for value in graph.outputs]
         self._fail_unless(names == ([*self.plan.inputs, *SETTINGS], [LOOP_OUTPUT]), f"the signature is {names}")
-        wanted = {"temperature": 0, "top_k": 0, "eos_token_id": self.plan.end}
+        end = [*self.plan.end] if isinstance(self.plan.end, tuple) else self.plan.end
+        wanted = {"temperature": 0, "top_k": 0, "eos_token_id": end}
         for name, default in wanted.items():
             value = graph.initializers[name].const_value if name in graph.initializers else None
             found = None if value is None else value.numpy().tolist()
@@ -328,7 +329,9 @@ class _Comparison:
             (f"max_new_tokens {new}", new, {"eos_token_id": NO_END}, free[:, :new]) for new in (0, 1, self.new // 2)
         ]
         calls.append(("the default end", self.new, {}, _ended(free, self.plan.end)))
-        for end in dict.fromkeys([*free[:, self.new // 2].tolist(), *free[:, -1].tolist(), int(free[0, 0])]):
+        ends = dict.fromkeys([*free[:, self.new // 2].tolist(), *free[:, -1].tolist(), int(free[0, 0])])
+        several = [(int(free[0, -1]), int(free[0, self.new // 2]))] if isinstance(self.plan.end, tuple) else []
+        for end in (*ends, *several):
             calls.append((f"eos_token_id {end}", self.new, {"eos_token_id": end}, _ended(free, end)))
         if not choice:
             greedily = {"temperature": 0.0, "top_k": 3, "noise": noise, "eos_token_id": NO_END}
@@ -409,11 +412,11 @@ class _Comparison:
         }
 
 
-def _ended(free: Array, end: int) -> Array:
+def _ended(free: Array, end: int | Sequence[int]) -> Array:
     """What a run without an end becomes when ``end`` ends a row: filled up, and as short as its longest row."""
-    hit = free == end
+    hit: Array = np.isin(free, end)
     past = (np.cumsum(hit, axis=1) - hit) > 0
-    filled = np.where(past, end, free)
+    filled = np.where(past, np.ravel(end)[0], free)
     return filled[:, : int((~past).sum(1).max(initial=0))]
 
 

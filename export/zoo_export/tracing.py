@@ -196,12 +196,21 @@ def _scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", p
 
 
 def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
-    """Name initialisers as the model stores them and drop their values, which tracing only pretended to have."""
+    """Name initialisers as the model stores them and drop their values, which tracing only pretended to have.
+
+    What the model does not store are tensors that its code spells out: their values are real, and become constants.
+    """
     initializers = model.graph.initializers
     for name, value in list(initializers.items()):
         if name.startswith("model."):
             del initializers[name]
-            first = stored[name.removeprefix("model.")]
+            first = stored.get(name.removeprefix("model."))
+            if first is None:
+                assert value.const_value is not None
+                node = ir.node("Constant", [], {"value": ir.tensor(value.const_value.numpy())})
+                model.graph.insert_before(model.graph[0], node)
+                value.replace_all_uses_with(node.outputs[0])
+                continue
             if first in initializers:
                 value.replace_all_uses_with(initializers[first])
                 continue

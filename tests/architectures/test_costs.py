@@ -18,6 +18,15 @@ PUBLISHED = [
     ("gpt-large", [], 774_030_080),
     ("gpt-xl", [], 1_557_611_200),
     ("gpt3-175b", [], 174_604_259_328),
+    ("gpt-neo-125m", [], 125_198_592),
+    ("gpt-neo-1.3b", [], 1_315_575_808),
+    ("tinyllama-1.1b", [], 1_100_048_384),
+    ("llama2-7b", [], 6_738_415_616),
+    ("llama3-8b", [], 8_030_261_248),
+    ("llama3.2-1b", [], 1_235_814_400),
+    ("mistral-7b", [], 7_241_732_096),
+    ("qwen2.5-0.5b", [], 494_032_768),
+    ("qwen3-0.6b", [], 596_049_920),
     ("bert-base", [], 109_482_240),
     ("bert-base", ["task=pretraining"], 110_106_428),
     ("bert-large", [], 335_141_888),
@@ -95,6 +104,11 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("gpt-tiny", ["num_kv_heads=1"]),
         ("gpt-tiny", ["num_kv_heads=2", "intermediate_size=100"]),
         ("gpt-tiny", ["tie_embeddings=false"]),
+        ("gpt-tiny", ["attention_bias=false"]),
+        ("llama-tiny", ["num_kv_heads=1", "tie_embeddings=true"]),
+        ("llama-tiny", ["head_dim=10", "query_key_norm=true"]),
+        ("llama-tiny", ["attention_bias=true"]),
+        ("llama-tiny", ["attention_output_bias=true", "mlp_bias=true"]),
         ("bert-tiny", ["pooler=false"]),
         ("bert-tiny", ["task=sentence-embedding"]),
         ("bert-tiny", ["task=fill-mask"]),
@@ -187,6 +201,18 @@ def test_gpt_flops(settings: list[str], masked: bool) -> None:
     arguments = (ids, torch.ones_like(ids)) if masked else (ids,)
     assert spec.cost is not None
     assert counted_flops(spec, arguments) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["num_kv_heads=4", "head_dim=10", "attention_bias=true"], ["attention_windows=[5]", "tie_embeddings=true"]],
+)
+def test_llama_flops(settings: list[str]) -> None:
+    """Per token at full context: turning queries and keys is no product of matrices, and a window saves nothing."""
+    spec = registry().resolve("llama-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM
 from zoo_plugins.gpt.config import GPTConfig
 from zoo_plugins.gpt.model import GPT
 
+from zoo.checkpoints import Exact
 from zoo.nn import Cache
 from zoo.registry import registry
 
@@ -51,6 +52,7 @@ def transformers_twin(ours: GPT) -> GPT2LMHeadModel:
             n_inner=c.intermediate_size,
             activation_function=ACTIVATIONS[c.activation],
             layer_norm_epsilon=c.norm_eps,
+            scale_attn_weights=c.attention_scale is None,
             tie_word_embeddings=c.tie_embeddings,
             bos_token_id=None,
             eos_token_id=None,
@@ -79,6 +81,49 @@ def transformers_twin(ours: GPT) -> GPT2LMHeadModel:
         conv_1d(f"{name}.attn.c_proj", attention.output)
         conv_1d(f"{name}.mlp.c_fc", block.mlp.up)
         conv_1d(f"{name}.mlp.c_proj", block.mlp.down)
+    theirs = theirs.double().eval().requires_grad_(False)
+    theirs.load_state_dict(weights)
+    return theirs
+
+
+def neo_twin(ours: GPT) -> GPTNeoForCausalLM:
+    """transformers' GPT-Neo with our weights: dense layers, and layers that are local by their place."""
+    c = ours.config
+    kinds = ["global" if c.window(layer) is None else "local" for layer in range(c.num_layers)]
+    theirs = GPTNeoForCausalLM(
+        GPTNeoConfig(
+            vocab_size=c.vocab_size,
+            max_position_embeddings=c.max_seq_len,
+            hidden_size=c.hidden_size,
+            num_layers=c.num_layers,
+            num_heads=c.num_heads,
+            intermediate_size=c.intermediate_size,
+            attention_types=[[kinds, 1]],
+            window_size=max(c.attention_windows) or 256,
+            activation_function=ACTIVATIONS[c.activation],
+            layer_norm_epsilon=c.norm_eps,
+            tie_word_embeddings=c.tie_embeddings,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    parts = {
+        "norm_1": "ln_1", "norm_2": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+        "attention.query": "attn.attention.q_proj", "attention.key": "attn.attention.k_proj",
+        "attention.value": "attn.attention.v_proj", "attention.output": "attn.attention.out_proj",
+    }  # fmt: skip
+    names = {
+        "token_embedding": "transformer.wte",
+        "position_embedding": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+    }
+    for layer in range(c.num_layers):
+        names |= {f"blocks.{layer}.{mine}": f"transformer.h.{layer}.{its}" for mine, its in parts.items()}
+    weights = {}
+    for name, tensor in ours.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        weights[f"{names[module]}.{kind}"] = tensor
     theirs = theirs.double().eval().requires_grad_(False)
     theirs.load_state_dict(weights)
     return theirs
@@ -113,6 +158,28 @@ def test_equals_transformers(activation: str, tie_embeddings: bool) -> None:
     assert_close(ours(ids), transformers_twin(ours)(ids).logits, atol=1e-10, rtol=0)
 
 
+def test_unscaled_scores_equal_transformers() -> None:
+    ours, ids = make(attention_scale=1.0), tokens(2, 9)
+    assert_close(ours(ids), transformers_twin(ours)(ids).logits, atol=1e-10, rtol=0)
+
+
+NEO = {"attention_bias": False, "attention_scale": 1.0, "attention_windows": (0, 3)}
+
+
+@pytest.mark.parametrize("windows", [(0, 3), (3,), (0, 3, 3), (0,)])
+@pytest.mark.parametrize("side", ["left", "right", None])
+def test_equals_gpt_neo(windows: tuple[int, ...], side: str | None) -> None:
+    """No scale, no biases on queries, keys and values, and local layers wherever they are; padded or not."""
+    ours, ids = make(**{**NEO, "attention_windows": windows}, num_layers=4), tokens(4, 12)
+    padding = torch.ones_like(ids) if side is None else padding_of([12, 7, 1, 9], 12, side)
+    theirs, positions = neo_twin(ours), (padding.cumsum(-1) - 1).clamp(min=0)
+    with Exact(theirs):
+        expected = theirs(ids, attention_mask=padding, position_ids=positions, use_cache=False).logits
+    actual = ours(ids, padding)
+    assert_close(actual[padding.bool()], expected[padding.bool()], atol=1e-10, rtol=0)
+    assert actual.isfinite().all()
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("length", [1, 7, 16])
 def test_equals_transformers_over_shapes(batch: int, length: int) -> None:
@@ -134,7 +201,7 @@ def test_equals_transformers_with_padding(side: str) -> None:
     assert actual.isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"tie_embeddings": False}])
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"tie_embeddings": False}, NEO])
 def test_strictly_causal(options: dict[str, object]) -> None:
     """Whatever comes after t, the output up to t stays; and the output from t + 1 on does move."""
     model, ids = make(**options), tokens(2, 9)
@@ -171,12 +238,12 @@ def test_a_row_of_padding_stays_finite() -> None:
 @settings(deadline=None, max_examples=25)
 @given(
     splits=st.sets(st.integers(1, 9)),
-    num_kv_heads=st.sampled_from([3, 1]),
+    options=st.sampled_from([{}, {"num_kv_heads": 1}, NEO]),
     side=st.sampled_from(["left", "right", None]),
 )
-def test_cached_decoding_equals_the_full_pass(splits: set[int], num_kv_heads: int, side: str | None) -> None:
+def test_cached_decoding_equals_the_full_pass(splits: set[int], options: dict[str, object], side: str | None) -> None:
     """However the sequence is cut into calls, padded or not."""
-    model, ids = make(num_kv_heads=num_kv_heads), tokens(3, 10)
+    model, ids = make(**options), tokens(3, 10)
     padding = padding_of([10, 6, 3], 10, side) if side else None
     actual, expected = in_calls(model, ids, padding, sorted(splits)), model(ids, padding)
     assert_close(actual, expected, atol=1e-11, rtol=0)

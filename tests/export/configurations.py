@@ -39,7 +39,7 @@ class Configuration:
 def draw_configuration(seed: int) -> Configuration:
     """The configuration of a number: another architecture, shape, task, dtype and size of weights for each."""
     rng = random.Random(seed)
-    preset = rng.choice(("gpt-tiny", "bert-tiny", "transformer-tiny"))
+    preset = rng.choice(("gpt-tiny", "bert-tiny", "transformer-tiny", "llama-tiny"))
     heads, head_dim = rng.choice((1, 2, 3, 4, 6)), rng.choice((2, 4, 6, 8, 12))
     values: dict[str, object] = {
         "num_heads": heads,
@@ -52,9 +52,20 @@ def draw_configuration(seed: int) -> Configuration:
         "norm_eps": rng.choice((1e-12, 1e-6, 1e-5, 1e-3)),
         "tie_embeddings": rng.choice(("true", "false")),
     }
-    if preset == "gpt-tiny":
+    if preset in ("gpt-tiny", "llama-tiny"):
         values["num_kv_heads"] = rng.choice([number for number in range(1, heads + 1) if heads % number == 0])
+        values["attention_windows"] = rng.choice(("[0]", "[3]", "[0, 4]"))
+        values["attention_bias"] = rng.choice(("true", "false"))
         values["eos_token_id"] = 1
+    if preset == "gpt-tiny":
+        values["attention_scale"] = rng.choice(("none", 1.0))
+    elif preset == "llama-tiny":
+        values["attention_output_bias"], values["mlp_bias"] = rng.choices(("true", "false"), k=2)
+        values["query_key_norm"] = rng.choice(("true", "false"))
+        values["head_dim"] = rng.choice((2, 4, 10))
+        values["rope_theta"] = rng.choice((10.0, 10000.0, 1000000.0))
+        values["rope_scaling"], values["rope_factor"] = rng.choice(("none", "linear", "llama3")), rng.choice((1.5, 8.0))
+        values["rope_original_length"] = rng.choice((5, 100))
     elif preset == "bert-tiny":
         tasks = ("feature-extraction", "sentence-embedding", "fill-mask", "pretraining", "text-classification")
         values["task"] = task = rng.choice(tasks)

@@ -24,6 +24,7 @@ Builder = Callable[..., Path]
 
 LIVELY: dict[str, dict[str, Any]] = {
     "gpt-tiny": {"seed": 1, "gain": 12.0},
+    "llama-tiny": {"seed": 1, "gain": 12.0},
     "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
 }
 """Weights with which a decoder hardly repeats itself."""

@@ -30,6 +30,7 @@ GRAPH = Graph(inputs=(real("x", "batch", WIDTH),), outputs=(real("y", "batch", W
 CALLS = {
     ("gpt-tiny", "model.onnx"): {"GPTBlock": 2},
     ("bert-tiny", "model.onnx"): {"BERTBlock": 2},
+    ("llama-tiny", "model.onnx"): {"LlamaBlock": 2},
     ("transformer-tiny", "encoder.onnx"): {"EncoderBlock": 2},
     ("transformer-tiny", "decoder.onnx"): {"DecoderBlock": 2},
     ("vit-tiny", "model.onnx"): {"ViTBlock": 2},

@@ -27,16 +27,18 @@ from tests.export.conftest import inlined
 from zoo.errors import ParityError, PluginError, UsageError
 
 Exported = Callable[..., Path]
-MODELS = ("gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny")
+MODELS = ("gpt-tiny", "bert-tiny", "llama-tiny", "transformer-tiny", "vit-tiny")
 FILES = {
     "gpt-tiny": ("model.onnx",),
     "bert-tiny": ("model.onnx",),
+    "llama-tiny": ("model.onnx",),
     "transformer-tiny": ("encoder.onnx", "decoder.onnx"),
     "vit-tiny": ("model.onnx",),
 }
 TASKS = {
     "gpt-tiny": "text-generation",
     "bert-tiny": "feature-extraction",
+    "llama-tiny": "text-generation",
     "transformer-tiny": "text2text-generation",
     "vit-tiny": "image-classification",
 }
@@ -44,9 +46,10 @@ GRAPHS = [(name, file) for name, files in FILES.items() for file in files]
 TOTAL = "past_sequence + sequence"
 
 
-def key_values(name: str, length: str) -> list[tuple[str, int, list[Any]]]:
-    """Two layers of four heads of 16."""
-    return [(f"{name}.{layer}.{part}", 1, ["batch", 4, length, 16]) for layer in (0, 1) for part in ("key", "value")]
+def key_values(name: str, length: str, heads: int = 4) -> list[tuple[str, int, list[Any]]]:
+    """Two layers of heads of 16."""
+    parts = [(layer, part) for layer in (0, 1) for part in ("key", "value")]
+    return [(f"{name}.{layer}.{part}", 1, ["batch", heads, length, 16]) for layer, part in parts]
 
 
 # Name, ONNX element type (1 is float32, 7 int64) and dimensions of each input and output.
@@ -62,6 +65,14 @@ SIGNATURES = {
     ("bert-tiny", "model.onnx"): (
         [(name, 7, ["batch", "sequence"]) for name in ("input_ids", "attention_mask", "token_type_ids")],
         [("last_hidden_state", 1, ["batch", "sequence", 64]), ("pooler_output", 1, ["batch", 64])],
+    ),
+    ("llama-tiny", "model.onnx"): (
+        [
+            ("input_ids", 7, ["batch", "sequence"]),
+            ("attention_mask", 7, ["batch", TOTAL]),
+            *key_values("past_key_values", "past_sequence", 2),
+        ],
+        [("logits", 1, ["batch", "sequence", 260]), *key_values("present", TOTAL, 2)],
     ),
     ("transformer-tiny", "encoder.onnx"): (
         [(name, 7, ["batch", "encoder_sequence"]) for name in ("input_ids", "attention_mask")],
@@ -86,6 +97,7 @@ SIGNATURES = {
 MODULES = {
     ("gpt-tiny", "model.onnx"): {"token_embedding", "blocks.1.attention.query", "blocks.0.mlp", "norm", "head"},
     ("bert-tiny", "model.onnx"): {"embeddings.position", "blocks.0.norm_2", "blocks.1.attention", "pooler"},
+    ("llama-tiny", "model.onnx"): {"token_embedding", "positions", "blocks.1.attention.key", "blocks.0.mlp", "head"},
     ("transformer-tiny", "encoder.onnx"): {"encoder_embedding.token", "encoder.1.residual_2.norm"},
     ("transformer-tiny", "decoder.onnx"): {"decoder_embedding.position", "decoder.0.cross", "head"},
     ("vit-tiny", "model.onnx"): {"embeddings.patch", "embeddings", "blocks.1.attention.key", "blocks.0.mlp", "head"},

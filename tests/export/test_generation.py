@@ -26,15 +26,16 @@ from zoo_export.runtime import Session, load_session
 from zoo_export.runtime.generation import Choices, Continuation, Generation, continue_rows, probabilities, search_beams
 
 import zoo as library
-from tests.architectures.test_gpt import transformers_twin
+from tests.architectures import test_gpt, test_llama
 from tests.export.conftest import LIVELY
+from zoo.checkpoints import Exact
 from zoo.errors import ArtifactError, UsageError
 
 Exported = Callable[..., Path]
 Array = np.ndarray[Any, Any]
 NEW = 9
 POSITIONS = 32
-START = 257
+START, END = 257, 258
 TEXTS = ["time flies", "an arrow", "x", "fruit flies like"]
 PROMPTS = [list(text.encode()) for text in TEXTS]
 MODELS = tuple(LIVELY)
@@ -99,17 +100,19 @@ def theirs(sessions: Callable[[str], Session]) -> Callable[..., list[list[list[i
         if name not in made:
             ours = library.load(sessions(name).path).double()
             config = PretrainedConfig(is_encoder_decoder=True, decoder_start_token_id=START, vocab_size=260)
-            made[name] = transformers_twin(ours) if name == "gpt-tiny" else Seq2Seq(config, ours).double().eval()
-        width, left = max(map(len, prompts)), name == "gpt-tiny"
+            twins = {"gpt-tiny": test_gpt.transformers_twin, "llama-tiny": test_llama.transformers_twin}
+            made[name] = twins[name](ours) if name in twins else Seq2Seq(config, ours).double().eval()
+        width, left = max(map(len, prompts)), name != "transformer-tiny"
         ids, mask = torch.zeros((2, len(prompts), width), dtype=torch.int64)
         for row, tokens in enumerate(prompts):
             place = slice(width - len(tokens), None) if left else slice(len(tokens))
             ids[row, place], mask[row, place] = torch.tensor(tokens), 1
         beams = options.get("num_beams", 1)
-        with torch.inference_mode():
+        ends = [*ends, END]  # that of the configuration ends a text too
+        with torch.inference_mode(), Exact(made[name]):
             found = made[name].generate(
                 input_ids=ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=left,
-                eos_token_id=list(ends) or None, pad_token_id=0, num_return_sequences=beams, top_k=None,
+                eos_token_id=ends, pad_token_id=0, num_return_sequences=beams, top_k=None,
                 return_dict_in_generate=True, output_scores=True, **options,
             )  # fmt: skip
         texts = [cut(row, ends) for row in found.sequences[:, width if left else 1 :].tolist()]

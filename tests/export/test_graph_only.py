@@ -61,7 +61,7 @@ def test_a_planned_header_is_the_library_s(tmp_path_factory: pytest.TempPathFact
     assert planned.keys() == there.keys()
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "llama-tiny", "transformer-tiny", "vit-tiny"])
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 5_000_000_000), ("float16", 5_000_000_000), ("float32", 50_000)]
 )

@@ -192,6 +192,23 @@ def test_the_end_in_the_configuration_is_the_default(loops: Callable[..., Any], 
         assert run_loop(session, batch, NEW).tolist() == [wanted]
 
 
+def test_any_of_several_ends_ends_a_row(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
+    """By default, and given; what follows is the first of them."""
+    stored, _, _ = loops("gpt-tiny")
+    free = generate("gpt-tiny", PROMPTS, NEW).tolist()
+    ends = free[0][4], free[1][2]
+    assert ends[0] != ends[1]
+    stops = [1 + next((place for place, token in enumerate(row) if token in ends), NEW - 1) for row in free]
+    assert min(stops) < max(stops)
+    wanted = [row[:stop] + [ends[0]] * (max(stops) - stop) for row, stop in zip(free, stops, strict=True)]
+    for default, given in ((ends, None), ((3, 4), ends)):
+        config = dataclasses.replace(stored.spec.config, eos_token_id=default)
+        spec = ModelSpec("other", stored.spec.plugin, stored.spec.architecture, config)
+        session = open_session(serialize(make_loop(spec, read(stored))), weights=stored.path)
+        assert run_loop(session, padded(PROMPTS), NEW, eos_token_id=given).tolist() == wanted
+        assert run_loop(session, padded(PROMPTS), NEW, eos_token_id=NO_END).tolist() == free
+
+
 @pytest.mark.parametrize("length", [1, POSITIONS - 3, POSITIONS - 1, POSITIONS])
 def test_ends_where_the_positions_do(
     lively: Callable[[str], Path], generate: Callable[..., Array], length: int

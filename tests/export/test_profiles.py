@@ -31,6 +31,8 @@ CPU = Options(profile="cpu")
 DECODERS = [
     ("gpt-tiny", ()),
     pytest.param("gpt-tiny", ("num_kv_heads=2", "tie_embeddings=false"), marks=pytest.mark.slow),
+    ("llama-tiny", ("query_key_norm=true", "attention_windows=[0, 5]", "rope_scaling=llama3", "rope_factor=4.0")),
+    pytest.param("gpt-tiny", ("attention_windows=[5]", "attention_scale=1.0"), marks=pytest.mark.slow),
     ("transformer-tiny", ()),
 ]
 
@@ -61,7 +63,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
 def test_a_decoder_writes_in_place(exported_cpu: Exported, zoo: Zoo, name: str, changes: tuple[str, ...]) -> None:
     """Standard operators only, as in the portable profile; what the graph takes is in its metadata."""
     folder = exported_cpu(name, *changes)
-    model = load(folder / ("model.cpu.onnx" if name == "gpt-tiny" else "decoder.cpu.onnx"))
+    model = load(folder / ("decoder.cpu.onnx" if name == "transformer-tiny" else "model.cpu.onnx"))
     assert {(item.domain, item.version) for item in model.opset_import} == {("", 24)}
     assert not model.functions
     assert operators(model).count("TensorScatter") == 4

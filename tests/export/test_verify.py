@@ -41,7 +41,7 @@ def vouch(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "llama-tiny", "transformer-tiny", "vit-tiny"])
 def test_an_export_verifies(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], name: str) -> None:
     folder = exported_copy(name)
     before = snapshot()

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ from zoo.nn import (
     init_normal,
     init_truncated_normal,
     init_xavier,
+    interpolate_frequencies,
+    interpolate_low_frequencies,
     normalize,
     pool,
     positions_of,
@@ -189,6 +193,63 @@ def test_rotary_positions_equal_llama(head_dim: int, theta: float) -> None:
     rotation = RotaryPositions(head_dim, theta)(positions, torch.float64)
     assert torch.equal(rotate(query, rotation), expected[0])
     assert torch.equal(rotate(key, rotation), expected[1])
+
+
+PUBLISHED = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "theta", "parameters"),
+    [
+        (64, 500000.0, {"rope_type": "llama3", **PUBLISHED}),
+        (128, 500000.0, {"rope_type": "llama3", **PUBLISHED, "factor": 8.0}),
+        (10, 30.0, {"rope_type": "llama3", **PUBLISHED, "factor": 3.0, "original_max_position_embeddings": 20}),
+        (128, 10000.0, {"rope_type": "linear", "factor": 2.5}),
+    ],
+)
+def test_scaled_rotary_positions_equal_llama(head_dim: int, theta: float, parameters: dict[str, Any]) -> None:
+    """To the last bit: a position multiplies any difference."""
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
+
+    theirs = LlamaRotaryEmbedding(LlamaConfig(head_dim=head_dim, rope_parameters={**parameters, "rope_theta": theta}))
+    if parameters["rope_type"] == "linear":
+        scale = partial(interpolate_frequencies, factor=parameters["factor"])
+    else:
+        scale = partial(
+            interpolate_low_frequencies,
+            factor=parameters["factor"],
+            low=parameters["low_freq_factor"],
+            high=parameters["high_freq_factor"],
+            original_length=parameters["original_max_position_embeddings"],
+        )
+    ours = RotaryPositions(head_dim, theta, scale=scale)
+    assert ours.frequencies == tuple(theirs.inv_freq.tolist())
+    assert ours.frequencies != RotaryPositions(head_dim, theta).frequencies
+    positions, x = torch.tensor([[0, 1, 2, 131071]]), normal(1, 1, 4, head_dim)
+    for mine, its in zip(ours(positions, torch.float64), theirs(x, positions), strict=True):
+        assert torch.equal(mine[:, 0], its)
+
+
+@quick
+@given(st.floats(1, 64), st.floats(0.5, 2), st.floats(2.5, 8), st.integers(16, 10000))
+def test_only_low_frequencies_are_interpolated(factor: float, low: float, high: float, length: int) -> None:
+    """Those of few turns are divided, those of many stay, and what lies between lies between."""
+    frequencies = torch.logspace(1, -7, 50)
+    scaled = interpolate_low_frequencies(frequencies, factor=factor, low=low, high=high, original_length=length)
+    turns = length * frequencies / (2 * math.pi)
+    seldom, often = turns < 0.999 * low, turns > 1.001 * high
+    assert_close(scaled[seldom], frequencies[seldom] / factor, rtol=1e-6, atol=0)
+    assert_close(scaled[often], frequencies[often], rtol=1e-6, atol=0)
+    assert (scaled <= frequencies * (1 + 1e-6)).all()
+    assert (scaled >= frequencies / factor * (1 - 1e-6)).all()
+
+
+def test_frequencies_are_numbers_wherever_a_model_is_made() -> None:
+    """Without storage for weights too: they are no weights."""
+    with torch.device("meta"):
+        made = RotaryPositions(64, 500000.0)
+    assert made.frequencies == RotaryPositions(64, 500000.0).frequencies
+    assert not list(made.state_dict())
 
 
 @quick

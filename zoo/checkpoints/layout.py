@@ -146,6 +146,9 @@ class Layout:
     prefix: str = ""
     """What the names of the base model begin with in files of a model with a head. The rules write it; files of the
     base model alone may lack it."""
+    headless: Sequence[str] = ()
+    """Classes of the base model alone whose checkpoints have the task's head all the same, since it is tied. They are
+    compared with the first class of their task."""
     bare: Sequence[str] = ()
     """Our tasks that are the base model alone: their files are written without the prefix."""
     ignored: Sequence[str] | Callable[[Any], Sequence[str]] = ()
@@ -219,7 +222,7 @@ class Layout:
     def class_of(self, config: Config, preferred: str | None = None) -> str | None:
         """The original class for our configuration: a preferred one if it serves the task, else the first that does."""
         fit = [name for name, tasks in self.classes.items() if config.task in _texts(tasks)]
-        return preferred if preferred in fit else next(iter(fit), None)
+        return preferred if preferred in fit and preferred not in self.headless else next(iter(fit), None)
 
     def write_config(self, config: Config, where: object) -> dict[str, Any]:
         """The content of their config.json.

@@ -7,7 +7,14 @@ from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
 from zoo.nn.masks import build_mask, positions_of
 from zoo.nn.pooling import normalize, pool
-from zoo.nn.positions import RotaryPositions, SinusoidalPositions, rotate, sinusoids
+from zoo.nn.positions import (
+    RotaryPositions,
+    SinusoidalPositions,
+    interpolate_frequencies,
+    interpolate_low_frequencies,
+    rotate,
+    sinusoids,
+)
 from zoo.nn.residual import Residual
 
 __all__ = [
@@ -26,6 +33,8 @@ __all__ = [
     "init_normal",
     "init_truncated_normal",
     "init_xavier",
+    "interpolate_frequencies",
+    "interpolate_low_frequencies",
     "normalize",
     "pool",
     "positions_of",

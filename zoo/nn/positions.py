@@ -6,11 +6,20 @@ B batch, T tokens, E hidden size, D head size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RotaryPositions", "Rotation", "SinusoidalPositions", "rotate", "sinusoids"]
+__all__ = [
+    "RotaryPositions",
+    "Rotation",
+    "SinusoidalPositions",
+    "interpolate_frequencies",
+    "interpolate_low_frequencies",
+    "rotate",
+    "sinusoids",
+]
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of each position's angles, (B or 1, 1, T, D) each."""
@@ -51,28 +60,56 @@ class RotaryPositions(nn.Module):
     Args:
         head_dim: D, even.
         theta: base of the frequencies.
+        scale: changes the frequencies, (D / 2,), for texts longer than those of the training: one of
+            :func:`interpolate_frequencies` and :func:`interpolate_low_frequencies`.
 
     Raises:
         ValueError: when D is odd.
     """
 
-    def __init__(self, head_dim: int, theta: float = 10000.0) -> None:
+    def __init__(
+        self, head_dim: int, theta: float = 10000.0, *, scale: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"rotary positions need an even head_dim, got {head_dim}")
-        self.head_dim = head_dim
-        self.theta = theta
-
-    def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """Radians a position, float32, (D / 2,)."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
-        return 1.0 / self.theta**exponents
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+        frequencies = 1.0 / theta**exponents
+        if scale is not None:
+            frequencies = scale(frequencies)
+        # As numbers, since no two implementations of powers agree to the last bit, and a position multiplies the
+        # difference: this way an exported graph has the very same ones.
+        self.frequencies: tuple[float, ...] = tuple(frequencies.tolist())
+        """Radians a position, float32, (D / 2)."""
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """(B or 1, T) -> cosines and sines in ``dtype``."""
-        angles = positions.float().unsqueeze(-1) * self.frequencies(positions.device)  # (B, T, D / 2)
+        frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
+        angles = positions.float().unsqueeze(-1) * frequencies  # (B, T, D / 2)
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)  # (B, 1, T, D)
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def interpolate_frequencies(frequencies: Tensor, *, factor: float) -> Tensor:
+    """Slow every pair down by ``factor``, as if positions were divided by it (Chen et al. 2023, equation 4)."""
+    return frequencies / factor
+
+
+def interpolate_low_frequencies(
+    frequencies: Tensor, *, factor: float, low: float, high: float, original_length: float
+) -> Tensor:
+    """Slow pairs down by ``factor`` that turn seldom, as Llama 3.1 does (Grattafiori et al. 2024, section 3.4.1).
+
+    Args:
+        frequencies: radians a position, (D / 2,).
+        factor: what low frequencies are divided by.
+        low: turns within ``original_length`` below which a frequency is low.
+        high: turns above which it stays as it is; in between, the two are mixed.
+        original_length: the longest text of the training before.
+    """
+    turns = original_length / (2 * math.pi / frequencies)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / factor + kept * frequencies
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

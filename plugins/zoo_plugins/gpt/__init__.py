@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-3 shapes: a causal decoder."""
+"""GPT-2, GPT-3 and GPT-Neo: a causal decoder, and the importers of its checkpoints."""
 
 from collections.abc import Sequence
 
@@ -17,4 +17,12 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             model="zoo_plugins.gpt.model:GPT",
             reference="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
         )
+    ]
+
+
+@zoo.hookimpl
+def zoo_importers() -> Sequence[zoo.Importer]:
+    return [
+        zoo.Importer(name="gpt2", architecture="gpt", layout="zoo_plugins.gpt.hub:GPT2"),
+        zoo.Importer(name="gpt_neo", architecture="gpt", layout="zoo_plugins.gpt.hub:GPT_NEO"),
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zoo import Activation, Config, Cost, Graph, KeyValues, cost, mask, real, token_ids
+from zoo.config import shortest_period
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,30 +31,49 @@ class GPTConfig(Config):
     """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu_tanh"
     """Of the feed-forward network."""
+    attention_bias: bool = True
+    """Whether the projections of queries, keys and values have biases."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; 1 / sqrt(``head_dim``) by default."""
+    attention_windows: tuple[int, ...] = (0,)
+    """How many keys queries see at most, their own and those just before it, in each layer; 0 for all. What there is
+    is repeated over the layers."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm."""
     dropout: float = 0.1
     """On embeddings, attention weights and residuals, in training."""
     tie_embeddings: bool = True
     """Whether the head shares the token embedding."""
-    eos_token_id: int | None = None
-    """Token that ends a text."""
+    bos_token_id: int | None = None
+    """Token that begins a text."""
+    eos_token_id: int | tuple[int, ...] | None = None
+    """Tokens that end a text."""
+    pad_token_id: int | None = None
+    """Token that fills up shorter texts, which is masked."""
 
     def __post_init__(self) -> None:
         self.default("num_kv_heads", self.num_heads)
         self.default("intermediate_size", 4 * self.hidden_size)
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads",
-            "intermediate_size", "norm_eps",
+            "intermediate_size", "norm_eps", "attention_scale",
         )  # fmt: skip
         self.require_probability("dropout")
         self.require_divisible("hidden_size", "num_heads")
         self.require_divisible("num_heads", "num_kv_heads")
+        if not self.attention_windows or min(self.attention_windows) < 0:
+            raise ValueError(f"attention_windows must be one or more numbers from 0 on, got {self.attention_windows}")
+        windows = [self.attention_windows[layer % len(self.attention_windows)] for layer in range(self.num_layers)]
+        object.__setattr__(self, "attention_windows", shortest_period(windows))
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
         return self.hidden_size // self.num_heads
+
+    def window(self, layer: int) -> int | None:
+        """How many keys a query of this layer sees at most; None for all."""
+        return self.attention_windows[layer % len(self.attention_windows)] or None
 
     def graphs(self) -> tuple[Graph, ...]:
         """Prefill and decode in one graph."""
@@ -74,7 +94,7 @@ class GPTConfig(Config):
         )
 
     def cost(self) -> Cost:
-        """Closed form."""
+        """Closed form. A window saves nothing: the products are computed and masked."""
         block = (
             2 * cost.layer_norm(self.hidden_size)
             + cost.attention(
@@ -83,6 +103,8 @@ class GPTConfig(Config):
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 context=self.max_seq_len,
+                bias=self.attention_bias,
+                output_bias=True,
             )
             + cost.feed_forward(self.hidden_size, self.intermediate_size or 0)
         )

@@ -1,4 +1,6 @@
-"""GPT: a pre-norm causal Transformer decoder (Radford et al. 2019; Brown et al. 2020).
+"""GPT: a pre-norm causal Transformer decoder (Radford et al. 2019; Brown et al. 2020), also of GPT-Neo.
+
+GPT-3 and GPT-Neo (Black et al. 2021) let every other layer see only the tokens just before.
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
 """
@@ -26,7 +28,15 @@ class GPTBlock(nn.Module):
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
-        self.attention = MultiHeadAttention(c.hidden_size, c.num_heads, num_kv_heads=c.num_kv_heads, dropout=c.dropout)
+        self.attention = MultiHeadAttention(
+            c.hidden_size,
+            c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            bias=c.attention_bias,
+            output_bias=True,
+            scale=c.attention_scale,
+            dropout=c.dropout,
+        )
         self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
         self.dropout = nn.Dropout(c.dropout)
@@ -81,9 +91,15 @@ class GPT(nn.Module):
         """
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
-        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
         x = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))  # (B, T, E)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, mask, past_key_values[layer] if past_key_values is not None else None)
+        windows = [self.config.window(layer) for layer in range(len(self.blocks))]
+        masks = {
+            window: build_mask(
+                length, total, padding=attention_mask, causal=True, window=window, device=input_ids.device
+            )
+            for window in dict.fromkeys(windows)
+        }
+        for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
+            x = block(x, masks[window], past_key_values[layer] if past_key_values is not None else None)
         return self.head(self.norm(x))

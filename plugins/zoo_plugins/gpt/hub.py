@@ -1,0 +1,139 @@
+"""GPT-2 and GPT-Neo checkpoints in the hub's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.config import shortest_period
+from zoo.errors import UsageError
+from zoo_plugins.gpt.config import GPTConfig
+
+__all__ = ["GPT2", "GPT_NEO"]
+
+_WINDOW = 256
+"""GPT-Neo's, where its configuration names none."""
+
+
+_NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
+"""Said even where there are none: the original classes have others by default."""
+
+# What theirs cannot say of a configuration is found when it is read back: the exporter refuses it then.
+
+
+def _restore_gpt2(c: GPTConfig) -> Mapping[str, Any]:
+    return {"embd_pdrop": c.dropout, "attn_pdrop": c.dropout}
+
+
+GPT2 = Layout(
+    classes={"GPT2LMHeadModel": "text-generation", "GPT2Model": "text-generation"},
+    headless=("GPT2Model",),
+    fields=(
+        Field("vocab_size"),
+        Field("n_positions", "max_seq_len", default=1024),
+        Field("n_embd", "hidden_size"),
+        Field("n_layer", "num_layers"),
+        Field("n_head", "num_heads"),
+        Field("n_inner", "intermediate_size", default=None),
+        Field("activation_function", "activation", default="gelu_new", values=ACTIVATIONS),
+        Field("scale_attn_weights", "attention_scale", default=True, values={True: None, False: 1.0}),
+        Field("layer_norm_epsilon", "norm_eps", default=1e-5),
+        Field("resid_pdrop", "dropout", default=0.1),
+        Field("tie_word_embeddings", "tie_embeddings", default=True),
+    ),
+    rules=(
+        Rule("token_embedding", "transformer.wte"),
+        Rule("position_embedding", "transformer.wpe"),
+        Rule("blocks.*.norm_1", "transformer.h.*.ln_1"),
+        Rule(
+            ("blocks.*.attention.query", "blocks.*.attention.key", "blocks.*.attention.value"),
+            "transformer.h.*.attn.c_attn",
+            transposed=True,
+        ),
+        Rule("blocks.*.attention.output", "transformer.h.*.attn.c_proj", transposed=True),
+        Rule("blocks.*.norm_2", "transformer.h.*.ln_2"),
+        Rule("blocks.*.mlp.up", "transformer.h.*.mlp.c_fc", transposed=True),
+        Rule("blocks.*.mlp.down", "transformer.h.*.mlp.c_proj", transposed=True),
+        Rule("norm", "transformer.ln_f"),
+        Rule("head", "lm_head"),
+    ),
+    prefix="transformer.",
+    ignored=(r".*\.attn\.(masked_)?bias",),
+    only={"scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "add_cross_attention": False},
+    inert=("attn_pdrop", "embd_pdrop", "n_ctx", "summary_*"),
+    restore=_restore_gpt2,
+    constant={"model_type": "gpt2", **_NO_TOKENS},
+)
+"""``model_type`` gpt2. Files of the base model alone have a head too, which is tied."""
+
+
+def _derive_gpt_neo(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    """Which layers are local: the configuration lists kinds of layers, each list with how often it is repeated."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    types, window = hub.get("attention_types") or [[["global", "local"], 12]], hub.get("window_size", _WINDOW)
+    try:
+        layers = [kind for kinds, count in types for _ in range(count) for kind in kinds]
+        windows = tuple({"global": 0, "local": window}[kind] for kind in layers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"attention_types {types!r} does not list layers", where, 'write [[["global", "local"], 12]]'
+        ) from error
+    if len(layers) != values["num_layers"]:
+        raise UsageError(f"attention_types has {len(layers)} layers, num_layers is {values['num_layers']}", where)
+    return {"attention_bias": False, "attention_scale": 1.0, "attention_windows": windows}
+
+
+def _restore_gpt_neo(c: GPTConfig) -> Mapping[str, Any]:
+    windows = [c.window(layer) for layer in range(c.num_layers)]
+    layers = ["global" if window is None else "local" for window in windows]
+    kinds = list(shortest_period(layers))
+    whole = c.num_layers % len(kinds) == 0
+    return {
+        "attention_types": [[kinds, c.num_layers // len(kinds)]] if whole else [[layers, 1]],
+        "attention_layers": layers,
+        "window_size": max(filter(None, windows), default=_WINDOW),
+        "embed_dropout": c.dropout,
+        "attention_dropout": c.dropout,
+    }
+
+
+GPT_NEO = Layout(
+    classes={"GPTNeoForCausalLM": "text-generation", "GPTNeoModel": "text-generation"},
+    headless=("GPTNeoModel",),
+    fields=(
+        Field("vocab_size"),
+        Field("max_position_embeddings", "max_seq_len", default=2048),
+        Field("hidden_size"),
+        Field("num_layers"),
+        Field("num_heads"),
+        Field("intermediate_size", default=None),
+        Field("activation_function", "activation", default="gelu_new", values=ACTIVATIONS),
+        Field("layer_norm_epsilon", "norm_eps", default=1e-5),
+        Field("resid_dropout", "dropout", default=0.0),
+        Field("tie_word_embeddings", "tie_embeddings", default=True),
+    ),
+    rules=(
+        Rule("token_embedding", "transformer.wte"),
+        Rule("position_embedding", "transformer.wpe"),
+        Rule("blocks.*.norm_1", "transformer.h.*.ln_1"),
+        Rule("blocks.*.attention.query", "transformer.h.*.attn.attention.q_proj"),
+        Rule("blocks.*.attention.key", "transformer.h.*.attn.attention.k_proj"),
+        Rule("blocks.*.attention.value", "transformer.h.*.attn.attention.v_proj"),
+        Rule("blocks.*.attention.output", "transformer.h.*.attn.attention.out_proj"),
+        Rule("blocks.*.norm_2", "transformer.h.*.ln_2"),
+        Rule("blocks.*.mlp.up", "transformer.h.*.mlp.c_fc"),
+        Rule("blocks.*.mlp.down", "transformer.h.*.mlp.c_proj"),
+        Rule("norm", "transformer.ln_f"),
+        Rule("head", "lm_head"),
+    ),
+    prefix="transformer.",
+    ignored=(r".*\.attn\.attention\.(masked_)?bias",),
+    # derive reads the first two, and the third only spells one of them out.
+    inert=("attention_types", "window_size", "attention_layers", "attention_dropout", "embed_dropout",
+           "classifier_dropout", "summary_*"),
+    derive=_derive_gpt_neo,
+    restore=_restore_gpt_neo,
+    constant={"model_type": "gpt_neo", **_NO_TOKENS},
+)  # fmt: skip
+"""``model_type`` gpt_neo."""

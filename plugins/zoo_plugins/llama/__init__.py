@@ -1,0 +1,30 @@
+"""Llama, Mistral and Qwen: a causal decoder with rotary positions, and the importers of its checkpoints."""
+
+from collections.abc import Sequence
+
+import zoo
+
+ZOO_API = 1
+
+
+@zoo.hookimpl
+def zoo_architectures() -> Sequence[zoo.Architecture]:
+    return [
+        zoo.Architecture(
+            name="llama",
+            tasks=("text-generation",),
+            config="zoo_plugins.llama.config:LlamaConfig",
+            model="zoo_plugins.llama.model:Llama",
+            reference="Touvron et al. 2023, LLaMA: Open and Efficient Foundation Language Models",
+        )
+    ]
+
+
+@zoo.hookimpl
+def zoo_importers() -> Sequence[zoo.Importer]:
+    return [
+        zoo.Importer(name="llama", architecture="llama", layout="zoo_plugins.llama.hub:LLAMA"),
+        zoo.Importer(name="mistral", architecture="llama", layout="zoo_plugins.llama.hub:MISTRAL"),
+        zoo.Importer(name="qwen2", architecture="llama", layout="zoo_plugins.llama.hub:QWEN2"),
+        zoo.Importer(name="qwen3", architecture="llama", layout="zoo_plugins.llama.hub:QWEN3"),
+    ]

@@ -1,0 +1,223 @@
+"""Llama, Mistral and Qwen checkpoints in the hub's layout: one set of tensors, four configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.errors import UsageError
+from zoo_plugins.llama.config import LlamaConfig
+
+__all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3"]
+
+_RULES = (
+    Rule("token_embedding", "model.embed_tokens"),
+    Rule("blocks.*.norm_1", "model.layers.*.input_layernorm"),
+    Rule("blocks.*.attention.query", "model.layers.*.self_attn.q_proj"),
+    Rule("blocks.*.attention.key", "model.layers.*.self_attn.k_proj"),
+    Rule("blocks.*.attention.value", "model.layers.*.self_attn.v_proj"),
+    Rule("blocks.*.attention.output", "model.layers.*.self_attn.o_proj"),
+    Rule("blocks.*.attention.query_norm", "model.layers.*.self_attn.q_norm"),
+    Rule("blocks.*.attention.key_norm", "model.layers.*.self_attn.k_norm"),
+    Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm"),
+    Rule("blocks.*.mlp.gate", "model.layers.*.mlp.gate_proj"),
+    Rule("blocks.*.mlp.up", "model.layers.*.mlp.up_proj"),
+    Rule("blocks.*.mlp.down", "model.layers.*.mlp.down_proj"),
+    Rule("norm", "model.norm"),
+    Rule("head", "lm_head"),
+)
+_FIELDS = (
+    Field("vocab_size"),
+    Field("hidden_size"),
+    Field("num_hidden_layers", "num_layers"),
+    Field("num_attention_heads", "num_heads"),
+    Field("intermediate_size"),
+    Field("hidden_act", "activation", default="silu", values=ACTIVATIONS),
+    Field("rms_norm_eps", "norm_eps", default=1e-6),
+    Field("attention_dropout", "dropout", default=0.0),
+    Field("tie_word_embeddings", "tie_embeddings", default=False),
+)
+_ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
+_WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+_ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3"}
+"""Theirs and ours."""
+_ROPE_FIELDS = {
+    "rope_theta": "rope_theta",
+    "factor": "rope_factor",
+    "low_freq_factor": "rope_low_turns",
+    "high_freq_factor": "rope_high_turns",
+    "original_max_position_embeddings": "rope_original_length",
+}
+_SCALED_BY = {
+    "none": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""What each kind of scaling is told."""
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+
+
+def _read_rope(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Rotary positions: transformers 5 has all of it in one place, earlier ones the base beside the scaling."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
+    if not isinstance(said, dict):
+        raise UsageError(f"rope_parameters must be a mapping, got {said!r}", where)
+    kind = said.get("rope_type", said.get("type", "default"))
+    if not isinstance(kind, str) or kind not in _ROPE_TYPES:
+        raise UsageError(f"rope_type {kind!r} is not supported", where, f"known: {', '.join(_ROPE_TYPES)}")
+    strange = said.keys() - _ROPE_FIELDS.keys() - {"rope_type", "type"}
+    if said.get("partial_rotary_factor") == 1:
+        strange -= {"partial_rotary_factor"}
+    if strange:
+        raise UsageError(f"rope_parameters not understood: {', '.join(sorted(strange))}", where)
+    ours = _ROPE_TYPES[kind]
+    missing = set(_SCALED_BY[ours]) - said.keys() - {"original_max_position_embeddings"}
+    if missing:
+        raise UsageError(f"rope_type {kind!r} needs {', '.join(sorted(missing))}", where)
+    told = {key: said[key] for key in _SCALED_BY[ours] if key in said}
+    told["rope_theta"] = said.get("rope_theta", hub.get("rope_theta", 10000.0))
+    return {"rope_scaling": ours, **{_ROPE_FIELDS[key]: value for key, value in told.items()}}
+
+
+def _write_rope(c: LlamaConfig) -> dict[str, Any]:
+    """In the words of transformers 5, and of earlier ones, which other programs know too."""
+    kind = next(theirs for theirs, ours in _ROPE_TYPES.items() if ours == c.rope_scaling)
+    scaling = {"rope_type": kind} | {key: getattr(c, _ROPE_FIELDS[key]) for key in _SCALED_BY[c.rope_scaling]}
+    return {
+        "rope_parameters": {**scaling, "rope_theta": c.rope_theta},
+        "rope_theta": c.rope_theta,
+        "rope_scaling": scaling if kind != "default" else None,
+    }
+
+
+def _read_windows(checkpoint: Checkpoint, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen's sliding window, in the layers that are listed, or from a certain one on."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    count = LlamaConfig.check_field("num_layers", values["num_layers"], where)
+    window = hub.get("sliding_window", 4096) if hub.get("use_sliding_window", False) else None
+    first = hub.get("max_window_layers", 28)
+    if not isinstance(first, int):
+        raise UsageError(f"max_window_layers must be int, got {first!r}", where)
+    by_number = [_LOCAL if window is not None and layer >= first else _FULL for layer in range(count)]
+    kinds = hub.get("layer_types") or by_number
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_FULL, _LOCAL) for kind in kinds):
+        raise UsageError(f"layer_types must name {count} layers, each {_FULL} or {_LOCAL}, got {kinds!r}", where)
+    if window is None and _LOCAL in kinds:
+        raise UsageError(f"layer_types has {_LOCAL}, but there is no sliding_window", where)
+    return {"attention_windows": tuple(window if kind == _LOCAL else 0 for kind in kinds)}
+
+
+def _write_windows(c: LlamaConfig) -> dict[str, Any]:
+    windows = [c.window(layer) for layer in range(c.num_layers)]
+    local = [window is not None for window in windows]
+    return {
+        "use_sliding_window": any(local),
+        "sliding_window": max(filter(None, windows), default=None),
+        "max_window_layers": local.index(True) if any(local) else c.num_layers,
+        "layer_types": [_LOCAL if item else _FULL for item in local],
+    }
+
+
+# What theirs cannot say of a configuration is found when it is read back: the exporter refuses it then.
+
+
+def _derive_llama(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {"attention_output_bias": values["attention_bias"], **_read_rope(checkpoint)}
+
+
+def _derive_mistral(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {"attention_windows": (checkpoint.config.get("sliding_window", 4096) or 0,), **_read_rope(checkpoint)}
+
+
+def _restore_mistral(c: LlamaConfig) -> Mapping[str, Any]:
+    return {"sliding_window": c.window(0), **_write_rope(c)}
+
+
+def _derive_qwen2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {"attention_bias": True, **_read_rope(checkpoint), **_read_windows(checkpoint, values)}
+
+
+def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {"query_key_norm": True, **_derive_llama(checkpoint, values), **_read_windows(checkpoint, values)}
+
+
+def _restore_qwen(c: LlamaConfig) -> Mapping[str, Any]:
+    return {**_write_rope(c), **_write_windows(c)}
+
+
+_COMMON: dict[str, Any] = {
+    "rules": _RULES,
+    "prefix": "model.",
+    "ignored": (r".*\.rotary_emb\.inv_freq",),
+}
+_NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
+"""Said even where there are none: the original classes have others by default."""
+
+LLAMA = Layout(
+    classes={"LlamaForCausalLM": "text-generation"},
+    fields=(
+        *_FIELDS,
+        Field("max_position_embeddings", "max_seq_len", default=2048),
+        Field("num_key_value_heads", "num_kv_heads", default=None),
+        Field("head_dim", default=None),
+        Field("attention_bias", default=False),
+        Field("mlp_bias", default=False),
+    ),
+    inert=(*_ROPE_KEYS, "pretraining_tp"),
+    derive=_derive_llama,
+    restore=_write_rope,
+    constant={"model_type": "llama", **_NO_TOKENS},
+    **_COMMON,
+)
+"""``model_type`` llama."""
+
+MISTRAL = Layout(
+    classes={"MistralForCausalLM": "text-generation"},
+    fields=(
+        *_FIELDS,
+        Field("max_position_embeddings", "max_seq_len", default=131072),
+        Field("num_key_value_heads", "num_kv_heads", default=8),
+        Field("head_dim", default=None),
+    ),
+    inert=(*_ROPE_KEYS, "sliding_window"),
+    derive=_derive_mistral,
+    restore=_restore_mistral,
+    constant={"model_type": "mistral", **_NO_TOKENS},
+    **_COMMON,
+)
+"""``model_type`` mistral."""
+
+QWEN2 = Layout(
+    classes={"Qwen2ForCausalLM": "text-generation"},
+    fields=(
+        *_FIELDS,
+        Field("max_position_embeddings", "max_seq_len", default=32768),
+        Field("num_key_value_heads", "num_kv_heads", default=32),
+        Field("head_dim", default=None),
+    ),
+    inert=(*_ROPE_KEYS, *_WINDOW_KEYS),
+    derive=_derive_qwen2,
+    restore=_restore_qwen,
+    constant={"model_type": "qwen2", **_NO_TOKENS},
+    **_COMMON,
+)
+"""``model_type`` qwen2, which Qwen 1.5 and 2.5 have too."""
+
+QWEN3 = Layout(
+    classes={"Qwen3ForCausalLM": "text-generation"},
+    fields=(
+        *_FIELDS,
+        Field("max_position_embeddings", "max_seq_len", default=32768),
+        Field("num_key_value_heads", "num_kv_heads", default=32),
+        Field("head_dim", default=128),
+        Field("attention_bias", default=False),
+    ),
+    inert=(*_ROPE_KEYS, *_WINDOW_KEYS),
+    derive=_derive_qwen3,
+    restore=_restore_qwen,
+    constant={"model_type": "qwen3", **_NO_TOKENS},
+    **_COMMON,
+)
+"""``model_type`` qwen3."""

@@ -1,0 +1,120 @@
+"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2), and its kin by configuration.
+
+Mistral (Jiang et al. 2023) adds grouped heads and a sliding window, Qwen 2 biases on queries, keys and values, Qwen 3
+norms of queries and keys.
+
+B batch, T tokens of this call, S tokens including those before, E hidden size, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from zoo.nn import (
+    Cache,
+    GatedFeedForward,
+    LayerCache,
+    MultiHeadAttention,
+    RotaryPositions,
+    build_mask,
+    init_normal,
+    interpolate_frequencies,
+    interpolate_low_frequencies,
+    positions_of,
+    tied_linear,
+)
+from zoo.nn.positions import Rotation
+from zoo_plugins.llama.config import LlamaConfig
+
+
+class LlamaBlock(nn.Module):
+    """Attention, then gated feed-forward, each normalised before and added after."""
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.norm_1 = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.attention = MultiHeadAttention(
+            c.hidden_size,
+            c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            bias=c.attention_bias,
+            output_bias=c.attention_output_bias,
+            query_key_norm=c.norm_eps if c.query_key_norm else None,
+            dropout=c.dropout,
+        )
+        self.norm_2 = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation, bias=c.mlp_bias)
+
+    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = x + self.attention(self.norm_1(x), rotation=rotation, mask=mask, cache=cache)
+        return x + self.mlp(self.norm_2(x))
+
+
+class Llama(nn.Module):
+    """Token embeddings, blocks that turn queries and keys by their position, a final norm and the head."""
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.positions = RotaryPositions(c.key_size, c.rope_theta, scale=_frequency_scale(c))
+        self.blocks = nn.ModuleList(LlamaBlock(c) for _ in range(c.num_layers))
+        self.norm = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.head = (
+            tied_linear(self.token_embedding)
+            if c.tie_embeddings
+            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        )
+        init_normal(self, std=0.02)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Logits of the next token.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
+            past_key_values: what earlier calls saw; extended in place.
+
+        Returns:
+            (B, T, V).
+        """
+        length = input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        x = self.token_embedding(input_ids)  # (B, T, E)
+        positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
+        rotation = self.positions(positions, x.dtype)  # (B or 1, 1, T, D), twice
+        windows = [self.config.window(layer) for layer in range(len(self.blocks))]
+        masks = {
+            window: build_mask(
+                length, total, padding=attention_mask, causal=True, window=window, device=input_ids.device
+            )
+            for window in dict.fromkeys(windows)
+        }
+        for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
+            x = block(x, rotation, masks[window], past_key_values[layer] if past_key_values is not None else None)
+        return self.head(self.norm(x))
+
+
+def _frequency_scale(c: LlamaConfig) -> Callable[[Tensor], Tensor] | None:
+    """What the configuration does to the frequencies of rotary positions."""
+    if c.rope_scaling == "linear":
+        return partial(interpolate_frequencies, factor=c.rope_factor)
+    if c.rope_scaling == "llama3":
+        return partial(
+            interpolate_low_frequencies,
+            factor=c.rope_factor,
+            low=c.rope_low_turns,
+            high=c.rope_high_turns,
+            original_length=c.rope_original_length or c.max_seq_len,
+        )
+    return None

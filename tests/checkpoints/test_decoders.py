@@ -1,0 +1,486 @@
+"""Checkpoints of decoders in the hub's layout, random ones of transformers: Llama, Mistral, Qwen, GPT-2 and GPT-Neo."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    GPTNeoModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from zoo_export import load_session
+from zoo_export.exporter import PORTABLE, Options, export_model
+
+import zoo as library
+from zoo import plugins
+from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
+from zoo.checkpoints.importing import find_layout, read_configuration
+from zoo.errors import UsageError
+from zoo.registry import config_class
+
+Zoo = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of transformers, and what their configurations are here."""
+
+    model: type[PreTrainedModel]
+    config: type[PreTrainedConfig]
+    options: dict[str, Any]
+    ours: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, model: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
+        """A small one whose every tensor is random; tied ones stay tied."""
+        chosen = {**self.options, "attn_implementation": "eager", "bos_token_id": None, **options}
+        theirs = (model or self.model)(self.config(**chosen)).eval().requires_grad_(False)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in theirs.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+        return theirs
+
+
+SIZES = {
+    "vocab_size": 61,
+    "max_position_embeddings": 40,
+    "hidden_size": 30,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 6,
+    "intermediate_size": 37,
+    "rms_norm_eps": 1e-3,
+    "hidden_act": "gelu_new",
+    "attention_dropout": 0.2,
+    "eos_token_id": 7,
+    "pad_token_id": 3,
+}
+OURS = {
+    "vocab_size": 61,
+    "max_seq_len": 40,
+    "hidden_size": 30,
+    "num_layers": 3,
+    "num_heads": 6,
+    "num_kv_heads": 3,
+    "head_dim": 6,
+    "intermediate_size": 37,
+    "norm_eps": 1e-3,
+    "activation": "gelu_tanh",
+    "dropout": 0.2,
+    "eos_token_id": 7,
+    "query_key_norm": False,
+}
+"""What SIZES are called here."""
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 30.0,
+    "factor": 4.0,
+    "low_freq_factor": 0.5,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 11,
+}
+LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
+GPT2_SIZES = {
+    "vocab_size": 61, "n_positions": 40, "n_embd": 30, "n_layer": 3, "n_head": 5, "n_inner": 37, "resid_pdrop": 0.2,
+    "activation_function": "relu", "layer_norm_epsilon": 1e-3, "eos_token_id": 7,
+}  # fmt: skip
+NEO_SIZES = {
+    "vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_layers": 3, "num_heads": 5,
+    "intermediate_size": 37, "resid_dropout": 0.2, "activation_function": "gelu", "layer_norm_epsilon": 1e-3,
+    "window_size": 4, "attention_types": [[["global", "local"], 1], [["local"], 1]], "eos_token_id": 7,
+}  # fmt: skip
+GPT_OURS = {
+    "vocab_size": 61, "max_seq_len": 40, "hidden_size": 30, "num_layers": 3, "num_heads": 5, "num_kv_heads": 5,
+    "intermediate_size": 37, "dropout": 0.2, "norm_eps": 1e-3, "eos_token_id": 7, "tie_embeddings": True,
+}  # fmt: skip
+FAMILIES = {
+    "llama": Family(
+        LlamaForCausalLM,
+        LlamaConfig,
+        {**SIZES, "rope_parameters": LLAMA3, "eos_token_id": [7, 9]},
+        {
+            **OURS,
+            "eos_token_id": (7, 9),
+            "rope_scaling": "llama3",
+            "rope_theta": 30.0,
+            "rope_factor": 4.0,
+            "rope_low_turns": 0.5,
+            "rope_high_turns": 2.0,
+            "rope_original_length": 11,
+            "tie_embeddings": False,
+            "attention_bias": False,
+            "attention_output_bias": False,
+            "mlp_bias": False,
+            "attention_windows": (0,),
+        },
+    ),
+    "llama, biases": Family(
+        LlamaForCausalLM,
+        LlamaConfig,
+        {
+            **SIZES,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0},
+        },
+        {
+            **OURS,
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "mlp_bias": True,
+            "tie_embeddings": True,
+            "rope_scaling": "linear",
+            "rope_factor": 2.5,
+            "rope_theta": 100.0,
+        },
+    ),
+    "mistral": Family(
+        MistralForCausalLM,
+        MistralConfig,
+        {**SIZES, "sliding_window": 4},
+        {
+            **OURS,
+            "attention_windows": (4,),
+            "rope_scaling": "none",
+            "rope_theta": 10000.0,
+        },
+    ),
+    "qwen2": Family(
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {**SIZES, "use_sliding_window": True, "sliding_window": 4, "layer_types": LAYERS, "tie_word_embeddings": True},
+        {
+            **OURS,
+            "attention_bias": True,
+            "attention_output_bias": False,
+            "tie_embeddings": True,
+            "attention_windows": (0, 4, 4),
+        },
+    ),
+    "qwen3": Family(
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        {**SIZES, "head_dim": 8, "attention_bias": True},
+        {
+            **OURS,
+            "head_dim": 8,
+            "query_key_norm": True,
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "attention_windows": (0,),
+            "mlp_bias": False,
+        },
+    ),
+    "gpt2": Family(
+        GPT2LMHeadModel,
+        GPT2Config,
+        GPT2_SIZES,
+        {**GPT_OURS, "activation": "relu", "attention_bias": True, "attention_scale": None, "attention_windows": (0,)},
+    ),
+    "gpt2, unscaled": Family(
+        GPT2LMHeadModel,
+        GPT2Config,
+        {**GPT2_SIZES, "scale_attn_weights": False, "n_inner": None, "tie_word_embeddings": False},
+        {**GPT_OURS, "attention_scale": 1.0, "intermediate_size": 120, "activation": "relu", "tie_embeddings": False},
+    ),
+    "gpt_neo": Family(
+        GPTNeoForCausalLM,
+        GPTNeoConfig,
+        NEO_SIZES,
+        {
+            **GPT_OURS,
+            "activation": "gelu",
+            "attention_bias": False,
+            "attention_scale": 1.0,
+            "attention_windows": (0, 4, 4),
+        },
+    ),
+}
+
+
+def save(theirs: PreTrainedModel, folder: Path) -> Path:
+    theirs.save_pretrained(folder)
+    return folder
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change values of a checkpoint's config.json; None removes."""
+    path = folder / "config.json"
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids of four rows, a mask that pads them on the left, and their positions."""
+    ids = torch.randint(61, (4, 20), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(20) >= torch.tensor([[0], [3], [11], [19]])).long()
+    return ids, mask, (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def logits_of(theirs: PreTrainedModel) -> Tensor:
+    """In float64, on the padded batch."""
+    ids, mask, positions = batch()
+    theirs = theirs.double().eval()
+    with Exact(theirs), torch.inference_mode():
+        logits: Tensor = theirs(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    return logits
+
+
+def same(folder: Path, theirs: PreTrainedModel) -> None:
+    """Compare a model of ours in float64, on rows that are padded on the left."""
+    ids, mask, _ = batch()
+    expected = logits_of(theirs)
+    with torch.inference_mode():
+        found = library.load(folder).double()(ids, mask)
+    assert_close(found[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-10)
+    assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_checkpoint_of_transformers(tmp_path: Path, name: str) -> None:
+    """Compared by the import itself, unpadded and padded on the right, and here with padding on the left."""
+    family = FAMILIES[name]
+    theirs = family.make()
+    imported = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=True)
+    config = imported.spec.config
+    assert {key: getattr(config, key) for key in family.ours} == family.ours
+    assert imported.comparison.exact < 1e-12
+    assert f"{type(theirs).__name__} of transformers" in str(imported.comparison)
+    assert imported.spec.parameters() == sum(parameter.numel() for parameter in theirs.parameters())
+    same(tmp_path / "ours", theirs)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_back_to_where_it_came_from(tmp_path: Path, name: str) -> None:
+    """transformers loads what was exported: the same configuration, the same tensors, the same outputs."""
+    theirs = FAMILIES[name].make()
+    folder = save(theirs, tmp_path / "hub")
+    import_checkpoint(folder, tmp_path / "ours", verify=False)
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", kind=theirs.config.model_type, verify=True)
+    assert exported.comparison.exact < 1e-12
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    assert set(after) == set(before)
+    assert all(torch.equal(after[key], before[key]) for key in after)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager")
+    assert type(again) is type(theirs)
+    kept, wanted = (
+        {key: value for key, value in model.config.to_dict().items() if key not in UNSAID} for model in (again, theirs)
+    )
+    assert kept == wanted
+    assert torch.equal(logits_of(again), logits_of(theirs))
+
+
+UNSAID = {"_name_or_path", "transformers_version", "architectures", "dtype", "n_inner", "attn_pdrop", "embd_pdrop",
+          "attention_dropout", "embed_dropout", "attention_types", "max_window_layers"}  # fmt: skip
+"""What says the same in other words, or nothing of a trained model: ours has one dropout."""
+
+
+def test_the_family_is_found(tmp_path: Path) -> None:
+    """Without a name for it, the first that can say the configuration."""
+    for name, family in FAMILIES.items():
+        ours = tmp_path / name
+        import_checkpoint(save(family.make(), tmp_path / f"hub of {name}"), ours, verify=False)
+        assert export_checkpoint(ours, tmp_path / f"back from {name}", verify=False).kind == family.config.model_type
+
+
+REFUSED_BACK = {
+    "norms of queries": ("llama-tiny", ["query_key_norm=true"], "llama", "query_key_norm True"),
+    "half of the biases": ("llama-tiny", ["attention_bias=true"], "llama", "attention_output_bias False"),
+    "windows that differ": ("llama-tiny", ["attention_windows=[3, 4]"], "qwen3", "attention_windows (3, 4)"),
+    "mixed layers": ("llama-tiny", ["attention_windows=[0, 4]"], "mistral", "attention_windows (0, 4)"),
+    "grouped heads": ("gpt-tiny", ["num_kv_heads=2"], "gpt2", "num_kv_heads 2"),
+    "another scale": ("gpt-tiny", ["attention_scale=0.5"], "gpt2", "cannot say attention_scale 0.5"),
+    "no biases": ("gpt-tiny", ["attention_bias=false"], "gpt2", "attention_bias False"),
+    "biases": ("gpt-tiny", ["attention_windows=[4]"], "gpt_neo", "attention_bias True"),
+}
+
+
+@pytest.mark.parametrize(("preset", "settings", "kind", "reason"), REFUSED_BACK.values(), ids=REFUSED_BACK)
+def test_what_a_family_cannot_say(
+    tmp_path: Path, zoo: Zoo, preset: str, settings: list[str], kind: str, reason: str
+) -> None:
+    options = [text for setting in settings for text in ("--set", setting)]
+    assert zoo("build", preset, "-o", tmp_path / "ours", *options).status == 0
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        export_checkpoint(tmp_path / "ours", tmp_path / "back", kind=kind)
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("model", [GPT2Model, GPTNeoModel])
+def test_a_base_model_has_a_tied_head(tmp_path: Path, model: type[PreTrainedModel]) -> None:
+    """As the original GPT-2 lies on the hub: no head and no prefix."""
+    family = FAMILIES["gpt2" if model is GPT2Model else "gpt_neo"]
+    base, whole = family.make(model), family.make()
+    folder = save(base, tmp_path / "hub")
+    assert not any(name.startswith("transformer.") for name in load_file(folder / "model.safetensors"))
+    import_checkpoint(folder, tmp_path / "ours", verify=True)
+    whole.transformer.load_state_dict(base.state_dict())
+    same(tmp_path / "ours", whole)
+
+
+def test_buffers_of_old_files_are_left_out(tmp_path: Path) -> None:
+    """Causal masks and frequencies, which transformers 4 stored."""
+    for name, extra in {
+        "gpt2": {"transformer.h.0.attn.bias": torch.ones(1), "transformer.h.1.attn.masked_bias": torch.zeros(())},
+        "gpt_neo": {"transformer.h.1.attn.attention.bias": torch.ones(1)},
+        "mistral": {"model.layers.2.self_attn.rotary_emb.inv_freq": torch.ones(3)},
+    }.items():
+        theirs = FAMILIES[name].make()
+        folder = save(theirs, tmp_path / name)
+        save_file({**load_file(folder / "model.safetensors"), **extra}, folder / "model.safetensors", {"format": "pt"})
+        import_checkpoint(folder, tmp_path / f"our {name}", verify=False)
+        same(tmp_path / f"our {name}", theirs)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, biases", "mistral"])
+def test_rotary_positions_in_the_words_of_transformers_4(tmp_path: Path, name: str) -> None:
+    """The base beside a scaling that says ``type`` or ``rope_type``."""
+    theirs = FAMILIES[name].make()
+    folder = save(theirs, tmp_path / "hub")
+    said = dict(theirs.config.rope_parameters)
+    theta, kind = said.pop("rope_theta"), said.pop("rope_type")
+    scaling = {"type" if kind == "linear" else "rope_type": kind, **said} if kind != "default" else None
+    edit(folder, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
+    import_checkpoint(folder, tmp_path / "ours", verify=True)
+    same(tmp_path / "ours", theirs)
+
+
+WIDE = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 32, "intermediate_size": 37}
+"""Of 32 heads, since some classes have 8 of keys by default, and some 32."""
+BARE = {
+    "llama": (WIDE, 2048),
+    "mistral": (WIDE, 131072),
+    "qwen2": (WIDE, 32768),
+    "qwen3": (WIDE, 32768),
+    "gpt2": ({"vocab_size": 61, "n_embd": 64, "n_layer": 3, "n_head": 4}, 1024),
+    "gpt_neo": ({"vocab_size": 61, "hidden_size": 64, "num_layers": 24, "num_heads": 4}, 2048),
+}
+"""The sizes, which have to be said, and the positions there are where nothing is said of them."""
+
+
+@pytest.mark.parametrize(("name", "said", "positions"), [(name, *item) for name, item in BARE.items()])
+def test_defaults_are_those_of_the_original(tmp_path: Path, name: str, said: dict[str, Any], positions: int) -> None:
+    """What a file does not say is what the original class takes."""
+    theirs = FAMILIES[name].config(**said, bos_token_id=None, eos_token_id=None)
+
+    def read(content: str) -> dict[str, Any]:
+        (tmp_path / "config.json").write_text(content)
+        _, architecture, layout = find_layout(theirs.model_type, "here")
+        cls = config_class(*plugins.active().architecture(architecture))
+        return read_configuration(layout, Checkpoint(tmp_path, planned={}), cls).to_dict()
+
+    bare = read(json.dumps({**said, "model_type": theirs.model_type}))
+    assert bare == read(theirs.to_json_string(use_diff=False))
+    assert bare["max_seq_len"] == positions
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "yarn": (
+        "llama",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+        "rope_type 'yarn' is not supported: .*known: default, linear, llama3",
+    ),
+    "an old name": ("mistral", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+    "a part of the head": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "rope_parameters not understood: partial_rotary_factor",
+    ),
+    "no factor": ("llama", {"rope_parameters": {"rope_type": "llama3"}}, "'llama3' needs factor, high_freq_factor"),
+    "a list": ("llama", {"rope_parameters": [1]}, r"rope_parameters must be a mapping, got \[1\]"),
+    "a factor in words": (
+        "llama", {"rope_parameters": {"rope_type": "linear", "factor": "two"}}, "rope_factor must be float, got 'two'"
+    ),
+    "layers in chunks": ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types must name 3 layers, each"),
+    "too few layers": ("qwen3", {"layer_types": ["full_attention"]}, "layer_types must name 3 layers"),
+    "a window of no size": ("qwen2", {"use_sliding_window": False}, "there is no sliding_window"),
+    "layers in words": ("qwen2", {"num_hidden_layers": "3"}, "num_layers must be int, got '3'"),
+    "a window in words": ("mistral", {"sliding_window": "4"}, "attention_windows must be"),
+    "scores by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+    "scores in another order": ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn True is not"),
+    "another source": ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
+    "a strange layer": ("gpt_neo", {"attention_types": [[["sparse"], 3]]}, "does not list layers"),
+    "no list": ("gpt_neo", {"attention_types": 3}, "attention_types 3 does not list layers"),
+    "other layers": ("gpt_neo", {"attention_types": [[["local"], 2]]}, "has 2 layers, num_layers is 3"),
+    "another head": ("llama", {"architectures": ["LlamaForTokenClassification"]}, "known: LlamaForCausalLM"),
+    "experts": ("llama", {"num_experts": 4}, "not understood: num_experts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_configuration_that_cannot_be_represented(
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    folder = save(FAMILIES[name].make(), tmp_path / "hub")
+    edit(folder, **changes)
+    with pytest.raises(UsageError, match=message):
+        import_checkpoint(folder, tmp_path / "ours", verify=False)
+    assert not (tmp_path / "ours").exists()
+
+
+# What is exported generates what transformers does.
+
+PROMPTS = [[5, 17, 33, 4, 60, 12, 8], [42], [9, 9, 30]]
+NEW = 12
+
+
+GENERATED = [("llama", PORTABLE), ("gpt_neo", "cpu")]
+ALSO_GENERATED = [(name, profile) for name in ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neo")
+                  for profile in (PORTABLE, "cpu")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [*GENERATED, *(pytest.param(*item, marks=pytest.mark.slow) for item in ALSO_GENERATED if item not in GENERATED)],
+)
+def test_generation_equals_transformers(tmp_path: Path, name: str, profile: str) -> None:
+    """Imported, exported, verified, and run on a ragged batch; greedy tokens are those of ``generate``."""
+    length = {"n_positions" if name == "gpt2" else "max_position_embeddings": 24}
+    theirs = FAMILIES[name].make(eos_token_id=None, tie_word_embeddings=False, **length)
+    for key, parameter in theirs.named_parameters():  # else some only repeat themselves
+        parameter.mul_(2.0 if parameter.ndim > 1 else 0.1 if key.endswith("bias") else 1.0)
+    import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=False)
+    assert export_model(tmp_path / "ours", options=Options(profile=profile)).passed
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    theirs.generation_config.eos_token_id = None
+    theirs = theirs.double()
+    with Exact(theirs), torch.inference_mode():
+        found = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    wanted = found[:, width:].tolist()
+    with load_session(tmp_path / "ours", threads=1) as session:
+        results = session.run(PROMPTS, max_new_tokens=NEW)
+    assert [result["generated_ids"] for result in results] == wanted
+    assert len({token for row in wanted for token in row}) > 6
+    ends = {row[5] for row in wanted[:2]}
+    with load_session(tmp_path / "ours", threads=1) as session:
+        results = session.run(PROMPTS, max_new_tokens=NEW, stop_token_ids=tuple(ends))
+    cut = [row[: 1 + next((n for n, token in enumerate(row) if token in ends), NEW)] for row in wanted]
+    assert [result["generated_ids"] for result in results] == cut
