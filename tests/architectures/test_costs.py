@@ -46,6 +46,11 @@ PUBLISHED = [
     ("electra-base", [], 108_891_648),
     ("electra-base", ["task=replaced-token-detection"], 109_483_009),
     ("transformer-base", [], 63_045_632),
+    ("t5-small", [], 60_506_624),
+    ("t5-base", [], 222_903_552),
+    ("t5-large", [], 737_668_096),
+    ("t5-v1.1-small", [], 76_961_152),
+    ("flan-t5-base", [], 247_577_856),
     ("vit-base", [], 86_567_656),
     ("vit-large", [], 304_326_632),
     ("vit-huge", ["task=image-feature-extraction"], 630_764_800),
@@ -126,6 +131,9 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("transformer-tiny", ["positions=learned"]),
         ("transformer-tiny", ["tie_embeddings=false"]),
         ("transformer-tiny", ["attention_bias=true", "head_dim=5", "value_head_dim=7", "num_heads=3"]),
+        ("t5-tiny", ["gated=true", "head_dim=5", "num_decoder_layers=3"]),
+        ("t5-tiny", ["tie_embeddings=false", "relative_buckets=20"]),
+        ("t5-tiny", ["task=feature-extraction", "num_layers=3"]),
         ("vit-tiny", ["attention_bias=false", "intermediate_size=100"]),
         ("vit-tiny", ["image_size=9", "num_channels=3", "num_classes=7"]),
         ("vit-tiny", ["distilled=true"]),
@@ -253,6 +261,15 @@ def test_transformer_flops(settings: list[str]) -> None:
     per token is one number only when there are as many of each.
     """
     spec = registry().resolve("transformer-tiny", ["max_seq_len=24", *settings])
+    source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (source, target)) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize("settings", [[], ["gated=true", "head_dim=5", "tie_embeddings=false"]])
+def test_t5_flops(settings: list[str]) -> None:
+    """One source token and one target token, as for the Transformer; adding a bias is no product."""
+    spec = registry().resolve("t5-tiny", ["max_seq_len=24", *settings])
     source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (source, target)) == 24 * spec.cost.flops

@@ -33,6 +33,7 @@ CALLS = {
     ("llama-tiny", "model.onnx"): {"LlamaBlock": 2},
     ("transformer-tiny", "encoder.onnx"): {"EncoderBlock": 2},
     ("transformer-tiny", "decoder.onnx"): {"DecoderBlock": 2},
+    ("t5-tiny", "decoder.onnx"): {"DecoderBlock": 2},
     ("vit-tiny", "model.onnx"): {"ViTBlock": 2},
 }
 

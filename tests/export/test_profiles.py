@@ -34,6 +34,7 @@ DECODERS = [
     ("llama-tiny", ("query_key_norm=true", "attention_windows=[0, 5]", "rope_scaling=llama3", "rope_factor=4.0")),
     pytest.param("gpt-tiny", ("attention_windows=[5]", "attention_scale=1.0"), marks=pytest.mark.slow),
     ("transformer-tiny", ()),
+    ("t5-tiny", ()),
 ]
 
 
@@ -86,6 +87,7 @@ def test_a_decoder_writes_in_place(exported_cpu: Exported, zoo: Zoo, name: str, 
         ("bert-tiny", "model"),
         ("vit-tiny", "model"),
         pytest.param("transformer-tiny", "decoder", marks=pytest.mark.slow),
+        pytest.param("t5-tiny", "decoder", marks=pytest.mark.slow),
     ],
 )
 def test_one_more_layer_adds_no_node_that_computes_sizes(exported_build: Exported, name: str, file: str) -> None:

@@ -15,6 +15,7 @@ from zoo.nn.positions import (
     rotate,
     sinusoids,
 )
+from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "GraphModule",
     "LayerCache",
     "MultiHeadAttention",
+    "RelativePositionBias",
     "Residual",
     "RotaryPositions",
     "SinusoidalPositions",
@@ -38,6 +40,7 @@ __all__ = [
     "normalize",
     "pool",
     "positions_of",
+    "relative_buckets",
     "rotate",
     "scaled_dot_product_attention",
     "sinusoids",

@@ -1,0 +1,137 @@
+"""Configuration, graphs and cost of T5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo import Activation, Config, Cost, Graph, KeyValues, cost, mask, real, token_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Config(Config):
+    """T5-small by default."""
+
+    task: Literal["text2text-generation", "feature-extraction"] = "text2text-generation"
+    """Sequence to sequence, or what the encoder alone makes of a text."""
+    vocab_size: int = 32128
+    """Tokens known, shared by source and target."""
+    max_seq_len: int = 512
+    """Longest source or target. Nothing in the model is this long: it says what the model was trained for."""
+    hidden_size: int = 512
+    """Width of the residual stream."""
+    num_layers: int = 6
+    """Encoder blocks."""
+    num_decoder_layers: int | None = None
+    """Decoder blocks; as many as the encoder has by default."""
+    num_heads: int = 8
+    """Heads of each attention."""
+    head_dim: int = 64
+    """Width of a query, key or value, whatever ``hidden_size`` is."""
+    intermediate_size: int = 2048
+    """Width inside the feed-forward network."""
+    activation: Activation = "relu"
+    """Of the feed-forward network."""
+    gated: bool = False
+    """Whether the activation gates a second product (Shazeer 2020), as since version 1.1."""
+    relative_buckets: int = 32
+    """Learned biases a head: one for each group of distances between a query and a key."""
+    relative_max_distance: int = 128
+    """Distances from here on are one group."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in RMSNorm."""
+    dropout: float = 0.1
+    """On embeddings, attention weights, sub-layers and what the stacks return, in training."""
+    tie_embeddings: bool = True
+    """Whether the head shares the token embedding; not since version 1.1."""
+    scale_head: bool | None = None
+    """Whether the head reads its input divided by the root of ``hidden_size``; where it is tied, by default."""
+    pad_token_id: int | None = 0
+    """Token that fills up the rows of a batch."""
+    decoder_start_token_id: int = 0
+    """First token of every target."""
+    eos_token_id: int | tuple[int, ...] | None = 1
+    """Token that ends a target."""
+
+    def __post_init__(self) -> None:
+        self.default("num_decoder_layers", self.num_layers)
+        self.default("scale_head", self.tie_embeddings)
+        self.require_positive(
+            "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_decoder_layers", "num_heads", "head_dim",
+            "intermediate_size", "norm_eps",
+        )  # fmt: skip
+        self.require_probability("dropout")
+        if self.relative_buckets < 4 or self.relative_max_distance <= self.relative_buckets // 2:
+            raise ValueError(
+                f"relative_buckets {self.relative_buckets} must be 4 or more, and relative_max_distance "
+                f"{self.relative_max_distance} more than half of them"
+            )
+        if not 0 <= self.decoder_start_token_id < self.vocab_size:
+            raise ValueError(
+                f"decoder_start_token_id {self.decoder_start_token_id} lies outside vocab_size {self.vocab_size}"
+            )
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether there is more than the encoder."""
+        return self.task == "text2text-generation"
+
+    def _key_values(self, name: str, length: str) -> KeyValues:
+        return KeyValues(
+            name=name,
+            num_layers=self.num_decoder_layers or self.num_layers,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            length=length,
+        )
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """The encoder alone; or one that also projects what every decoding step attends to, and a decoder."""
+        if not self.has_decoder:
+            return (
+                Graph(
+                    method="encode",
+                    inputs=(token_ids("input_ids", self.vocab_size), mask("attention_mask")),
+                    outputs=(real("last_hidden_state", "batch", "sequence", self.hidden_size),),
+                ),
+            )
+        cross = self._key_values("cross_key_values", "encoder_sequence")
+        source_mask = mask("attention_mask", length="encoder_sequence")
+        encoder = Graph(
+            name="encoder",
+            method="encode",
+            inputs=(token_ids("input_ids", self.vocab_size, length="encoder_sequence"), source_mask),
+            outputs=(real("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
+        )
+        decoder = Graph(
+            name="decoder",
+            method="decode",
+            inputs=(
+                token_ids("decoder_input_ids", self.vocab_size),
+                mask("decoder_attention_mask", length="past_sequence + sequence"),
+                source_mask,
+                cross,
+            ),
+            outputs=(real("logits", "batch", "sequence", self.vocab_size),),
+            past=self._key_values("past_key_values", "past_sequence"),
+        )
+        return encoder, decoder
+
+    def cost(self) -> Cost:
+        """Closed form. FLOPs are those of one source token and one target token."""
+        norm = cost.rms_norm(self.hidden_size)
+        feed_forward = cost.gated_feed_forward if self.gated else cost.feed_forward
+        mlp = feed_forward(self.hidden_size, self.intermediate_size, bias=False)
+        attention = cost.attention(
+            self.hidden_size, self.num_heads, head_dim=self.head_dim, context=self.max_seq_len, bias=False
+        )
+        bias = cost.embedding(self.relative_buckets, self.num_heads)
+        total = cost.embedding(self.vocab_size, self.hidden_size)
+        total += self.num_layers * (attention + mlp + 2 * norm) + bias + norm
+        if not self.has_decoder:
+            return total
+        layers = self.num_decoder_layers or self.num_layers
+        head = cost.tied_linear(self.hidden_size, self.vocab_size)
+        if not self.tie_embeddings:
+            head = cost.linear(self.hidden_size, self.vocab_size, bias=False)
+        return total + layers * (2 * attention + mlp + 3 * norm) + bias + norm + head

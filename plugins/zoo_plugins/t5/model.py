@@ -1,0 +1,200 @@
+"""T5: a pre-norm encoder-decoder with relative positions (Raffel et al. 2020; version 1.1: Shazeer 2020).
+
+B batch, S source tokens, T target tokens of this call, E hidden size, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.nn import (
+    Cache,
+    FeedForward,
+    GatedFeedForward,
+    LayerCache,
+    MultiHeadAttention,
+    RelativePositionBias,
+    build_mask,
+    tied_linear,
+)
+from zoo_plugins.t5.config import T5Config
+
+
+def norm(c: T5Config) -> nn.RMSNorm:
+    """A scale without a shift."""
+    return nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+
+
+def attention(c: T5Config) -> MultiHeadAttention:
+    """Without biases, and without dividing scores by the root of their width: the initialisation does that."""
+    return MultiHeadAttention(c.hidden_size, c.num_heads, head_dim=c.head_dim, bias=False, scale=1.0, dropout=c.dropout)
+
+
+def feed_forward(c: T5Config) -> FeedForward | GatedFeedForward:
+    """Gated since version 1.1."""
+    kind = GatedFeedForward if c.gated else FeedForward
+    return kind(c.hidden_size, c.intermediate_size, activation=c.activation, bias=False, dropout=c.dropout)
+
+
+def relative_positions(c: T5Config, *, causal: bool) -> RelativePositionBias:
+    """One for all blocks of a stack."""
+    return RelativePositionBias(
+        c.num_heads, num_buckets=c.relative_buckets, max_distance=c.relative_max_distance, causal=causal
+    )
+
+
+_LARGEST = 61440.0
+"""15/16 of 2^16, just below the end of float16, and a number of so few digits is exact in every dtype."""
+
+
+def bounded(x: Tensor) -> Tensor:
+    """Keep float16 from becoming infinite: in trained models single numbers grow that far, and the norms undo it."""
+    return x.clamp(-_LARGEST, _LARGEST) if x.dtype == torch.float16 else x
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then feed-forward, each normalised before and added after."""
+
+    def __init__(self, c: T5Config) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = norm(c), norm(c)
+        self.attention, self.mlp = attention(c), feed_forward(c)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, x: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, S, E) -> (B, S, E). ``bias`` is (1, H, S, S)."""
+        x = bounded(x + self.dropout(self.attention(self.norm_1(x), mask=mask, bias=bias)))
+        return bounded(x + self.dropout(self.mlp(self.norm_2(x))))
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to the source, then feed-forward."""
+
+    def __init__(self, c: T5Config) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2, self.norm_3 = norm(c), norm(c), norm(c)
+        self.attention, self.cross, self.mlp = attention(c), attention(c), feed_forward(c)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: tuple[Tensor, Tensor],
+        bias: Tensor,
+        mask: Tensor | None,
+        memory_mask: Tensor | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). ``bias`` is (1, H, T, past + T); attention to the source has none."""
+        x = bounded(x + self.dropout(self.attention(self.norm_1(x), mask=mask, bias=bias, cache=cache)))
+        x = bounded(x + self.dropout(self.cross(self.norm_2(x), memory=memory, mask=memory_mask)))
+        return bounded(x + self.dropout(self.mlp(self.norm_3(x))))
+
+
+class T5(nn.Module):
+    """Encoder, decoder and the projection to the vocabulary; for feature extraction the encoder alone."""
+
+    def __init__(self, c: T5Config) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.encoder_positions = relative_positions(c, causal=False)
+        self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.num_layers))
+        self.encoder_norm = norm(c)
+        if c.has_decoder:
+            self.decoder_positions = relative_positions(c, causal=True)
+            self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.num_decoder_layers or c.num_layers))
+            self.decoder_norm = norm(c)
+            self.head = (
+                tied_linear(self.token_embedding)
+                if c.tie_embeddings
+                else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+            )
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """N(0, 1/n) for a product of n numbers, N(0, 1) for embeddings; queries make up for unscaled scores."""
+        for part in self.modules():
+            if isinstance(part, nn.Linear) and part.weight is not self.token_embedding.weight:
+                nn.init.normal_(part.weight, std=part.in_features**-0.5)
+            elif isinstance(part, RelativePositionBias):
+                nn.init.normal_(part.table.weight, std=self.config.hidden_size**-0.5)
+        for part in self.modules():
+            if isinstance(part, MultiHeadAttention):
+                nn.init.normal_(part.query.weight, std=(self.config.hidden_size * self.config.head_dim) ** -0.5)
+        nn.init.normal_(self.token_embedding.weight)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:
+        """Read the source.
+
+        Args:
+            input_ids: (B, S).
+            attention_mask: (B, S), 1 for a token and 0 for padding.
+
+        Returns:
+            ``last_hidden_state`` (B, S, E), and ``cross_key_values``: its keys and values in each decoder block.
+        """
+        length = input_ids.shape[1]
+        mask = build_mask(length, length, padding=attention_mask)
+        bias = self.encoder_positions(length, length)
+        x = self.dropout(self.token_embedding(input_ids))
+        for block in self.encoder:
+            x = block(x, bias, mask)
+        x = self.dropout(self.encoder_norm(x))
+        if not self.config.has_decoder:
+            return {"last_hidden_state": x}
+        cross = Cache(block.cross.keys_values(x) for block in self.decoder if isinstance(block, DecoderBlock))
+        return {"last_hidden_state": x, "cross_key_values": cross}
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        cross_key_values: Cache,
+        decoder_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Logits of the next target token.
+
+        Args:
+            decoder_input_ids: (B, T).
+            cross_key_values: from :meth:`encode`.
+            decoder_attention_mask: (B, past + T), 1 for a token and 0 for padding.
+            attention_mask: (B, S), of the source.
+            past_key_values: what earlier calls saw; extended in place.
+
+        Returns:
+            (B, T, V).
+        """
+        length = decoder_input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        device = decoder_input_ids.device
+        mask = build_mask(length, total, padding=decoder_attention_mask, causal=True, device=device)
+        memory_mask = build_mask(length, cross_key_values.length, padding=attention_mask)
+        bias = self.decoder_positions(length, total)
+        x = self.dropout(self.token_embedding(decoder_input_ids))
+        for layer, (block, memory) in enumerate(zip(self.decoder, cross_key_values.pairs(), strict=True)):
+            cache = past_key_values[layer] if past_key_values is not None else None
+            x = block(x, memory, bias, mask, memory_mask, cache)
+        x = self.dropout(self.decoder_norm(x))
+        return self.head(x * self.config.hidden_size**-0.5 if self.config.scale_head else x)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        decoder_input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V) for a source (B, S) and the target so far (B, T), as in training.
+
+        Without a target, what the encoder makes of the source: (B, S, E).
+        """
+        encoded: dict[str, Any] = self.encode(input_ids, attention_mask)
+        if decoder_input_ids is None:
+            return encoded["last_hidden_state"]
+        return self.decode(decoder_input_ids, encoded["cross_key_values"], decoder_attention_mask, attention_mask)

@@ -1,0 +1,85 @@
+"""Relative position buckets and biases against transformers' T5, and their laws."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from zoo.nn import RelativePositionBias, relative_buckets
+
+FAR = torch.arange(-5000, 5001)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance"), [(32, 128), (16, 32), (8, 20), (33, 100), (64, 256), (4, 5), (12, 1000)]
+)
+def test_buckets_equal_transformers(num_buckets: int, max_distance: int, causal: bool) -> None:
+    """At every distance that a text could have, the powers of two included, where a logarithm is a whole number."""
+    expected = T5Attention._relative_position_bucket(
+        FAR, bidirectional=not causal, num_buckets=num_buckets, max_distance=max_distance
+    )
+    assert relative_buckets(FAR, num_buckets, max_distance, causal=causal).equal(expected)
+
+
+@given(num_buckets=st.integers(4, 70), farther=st.integers(1, 400), causal=st.booleans())
+def test_buckets_grow_with_the_distance(num_buckets: int, farther: int, causal: bool) -> None:
+    """They number the distances without a gap in their order, and from the maximum on they stay the same."""
+    max_distance = num_buckets // 2 + farther
+    found = relative_buckets(FAR, num_buckets, max_distance, causal=causal)
+    before, after = found[:5001].flip(0), found[5000:]
+    sides = [(before, 0)] if causal else [(before, 0), (after[1:], num_buckets // 2)]
+    for side, first in sides:
+        assert (side.diff() >= 0).all()
+        assert side[0] == first + (1 if first else 0)
+        assert side[max_distance:].unique().tolist() == [first + (num_buckets if causal else num_buckets // 2) - 1]
+    if causal:
+        assert after.unique().tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance", "causal"), [(3, 128, False), (1, 128, True), (32, 8, False), (32, 16, True)]
+)
+def test_buckets_that_do_not_fit(num_buckets: int, max_distance: int, causal: bool) -> None:
+    """Too few of them, or no distances left for those that grow."""
+    message = f"{num_buckets} relative buckets do not fit a maximum distance of {max_distance}"
+    with pytest.raises(ValueError, match=message):
+        relative_buckets(FAR, num_buckets, max_distance, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bias_equals_transformers(causal: bool) -> None:
+    """With the same table, for whole texts and for what follows a past."""
+    config = T5Config(
+        d_model=12, d_kv=4, num_heads=3, relative_attention_num_buckets=10, relative_attention_max_distance=17,
+        is_decoder=causal,
+    )  # fmt: skip
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    ours = RelativePositionBias(3, num_buckets=10, max_distance=17, causal=causal)
+    ours.table.load_state_dict(theirs.relative_attention_bias.state_dict())
+    for length, past in ((1, 0), (40, 0), (1, 30), (5, 21)):
+        expected = theirs.compute_bias(length, length + past, past_seen_tokens=past)
+        assert_close(ours(length, length + past), expected, atol=0, rtol=0)
+
+
+@given(length=st.integers(1, 12), past=st.integers(0, 30), causal=st.booleans())
+def test_bias_depends_on_distances_alone(length: int, past: int, causal: bool) -> None:
+    """It is constant along diagonals, and the last queries have the last rows of the whole."""
+    bias = RelativePositionBias(2, num_buckets=8, max_distance=9, causal=causal)
+    whole = bias(length + past, length + past)
+    assert whole.shape == (1, 2, length + past, length + past)
+    assert whole[..., 1:, 1:].equal(whole[..., :-1, :-1])
+    assert bias(length, length + past).equal(whole[:, :, past:])
+
+
+def test_bias_is_learned() -> None:
+    """The gradient of a bucket counts the pairs that fall into it."""
+    bias = RelativePositionBias(1, num_buckets=4, max_distance=3)
+    nn.init.zeros_(bias.table.weight)
+    bias(3, 3).sum().backward()
+    assert bias.table.weight.grad is not None
+    assert bias.table.weight.grad.flatten().tolist() == [3, 3, 0, 3]

@@ -1,0 +1,80 @@
+"""Relative positions as a bias on attention scores. T queries, S keys, H heads, M the maximum distance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["RelativePositionBias", "relative_buckets"]
+
+
+def relative_buckets(relative: Tensor, num_buckets: int, max_distance: int, *, causal: bool) -> Tensor:
+    """The bucket of keys at these positions relative to a query's (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets hold one distance each. The others grow with the logarithm of the distance, and the last holds
+    all from ``max_distance`` on. With ``causal`` every key behind the query shares the bucket of the query itself;
+    otherwise those keys have half of all buckets, and those before the query the other half.
+
+    Args:
+        relative: integers of any shape, the position of a key less that of a query.
+        num_buckets: how many there are.
+        max_distance: M.
+        causal: whether keys behind a query are never seen.
+
+    Returns:
+        Integers of the same shape, in [0, num_buckets).
+
+    Raises:
+        ValueError: there are too few buckets, or no distances for those that grow.
+    """
+    one_side = num_buckets if causal else num_buckets // 2
+    single = one_side // 2
+    if single < 1 or max_distance <= single:
+        raise ValueError(f"{num_buckets} relative buckets do not fit a maximum distance of {max_distance}")
+    distance = (-relative).clamp(min=0) if causal else relative.abs()
+    bucket = distance.clamp(max=single)
+    for first in _growing_buckets(single, one_side - single, max_distance):
+        bucket = bucket + (distance >= first)
+    return bucket if causal else bucket + (relative > 0) * one_side
+
+
+def _growing_buckets(single: int, count: int, max_distance: int) -> list[int]:
+    """The first distance of each bucket that grows, but for the first of them, which begins at ``single``.
+
+    Bucket n begins where count log(d / single) = n log(max_distance / single). Integers say so exactly, while a
+    logarithm may come out on either side of such a boundary, on each runtime on another.
+    """
+    firsts, distance = [], single
+    for n in range(1, count):
+        while distance**count < max_distance**n * single ** (count - n):
+            distance += 1
+        firsts.append(distance)
+    return firsts
+
+
+class RelativePositionBias(nn.Module):
+    """A learned number for each head and bucket of :func:`relative_buckets`, added to the scores.
+
+    Args:
+        num_heads: H.
+        num_buckets: rows of the table.
+        max_distance: M.
+        causal: whether keys behind a query are never seen.
+    """
+
+    def __init__(self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, causal: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(num_buckets, num_heads)
+        self.max_distance = max_distance
+        self.causal = causal
+
+    def forward(self, query_length: int, key_length: int) -> Tensor:
+        """The bias (1, H, T, S) of the last T of S positions on all of them."""
+        device, farthest = self.table.weight.device, self.max_distance
+        every = torch.arange(-farthest, farthest + 1, device=device)
+        buckets = relative_buckets(every, self.table.num_embeddings, farthest, causal=self.causal)
+        by_distance = self.table(buckets).T  # (H, 2 M + 1)
+        keys = torch.arange(key_length, device=device)
+        queries = torch.arange(key_length - query_length, key_length, device=device)
+        relative = (keys - queries.unsqueeze(1)).clamp(-farthest, farthest)  # (T, S)
+        return by_distance.index_select(1, (relative + farthest).flatten()).unflatten(1, relative.shape).unsqueeze(0)
