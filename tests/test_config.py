@@ -274,12 +274,17 @@ def transformer_configs(draw: st.DrawFn) -> TransformerConfig:
         head_dim=draw(st.none() | SIZES),
         value_head_dim=draw(st.none() | SIZES),
         intermediate_size=draw(st.none() | SIZES),
+        num_decoder_layers=draw(st.none() | SIZES),
+        num_decoder_heads=draw(st.none() | st.just(1)),
         norm_first=draw(st.booleans()),
+        final_norm=draw(st.none() | st.booleans()),
         attention_bias=draw(st.booleans()),
-        positions=draw(st.sampled_from(["learned", "sinusoidal"])),
+        positions=draw(st.sampled_from(["learned", "sinusoidal", "sinusoidal-halves"])),
         tie_embeddings=draw(st.booleans()),
+        target_vocab_size=draw(st.none() | st.integers(8, 64)),
         dropout=draw(PROBABILITIES),
-        decoder_start_token_id=draw(st.integers(0, 7)),
+        decoder_start_token_id=draw(st.none() | st.integers(0, 7)),
+        eos_token_id=draw(st.none() | st.integers(0, 7) | st.just((1, 2))),
     )
 
 
@@ -313,7 +318,8 @@ BERT_SIZES = (
 )  # fmt: skip
 TRANSFORMER_SIZES = (
     "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "head_dim", "value_head_dim",
-    "intermediate_size", "norm_eps",
+    "intermediate_size", "norm_eps", "target_vocab_size", "num_decoder_layers", "num_decoder_heads",
+    "decoder_intermediate_size",
 )  # fmt: skip
 
 

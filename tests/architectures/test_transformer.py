@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -52,13 +53,11 @@ def torch_twin(ours: Transformer) -> nn.Transformer:
     """torch's Transformer with our weights.
 
     By itself it adds a final norm to both stacks even when each layer ends with one. The paper does not, so
-    the post-norm stacks are made without. Left in training mode, without dropout, it takes no fused path.
+    the stacks are made apart from it. Left in training mode, without dropout, it takes no fused path.
     """
     c = ours.config
-    sizes = {
+    options = {
         "d_model": c.hidden_size,
-        "nhead": c.num_heads,
-        "dim_feedforward": c.intermediate_size,
         "dropout": 0.0,
         "activation": ACTIVATIONS[c.activation],
         "layer_norm_eps": c.norm_eps,
@@ -67,15 +66,21 @@ def torch_twin(ours: Transformer) -> nn.Transformer:
     }
 
     def final_norm() -> nn.LayerNorm | None:
-        return nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if c.norm_first else None
+        return nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if c.final_norm else None
 
-    encoder_layer, decoder_layer = nn.TransformerEncoderLayer(**sizes), nn.TransformerDecoderLayer(**sizes)
+    encoder_layer = nn.TransformerEncoderLayer(nhead=c.num_heads, dim_feedforward=c.intermediate_size, **options)
+    decoder_layer = nn.TransformerDecoderLayer(
+        nhead=c.num_decoder_heads,
+        dim_feedforward=c.decoder_intermediate_size,
+        **options,
+    )
     theirs = nn.Transformer(
-        **sizes,
+        nhead=c.num_heads,
+        **options,
         custom_encoder=nn.TransformerEncoder(
             encoder_layer, c.num_layers, norm=final_norm(), enable_nested_tensor=False
         ),
-        custom_decoder=nn.TransformerDecoder(decoder_layer, c.num_layers, norm=final_norm()),
+        custom_decoder=nn.TransformerDecoder(decoder_layer, c.num_decoder_layers, norm=final_norm()),
     )
     theirs = theirs.double().requires_grad_(False)
     for mine, its in zip((*ours.encoder, *ours.decoder), (*theirs.encoder.layers, *theirs.decoder.layers), strict=True):
@@ -87,7 +92,7 @@ def torch_twin(ours: Transformer) -> nn.Transformer:
         if isinstance(its, nn.TransformerDecoderLayer):
             copy_attention(mine.cross, its.multihead_attn)
             its.norm3.load_state_dict(mine.residual_3.norm.state_dict())
-    if c.norm_first:
+    if c.final_norm:
         theirs.encoder.norm.load_state_dict(ours.encoder_norm.state_dict())
         theirs.decoder.norm.load_state_dict(ours.decoder_norm.state_dict())
     return theirs
@@ -106,19 +111,25 @@ def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> N
 
 
 def embed(ours: Transformer, side: str, ids: Tensor, mask: Tensor) -> Tensor:
-    """sqrt(E) times the token's row plus PE(position), where padding takes no position."""
+    """sqrt(E) times the token's row plus PE(position), where padding takes no position; normalised if asked for."""
     c, layer = ours.config, getattr(ours, f"{side}_embedding")
-    x = layer.token.weight[ids] * math.sqrt(c.hidden_size)
+    x = layer.token.weight[ids] * (math.sqrt(c.hidden_size) if c.scale_embeddings else 1)
+    half = c.hidden_size // 2
     for b, row in enumerate(mask.tolist()):
         for t in range(len(row)):
             position = max(sum(row[: t + 1]) - 1, 0)
             if c.positions == "learned":
-                x[b, t] += layer.position.weight[position]
-            else:
-                for i in range(c.hidden_size):
-                    angle = position / 10000 ** ((i - i % 2) / c.hidden_size)
-                    x[b, t, i] += math.cos(angle) if i % 2 else math.sin(angle)
-    return x
+                x[b, t] += layer.position.weight[position + c.position_offset]
+                continue
+            for i in range(half):
+                angle = position / 10000 ** (2 * i / c.hidden_size)
+                if c.positions == "sinusoidal":
+                    x[b, t, 2 * i] += math.sin(angle)
+                    x[b, t, 2 * i + 1] += math.cos(angle)
+                else:  # published as tables of float32
+                    x[b, t, i] += float(np.float32(math.sin(angle)))
+                    x[b, t, half + i] += float(np.float32(math.cos(angle)))
+    return F.layer_norm(x, x.shape[-1:], layer.norm.weight, layer.norm.bias, c.norm_eps) if c.embedding_norm else x
 
 
 def expected_logits(ours: Transformer, source: Tensor, target: Tensor, masks: tuple[Tensor, Tensor]) -> Tensor:
@@ -132,7 +143,8 @@ def expected_logits(ours: Transformer, source: Tensor, target: Tensor, masks: tu
         tgt_key_padding_mask=masks[1] == 0,
         memory_key_padding_mask=masks[0] == 0,
     )
-    return output @ ours.head.weight.T
+    logits = output @ ours.head.weight.T
+    return logits if ours.head.bias is None else logits + ours.head.bias
 
 
 def padding_of(lengths: Sequence[int], side: str = "right") -> Tensor:
@@ -179,6 +191,58 @@ def test_equals_torch_at_other_sizes(activation: str, sizes: dict[str, int]) -> 
     ours, (source, target) = make(activation=activation, **sizes), pair()
     masks = (torch.ones_like(source), torch.ones_like(target))
     assert_close(ours(source, target), expected_logits(ours, source, target, masks), atol=1e-10, rtol=0)
+
+
+FAMILIES = {
+    "BART": {
+        "positions": "learned",
+        "position_offset": 2,
+        "embedding_norm": True,
+        "scale_embeddings": False,
+        "attention_bias": True,
+        "head_bias": True,
+        "activation": "gelu",
+    },
+    "mBART": {
+        "positions": "learned",
+        "position_offset": 2,
+        "embedding_norm": True,
+        "attention_bias": True,
+        "norm_first": True,
+        "head_bias": True,
+    },
+    "Marian": {
+        "positions": "sinusoidal-halves",
+        "attention_bias": True,
+        "head_bias": True,
+        "activation": "silu",
+    },
+    "Marian of two vocabularies": {
+        "positions": "sinusoidal-halves",
+        "attention_bias": True,
+        "target_vocab_size": 61,
+        "head_bias": True,
+    },
+    "torch.nn.Transformer": {
+        "attention_bias": True,
+        "final_norm": True,
+        "tie_embeddings": False,
+        "target_vocab_size": 61,
+        "head_bias": True,
+    },
+}
+LOPSIDED = {"num_layers": 1, "num_decoder_layers": 2, "num_decoder_heads": 4, "decoder_intermediate_size": 56}
+
+
+@pytest.mark.parametrize("sizes", [{}, LOPSIDED], ids=["even", "lopsided"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_families_equal_torch(family: str, sizes: dict[str, int]) -> None:
+    """The models that are this one with other values, and each with a decoder unlike its encoder."""
+    ours, (source, target) = make(**FAMILIES[family], **sizes), pair()
+    masks = (padding_of(SOURCE_LENGTHS), padding_of(TARGET_LENGTHS))
+    logits, expected, kept = ours(source, target, *masks), expected_logits(ours, source, target, masks), masks[1].bool()
+    assert logits.shape[-1] == ours.config.decoder.vocab_size
+    assert_close(logits[kept], expected[kept], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -251,14 +315,21 @@ def test_every_output_sees_the_whole_source() -> None:
 @given(
     splits=st.sets(st.integers(1, 5)),
     side=st.sampled_from(["left", "right", None]),
-    options=st.sampled_from([{}, {"norm_first": True, "positions": "learned"}, {"head_dim": 5, "value_head_dim": 7}]),
+    options=st.sampled_from(
+        [
+            {},
+            {"norm_first": True, "positions": "learned"},
+            {"head_dim": 5, "value_head_dim": 7},
+            *({**family, **LOPSIDED} for family in FAMILIES.values()),
+        ]
+    ),
 )
 def test_cached_decoding_equals_forward(splits: set[int], side: str | None, options: dict[str, object]) -> None:
     """One encoding, then the target in calls cut anywhere, against one call for everything."""
     model, (source, target) = make(**options), pair()
     masks = (padding_of(SOURCE_LENGTHS, side), padding_of(TARGET_LENGTHS, side)) if side else (None, None)
     cross = model.encode(source, masks[0])["cross_key_values"]
-    past, outputs = Cache.empty(SIZES["num_layers"]), []
+    past, outputs = Cache.empty(model.config.decoder.num_layers), []
     for start, stop in pairwise([0, *sorted(splits), target.shape[1]]):
         seen = None if masks[1] is None else masks[1][:, :stop]
         outputs.append(model.decode(target[:, start:stop], cross, seen, masks[0], past))
@@ -279,6 +350,29 @@ def test_three_way_tying_is_one_parameter() -> None:
     tied.requires_grad_()(source, target).square().mean().backward()
     torch.optim.SGD(tied.parameters(), lr=0.1).step()
     assert tied.encoder_embedding.token.weight.equal(tied.head.weight)
+
+
+def test_tying_takes_sides() -> None:
+    """Source and target are one matrix or two, and so are target and head, whatever the other is."""
+    for share, tie in product((False, True), repeat=2):
+        model = make(share_embeddings=share, tie_embeddings=tie)
+        source, target, head = (
+            layer.weight for layer in (model.encoder_embedding.token, model.decoder_embedding.token, model.head)
+        )
+        assert (source is target, target is head) == (share, tie)
+        assert sum(parameter.numel() for parameter in model.parameters()) == model.config.cost().parameters
+
+
+@pytest.mark.parametrize("position_offset", [0, 2])
+def test_rows_before_the_offset_are_not_used(position_offset: int) -> None:
+    """Nor is any missing for the last position."""
+    model = make(positions="learned", position_offset=position_offset)
+    source = torch.arange(SIZES["max_seq_len"])[None]
+    before = model(source, source)
+    for layer in (model.encoder_embedding, model.decoder_embedding):
+        assert len(layer.position.weight) == SIZES["max_seq_len"] + position_offset
+        layer.position.weight[:position_offset] = math.nan
+    assert model(source, source).equal(before)
 
 
 @pytest.mark.parametrize("hidden_size", [6, 24])
@@ -315,7 +409,16 @@ def test_only_pre_norm_has_final_norms() -> None:
         (["num_heads=5"], "hidden_size 64 is not divisible by num_heads 5"),
         (["hidden_size=33", "num_heads=3"], "sinusoidal positions need an even hidden_size, got 33"),
         (["decoder_start_token_id=260"], "decoder_start_token_id 260 lies outside vocab_size 260"),
-        (["positions=rotary"], "positions must be one of 'learned', 'sinusoidal', got 'rotary'"),
+        (["target_vocab_size=100"], "decoder_start_token_id 257 lies outside target_vocab_size 100"),
+        (["num_decoder_heads=5"], "hidden_size 64 is not divisible by num_decoder_heads 5"),
+        (["num_decoder_layers=0"], "num_decoder_layers must be positive, got 0"),
+        (
+            ["target_vocab_size=300", "share_embeddings=true"],
+            "share_embeddings needs one vocabulary, got vocab_size 260 and target_vocab_size 300",
+        ),
+        (["position_offset=2"], "position_offset 2 is for learned positions, not sinusoidal"),
+        (["position_offset=-1", "positions=learned"], "position_offset must not be negative, got -1"),
+        (["positions=rotary"], "positions must be one of 'learned', 'sinusoidal', 'sinusoidal-halves', got 'rotary'"),
     ],
 )
 def test_invalid_configurations(overrides: list[str], message: str) -> None:

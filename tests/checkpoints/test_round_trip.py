@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -189,6 +189,36 @@ def test_a_layout_that_is_wrong_is_found_out(
     zoo("import", tmp_path / "hub", "-o", tmp_path / "ours").failed(4, "from the original's in float64")
     assert snapshot() == before
     assert zoo("import", tmp_path / "hub", "-o", tmp_path / "ours", "--no-verify").status == 0
+
+
+def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An original that is right to the last digit, as it may be by luck, is no measure; how far it moves is."""
+
+    class Lucky(torch.nn.Module):
+        def __init__(self, model: torch.nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **feeds: torch.Tensor) -> dict[str, torch.Tensor]:
+            dtype = next(self.model.parameters()).dtype
+            found = self.model.double()(**feeds)
+            self.model.to(dtype)
+            return {name: value.to(dtype) for name, value in found.items()}
+
+    def original(checkpoint: Any, _: Any) -> torch.nn.Module:
+        return Lucky(BertModel.from_pretrained(checkpoint.path, attn_implementation="eager"))
+
+    make(BertModel).save_pretrained(tmp_path / "hub")
+    path = tmp_path / "hub/model.safetensors"
+    tensors = load_file(path)
+    tensors["embeddings.word_embeddings.weight"] += 1000  # which the norm takes away again
+    save_file(tensors, path)
+    monkeypatch.setattr(bert, "BERT", dataclasses.replace(bert.BERT, original=original))
+    comparison = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True).comparison
+    assert comparison.error > 10 * torch.finfo(torch.float32).eps
+    monkeypatch.setattr("zoo.checkpoints.original._NUDGES", 0)
+    with pytest.raises(ParityError, match="which itself is"):
+        import_checkpoint(tmp_path / "hub", tmp_path / "other", verify=True)
 
 
 def test_a_rule_that_does_not_come_back_is_found_out(

@@ -290,7 +290,9 @@ def test_list_holds_the_promised_presets(zoo) -> None:
     models = {model["name"]: model for model in zoo("list", "--json").json["models"]}
     assert models.keys() >= {
         *(f"gpt-{size}" for size in ("tiny", "small", "medium", "large", "xl")), "gpt3-175b",
-        "bert-tiny", "bert-base", "bert-large", "minilm-l6", "roberta-base", "roberta-large", "distilbert-base", "albert-base", "electra-small", "electra-base", "gpt-neo-125m", "gpt-neo-1.3b", "llama-tiny", "tinyllama-1.1b", "llama2-7b", "llama3-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b",
+        "bert-tiny", "bert-base", "bert-large", "minilm-l6", "roberta-base", "roberta-large", "distilbert-base",
+        "albert-base", "electra-small", "electra-base", "gpt-neo-125m", "gpt-neo-1.3b", "llama-tiny",
+        "tinyllama-1.1b", "llama2-7b", "llama3-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b",
         "transformer-tiny", "transformer-base", "transformer-big",
         "t5-tiny", "t5-small", "t5-base", "t5-large", "t5-v1.1-small", "flan-t5-base",
     }  # fmt: skip

@@ -36,8 +36,11 @@ class Configuration:
         return ModelDirectory.open(models.save_spec(spec, model, folder / "model", seed=self.seed))
 
 
-def draw_configuration(seed: int) -> Configuration:
-    """The configuration of a number: another architecture, shape, task, dtype and size of weights for each."""
+def draw_configuration(seed: int, *, families: bool = False) -> Configuration:
+    """The configuration of a number: another architecture, shape, task, dtype and size of weights for each.
+
+    With ``families`` an encoder-decoder also has what BART, Marian and others change in it.
+    """
     rng = random.Random(seed)
     preset = rng.choice(("gpt-tiny", "bert-tiny", "transformer-tiny", "llama-tiny"))
     preset = "t5-tiny" if seed % 5 == 2 else preset  # numbers that tests name stay what they were
@@ -91,6 +94,8 @@ def draw_configuration(seed: int) -> Configuration:
         values["attention_bias"] = rng.choice(("true", "false"))
         values["head_dim"], values["value_head_dim"] = rng.choice((2, 3, 4, 8)), rng.choice((2, 3, 4, 8))
         values["eos_token_id"], values["decoder_start_token_id"] = 1, 2
+        if families:
+            values |= _draw_family(rng, heads * head_dim)
     dtype = rng.choice(("float32", "float32", "float32", "float16"))
     return Configuration(
         preset=preset,
@@ -100,6 +105,22 @@ def draw_configuration(seed: int) -> Configuration:
         gain=2 ** rng.uniform(-2, 4 if dtype == "float32" else 1),  # float16 scores beyond 65504 are not numbers
         noise=rng.random() < 0.7,
     )
+
+
+def _draw_family(rng: random.Random, hidden_size: int) -> dict[str, object]:
+    """Other positions, norms and biases, and a decoder unlike the encoder."""
+    learned = rng.random() < 0.5
+    values: dict[str, object] = {
+        name: rng.choice(("true", "false"))
+        for name in ("final_norm", "embedding_norm", "scale_embeddings", "head_bias")
+    }
+    values["positions"] = "learned" if learned else "sinusoidal-halves"
+    values["position_offset"] = rng.choice((0, 2)) if learned else 0
+    values["num_decoder_layers"], values["decoder_intermediate_size"] = rng.randint(1, 3), rng.randint(3, 70)
+    values["num_decoder_heads"] = rng.choice([number for number in range(1, 9) if hidden_size % number == 0])
+    if rng.random() < 0.5:
+        values["target_vocab_size"] = rng.randint(7, 200)
+    return values
 
 
 def draw_image_configuration(seed: int) -> Configuration:

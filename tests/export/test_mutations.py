@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,11 @@ def test_random_weights_are_another_draw_each_time(exported_subject: Subjects) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "seed"),
-    [*((draw_configuration, seed) for seed in range(24)), *((draw_image_configuration, seed) for seed in range(8))],
+    [
+        *((draw_configuration, seed) for seed in range(24)),
+        *((draw_image_configuration, seed) for seed in range(8)),
+        *((partial(draw_configuration, families=True), seed) for seed in (5, 6, 8, 9, 10, 16, 18, 22)),
+    ],
 )
 def test_an_honest_export_passes(tmp_path: Path, draw: Callable[[int], Configuration], seed: int) -> None:
     """Random small configurations; benchmarks/gate.py exports 1,000 others."""

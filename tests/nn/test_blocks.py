@@ -133,6 +133,16 @@ def test_sinusoids_equal_a_plain_loop(hidden_size: int) -> None:
     assert_close(rounded, torch.from_numpy(expected).float()[None], atol=6e-8, rtol=0)
 
 
+@pytest.mark.parametrize(("positions", "hidden_size"), [(512, 512), (1024, 1024), (48, 6)])
+def test_sinusoids_in_halves_equal_published_tables(positions: int, hidden_size: int) -> None:
+    """Bit for bit: they are made with numpy and kept in float32, at any dtype of the model."""
+    angles = np.arange(positions)[:, None] / np.power(10000, np.arange(0, hidden_size, 2) / hidden_size)
+    expected = torch.from_numpy(np.concatenate((np.sin(angles), np.cos(angles)), axis=1).astype(np.float32))
+    for dtype in (torch.float32, torch.float64):
+        table = SinusoidalPositions(hidden_size, interleaved=False)(torch.arange(positions), dtype)
+        assert table.equal(expected.to(dtype))
+
+
 @quick
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([2, 8, 32]))
 def test_sinusoids_rotate(position: int, shift: int, hidden_size: int) -> None:

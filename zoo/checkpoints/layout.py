@@ -146,9 +146,9 @@ class Layout:
     prefix: str = ""
     """What the names of the base model begin with in files of a model with a head. The rules write it; files of the
     base model alone may lack it."""
-    headless: Sequence[str] = ()
-    """Classes of the base model alone whose checkpoints have the task's head all the same, since it is tied. They are
-    compared with the first class of their task."""
+    aliases: Sequence[str] = ()
+    """Classes that are compared with the first of their task: old names, and base models whose checkpoints have the head
+    all the same, since it is tied."""
     bare: Sequence[str] = ()
     """Our tasks that are the base model alone: their files are written without the prefix."""
     ignored: Sequence[str] | Callable[[Any], Sequence[str]] = ()
@@ -160,6 +160,8 @@ class Layout:
     """Keys that, where they are present, must have this value."""
     inert: Sequence[str] = ()
     """More keys that do not change what the model computes; ``*`` matches anything."""
+    needed: Sequence[str] = ()
+    """Fields of ours that no checkpoint of the family says: people must, with ``--set``."""
     derive: Callable[[Checkpoint, dict[str, Any]], Mapping[str, Any]] | None = None
     """More of our configuration: called with the checkpoint and the values that are known, those that people gave among
     them, returns others."""
@@ -192,6 +194,9 @@ class Layout:
             UsageError: a key that is missing or not understood, or a value that ours cannot represent.
         """
         hub, where = checkpoint.config, checkpoint.config_file
+        for name in self.needed:
+            if name not in (chosen or {}):
+                raise UsageError(f"checkpoints of this kind do not say {name}", checkpoint.where, f"--set {name}=VALUE")
         for key, wanted in {**_NONE, **self.only}.items():
             if hub.get(key, wanted) != wanted:
                 raise UsageError(f"{key} {hub[key]!r} is not supported, only {wanted!r}", where)
@@ -222,7 +227,7 @@ class Layout:
     def class_of(self, config: Config, preferred: str | None = None) -> str | None:
         """The original class for our configuration: a preferred one if it serves the task, else the first that does."""
         fit = [name for name, tasks in self.classes.items() if config.task in _texts(tasks)]
-        return preferred if preferred in fit and preferred not in self.headless else next(iter(fit), None)
+        return preferred if preferred in fit and preferred not in self.aliases else next(iter(fit), None)
 
     def write_config(self, config: Config, where: object) -> dict[str, Any]:
         """The content of their config.json.

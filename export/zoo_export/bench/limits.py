@@ -123,11 +123,12 @@ def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
     inputs = {item.name for item in session.sessions[case.graph.name].get_inputs()}
     if total is None or case.new == 1 or LOGITS_TO_KEEP not in inputs:
         return total
-    vocabulary = getattr(spec.config, "vocab_size", None)
-    if vocabulary is None:
+    sizes = {name: getattr(spec.config, name, None) for name in ("vocab_size", "target_vocab_size")}
+    doubled = {name: 2 * size for name, size in sizes.items() if size}
+    if not doubled:
         return None
     # Logits cost in proportion to the vocabulary, and nothing else does.
-    twice = count(_with(spec, vocab_size=2 * vocabulary), case)
+    twice = count(_with(spec, **doubled), case)
     return None if twice is None else total - (twice - total) * (case.new - 1) // case.new
 
 

@@ -28,7 +28,7 @@ def _restore_gpt2(c: GPTConfig) -> Mapping[str, Any]:
 
 GPT2 = Layout(
     classes={"GPT2LMHeadModel": "text-generation", "GPT2Model": "text-generation"},
-    headless=("GPT2Model",),
+    aliases=("GPT2Model",),
     fields=(
         Field("vocab_size"),
         Field("n_positions", "max_seq_len", default=1024),
@@ -100,7 +100,7 @@ def _restore_gpt_neo(c: GPTConfig) -> Mapping[str, Any]:
 
 GPT_NEO = Layout(
     classes={"GPTNeoForCausalLM": "text-generation", "GPTNeoModel": "text-generation"},
-    headless=("GPTNeoModel",),
+    aliases=("GPTNeoModel",),
     fields=(
         Field("vocab_size"),
         Field("max_position_embeddings", "max_seq_len", default=2048),

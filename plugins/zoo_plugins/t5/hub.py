@@ -99,6 +99,7 @@ T5 = Layout(
         "T5WithLMHeadModel": "text2text-generation",
         "T5EncoderModel": "feature-extraction",
     },
+    aliases=("T5WithLMHeadModel",),
     fields=(
         Field("vocab_size"),
         Field("n_positions", "max_seq_len", default=512),

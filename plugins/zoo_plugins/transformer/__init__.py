@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need"."""
+"""The encoder-decoder Transformer of "Attention Is All You Need", and the importers of BART, mBART and Marian."""
 
 from collections.abc import Sequence
 
@@ -17,4 +17,13 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             model="zoo_plugins.transformer.model:Transformer",
             reference="Vaswani et al. 2017, Attention Is All You Need",
         )
+    ]
+
+
+@zoo.hookimpl
+def zoo_importers() -> Sequence[zoo.Importer]:
+    layouts = {"bart": "BART", "mbart": "MBART", "marian": "MARIAN", "nn.Transformer": "TORCH"}
+    return [
+        zoo.Importer(name=name, architecture="transformer", layout=f"zoo_plugins.transformer.hub:{layout}")
+        for name, layout in layouts.items()
     ]

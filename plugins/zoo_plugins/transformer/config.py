@@ -8,46 +8,84 @@ from typing import Literal
 from zoo import Activation, Config, Cost, Graph, KeyValues, cost, mask, real, token_ids
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """The sizes of the encoder, or of the decoder."""
+
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    value_head_dim: int
+    intermediate_size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """The base model of the paper by default, at 37,000 tokens."""
+    """The base model of the paper by default, at 37,000 tokens.
+
+    BART, mBART and Marian are this model with other values, and so is what ``torch.nn.Transformer`` computes.
+    """
 
     task: Literal["text2text-generation"] = "text2text-generation"
     """Sequence to sequence."""
     vocab_size: int = 37000
-    """Tokens known, shared by source and target."""
+    """Tokens known, in source and target."""
+    target_vocab_size: int | None = None
+    """Tokens known in the target; ``vocab_size`` by default."""
     max_seq_len: int = 512
     """Longest source or target."""
     hidden_size: int = 512
     """The paper's d_model."""
     num_layers: int = 6
-    """Encoder blocks, and as many decoder blocks."""
+    """Encoder blocks."""
+    num_decoder_layers: int | None = None
+    """Decoder blocks; ``num_layers`` by default."""
     num_heads: int = 8
     """Heads of each attention, the paper's h."""
+    num_decoder_heads: int | None = None
+    """Heads of each attention in the decoder, ``num_heads`` by default. As many have the encoder's widths; more or
+    fewer are ``hidden_size / num_decoder_heads`` wide."""
     head_dim: int | None = None
     """Width of a query or key, the paper's d_k; ``hidden_size / num_heads`` by default."""
     value_head_dim: int | None = None
     """Width of a value, the paper's d_v; ``hidden_size / num_heads`` by default."""
     intermediate_size: int | None = None
     """The paper's d_ff; 4 x ``hidden_size`` by default."""
+    decoder_intermediate_size: int | None = None
+    """The same in the decoder; ``intermediate_size`` by default."""
     activation: Activation = "relu"
     """Of the feed-forward network."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm."""
     norm_first: bool = False
-    """Normalise before each sub-layer, and once more at the end, instead of after it."""
+    """Normalise before each sub-layer instead of after it."""
+    final_norm: bool | None = None
+    """Whether encoder and decoder end with a norm; as ``norm_first`` by default."""
+    embedding_norm: bool = False
+    """Whether encoder and decoder begin with a norm."""
     attention_bias: bool = False
     """Whether the projections of attention have a bias."""
-    positions: Literal["learned", "sinusoidal"] = "sinusoidal"
-    """How a token knows where it is."""
+    positions: Literal["learned", "sinusoidal", "sinusoidal-halves"] = "sinusoidal"
+    """How a token knows where it is. Of ``sinusoidal-halves`` all sines come before all cosines."""
+    position_offset: int = 0
+    """The row of position 0 in a table of learned positions; those before it are not used."""
+    scale_embeddings: bool = True
+    """Whether the embedding of a token is multiplied by the root of ``hidden_size`` (section 3.4)."""
     tie_embeddings: bool = True
-    """Whether source embedding, target embedding and head are one matrix (section 3.4)."""
+    """Whether target embedding and head are one matrix (section 3.4)."""
+    share_embeddings: bool | None = None
+    """Whether source and target embedding are one matrix; as ``tie_embeddings`` by default, in one vocabulary."""
+    head_bias: bool = False
+    """Whether the projection to the vocabulary has a bias."""
     dropout: float = 0.1
     """On embeddings, attention weights and sub-layers, in training."""
-    decoder_start_token_id: int = 0
-    """First token of every target."""
-    eos_token_id: int | None = None
-    """Token that ends a target."""
+    decoder_start_token_id: int | None = 0
+    """First token of every target; none where each target has its own, such as the code of its language."""
+    eos_token_id: int | tuple[int, ...] | None = None
+    """Token, or tokens, that end a target."""
+    pad_token_id: int | None = None
+    """Token that fills up a batch. Where the mask is 0 no output depends on it."""
 
     def __post_init__(self) -> None:
         if self.head_dim is None or self.value_head_dim is None:
@@ -56,25 +94,78 @@ class TransformerConfig(Config):
             self.default("head_dim", self.hidden_size // self.num_heads)
             self.default("value_head_dim", self.hidden_size // self.num_heads)
         self.default("intermediate_size", 4 * self.hidden_size)
+        self.default("final_norm", self.norm_first)
+        for name, source in (
+            ("target_vocab_size", "vocab_size"),
+            ("num_decoder_layers", "num_layers"),
+            ("num_decoder_heads", "num_heads"),
+            ("decoder_intermediate_size", "intermediate_size"),
+        ):
+            self.default(name, getattr(self, source))
+        self.default("share_embeddings", self.tie_embeddings and self.target_vocab_size == self.vocab_size)
         self.require_positive(
-            "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "head_dim", "value_head_dim",
-            "intermediate_size", "norm_eps",
+            "vocab_size", "target_vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_decoder_layers",
+            "num_heads", "num_decoder_heads", "head_dim", "value_head_dim", "intermediate_size",
+            "decoder_intermediate_size", "norm_eps",
         )  # fmt: skip
+        if self.num_decoder_heads != self.num_heads:
+            self.require_divisible("hidden_size", "num_decoder_heads")
         self.require_probability("dropout")
-        if self.positions == "sinusoidal" and self.hidden_size % 2:
+        if self.positions != "learned" and self.hidden_size % 2:
             raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
-        if not 0 <= self.decoder_start_token_id < self.vocab_size:
+        if self.position_offset < 0:
+            raise ValueError(f"position_offset must not be negative, got {self.position_offset}")
+        if self.position_offset and self.positions != "learned":
+            raise ValueError(f"position_offset {self.position_offset} is for learned positions, not {self.positions}")
+        target, start = self.decoder.vocab_size, self.decoder_start_token_id
+        if self.share_embeddings and target != self.vocab_size:
             raise ValueError(
-                f"decoder_start_token_id {self.decoder_start_token_id} lies outside vocab_size {self.vocab_size}"
+                f"share_embeddings needs one vocabulary, got vocab_size {self.vocab_size} and"
+                f" target_vocab_size {target}"
             )
+        if start is not None and not 0 <= start < target:
+            name = "vocab_size" if target == self.vocab_size else "target_vocab_size"
+            raise ValueError(f"decoder_start_token_id {start} lies outside {name} {target}")
 
-    def _key_values(self, name: str, length: str) -> KeyValues:
-        return KeyValues(
-            name=name,
+    @property
+    def encoder(self) -> Stack:
+        """Sizes of the encoder."""
+        return Stack(
+            vocab_size=self.vocab_size,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             head_dim=self.head_dim or 0,
-            value_head_dim=self.value_head_dim,
+            value_head_dim=self.value_head_dim or 0,
+            intermediate_size=self.intermediate_size or 0,
+        )
+
+    @property
+    def decoder(self) -> Stack:
+        """Sizes of the decoder."""
+        heads = self.num_decoder_heads or 0
+        width = None if heads == self.num_heads else self.hidden_size // heads
+        return Stack(
+            vocab_size=self.target_vocab_size or 0,
+            num_layers=self.num_decoder_layers or 0,
+            num_heads=heads,
+            head_dim=width or self.head_dim or 0,
+            value_head_dim=width or self.value_head_dim or 0,
+            intermediate_size=self.decoder_intermediate_size or 0,
+        )
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of each table of positions."""
+        return self.max_seq_len + self.position_offset if self.positions == "learned" else 0
+
+    def _key_values(self, name: str, length: str) -> KeyValues:
+        decoder = self.decoder
+        return KeyValues(
+            name=name,
+            num_layers=decoder.num_layers,
+            num_heads=decoder.num_heads,
+            head_dim=decoder.head_dim,
+            value_head_dim=decoder.value_head_dim,
             length=length,
         )
 
@@ -92,33 +183,43 @@ class TransformerConfig(Config):
             name="decoder",
             method="decode",
             inputs=(
-                token_ids("decoder_input_ids", self.vocab_size),
+                token_ids("decoder_input_ids", self.decoder.vocab_size),
                 mask("decoder_attention_mask", length="past_sequence + sequence"),
                 source_mask,
                 cross,
             ),
-            outputs=(real("logits", "batch", "sequence", self.vocab_size),),
+            outputs=(real("logits", "batch", "sequence", self.decoder.vocab_size),),
             past=self._key_values("past_key_values", "past_sequence"),
         )
         return encoder, decoder
 
     def cost(self) -> Cost:
         """Closed form. FLOPs are those of one source token and one target token."""
-        hidden = self.hidden_size
-        norm = cost.layer_norm(hidden)
-        attention = cost.attention(
-            hidden,
-            self.num_heads,
-            head_dim=self.head_dim or 0,
-            value_head_dim=self.value_head_dim,
+        hidden, source, target = self.hidden_size, self.encoder, self.decoder
+        norm, positions = cost.layer_norm(hidden), cost.embedding(self.position_rows, hidden)
+        words, target_words = (cost.embedding(stack.vocab_size, hidden) for stack in (source, target))
+        total = source.num_layers * (self._attention(source) + self._feed_forward(source) + 2 * norm)
+        total += target.num_layers * (2 * self._attention(target) + self._feed_forward(target) + 3 * norm)
+        total += 2 * positions + words + cost.tied_linear(hidden, target.vocab_size)
+        for present, extra in (
+            (self.embedding_norm, 2 * norm),
+            (self.final_norm, 2 * norm),
+            (not self.share_embeddings, target_words),
+            (not self.tie_embeddings, target_words),
+            (self.head_bias, Cost(target.vocab_size)),
+        ):
+            total += extra if present else Cost()
+        return total
+
+    def _attention(self, stack: Stack) -> Cost:
+        return cost.attention(
+            self.hidden_size,
+            stack.num_heads,
+            head_dim=stack.head_dim,
+            value_head_dim=stack.value_head_dim,
             context=self.max_seq_len,
             bias=self.attention_bias,
         )
-        mlp = cost.feed_forward(hidden, self.intermediate_size or 0)
-        total = self.num_layers * ((attention + mlp + 2 * norm) + (2 * attention + mlp + 3 * norm))
-        if self.norm_first:
-            total += 2 * norm
-        if self.positions == "learned":
-            total += 2 * cost.embedding(self.max_seq_len, hidden)
-        total += cost.embedding(self.vocab_size, hidden) + cost.tied_linear(hidden, self.vocab_size)
-        return total if self.tie_embeddings else total + 2 * cost.embedding(self.vocab_size, hidden)
+
+    def _feed_forward(self, stack: Stack) -> Cost:
+        return cost.feed_forward(self.hidden_size, stack.intermediate_size)

@@ -1,5 +1,8 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017).
 
+Other values of its configuration make it BART (Lewis et al. 2020), mBART (Liu et al. 2020) and Marian
+(Junczys-Dowmunt et al. 2018).
+
 B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary.
 """
 
@@ -21,24 +24,29 @@ from zoo.nn import (
     positions_of,
     tied_linear,
 )
-from zoo_plugins.transformer.config import TransformerConfig
+from zoo_plugins.transformer.config import Stack, TransformerConfig
 
 
-def attention(c: TransformerConfig) -> MultiHeadAttention:
-    """The attention of section 3.2.2 at this configuration's sizes."""
+def attention(c: TransformerConfig, stack: Stack) -> MultiHeadAttention:
+    """The attention of section 3.2.2 at the sizes of the encoder or of the decoder."""
     return MultiHeadAttention(
         c.hidden_size,
-        c.num_heads,
-        head_dim=c.head_dim,
-        value_head_dim=c.value_head_dim,
+        stack.num_heads,
+        head_dim=stack.head_dim,
+        value_head_dim=stack.value_head_dim,
         bias=c.attention_bias,
         dropout=c.dropout,
     )
 
 
-def feed_forward(c: TransformerConfig) -> FeedForward:
-    """The network of section 3.3 at this configuration's sizes."""
-    return FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation, dropout=c.dropout)
+def feed_forward(c: TransformerConfig, stack: Stack) -> FeedForward:
+    """The network of section 3.3 at the sizes of the encoder or of the decoder."""
+    return FeedForward(c.hidden_size, stack.intermediate_size, activation=c.activation, dropout=c.dropout)
+
+
+def norm(c: TransformerConfig, present: bool | None) -> nn.Module:
+    """A norm before the first block or after the last, where the configuration has one."""
+    return nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if present else nn.Identity()
 
 
 def residual(c: TransformerConfig) -> Residual:
@@ -51,7 +59,7 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
-        self.attention, self.mlp = attention(c), feed_forward(c)
+        self.attention, self.mlp = attention(c, c.encoder), feed_forward(c, c.encoder)
         self.residual_1, self.residual_2 = residual(c), residual(c)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -65,7 +73,8 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
-        self.attention, self.cross, self.mlp = attention(c), attention(c), feed_forward(c)
+        self.attention, self.cross = attention(c, c.decoder), attention(c, c.decoder)
+        self.mlp = feed_forward(c, c.decoder)
         self.residual_1, self.residual_2, self.residual_3 = residual(c), residual(c), residual(c)
 
     def forward(
@@ -83,25 +92,31 @@ class DecoderBlock(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding times sqrt(E), plus positions (sections 3.4 and 3.5)."""
+    """Token embedding times sqrt(E), plus positions (sections 3.4 and 3.5), and a norm where the model has one."""
 
-    def __init__(self, c: TransformerConfig) -> None:
+    def __init__(self, c: TransformerConfig, stack: Stack) -> None:
         super().__init__()
-        self.token = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.token = nn.Embedding(stack.vocab_size, c.hidden_size)
         self.position = (
-            nn.Embedding(c.max_seq_len, c.hidden_size)
+            nn.Embedding(c.position_rows, c.hidden_size)
             if c.positions == "learned"
-            else SinusoidalPositions(c.hidden_size)
+            else SinusoidalPositions(c.hidden_size, interleaved=c.positions == "sinusoidal")
         )
-        self.scale = math.sqrt(c.hidden_size)
+        self.offset = c.position_offset
+        self.scale = math.sqrt(c.hidden_size) if c.scale_embeddings else None
+        self.norm = norm(c, c.embedding_norm)
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """(B, T) and (B, T) -> (B, T, E)."""
-        tokens = self.token(ids) * self.scale
+        x = self.token(ids)
+        if self.scale is not None:
+            x = x * self.scale
         if isinstance(self.position, SinusoidalPositions):
-            return self.dropout(tokens + self.position(positions, tokens.dtype))
-        return self.dropout(tokens + self.position(positions))
+            x = x + self.position(positions, x.dtype)
+        else:
+            x = x + self.position(positions + self.offset if self.offset else positions)
+        return self.dropout(self.norm(x))
 
 
 class Transformer(nn.Module):
@@ -110,16 +125,16 @@ class Transformer(nn.Module):
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
         self.config = c
-        self.encoder_embedding, self.decoder_embedding = Embedding(c), Embedding(c)
-        self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.num_layers))
-        self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.num_layers))
-        self.encoder_norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if c.norm_first else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if c.norm_first else nn.Identity()
-        if c.tie_embeddings:
+        self.encoder_embedding, self.decoder_embedding = Embedding(c, c.encoder), Embedding(c, c.decoder)
+        self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.encoder.num_layers))
+        self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.decoder.num_layers))
+        self.encoder_norm, self.decoder_norm = norm(c, c.final_norm), norm(c, c.final_norm)
+        if c.share_embeddings:
             self.decoder_embedding.token.weight = self.encoder_embedding.token.weight
-            self.head = tied_linear(self.decoder_embedding.token)
+        if c.tie_embeddings:
+            self.head = tied_linear(self.decoder_embedding.token, bias=c.head_bias)
         else:
-            self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+            self.head = nn.Linear(c.hidden_size, c.decoder.vocab_size, bias=c.head_bias)
         init_xavier(self)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:

@@ -1,0 +1,296 @@
+"""Checkpoints of BART, mBART and Marian in the hub's layout, and of models around ``torch.nn.Transformer``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.errors import ArtifactError, UsageError
+from zoo_plugins.transformer.config import TransformerConfig
+
+__all__ = ["BART", "MARIAN", "MBART", "TORCH"]
+
+_TASK = "text2text-generation"
+_PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+_TABLES = {
+    "encoder_embedding.token": "model.encoder.embed_tokens",
+    "decoder_embedding.token": "model.decoder.embed_tokens",
+    "head": "lm_head",
+}
+
+# BART, mBART and Marian.
+
+
+def _rules(c: TransformerConfig) -> Sequence[Rule]:
+    attentions = {
+        "encoder.*.attention": "model.encoder.layers.*.self_attn",
+        "decoder.*.attention": "model.decoder.layers.*.self_attn",
+        "decoder.*.cross": "model.decoder.layers.*.encoder_attn",
+    }
+    parts = {
+        "residual_1.norm": "self_attn_layer_norm",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+    }
+    return (
+        *([Rule("encoder_embedding.token", "model.shared")] if c.share_embeddings else []),
+        Rule("head.bias", "final_logits_bias", leading_axes=1),
+        *(Rule(f"{ours}.weight", f"{theirs}.weight") for ours, theirs in _TABLES.items()),
+        *(
+            Rule(f"{ours}.{part}", f"{theirs}.{name}")
+            for ours, theirs in attentions.items()
+            for part, name in _PROJECTIONS.items()
+        ),
+        *(
+            Rule(f"{side}.*.{part}", f"model.{side}.layers.*.{name}")
+            for side in ("encoder", "decoder")
+            for part, name in parts.items()
+        ),
+        Rule("encoder.*.residual_2.norm", "model.encoder.layers.*.final_layer_norm"),
+        Rule("decoder.*.residual_2.norm", "model.decoder.layers.*.encoder_attn_layer_norm"),
+        Rule("decoder.*.residual_3.norm", "model.decoder.layers.*.final_layer_norm"),
+        *(
+            Rule(f"{side}{ours}", f"model.{side}.{theirs}")
+            for side in ("encoder", "decoder")
+            for ours, theirs in (
+                ("_embedding.position", "embed_positions"),
+                ("_embedding.norm", "layernorm_embedding"),
+                ("_norm", "layer_norm"),
+            )
+        ),
+    )
+
+
+def _ignored(c: TransformerConfig) -> Sequence[str]:
+    """Versions; sinusoids, which are computed; and the table that is left over where nothing is tied to it."""
+    positions = () if c.positions == "learned" else (r"model\.(encoder|decoder)\.embed_positions\.weight",)
+    shared = () if c.share_embeddings else (r"model\.shared\.weight",)
+    return (r"(model\.)?(encoder|decoder)\.version", *positions, *shared)
+
+
+def _family(
+    name: str,
+    classes: Sequence[str],
+    fixed: Mapping[str, Any],
+    *,
+    tokens: Mapping[str, int | None],
+    only: Mapping[str, Any],
+    original: Callable[[Checkpoint, Any], nn.Module] | None = None,
+) -> Layout:
+    """The layout of one family.
+
+    Args:
+        name: ``model_type``.
+        classes: what writes its checkpoints.
+        fixed: fields of ours that its implementation leaves no choice of.
+        tokens: which it takes where config.json has none.
+        only: keys of old checkpoints, which it reads no more.
+        original: as :attr:`Layout.original`.
+    """
+    fixed = {"norm_eps": 1e-5, "attention_bias": True, **fixed}
+
+    def derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+        hub, files = checkpoint.config, checkpoint.tensors
+        # All three are tied, or none; of Marian's two vocabularies only the second is tied to the head.
+        apart = any(f"{prefix}encoder.embed_tokens.weight" in files for prefix in ("model.", ""))
+        share = hub.get("share_encoder_decoder_embeddings", True) and (values["tie_embeddings"] or not apart)
+        return {
+            **fixed,
+            **{key: hub.get(key, token) for key, token in tokens.items()},
+            "share_embeddings": share,
+            "target_vocab_size": hub.get("decoder_vocab_size"),
+            "head_bias": "final_logits_bias" in files,
+        }
+
+    def restore(c: TransformerConfig) -> Mapping[str, Any]:
+        if c.share_embeddings and not c.tie_embeddings:
+            raise UsageError("one table for source and target, and another for the head, is not to be said there")
+        pair = {"decoder_vocab_size": c.target_vocab_size, "share_encoder_decoder_embeddings": c.share_embeddings}
+        # A key that is left out is not none: it is what the implementation takes by default.
+        return {key: getattr(c, key) for key in tokens} | (pair if name == "marian" else {})
+
+    return Layout(
+        classes=dict.fromkeys(classes, _TASK),
+        fields=(
+            Field("vocab_size"),
+            Field("max_position_embeddings", "max_seq_len", default=1024),
+            Field("d_model", "hidden_size", default=1024),
+            Field("encoder_layers", "num_layers", default=12),
+            Field("decoder_layers", "num_decoder_layers", default=12),
+            Field("encoder_attention_heads", "num_heads", default=16),
+            Field("decoder_attention_heads", "num_decoder_heads", default=16),
+            Field("encoder_ffn_dim", "intermediate_size", default=4096),
+            Field("decoder_ffn_dim", "decoder_intermediate_size", default=4096),
+            Field("activation_function", "activation", default="gelu", values=ACTIVATIONS),
+            Field("scale_embedding", "scale_embeddings", default=False),
+            Field("dropout", default=0.1),
+            Field("tie_word_embeddings", "tie_embeddings", default=True),
+        ),
+        rules=_rules,
+        prefix="model.",
+        ignored=_ignored,
+        only={"is_decoder": False, **only},
+        inert=(
+            "*_layerdrop", "activation_dropout", "attention_dropout", "classif_dropout", "classifier_dropout",
+            "decoder_vocab_size", "extra_pos_embeddings", "force_bos_token_to_be_generated", "init_std",
+            "num_hidden_layers", "share_encoder_decoder_embeddings",
+        ),
+        derive=derive,
+        restore=restore,
+        constant={"model_type": name, "is_encoder_decoder": True},
+        original=original,
+    )  # fmt: skip
+
+
+def _bart(checkpoint: Checkpoint, _: TransformerConfig) -> nn.Module:
+    """With its head: the first checkpoints name the base model alone, whose embedding is the head."""
+    from transformers import BartForConditionalGeneration
+
+    model: nn.Module = BartForConditionalGeneration.from_pretrained(
+        checkpoint.path, attn_implementation="eager", local_files_only=True
+    )
+    return model
+
+
+_LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
+BART = _family(
+    "bart",
+    ("BartForConditionalGeneration", "BartModel"),
+    {**_LEARNED, "norm_first": False, "final_norm": False},
+    tokens={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
+    only={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": False},
+    original=_bart,
+)
+"""``model_type`` bart."""
+MBART = _family(
+    "mbart",
+    ("MBartForConditionalGeneration",),
+    {**_LEARNED, "norm_first": True, "final_norm": True},
+    tokens={"decoder_start_token_id": None, "eos_token_id": 2, "pad_token_id": 1},
+    only={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False},
+)
+"""``model_type`` mbart."""
+MARIAN = _family(
+    "marian",
+    ("MarianMTModel",),
+    {
+        "positions": "sinusoidal-halves",
+        "position_offset": 0,
+        "embedding_norm": False,
+        "norm_first": False,
+        "final_norm": False,
+    },
+    tokens={"decoder_start_token_id": 58100, "eos_token_id": 0, "pad_token_id": 58100},
+    only={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": True},
+)
+"""``model_type`` marian."""
+
+# torch.nn.Transformer.
+
+_SOURCE, _TARGET, _HEAD = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight", "generator.weight"
+_SINUSOIDS, _POSITIONS = "positional_encoding.pos_embedding", "src_pos_emb.weight"
+
+
+def _torch_rules(_: TransformerConfig) -> Sequence[Rule]:
+    attentions = {
+        "encoder.*.attention": "transformer.encoder.layers.*.self_attn",
+        "decoder.*.attention": "transformer.decoder.layers.*.self_attn",
+        "decoder.*.cross": "transformer.decoder.layers.*.multihead_attn",
+    }
+    parts = {
+        "mlp.up": "linear1",
+        "mlp.down": "linear2",
+        **{f"residual_{number}.norm": f"norm{number}" for number in (1, 2, 3)},
+    }
+    return (
+        Rule("encoder_embedding.token.weight", _SOURCE),
+        Rule("decoder_embedding.token.weight", _TARGET),
+        Rule("encoder_embedding.position", "src_pos_emb"),
+        Rule("decoder_embedding.position", "tgt_pos_emb"),
+        Rule("head", "generator"),
+        *(
+            Rule(tuple(f"{ours}.{part}.{kind}" for part in ("query", "key", "value")), f"{theirs}.in_proj_{kind}")
+            for ours, theirs in attentions.items()
+            for kind in ("weight", "bias")
+        ),
+        *(Rule(f"{ours}.output", f"{theirs}.out_proj") for ours, theirs in attentions.items()),
+        *(
+            Rule(f"{side}.*.{ours}", f"transformer.{side}.layers.*.{theirs}")
+            for side in ("encoder", "decoder")
+            for ours, theirs in parts.items()
+        ),
+        *(Rule(f"{side}_norm", f"transformer.{side}.norm") for side in ("encoder", "decoder")),
+    )
+
+
+def _torch_derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    """What the shapes of tensors and their presence say."""
+    tensors = {_torch_name(name): tensor for name, tensor in checkpoint.tensors.items()}
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in tensors:
+            raise ArtifactError(f"missing {name}", checkpoint.where)
+        return tensors[name].shape
+
+    def same(first: str, second: str) -> bool:
+        return shape(first) == shape(second) and torch.equal(tensors[first].read(), tensors[second].read())
+
+    def layers(side: str) -> int:
+        found = (re.match(rf"transformer\.{side}\.layers\.(\d+)\.", name) for name in tensors)
+        return 1 + max((int(match[1]) for match in found if match), default=-1)
+
+    (vocab_size, hidden_size), target_vocab_size = shape(_SOURCE), shape(_TARGET)[0]
+    learned = _POSITIONS in tensors
+    table = _POSITIONS if learned else _SINUSOIDS
+    return values | {
+        "vocab_size": vocab_size,
+        "target_vocab_size": target_vocab_size,
+        "hidden_size": hidden_size,
+        "num_layers": layers("encoder"),
+        "num_decoder_layers": layers("decoder"),
+        "intermediate_size": shape("transformer.encoder.layers.0.linear1.weight")[0],
+        "decoder_intermediate_size": shape("transformer.decoder.layers.0.linear1.weight")[0],
+        "attention_bias": "transformer.encoder.layers.0.self_attn.in_proj_bias" in tensors,
+        "final_norm": "transformer.encoder.norm.weight" in tensors,
+        "head_bias": "generator.bias" in tensors,
+        "positions": "learned" if learned else "sinusoidal",
+        "share_embeddings": same(_SOURCE, _TARGET),
+        "tie_embeddings": _HEAD not in tensors or same(_HEAD, _TARGET),
+        **({"max_seq_len": max(tensors[table].shape[:-1])} if table in tensors else {}),
+    }
+
+
+_TORCH_RENAMED = (
+    (r"^(module|model)\.", ""),
+    (r"^(encoder|decoder)\.", r"transformer.\1."),
+    (r"^(src|tgt)_tok_emb\.weight$", r"\1_tok_emb.embedding.weight"),
+)
+
+
+def _torch_name(name: str) -> str:
+    for pattern, replacement in _TORCH_RENAMED:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+TORCH = Layout(
+    classes={"Transformer": _TASK},
+    fields=(),
+    needed=("num_heads",),
+    rules=_torch_rules,
+    renamed=_TORCH_RENAMED,
+    ignored=(r"positional_encoding\..*",),
+    derive=_torch_derive,
+)
+"""A file with the state dict of a ``torch.nn.Transformer`` called ``transformer``.
+
+Around it lie what most models of this kind call ``src_tok_emb`` and ``tgt_tok_emb``, which are embeddings or hold one
+called ``embedding``, and ``generator``, the projection to the vocabulary. Positions are sinusoids, or the tables
+``src_pos_emb`` and ``tgt_pos_emb``. What tensors do not say is said with ``--set``: ``num_heads`` always, and
+``norm_first``, ``activation``, ``norm_eps``, ``scale_embeddings`` and the tokens where they are not ours by default.
+"""

@@ -1,0 +1,470 @@
+"""BART, mBART, Marian and torch.nn.Transformer become our encoder-decoder, and go back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartModel,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    PreTrainedModel,
+)
+from zoo_export import load_session
+from zoo_export.exporter import Options, export_model
+from zoo_plugins.transformer.config import TransformerConfig
+from zoo_plugins.transformer.hub import BART, MARIAN, MBART
+
+import zoo as library
+from zoo.checkpoints import Checkpoint, Layout, export_checkpoint, import_checkpoint
+from zoo.checkpoints.importing import read_configuration
+from zoo.errors import ArtifactError, UsageError
+from zoo.nn import sinusoids
+from zoo.registry import registry
+
+POSITIONS = 19
+HUB = {
+    "vocab_size": 61,
+    "max_position_embeddings": POSITIONS,
+    "d_model": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 28,
+    "activation_function": "relu",
+    "dropout": 0.2,
+    "pad_token_id": 5,
+    "eos_token_id": 7,
+    "decoder_start_token_id": 9,
+    "forced_eos_token_id": None,
+    "use_cache": True,
+}
+OURS = {
+    "vocab_size": 61,
+    "max_seq_len": POSITIONS,
+    "hidden_size": 24,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+    "num_decoder_heads": 4,
+    "intermediate_size": 20,
+    "decoder_intermediate_size": 28,
+    "activation": "relu",
+    "dropout": 0.2,
+    "norm_eps": 1e-5,
+    "attention_bias": True,
+    "head_bias": True,
+    "scale_embeddings": False,
+    "decoder_start_token_id": 9,
+    "eos_token_id": 7,
+    "pad_token_id": 5,
+}
+"""What HUB is called here."""
+LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
+HALVES = {"positions": "sinusoidal-halves"}
+PAIR = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 67}
+UNTIED = {"tie_embeddings": False, "share_embeddings": False}
+Case = tuple[type[PreTrainedModel], type[Any], dict[str, Any], dict[str, Any]]
+CASES: dict[str, Case] = {
+    "bart": (BartForConditionalGeneration, BartConfig, {}, LEARNED),
+    "bart, scaled, swish": (
+        BartForConditionalGeneration,
+        BartConfig,
+        {"scale_embedding": True, "activation_function": "swish"},
+        {**LEARNED, "scale_embeddings": True, "activation": "silu"},
+    ),
+    "bart, untied": (
+        BartForConditionalGeneration,
+        BartConfig,
+        {"tie_word_embeddings": False, "activation_function": "gelu"},
+        {**LEARNED, **UNTIED, "activation": "gelu"},
+    ),
+    "bart, the base model alone": (BartModel, BartConfig, {}, {**LEARNED, "head_bias": False}),
+    "mbart": (
+        MBartForConditionalGeneration,
+        MBartConfig,
+        {"scale_embedding": True},
+        {**LEARNED, "norm_first": True, "scale_embeddings": True},
+    ),
+    "marian": (
+        MarianMTModel,
+        MarianConfig,
+        {"activation_function": "swish", "scale_embedding": True},
+        {**HALVES, "activation": "silu", "scale_embeddings": True},
+    ),
+    "marian of two vocabularies": (
+        MarianMTModel,
+        MarianConfig,
+        PAIR,
+        {**HALVES, "target_vocab_size": 67, "share_embeddings": False},
+    ),
+    "marian of two vocabularies, untied": (
+        MarianMTModel,
+        MarianConfig,
+        {**PAIR, "tie_word_embeddings": False},
+        {**HALVES, "target_vocab_size": 67, **UNTIED},
+    ),
+    "marian, untied": (MarianMTModel, MarianConfig, {"tie_word_embeddings": False}, {**HALVES, **UNTIED}),
+}
+GENERATING = ("bart", "mbart", "marian of two vocabularies")
+
+
+def make(case: str) -> PreTrainedModel:
+    """A small model of transformers whose every tensor that is learnt is random, so that it does not repeat itself."""
+    kind, config, options, _ = CASES[case]
+    model = kind(config(**{**HUB, **options}, attn_implementation="eager")).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if "embed_positions" not in name or not isinstance(model, MarianMTModel):
+            table, matrix = "embed_" in name or "shared" in name, tensor.shape[0] > 1 and tensor.ndim > 1
+            size = 1.0 if table or ("norm" in name and name.endswith("weight")) else 0.2 if matrix else 0.1
+            tensor.copy_(size * torch.randn(tensor.shape, generator=generator))
+    return model
+
+
+def imported(case: str, folder: Path) -> tuple[PreTrainedModel, Path]:
+    """The model, and ours that was made from what it saves."""
+    theirs = make(case)
+    theirs.save_pretrained(folder / "theirs")
+    import_checkpoint(folder / "theirs", folder / "ours", verify=True)
+    return theirs, folder / "ours"
+
+
+def batch(theirs: PreTrainedModel) -> dict[str, Tensor]:
+    """Sources and targets of several lengths, padded at the right."""
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(61, (3, POSITIONS), generator=generator)
+    words = getattr(theirs.config, "decoder_vocab_size", 61)
+    target = torch.randint(words, (3, 11), generator=generator)
+    masks = torch.ones_like(source), torch.ones_like(target)
+    for row, (sources, targets) in enumerate([(POSITIONS, 11), (12, 4), (1, 1)]):
+        masks[0][row, sources:] = 0
+        masks[1][row, targets:] = 0
+    return {
+        "input_ids": source,
+        "attention_mask": masks[0],
+        "decoder_input_ids": target,
+        "decoder_attention_mask": masks[1],
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_the_same_model(case: str, tmp_path: Path) -> None:
+    """Configuration, encoder and logits, in float64 where the mask is 1; then back, to identical outputs."""
+    theirs, folder = imported(case, tmp_path)
+    ours = library.load(folder).double()
+    assert ours.config == TransformerConfig(**{**OURS, **CASES[case][3]})
+    feeds = batch(theirs)
+    export_checkpoint(folder, tmp_path / "again", verify=True)
+    again = type(theirs).from_pretrained(tmp_path / "again", attn_implementation="eager").eval()
+    names = ("logits", "encoder_last_hidden_state", "last_hidden_state")
+    with torch.inference_mode():
+        first, second = (model(**feeds) for model in (theirs, again))
+        for name in names:
+            assert first.get(name) is second.get(name) is None or first[name].equal(second[name])
+        wanted = theirs.double()(**feeds)
+        found = ours(**feeds)
+        encoded = ours.encode(feeds["input_ids"], feeds["attention_mask"])["last_hidden_state"]
+    kept, read = feeds["decoder_attention_mask"].bool(), feeds["attention_mask"].bool()
+    assert_close(encoded[read], wanted.encoder_last_hidden_state[read], atol=1e-10, rtol=0)
+    logits = wanted.logits if "logits" in wanted else wanted.last_hidden_state @ theirs.shared.weight.T
+    assert_close(found[kept], logits[kept], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["bart", "marian of two vocabularies", "bart, the base model alone"])
+def test_names_and_values_go_back_as_they_came(case: str, tmp_path: Path) -> None:
+    """Every tensor bit for bit, and every key that means anything."""
+    _, folder = imported(case, tmp_path)
+    export_checkpoint(folder, tmp_path / "again")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "again"))
+    if case == "bart, the base model alone":
+        before = {f"model.{name}": tensor for name, tensor in before.items()}
+    assert before.keys() == after.keys()
+    assert all(tensor.equal(after[name]) for name, tensor in before.items())
+    texts = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("theirs", "again")]
+    for key in (*HUB.keys() - {"forced_eos_token_id", "use_cache"}, "model_type", "scale_embedding"):
+        assert texts[0][key] == texts[1][key]
+
+
+def test_old_files_hold_one_table_under_several_names(tmp_path: Path) -> None:
+    """And sinusoids, and numbers of versions. A copy that is not one is refused."""
+    make("marian").save_pretrained(tmp_path / "old")
+    path = tmp_path / "old/model.safetensors"
+    tensors = load_file(path)
+    table = tensors["model.shared.weight"]
+    more = {
+        "model.encoder.embed_tokens.weight": table.clone(),
+        "model.decoder.embed_tokens.weight": table.clone(),
+        "lm_head.weight": table.clone(),
+        "model.encoder.embed_positions.weight": torch.ones(POSITIONS, 24),
+        "model.decoder.embed_positions.weight": torch.ones(POSITIONS, 24),
+        "model.encoder.version": torch.ones(1),
+    }
+    save_file(tensors | more, path)
+    import_checkpoint(tmp_path / "old", tmp_path / "ours", verify=False)
+    assert library.load(tmp_path / "ours").config.share_embeddings
+    save_file(tensors | more | {"lm_head.weight": table + 1}, path)
+    with pytest.raises(ArtifactError, match=r"lm_head\.weight differs from .*, the tensor it should share"):
+        import_checkpoint(tmp_path / "old", tmp_path / "other", verify=False)
+    assert not (tmp_path / "other").exists()
+
+
+# Configurations as they are published.
+
+COMMON = {
+    "activation_dropout": 0.1, "add_bias_logits": False, "attention_dropout": 0.1, "classif_dropout": 0.1,
+    "classifier_dropout": 0.0, "decoder_layerdrop": 0.0, "dropout": 0.1, "encoder_layerdrop": 0.0,
+    "gradient_checkpointing": False, "init_std": 0.02, "is_encoder_decoder": True, "use_cache": True,
+    "num_beams": 4, "transformers_version": "4.12.0",
+}  # fmt: skip
+BASE = {
+    "encoder_layers": 6, "decoder_layers": 6, "num_hidden_layers": 6, "normalize_before": False,
+    "add_final_layer_norm": False,
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[Layout, dict[str, Any]]] = {
+    "bart-base": (
+        BART,
+        {
+            **COMMON, **BASE, "model_type": "bart", "architectures": ["BartModel"], "activation_function": "gelu",
+            "d_model": 768, "encoder_attention_heads": 12, "decoder_attention_heads": 12, "encoder_ffn_dim": 3072,
+            "decoder_ffn_dim": 3072, "vocab_size": 50265, "max_position_embeddings": 1024, "scale_embedding": False,
+            "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2,
+            "forced_bos_token_id": 0, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "early_stopping": True,
+            "normalize_embedding": True, "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
+            "task_specific_params": {"summarization": {"max_length": 128}}, "torch_dtype": "float32",
+        },
+    ),
+    "mbart-large-50": (
+        MBART,
+        {
+            **COMMON, "model_type": "mbart", "architectures": ["MBartForConditionalGeneration"],
+            "activation_function": "relu", "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12,
+            "num_hidden_layers": 12, "encoder_attention_heads": 16, "decoder_attention_heads": 16,
+            "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "vocab_size": 250054, "max_position_embeddings": 1024,
+            "scale_embedding": True, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1,
+            "decoder_start_token_id": 2, "forced_eos_token_id": 2, "normalize_before": True,
+            "add_final_layer_norm": True, "normalize_embedding": True, "static_position_embeddings": False,
+            "tokenizer_class": "MBart50Tokenizer", "output_past": True, "max_length": 200,
+        },
+    ),
+    "opus-mt": (
+        MARIAN,
+        {
+            **COMMON, **BASE, "model_type": "marian", "architectures": ["MarianMTModel"],
+            "activation_function": "swish", "d_model": 512, "encoder_attention_heads": 8,
+            "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "vocab_size": 58101,
+            "max_position_embeddings": 512, "scale_embedding": True, "bos_token_id": 0, "eos_token_id": 0,
+            "pad_token_id": 58100, "decoder_start_token_id": 58100, "bad_words_ids": [[58100]],
+            "static_position_embeddings": True, "normalize_embedding": False, "max_length": 512,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_the_presets(name: str, tmp_path: Path) -> None:
+    """Every key of the hub's config.json is understood, and says what the preset says."""
+    layout, hub = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(hub))
+    checkpoint = Checkpoint(tmp_path, planned={"final_logits_bias": None} if name == "opus-mt" else {})  # type: ignore[dict-item]
+    config = read_configuration(layout, checkpoint, TransformerConfig)
+    assert config == registry().resolve(name).config
+
+
+def test_what_a_configuration_leaves_out_is_what_the_original_takes(tmp_path: Path) -> None:
+    for layout, config in ((BART, BartConfig()), (MBART, MBartConfig()), (MARIAN, MarianConfig())):
+        said = {"model_type": config.model_type, "vocab_size": config.vocab_size}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        short = read_configuration(layout, Checkpoint(tmp_path, planned={}), TransformerConfig)
+        (tmp_path / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": None}))
+        whole = read_configuration(layout, Checkpoint(tmp_path, planned={}), TransformerConfig)
+        assert short == whole
+
+
+REFUSED = {
+    "pre-norm": ("bart", {"normalize_before": True}, "normalize_before True is not supported, only False"),
+    "post-norm": ("mbart", {"normalize_before": False}, "normalize_before False is not supported, only True"),
+    "learned": ("marian", {"static_position_embeddings": False}, "static_position_embeddings False is not supported"),
+    "a decoder": ("bart", {"is_decoder": True}, "is_decoder True is not supported"),
+    "an activation": ("bart", {"activation_function": "mish"}, "activation_function 'mish' is not supported"),
+    "a class": ("bart", {"architectures": ["BartForQuestionAnswering"]}, "BartForQuestionAnswering is not supported"),
+    "a strange key": ("marian", {"rotary": True}, "not understood: rotary"),
+    "a start": ("bart", {"decoder_start_token_id": 61}, "decoder_start_token_id 61 lies outside vocab_size 61"),
+}
+
+
+@pytest.mark.parametrize(("case", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_ours_is_not_is_refused(case: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    make(case).save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    (tmp_path / "theirs/generation_config.json").unlink()
+    with pytest.raises(UsageError, match=message):
+        import_checkpoint(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+UNSAID = {
+    "norm_eps": ("norm_eps=1e-4", "it cannot say norm_eps 0.0001"),
+    "biases": ("attention_bias=false", "it has no place|cannot say attention_bias False"),
+    "a head's width": ("head_dim=5", "it cannot say head_dim 5"),
+    "a table apart": ("share_embeddings=false", "bart: it cannot say share_embeddings False"),
+    "an untied head": ("tie_embeddings=false", "is not to be said there"),
+}
+
+
+@pytest.mark.parametrize(("setting", "message"), UNSAID.values(), ids=UNSAID)
+def test_what_theirs_are_not_is_refused(setting: str, message: str, built: Callable[..., Path], tmp_path: Path) -> None:
+    """By name, for each family."""
+    settings = {"positions": "learned", "position_offset": "2", "embedding_norm": "true", "attention_bias": "true",
+                "tie_embeddings": "true", "share_embeddings": "true"}  # fmt: skip
+    key, _, value = setting.partition("=")
+    options = [f"--set={name}={text}" for name, text in (settings | {key: value}).items()]
+    with pytest.raises(UsageError, match=message) as caught:
+        export_checkpoint(built("transformer-tiny", *options), tmp_path / "theirs")
+    assert all(f"{kind}: " in str(caught.value) for kind in ("bart", "mbart", "marian", "nn.Transformer"))
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_fresh_model_goes_out_as_bart(built: Callable[..., Path], tmp_path: Path) -> None:
+    """Not only what was imported."""
+    settings = ("positions=learned", "position_offset=2", "embedding_norm=true", "attention_bias=true")
+    folder = built("transformer-tiny", *(f"--set={setting}" for setting in settings))
+    made = export_checkpoint(folder, tmp_path / "theirs", verify=True)
+    assert made.kind == "bart"
+
+
+# ONNX.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GENERATING)
+def test_sessions_generate_what_transformers_does(case: str, tmp_path: Path) -> None:
+    """Both profiles are verified. Greedily and with beams, in a ragged batch and one by one, with ends and without."""
+    theirs, folder = imported(case, tmp_path)
+    export_model(folder)
+    export_model(folder, options=Options(profile="cpu"))
+    theirs = theirs.double()
+    prompts = [[11, 12, 13, 14], [21, 3], [33, 34, 35, 36, 37, 38, 39, 40], [44]]
+    ids, mask = torch.full((4, 8), 5), torch.zeros((4, 8), dtype=torch.int64)
+    for row, tokens in enumerate(prompts):
+        ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), 1
+
+    def generate(end: int, **options: Any) -> list[list[int]]:
+        with torch.inference_mode():
+            rows = theirs.generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=10, do_sample=False, eos_token_id=end, **options
+            )
+        return [cut(row, end) for row in rows[:, 1:].tolist()]
+
+    free = generate(60)
+    assert len({tuple(row) for row in free}) > 2
+    end = next(token for row in free for token in row[3:7] if token != row[0])
+    for variant in ("", "cpu"):
+        with load_session(folder, variant=variant or None, threads=1) as session:
+            for stop in (60, end):
+                for beams in (1, 3):
+                    wanted = generate(stop, num_beams=beams)
+                    for size in (1, 4):
+                        chosen = {"max_new_tokens": 10, "stop_token_ids": (stop,), "batch_size": size}
+                        results = session.run(prompts, **chosen, **({"num_beams": beams} if beams > 1 else {}))
+                        assert [result["generated_ids"] for result in results] == wanted
+
+
+def cut(ids: Sequence[int], end: int) -> list[int]:
+    """A row up to and with its end."""
+    return list(ids[: ids.index(end) + 1]) if end in ids else list(ids)
+
+
+# torch.nn.Transformer.
+
+
+class Words(nn.Module):
+    """An embedding in a module of its own, as tutorials have it."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(rows, width)
+
+
+class Seq2Seq(nn.Module):
+    """What people build around ``torch.nn.Transformer``."""
+
+    def __init__(self, *, norm_first: bool, learned: bool) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(
+            24, 3, 1, 2, 40, dropout=0.0, batch_first=True, norm_first=norm_first, activation="gelu"
+        )
+        self.src_tok_emb, self.tgt_tok_emb = Words(61, 24), nn.Embedding(67, 24)
+        self.generator = nn.Linear(24, 67)
+        if learned:
+            self.src_pos_emb, self.tgt_pos_emb = nn.Embedding(POSITIONS, 24), nn.Embedding(POSITIONS, 24)
+        else:
+            self.positional_encoding = nn.Module()
+            table = sinusoids(torch.arange(POSITIONS), 24, torch.float32)
+            self.positional_encoding.register_buffer("pos_embedding", table[:, None])
+
+    def embed(self, side: str, ids: Tensor) -> Tensor:
+        words = self.src_tok_emb.embedding if side == "src" else self.tgt_tok_emb
+        x = words(ids) * math.sqrt(24)
+        positions = torch.arange(ids.shape[1])
+        if hasattr(self, "src_pos_emb"):
+            return x + getattr(self, f"{side}_pos_emb")(positions)
+        return x + sinusoids(positions, 24, x.dtype)
+
+    def forward(self, source: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+        padding = mask == 0
+        return self.generator(
+            self.transformer(
+                self.embed("src", source), self.embed("tgt", target), tgt_mask=later,
+                src_key_padding_mask=padding, memory_key_padding_mask=padding,
+            )
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("norm_first", "learned"), [(False, False), (True, True)])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_files_around_torchs_own(norm_first: bool, learned: bool, wrapped: bool, tmp_path: Path) -> None:
+    """Shapes say the sizes, people the heads; in float64 it is the module itself."""
+    theirs = Seq2Seq(norm_first=norm_first, learned=learned).requires_grad_(False)
+    for tensor in theirs.parameters():
+        tensor.copy_(0.4 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(tensor.numel())))
+    state = theirs.state_dict()
+    torch.save({"epoch": 3, "model_state_dict": state} if wrapped else state, tmp_path / "model.pt")
+    settings = ["num_heads=3", "activation=gelu", f"norm_first={str(norm_first).lower()}", "eos_token_id=3"]
+    import_checkpoint(tmp_path / "model.pt", tmp_path / "ours", kind="nn.Transformer", settings=settings)
+    ours = library.load(tmp_path / "ours").double()
+    assert ours.config.max_seq_len == POSITIONS
+    source, target = torch.randint(61, (2, 9)), torch.randint(67, (2, 7))
+    mask = torch.ones_like(source)
+    mask[1, 4:] = 0
+    wanted = theirs.double().train()(source, target, mask)  # in training it takes no fused path
+    assert_close(ours(source, target, mask), wanted, atol=1e-10, rtol=0)
+
+
+def test_heads_must_be_said(tmp_path: Path) -> None:
+    torch.save(Seq2Seq(norm_first=False, learned=False).state_dict(), tmp_path / "model.pt")
+    with pytest.raises(UsageError, match=r"do not say num_heads: .*model\.pt: --set num_heads=VALUE"):
+        import_checkpoint(tmp_path / "model.pt", tmp_path / "ours", kind="nn.Transformer")
+
+
+def test_a_file_of_something_else_says_what_is_missing(tmp_path: Path) -> None:
+    torch.save(nn.Transformer(24, 3, 1, 1, 40).state_dict(), tmp_path / "model.pt")
+    with pytest.raises(ArtifactError, match=r"missing src_tok_emb\.embedding\.weight"):
+        import_checkpoint(tmp_path / "model.pt", tmp_path / "ours", kind="nn.Transformer", settings=["num_heads=3"])
