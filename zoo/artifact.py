@@ -22,6 +22,7 @@ __all__ = [
     "CARD",
     "COMPANIONS",
     "CONFIG",
+    "GENERATION",
     "HALVES",
     "LOOP",
     "MANIFEST",
@@ -45,8 +46,9 @@ CONFIG = "config.json"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CARD = "README.md"
+GENERATION = "generation_config.json"
 COMPANIONS = (
-    "generation_config.json",
+    GENERATION,
     "preprocessor_config.json",
     "special_tokens_map.json",
     "tokenizer_config.json",

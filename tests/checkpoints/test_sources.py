@@ -15,12 +15,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 import zoo as library
 from zoo import models
 from zoo.artifact import ModelDirectory
-from zoo.checkpoints import Checkpoint, import_checkpoint
+from zoo.checkpoints import Checkpoint, export_checkpoint, import_checkpoint
 
 SIZES = {
     "vocab_size": 61, "type_vocab_size": 3, "max_position_embeddings": 19, "hidden_size": 30, "num_hidden_layers": 2,
@@ -243,6 +249,54 @@ def test_what_lies_beside_the_weights_comes_along(hub: Path, tmp_path: Path) -> 
     assert (tmp_path / "ours" / "tokenizer_config.json").exists()
     assert not (tmp_path / "ours" / "training_args.json").exists()
     assert "generation_config.json" in ModelDirectory.open(tmp_path / "ours").files
+
+
+OLD = {
+    "num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3, "min_length": 56,
+    "max_length": 142, "forced_bos_token_id": 0, "forced_eos_token_id": 2, "bad_words_ids": [[60]], "do_sample": True,
+    "temperature": 0.5, "top_k": 9, "top_p": 0.5, "repetition_penalty": 1.2, "suppress_tokens": [3, 4],
+    "num_beam_groups": 2, "pad_token_id": 1,
+}  # fmt: skip
+USUAL = {"num_beams": 1, "max_length": 20, "do_sample": False, "top_k": 50, "bad_words_ids": None, "temperature": 1}
+
+
+def rewrite(hub: Path, **keys: Any) -> None:
+    """Put keys into config.json, which come to lie in no other file."""
+    path = hub / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    (hub / "generation_config.json").unlink(missing_ok=True)
+
+
+def test_an_old_configuration_says_how_to_generate(hub: Path, tmp_path: Path) -> None:
+    """It comes to lie in a file that says the same to transformers, and goes out again."""
+    rewrite(hub, **OLD)
+    wanted = GenerationConfig.from_pretrained(hub, config_file_name="config.json", _from_model_config=True).to_dict()
+    import_checkpoint(hub, tmp_path / "ours", verify=False)
+    said = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
+    assert said == OLD
+    export_checkpoint(tmp_path / "ours", tmp_path / "out", verify=False)
+    for folder in ("ours", "out"):
+        found = GenerationConfig.from_pretrained(tmp_path / folder).to_dict()
+        assert {key: found[key] for key in OLD} == {key: wanted[key] for key in OLD}
+    assert "num_beams" not in (tmp_path / "out" / "config.json").read_text()
+    import_checkpoint(tmp_path / "out", tmp_path / "again", verify=False)
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == said
+
+
+def test_what_transformers_does_anyway_is_not_said(hub: Path, tmp_path: Path) -> None:
+    rewrite(hub, **USUAL)
+    import_checkpoint(hub, tmp_path / "ours", verify=False)
+    assert not (tmp_path / "ours" / "generation_config.json").exists()
+
+
+def test_a_file_of_its_own_is_all_that_counts(hub: Path, tmp_path: Path) -> None:
+    """As for transformers, even where it is empty."""
+    rewrite(hub, **OLD)
+    for number, text in enumerate(('{"num_beams": 2}', "{}")):
+        (hub / "generation_config.json").write_text(text)
+        import_checkpoint(hub, tmp_path / f"{number}", verify=False)
+    assert (tmp_path / "0" / "generation_config.json").read_text() == '{"num_beams": 2}'
+    assert not (tmp_path / "1" / "generation_config.json").exists()
 
 
 # Memory.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.generation import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -92,16 +95,26 @@ class Seq2Seq(PreTrainedModel, GenerationMixin):
 
 
 @pytest.fixture(scope="module")
-def theirs(sessions: Callable[[str], Session]) -> Callable[..., list[list[list[int]]]]:
-    """transformers' texts for the prompts, a list of beams for each, in float64."""
+def twins(sessions: Callable[[str], Session]) -> Callable[[str], Any]:
+    """The models of the sessions in float64, as transformers' generation calls them."""
     made: dict[str, Any] = {}
 
-    def generate(name: str, prompts: Sequence[Sequence[int]], ends: Sequence[int] = (), **options: Any) -> Any:
+    def make(name: str) -> Any:
         if name not in made:
             ours = library.load(sessions(name).path).double()
             config = PretrainedConfig(is_encoder_decoder=True, decoder_start_token_id=START, vocab_size=260)
-            twins = {"gpt-tiny": test_gpt.transformers_twin, "llama-tiny": test_llama.transformers_twin}
-            made[name] = twins[name](ours) if name in twins else Seq2Seq(config, ours).double().eval()
+            twin = {"gpt-tiny": test_gpt.transformers_twin, "llama-tiny": test_llama.transformers_twin}.get(name)
+            made[name] = twin(ours) if twin is not None else Seq2Seq(config, ours).double().eval()
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def theirs(twins: Callable[[str], Any]) -> Callable[..., list[list[list[int]]]]:
+    """transformers' texts for the prompts, a list of beams for each."""
+
+    def generate(name: str, prompts: Sequence[Sequence[int]], ends: Sequence[int] = (), **options: Any) -> Any:
         width, left = max(map(len, prompts)), name != "transformer-tiny"
         ids, mask = torch.zeros((2, len(prompts), width), dtype=torch.int64)
         for row, tokens in enumerate(prompts):
@@ -109,8 +122,8 @@ def theirs(sessions: Callable[[str], Session]) -> Callable[..., list[list[list[i
             ids[row, place], mask[row, place] = torch.tensor(tokens), 1
         beams = options.get("num_beams", 1)
         ends = [*ends, END]  # that of the configuration ends a text too
-        with torch.inference_mode(), Exact(made[name]):
-            found = made[name].generate(
+        with torch.inference_mode(), Exact(twins(name)):
+            found = twins(name).generate(
                 input_ids=ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=left,
                 eos_token_id=ends, pad_token_id=0, num_return_sequences=beams, top_k=None,
                 return_dict_in_generate=True, output_scores=True, **options,
@@ -195,6 +208,112 @@ def test_beams_equal_transformers(
         assert any(len(ids) < NEW for row in wanted for ids, _ in row)
 
 
+# Tokens that are forbidden and forced. One by one: transformers counts padding as text.
+
+RULES: dict[str, dict[str, Any]] = {
+    "runs of 1": {"no_repeat_ngram_size": 1},
+    "runs of 2": {"no_repeat_ngram_size": 2},
+    "suppressed": {"suppress_tokens": ()},
+    "first": {"forced_bos_token_id": 65},
+    "last": {"forced_eos_token_id": 66},
+    "repetition": {"repetition_penalty": 1.4},
+    "at least": {"min_length": 8},
+}
+REPETITIVE = [*PROMPTS, [97, 98] * 5]
+PAIRS = [
+    (one, other)
+    for place, one in enumerate(RULES)
+    for other in list(RULES)[place:]
+    if one == other or RULES[one].keys() != RULES[other].keys()
+]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("name", MODELS)
+def test_rules_equal_transformers(
+    sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, pair: tuple[str, str], beams: int
+) -> None:
+    """Each alone and with each other, with an end, for a ragged batch."""
+    session, common = sessions(name), {"max_new_tokens": NEW, "num_beams": beams}
+    free = [result["generated_ids"] for result in session.run(REPETITIVE, **common)]
+    ends, options = frequent(free, 1), RULES[pair[0]] | RULES[pair[1]]
+    if "suppress_tokens" in options:
+        options["suppress_tokens"] = frequent(free, 8)[1:]
+    plain = [result["generated_ids"] for result in session.run(REPETITIVE, stop_token_ids=ends, **common)]
+    found = [result["generated_ids"] for result in session.run(REPETITIVE, stop_token_ids=ends, **common, **options)]
+    chosen = options | ({"num_beams": beams} if beams > 1 else {})
+    assert found == [theirs(name, [prompt], ends, **chosen)[0][0][0] for prompt in REPETITIVE]
+    assert found != plain
+
+
+def test_where_nothing_may_be_chosen_is_an_error(sessions: Callable[[str], Session]) -> None:
+    """Of that input alone; a token that is forced is chosen though it is suppressed."""
+    for options in ({}, {"temperature": 1.0}, {"num_beams": 2}):
+        everything = {"suppress_tokens": tuple(range(260)), "forced_bos_token_id": 65, **options}
+        whole, one = sessions("gpt-tiny").map([[97, 98], [97]], max_new_tokens=1, **everything)
+        assert str(whole.error) == "nothing may be new token 1: input 1: forbid fewer tokens"
+        assert one.result["generated_ids"] == [65]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lengths_count_the_prompt(sessions: Callable[[str], Session], name: str) -> None:
+    """``max_length`` alone is a limit of its own; beside ``max_new_tokens`` the lower one holds."""
+    session, start = sessions(name), [1] * len(PROMPTS) if name != "gpt-tiny" else [len(ids) for ids in PROMPTS]
+    for options, limit in (({}, 30), ({"max_new_tokens": NEW}, NEW)):
+        for longest in (4, 12, 30):
+            results = session.run(PROMPTS, max_length=longest, **options)
+            wanted = [max(0, min(limit, longest - taken)) for taken in start]
+            assert [len(result["generated_ids"]) for result in results] == wanted
+
+
+@pytest.fixture
+def saying(sessions: Callable[[str], Session], seal: Callable[[Path], None], tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a session's model, with a generation_config.json."""
+
+    def write(name: str, **said: Any) -> Path:
+        folder = Path(shutil.copytree(sessions(name).path, tmp_path / "model"))
+        (folder / "generation_config.json").write_text(json.dumps(said))
+        seal(folder)
+        return folder
+
+    return write
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3, "length_penalty": 0.3, "early_stopping": True, "no_repeat_ngram_size": 2,
+              "max_new_tokens": 8},
+    "lengths": {"max_length": 24, "min_length": 20, "forced_eos_token_id": 66},
+    "new tokens win": {"max_length": 5, "max_new_tokens": 6, "min_length": 30, "min_new_tokens": 2},
+    "bad words": {"bad_words_ids": [[101], [116], [97]], "suppress_tokens": [32], "max_new_tokens": 8},
+    "greedy": {"do_sample": False, "temperature": 0.3, "top_k": 3, "top_p": 0.2, "typical_p": 0.5,
+               "repetition_penalty": 1.3, "max_new_tokens": 8},
+    "nulls": {"num_beams": None, "top_k": None, "forced_bos_token_id": 65, "forced_eos_token_id": [66],
+              "max_new_tokens": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_generates_as_its_file_says(
+    saying: Callable[..., Path], twins: Callable[[str], Any], name: str, config: str
+) -> None:
+    """What transformers does with the same file."""
+    folder = saying(name, **CONFIGS[config])
+    said = GenerationConfig.from_pretrained(folder, pad_token_id=0, eos_token_id=[101, 104])
+    with load_session(folder, unverified=True, threads=1) as session, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [result["generated_ids"] for result in session.run(PROMPTS, stop_token_ids=(101, 104))]
+    wanted = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        texts = twins(name).generate(
+            ids, attention_mask=torch.ones_like(ids), generation_config=said, use_cache=name == "gpt-tiny"
+        )
+        wanted.append(cut(texts[0, len(prompt) if name == "gpt-tiny" else 1 :].tolist(), (101, 104)))
+    assert found == wanted
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_one_beam_is_greedy_and_more_are_likelier(sessions: Callable[[str], Session], name: str) -> None:
     session = sessions(name)
@@ -232,8 +351,35 @@ def test_the_distribution_equals_transformers(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty, max_new_tokens=1
     )
     choose = Choices(chosen, frozenset())
-    found = probabilities(choose.penalise(logits.astype(np.float64), set(seen.tolist()), 0), chosen)
+    found = probabilities(choose.penalise(logits.astype(np.float64), seen.tolist(), 0, 1), chosen)
     np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"top_k": 0, "top_p": 0.8},
+    {"top_k": None, "min_p": 0.1},
+    {"temperature": 3.0, "top_k": 7, "top_p": 0.5, "repetition_penalty": 1.5, "suppress_tokens": [32, 101]},
+]
+
+
+@pytest.mark.parametrize("said", SAMPLING, ids=str)
+def test_a_model_samples_as_its_file_says(
+    saying: Callable[..., Path], twins: Callable[[str], Any], said: dict[str, Any]
+) -> None:
+    """The first token, of the distribution that transformers draws from."""
+    folder = saying("gpt-tiny", do_sample=True, **said)
+    config = GenerationConfig.from_pretrained(
+        folder, pad_token_id=0, max_new_tokens=1, output_scores=True, output_logits=True, return_dict_in_generate=True
+    )
+    ids = torch.tensor(PROMPTS[:1])
+    made = twins("gpt-tiny").generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    with load_session(folder, unverified=True, threads=1) as session:
+        runner = session.runner()
+    scores = runner.choose.penalise(made.logits[0][0].numpy().astype(np.float64), PROMPTS[0], 0, 1)
+    wanted = made.scores[0].double().softmax(-1)[0].numpy()
+    np.testing.assert_allclose(probabilities(scores, runner.chosen), wanted, atol=1e-6)
 
 
 def test_samples_follow_the_distribution(sessions: Callable[[str], Session]) -> None:
@@ -309,6 +455,10 @@ def test_a_prompt_that_fills_all_positions_has_no_room(sessions: Callable[[str],
 
 
 REFUSED = {
+    "a token too many": ({"suppress_tokens": (1, 260)}, "suppress_tokens has 260, the vocabulary 260 tokens"),
+    "no token": ({"forced_eos_token_id": -1}, "forced_eos_token_id has -1, the vocabulary 260 tokens"),
+    "runs of no length": ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must not be negative, got -1"),
+    "no length": ({"max_length": 0}, "max_.* must be positive, got 0"),
     "unknown": ({"temprature": 1.0}, "unknown key 'temprature'.*did you mean 'temperature'"),
     "cold top_k": ({"top_k": 5}, "top_k is for sampling, and temperature is 0"),
     "negative": ({"temperature": -1.0}, "temperature must not be negative, got -1.0"),

@@ -709,7 +709,7 @@ def test_what_does_not_run_is_a_failure(loops: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
 def test_the_command_writes_runs_and_verifies_a_loop(
-    exported_copy: Exported, zoo: Callable[..., Any], name: str
+    exported_copy: Exported, zoo: Callable[..., Any], seal: Callable[[Path], None], name: str
 ) -> None:
     folder = exported_copy(name)
     result = zoo("export", folder, "--onnx", "--loop")
@@ -723,6 +723,15 @@ def test_the_command_writes_runs_and_verifies_a_loop(
     assert (
         zoo("run", folder, *texts, "--max-new-tokens", "6", "--variant", "generate", "--json").json["results"] == plain
     )
+    (folder / "generation_config.json").write_text('{"num_beams": 3, "no_repeat_ngram_size": 2, "max_new_tokens": 6}')
+    seal(folder)
+    result = zoo("run", folder, *texts, "--variant", "generate", "--json")
+    (warning,) = result.warnings
+    assert "no_repeat_ngram_size, num_beams: " in warning
+    assert result.json["results"] == plain
+    refused = zoo("run", folder, "x", "--variant", "generate", "--num-beams", "3")
+    assert refused.status == 2
+    assert "the graph generates greedily" in refused.err
 
 
 def test_a_model_that_does_not_generate_has_no_loop(exported_copy: Exported, zoo: Callable[..., Any]) -> None:

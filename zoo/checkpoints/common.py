@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zoo.artifact import GENERATION
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
 from zoo.errors import ArtifactError
+from zoo.generation import chosen_values
 from zoo.tokenizer import find_tokenizer, load_tokenizer
 
-__all__ = ["read_common", "write_common", "write_token_files"]
+__all__ = ["generation_config", "read_common", "write_common", "write_token_files"]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _IMAGES = ("image_mean", "image_std")
@@ -24,7 +26,7 @@ _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token
 def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
     """The values that a checkpoint gives to fields of our configuration that have these names."""
     fields, hub = cls.field_types(), checkpoint.config
-    generation, images = checkpoint.json("generation_config.json"), checkpoint.json("preprocessor_config.json")
+    generation, images = checkpoint.json(GENERATION), checkpoint.json("preprocessor_config.json")
     found: dict[str, Any] = {}
     for key in _TOKENS:
         value = generation.get(key, hub.get(key))
@@ -56,6 +58,17 @@ def write_common(config: Config) -> dict[str, Any]:
         hub["id2label"] = {str(number): label for number, label in enumerate(labels)}
         hub["label2id"] = {label: number for number, label in enumerate(labels)}
     return hub
+
+
+def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+    """generation_config.json, from a config.json that chooses how text is generated, as they did before there was one.
+
+    It is empty where nothing is chosen, and where the checkpoint has the file. Libraries that find it look for special
+    tokens nowhere else, so it has these too.
+    """
+    chosen = {} if (checkpoint.path / GENERATION).exists() else chosen_values(checkpoint.config)
+    known = {**checkpoint.config, **write_common(config)}
+    return {key: known[key] for key in _TOKENS if known.get(key) is not None} | chosen if chosen else {}
 
 
 def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, Any]]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo import models, plugins
-from zoo.artifact import CARD, COMPANIONS, TOKENIZER, describe, new_model
+from zoo.artifact import CARD, COMPANIONS, GENERATION, TOKENIZER, describe, new_model, write_json
 from zoo.card import model_card
-from zoo.checkpoints.common import read_common
+from zoo.checkpoints.common import generation_config, read_common
 from zoo.checkpoints.layout import Layout, Origin
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.source import Checkpoint
@@ -91,6 +91,8 @@ def import_checkpoint(
         for companion in COMPANIONS:
             if checkpoint.json(companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
+        if generation := generation_config(checkpoint, config):
+            write_json(stage / GENERATION, generation)
         if read.initialised:
             comparison = Comparison(reason=f"{len(read.initialised)} tensors were missing and initialised")
         else:

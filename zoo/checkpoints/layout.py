@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from zoo.config import Config
 from zoo.errors import UsageError
+from zoo.generation import DEFAULTS
 
 if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
@@ -31,15 +32,13 @@ ACTIVATIONS = {
 REQUIRED = object()
 """The default of a key that must be there."""
 _INERT = (
-    "_name_or_path", "_commit_hash", "_num_labels", "add_bias_logits", "architectures", "auto_map", "bad_words_ids",
-    "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "do_sample", "dtype",
-    "early_stopping", "eos_token_id", "eos_token_ids", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
-    "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder", "label2id", "language",
-    "length_penalty", "mask_token_id", "max_length", "min_length", "model_type", "no_repeat_ngram_size",
-    "normalize_embedding", "num_beams", "num_labels", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_past", "pad_token_id", "prefix", "problem_type", "repetition_penalty",
-    "return_dict", "sep_token_id", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p",
-    "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
+    *DEFAULTS, "_name_or_path", "_commit_hash", "_num_labels", "add_bias_logits", "architectures", "auto_map",
+    "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
+    "eos_token_ids", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder",
+    "label2id", "language", "mask_token_id", "model_type", "normalize_embedding", "num_labels", "num_return_sequences",
+    "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "prefix", "problem_type",
+    "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
 )  # fmt: skip
 """Keys that say nothing about what a model computes, in any family."""
 _NONE: Mapping[str, Any] = {"pruned_heads": {}}
@@ -147,8 +146,8 @@ class Layout:
     """What the names of the base model begin with in files of a model with a head. The rules write it; files of the
     base model alone may lack it."""
     aliases: Sequence[str] = ()
-    """Classes that are compared with the first of their task: old names, and base models whose checkpoints have the head
-    all the same, since it is tied."""
+    """Classes that are compared with the first of their task: old names, and base models alone where the head is tied,
+    since their checkpoints have it too."""
     bare: Sequence[str] = ()
     """Our tasks that are the base model alone: their files are written without the prefix."""
     ignored: Sequence[str] | Callable[[Any], Sequence[str]] = ()

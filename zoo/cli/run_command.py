@@ -95,7 +95,10 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    """Run the exported model in DIRECTORY on each TEXT, or on the lines of stdin, with ONNX Runtime."""
+    """Run the exported model in DIRECTORY on each TEXT, or on the lines of stdin, with ONNX Runtime.
+
+    Before the defaults below comes what the model's generation_config.json says, where it has one.
+    """
     from zoo_export.runtime import load_session
     from zoo_export.runtime.rows import Results
 

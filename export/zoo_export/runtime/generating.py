@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zoo.artifact import LOOP
+from zoo.artifact import GENERATION, LOOP
 from zoo.contract import dim_size
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo_export.decoding import decoder_inputs
 from zoo_export.runtime.decoder import Array, Decoder
 from zoo_export.runtime.generation import Choices, Continuation, Generation, continue_rows, search_beams
+from zoo_export.runtime.generation_config import read_generation_config, without_contradictions
 from zoo_export.runtime.runner import Answer, TextRunner, Tokens, require_outputs
 from zoo_export.runtime.text import GrowingText, continuation, printable
 from zoo_export.session import device_of
@@ -27,30 +28,47 @@ class _Generate(TextRunner):
 
     ``finish_reason`` is ``end`` for an end token, ``stop`` for a stop string or token, ``length`` otherwise. The ids
     are all that were generated, an end token included; the text ends before it, and before a stop string.
+
+    Options that nobody gives are those of the model's generation_config.json, where it has one.
     """
 
     options = Generation
     batch_size = 8
+    causal = True
+    """Whether what is generated continues the input."""
+
+    @classmethod
+    def defaults(cls, session: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if GENERATION not in session.stored.files:
+            return {}
+        path = session.path / GENERATION
+        try:
+            stored, lost = read_generation_config(path, causal=cls.causal, ends=_ends(session))
+            _check_tokens(stored, session, path)
+        except UsageError as error:
+            raise ArtifactError(str(error)) from error
+        if session.export.variant == LOOP:  # it decodes greedily, whatever a file asks for
+            free = Generation()
+            lost |= {key for key, value in stored.items() if value != getattr(free, key)} - {"max_new_tokens"}
+            stored = {key: value for key, value in stored.items() if key == "max_new_tokens"}
+        if lost:
+            keys = ", ".join(sorted(lost))
+            session.warn(f"not supported here, and left out: {keys}: {path}: texts may differ from the checkpoint's")
+        return without_contradictions(stored, given)
 
     def __init__(self, session: Any, chosen: Generation) -> None:
         super().__init__(session, chosen)
+        _check_tokens(chosen.to_dict(), session, session.path)
         decoder = session.graphs[-1]
-        require_outputs(decoder, ("logits",), session.path)
         if decoder.past is None:
             raise UsageError(f"graph {decoder.name} declares no past to generate with", session.path)
-        end = session.option("eos_token_id")
-        self.ends = frozenset(() if end is None else end if isinstance(end, tuple) else (end,))
+        self.ends = frozenset(_ends(session))
         self.choose = Choices(chosen, self.ends)
         self.in_one_graph = session.export.variant == LOOP
         if self.in_one_graph and chosen != Generation(max_new_tokens=chosen.max_new_tokens):
             raise UsageError("the graph generates greedily", session.path, "choose another variant to choose options")
         if chosen.stop and session.tokenizer is None:
             raise UsageError("stop texts need a tokenizer", session.path, "give stop_token_ids")
-        logits = next(tensor for tensor in decoder.output_tensors() if tensor.name == "logits")
-        vocabulary = dim_size(logits.dims[-1], {})
-        for token in chosen.stop_token_ids:
-            if not 0 <= token < vocabulary:
-                raise UsageError(f"stop_token_ids has {token}, the vocabulary {vocabulary} tokens", session.path)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         results: list[Any] = [self._result(item, [], "length") for item in items]
@@ -92,7 +110,8 @@ class _Generate(TextRunner):
             raise UsageError("streaming needs a tokenizer", self.session.path, "attach one with --tokenizer FILE")
         if self.in_one_graph or self.chosen.num_beams > 1:
             what = "one graph for all of generation" if self.in_one_graph else "beam search"
-            raise UsageError(f"{what} has nothing to stream before its end", self.session.path)
+            remedy = None if self.in_one_graph else "choose num_beams 1"
+            raise UsageError(f"{what} has nothing to stream before its end", self.session.path, remedy)
         return self._pieces(item) if self.room(item) > 0 else iter(())
 
     def _pieces(self, item: Tokens) -> Iterator[str]:
@@ -109,9 +128,11 @@ class _Generate(TextRunner):
             lead = self.lead(answer.input) if isinstance(answer.input, str) else ""
             yield printable(lead + _shown(answer.result))
 
-    @abstractmethod
     def room(self, item: Tokens) -> int:
         """Tokens that can follow an input."""
+        bounds = [bound for bound in (self.session.option("max_seq_len"), self.chosen.max_length) if bound is not None]
+        room: int = min(bounds) - len(self.prompt(item)) if bounds else self.chosen.max_new_tokens
+        return room
 
     @abstractmethod
     def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
@@ -161,10 +182,6 @@ class _Generate(TextRunner):
 class Continue(_Generate):
     """Continues a prompt."""
 
-    def room(self, item: Tokens) -> int:
-        longest = self.session.option("max_seq_len")
-        return self.chosen.max_new_tokens if longest is None else longest - len(item.ids)
-
     def fits(self, longest: int, size: int) -> bool:
         """Padding takes positions: a shorter prompt joins a longer one where there are enough for both."""
         positions = self.session.option("max_seq_len")
@@ -189,16 +206,14 @@ class Continue(_Generate):
 class Translate(_Generate):
     """Generates the target of a source: the encoder runs once, the decoder token by token."""
 
+    causal = False
+
     def __init__(self, session: Any, chosen: Generation) -> None:
         super().__init__(session, chosen)
         self.first = session.option("decoder_start_token_id")
         if self.first is None:
             what = "the model does not say which token its targets start with"
             raise UsageError(what, session.path, "set decoder_start_token_id when building")
-
-    def room(self, item: Tokens) -> int:
-        longest = self.session.option("max_seq_len")
-        return self.chosen.max_new_tokens if longest is None else longest - 1
 
     def prompt(self, item: Tokens) -> list[int]:
         return [self.first]
@@ -220,6 +235,25 @@ class Translate(_Generate):
             known |= dict(zip(names, binding.get_outputs(), strict=True))
         ids = np.array([self.prompt(item) for item in items], np.int64)
         return Decoder(sessions[graph.name], graph, known, len(items), self.session.dtype), ids, np.ones_like(ids)
+
+
+def _ends(session: Any) -> tuple[int, ...]:
+    """The model's own end tokens."""
+    end = session.option("eos_token_id")
+    return () if end is None else end if isinstance(end, tuple) else (end,)
+
+
+def _check_tokens(options: Mapping[str, Any], session: Any, where: object) -> None:
+    """Raise :class:`UsageError` for a token of an option that the model does not know."""
+    decoder = session.graphs[-1]
+    require_outputs(decoder, ("logits",), session.path)
+    logits = next(tensor for tensor in decoder.output_tensors() if tensor.name == "logits")
+    vocabulary = dim_size(logits.dims[-1], {})
+    for name in ("stop_token_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+        value = options.get(name)
+        for token in value if isinstance(value, tuple) else () if value is None else (value,):
+            if not 0 <= token < vocabulary:
+                raise UsageError(f"{name} has {token}, the vocabulary {vocabulary} tokens", where)
 
 
 def _shown(result: dict[str, Any]) -> str:

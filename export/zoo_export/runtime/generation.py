@@ -6,7 +6,7 @@ B rows, V vocabulary, K beams.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,9 +15,21 @@ import numpy as np
 from zoo.config import Settings
 from zoo.errors import ArtifactError
 
-__all__ = ["Beam", "Choices", "Continuation", "Generation", "Steps", "continue_rows", "probabilities", "search_beams"]
+__all__ = [
+    "NEW_TOKENS",
+    "Beam",
+    "Choices",
+    "Continuation",
+    "Generation",
+    "Steps",
+    "continue_rows",
+    "probabilities",
+    "search_beams",
+]
 
 Array = np.ndarray[Any, Any]
+NEW_TOKENS = 32
+"""How many are generated where nobody says."""
 
 
 class Steps(Protocol):
@@ -32,12 +44,24 @@ class Steps(Protocol):
 class Generation(Settings):
     """How text is generated. Names and meanings are those of the field; the order in which they apply is that below."""
 
-    max_new_tokens: int = 32
-    """Tokens after which a text ends at the latest; the model's positions may end it sooner."""
+    max_new_tokens: int | None = None
+    """Tokens after which a text ends at the latest; the model's positions may end it sooner. 32, or ``max_length``."""
+    max_length: int | None = None
+    """The same, with the prompt counted, or the token that a target starts with."""
     min_new_tokens: int = 0
     """Tokens before which no text ends by itself."""
+    min_length: int = 0
+    """The same, with the prompt counted, or the token that a target starts with."""
     repetition_penalty: float = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens that are in the text (Keskar et al. 2019)."""
+    no_repeat_ngram_size: int = 0
+    """No tokens of this number are in the text twice in the same order (Paulus et al. 2018). 0 lets them."""
+    suppress_tokens: tuple[int, ...] = ()
+    """Tokens that are never chosen, unless they are forced."""
+    forced_bos_token_id: int | None = None
+    """The token after the first, where that stands alone: a target begins with it."""
+    forced_eos_token_id: int | None = None
+    """The last token of a text that is as long as it may be."""
     temperature: float = 0.0
     """Divides logits before sampling. 0 takes the likeliest token each time."""
     top_k: int | None = None
@@ -60,8 +84,9 @@ class Generation(Settings):
     """Tokens that end a text, beside the model's own."""
 
     def __post_init__(self) -> None:
-        self.require_positive("max_new_tokens", "repetition_penalty", "top_k", "top_p", "num_beams")
-        for name in ("temperature", "min_new_tokens", "seed"):
+        self.default("max_new_tokens", NEW_TOKENS if self.max_length is None else self.max_length)
+        self.require_positive("max_new_tokens", "max_length", "repetition_penalty", "top_k", "top_p", "num_beams")
+        for name in ("temperature", "min_new_tokens", "min_length", "no_repeat_ngram_size", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if abs(self.length_penalty) > 100:
@@ -86,8 +111,8 @@ class Continuation:
 
     Args:
         number: of the input, from 1. It seeds sampling.
-        prompt: token ids that a repetition penalty counts.
-        room: tokens for which there are positions, at least 1.
+        prompt: token ids that the text begins with, which penalties count.
+        room: tokens that may follow it, at least 1.
         options: how.
         ends: token ids that end it.
         text: told of every token, for stop strings and streaming.
@@ -107,9 +132,10 @@ class Continuation:
         self.finish: str | None = None
         """Why it ended: ``length``, ``end`` (an end token) or ``stop`` (a stop string or token)."""
         self.error: ArtifactError | None = None
-        self.seen = set(prompt)
+        self.text = list(prompt)
+        """The prompt and what follows."""
         self.random = np.random.default_rng((options.seed, number)) if options.temperature else None
-        self.limit, self._ends, self._text = min(room, options.max_new_tokens), ends, text
+        self.limit, self._ends, self._told = min(room, options.max_new_tokens or room), ends, text
         self._stops = frozenset(options.stop_token_ids)
 
     @property
@@ -120,10 +146,10 @@ class Continuation:
     def append(self, token: int) -> None:
         """Take the next token."""
         self.ids.append(token)
-        self.seen.add(token)
+        self.text.append(token)
         if token in self._stops or token in self._ends:
             self.finish = "end" if token in self._ends else "stop"
-        elif self._text is not None and self._text(token):
+        elif self._told is not None and self._told(token):
             self.finish = "stop"
         elif len(self.ids) >= self.limit:
             self.finish = "length"
@@ -132,6 +158,10 @@ class Continuation:
         """End because of a logit that is no number, at the token ``step`` from 1."""
         what = f"the logits of new token {step} are not finite (the largest is {value})"
         self.error = ArtifactError(what, f"input {self.number}", "look at the weights")
+
+    def block(self, step: int) -> None:
+        """End because the options leave no token to choose, at the token ``step`` from 1."""
+        self.error = ArtifactError(f"nothing may be new token {step}", f"input {self.number}", "forbid fewer tokens")
 
 
 def continue_rows(
@@ -163,6 +193,13 @@ def continue_rows(
         logits = decode(tokens[:, None])
 
 
+_PENALTIES = (
+    "min_new_tokens", "min_length", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens",
+    "forced_bos_token_id", "forced_eos_token_id",
+)  # fmt: skip
+"""Options that change logits before a token is chosen."""
+
+
 class Choices:
     """Picks one token a row from logits, as the options say.
 
@@ -174,41 +211,57 @@ class Choices:
     def __init__(self, options: Generation, ends: frozenset[int]) -> None:
         self.options = options
         self.held = sorted(ends.union(options.stop_token_ids))
+        default = Generation()
+        self._penalises = any(getattr(options, name) != getattr(default, name) for name in _PENALTIES)
 
     def __call__(self, logits: Array, rows: Sequence[Continuation]) -> Array:
         """Tokens (B,) from logits (B, V). A row whose logits are not finite is failed, and its token means nothing."""
         best = logits.argmax(-1)  # the first NaN is the largest of all
+        plain = not (self.options.temperature or self._penalises)
         for place, (row, value) in enumerate(zip(rows, logits[np.arange(len(rows)), best].tolist(), strict=True)):
             if not row.open:
                 continue
             if not math.isfinite(value):
                 row.fail(len(row.ids) + 1, value)
-            elif not self._plain(row):
-                best[place] = self._pick(self.penalise(logits[place], row.seen, len(row.ids)), row)
+            elif not plain:
+                best[place] = self._pick(self.penalise(logits[place], row.text, len(row.ids), row.limit), row)
         return best
 
-    def penalise(self, logits: Array, seen: Set[int], count: int) -> Array:
-        """The logits (V,) of a text with these tokens, ``count`` of them new, after penalties."""
-        if not self._penalises(count):
+    def penalise(self, logits: Array, text: Sequence[int], count: int, limit: int) -> Array:
+        """The logits (V,) of what follows a text, after penalties.
+
+        Args:
+            logits: (V,), or log-probabilities.
+            text: the tokens so far.
+            count: how many of them are new.
+            limit: how many may be.
+        """
+        if not self._penalises:
             return logits
-        logits = logits.copy()
-        tokens = np.fromiter(seen, np.int64)
-        penalty, values = self.options.repetition_penalty, logits[tokens]
-        logits[tokens] = np.where(values < 0, values * penalty, values / penalty)
-        if count < self.options.min_new_tokens:
+        options, logits, tokens = self.options, logits.copy(), np.array(text)
+        values, size = logits[tokens], options.no_repeat_ngram_size
+        logits[tokens] = np.where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty)
+        if 0 < size <= len(text):
+            runs = np.lib.stride_tricks.sliding_window_view(tokens, size)
+            alike = (runs[:, :-1] == tokens[len(text) - size + 1 :]).all(-1)
+            logits[runs[alike, -1]] = -np.inf
+        if count < options.min_new_tokens or len(text) < options.min_length:
             logits[self.held] = -np.inf
+        logits[list(options.suppress_tokens)] = -np.inf
+        forced = options.forced_eos_token_id if count == limit - 1 else None
+        if forced is None and len(text) == 1:
+            forced = options.forced_bos_token_id
+        if forced is not None:
+            logits[:] = -np.inf
+            logits[forced] = 0
         return logits
 
-    def _penalises(self, count: int) -> bool:
-        return self.options.repetition_penalty != 1 or bool(self.held and count < self.options.min_new_tokens)
-
-    def _plain(self, row: Continuation) -> bool:
-        """Whether the likeliest token is the one."""
-        return not (self.options.temperature or self._penalises(len(row.ids)))
-
     def _pick(self, scores: Array, row: Continuation) -> int:
-        if row.random is None:
-            return int(scores.argmax())
+        best = int(scores.argmax())
+        if scores[best] == -np.inf:
+            row.block(len(row.ids) + 1)
+        if row.random is None or row.error is not None:
+            return best
         chances = probabilities(scores, self.options)
         cumulative = chances.cumsum()
         drawn = min(row.random.random() * cumulative[-1], np.nextafter(cumulative[-1], 0))
@@ -329,6 +382,8 @@ class _Search:
         self.finished = sorted(self.finished, key=lambda item: -item.score)[:beams]
         if full or not going or self._is_settled(going[0][0], length):
             self.open = False
+            if not self.finished:
+                self.row.block(length)
             return np.arange(beams)
         going += [(-math.inf, *going[0][1:])] * (beams - len(going))
         self.scores = np.array([total for total, _, _ in going])
@@ -339,7 +394,7 @@ class _Search:
         logits = logits.astype(np.float64)
         shifted = logits - logits.max()
         scores = shifted - np.log(np.exp(shifted).sum())
-        return self.choose.penalise(scores, self.row.seen.union(ids), len(ids))
+        return self.choose.penalise(scores, [*self.row.text, *ids], len(ids), self.row.limit)
 
     def _is_settled(self, best: float, length: int) -> bool:
         if len(self.finished) < self.options.num_beams:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -51,6 +51,11 @@ class Runner(ABC, Generic[Item]):
 
     def __init__(self, session: Session, chosen: Any) -> None:
         self.session, self.chosen = session, chosen
+
+    @classmethod
+    def defaults(cls, session: Session, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Options that the model's own files choose, to be taken where people ``given`` none that contradict them."""
+        return {}
 
     @abstractmethod
     def read(self, value: Any, number: int) -> Item:

@@ -160,6 +160,7 @@ class Session:
         self.threads, self.memory = threads, memory
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
         self._sessions: dict[str, ort.InferenceSession] = {}
+        self._warnings: set[str] = set()
         self._opening = threading.Lock()
         self._closed = False
         if tokenizer is not None:
@@ -210,6 +211,12 @@ class Session:
     def option(self, name: str) -> Any:
         """A value of the configuration, None where the architecture has no such field."""
         return getattr(self.config, name, None)
+
+    def warn(self, what: str) -> None:
+        """Warn of something once, however often it is met."""
+        if what not in self._warnings:
+            self._warnings.add(what)
+            warnings.warn(what, ZooWarning, stacklevel=2)
 
     def placement(self) -> Mapping[str, Mapping[str, int]]:
         """For each graph, how many nodes each execution provider runs."""
@@ -287,7 +294,9 @@ class Session:
         name = task or self.task
         plugin, cls = self._runner_class(name)
         with plugins.blame(plugin, f"cannot prepare the task {name}"):
-            runner = cls(self, cls.options.from_dict(options, f"task {name}"))
+            where = f"task {name}"
+            given = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
+            runner = cls(self, cls.options.from_dict({**cls.defaults(self, given), **given}, where))
         runner.plugin = plugin
         return runner
 
