@@ -35,6 +35,7 @@ from zoo.registry import ModelSpec
 from zoo_export.blocks import Outline
 from zoo_export.functions import cut_functions
 from zoo_export.graph_file import BLOCK_KEY, EXACT_KEY, MODULE_KEY, contract, inline, serialize
+from zoo_export.recurrent import RecurrentLayers
 
 __all__ = ["trace_graph"]
 
@@ -106,14 +107,15 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
                         ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
                     )
                     arguments = examples("cpu", kept)
-                program = torch.export.export(
-                    module.eval(),
-                    arguments,
-                    dynamic_shapes=(
-                        tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in kept),
-                    ),
-                    strict=False,
-                )
+                with RecurrentLayers():
+                    program = torch.export.export(
+                        module.eval(),
+                        arguments,
+                        dynamic_shapes=(
+                            tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in kept),
+                        ),
+                        strict=False,
+                    )
             translated = torch.onnx.export(
                 program,
                 dynamo=True,

@@ -259,7 +259,7 @@ def test_where_nothing_may_be_chosen_is_an_error(sessions: Callable[[str], Sessi
 @pytest.mark.parametrize("name", MODELS)
 def test_lengths_count_the_prompt(sessions: Callable[[str], Session], name: str) -> None:
     """``max_length`` alone is a limit of its own; beside ``max_new_tokens`` the lower one holds."""
-    session, start = sessions(name), [1] * len(PROMPTS) if name != "gpt-tiny" else [len(ids) for ids in PROMPTS]
+    session, start = sessions(name), [1] * len(PROMPTS) if name == "transformer-tiny" else [len(ids) for ids in PROMPTS]
     for options, limit in (({}, 30), ({"max_new_tokens": NEW}, NEW)):
         for longest in (4, 12, 30):
             results = session.run(PROMPTS, max_length=longest, **options)
@@ -308,9 +308,9 @@ def test_a_model_generates_as_its_file_says(
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         texts = twins(name).generate(
-            ids, attention_mask=torch.ones_like(ids), generation_config=said, use_cache=name == "gpt-tiny"
+            ids, attention_mask=torch.ones_like(ids), generation_config=said, use_cache=name != "transformer-tiny"
         )
-        wanted.append(cut(texts[0, len(prompt) if name == "gpt-tiny" else 1 :].tolist(), (101, 104)))
+        wanted.append(cut(texts[0, len(prompt) if name != "transformer-tiny" else 1 :].tolist(), (101, 104)))
     assert found == wanted
 
 

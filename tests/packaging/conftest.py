@@ -40,15 +40,24 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sliding(environment: Path) -> None:
     """The stranger's plugin, pip-installed."""
-    pip = [environment / "bin" / "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, THIRD_PARTY / "zoo-sliding"], check=True)
+    install(environment, "zoo-sliding")
 
 
 @pytest.fixture(scope="module")
 def pt2(environment: Path) -> None:
     """Another stranger's exporter, pip-installed."""
+    install(environment, "zoo-pt2")
+
+
+@pytest.fixture(scope="module")
+def g2p(environment: Path) -> None:
+    """A third one's architecture, importer and task, pip-installed."""
+    install(environment, "zoo-g2p")
+
+
+def install(environment: Path, distribution: str) -> None:
     pip = [environment / "bin" / "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, THIRD_PARTY / "zoo-pt2"], check=True)
+    subprocess.run([*pip, THIRD_PARTY / distribution], check=True)
 
 
 @pytest.fixture

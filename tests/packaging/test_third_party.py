@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from tests.export.test_g2p import pronounce, random_arrays
 
 pytestmark = pytest.mark.usefixtures("sliding")
 
@@ -64,3 +67,15 @@ def test_one_strangers_model_goes_to_anothers_format(run, pt2, tmp_path: Path) -
     assert (evidence["verified"], evidence["files"]) == (True, ["model.pt2"])
     assert evidence["exporter"] == {"name": "pt2", "distribution": "zoo-pt2", "version": "0.2.0"}
     assert json.loads(run("zoo", "verify", "sliding-tiny", "--format", "pt2", "--json").stdout)["verified"] is True
+
+
+def test_a_format_a_model_and_a_task_of_a_stranger(run, g2p, tmp_path: Path) -> None:
+    plugins = json.loads(run("zoo", "plugins", "list", "--json").stdout)["plugins"]
+    provides = next(plugin["provides"] for plugin in plugins if plugin["name"] == "g2p")
+    assert (provides["importers"], provides["tasks"]) == (["g2p-en"], ["grapheme-to-phoneme"])
+    np.savez(tmp_path / "random.npz", **random_arrays())
+    run("zoo", "import", "random.npz", "--kind", "g2p-en", "-o", "g2p")
+    run("zoo", "export", "g2p", "--onnx")
+    symbols = json.loads((tmp_path / "g2p/config.json").read_text())["config"]["phonemes"]
+    spoken = [symbols[number] for number in pronounce(random_arrays(), "stranger")[0]]
+    assert run("zoo", "run", "g2p", "stranger").stdout.split() == spoken

@@ -1,0 +1,82 @@
+"""Recurrent layers as one operator each, where torch.export would write them out for one number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["RecurrentLayers"]
+
+_LAYERS: Mapping[Any, tuple[str, Sequence[int], Mapping[str, int]]] = {
+    torch.gru: ("GRU", (1, 0, 2), {"linear_before_reset": 1}),
+    torch.lstm: ("LSTM", (0, 3, 1, 2), {}),
+    torch.rnn_tanh: ("RNN", (0,), {}),
+}
+"""For each function its operator, where torch has the gates in the operator's order, and attributes."""
+
+
+class RecurrentLayers(TorchFunctionMode):
+    """While it is on, ``nn.GRU``, ``nn.LSTM`` and ``nn.RNN`` of tanh are traced as the operators of ONNX.
+
+    Packed sequences and projections of the state, which these do not have, are left to torch.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function in _LAYERS and not kwargs and isinstance(args[2], list | tuple):
+            _, _, weights, biased, num_layers, *_, bidirectional, _ = args
+            if len(weights) == num_layers * (2 if bidirectional else 1) * (4 if biased else 2):
+                return _translate(*_LAYERS[function], *args)
+        return function(*args, **(kwargs or {}))
+
+
+def _translate(
+    operator: str,
+    gates: Sequence[int],
+    attributes: Mapping[str, int],
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biased: bool,
+    num_layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """The results of such a function: what every step gives, and the last states.  T steps, B batch, D directions."""
+    states = [state] if isinstance(state, Tensor) else list(state)  # each (layers * D, B, H)
+    ways, each = 2 if bidirectional else 1, 4 if biased else 2
+    x = x.transpose(0, 1) if batch_first else x  # (T, B, inputs)
+    last = []
+    for layer in range(num_layers):
+        first = layer * ways
+        own = [weights[way * each : (way + 1) * each] for way in range(first, first + ways)]
+        # Of each way the matrices for inputs and states, (gates * H, inputs), and the biases for both, (gates * H,).
+        inputs, recurrent, *biases = (torch.stack([_reorder(w, gates) for w in ws]) for ws in zip(*own, strict=True))
+        begin = [item[first : first + ways] for item in states]
+        steps, *end = torch.onnx.ops.symbolic_multi_out(
+            operator,
+            [x, inputs, recurrent, torch.cat(biases, 1) if biased else None, None, *begin],
+            {
+                "hidden_size": int(recurrent.shape[2]),
+                "direction": "bidirectional" if bidirectional else "forward",
+                **attributes,
+            },
+            dtypes=[x.dtype] * (1 + len(begin)),
+            shapes=[(x.shape[0], *begin[0].shape[:2], begin[0].shape[2]), *(item.shape for item in begin)],
+        )
+        x = steps.transpose(1, 2).flatten(2)  # (T, D, B, H) -> (T, B, D * H)
+        last.append(end)
+    return (x.transpose(0, 1) if batch_first else x, *(torch.cat(ends) for ends in zip(*last, strict=True)))
+
+
+def _reorder(weight: Tensor, gates: Sequence[int]) -> Tensor:
+    """A matrix or bias of all gates, (gates * H, ...), with the gates in another order."""
+    parts = weight.chunk(len(gates))
+    return torch.cat([parts[gate] for gate in gates])
