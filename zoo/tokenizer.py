@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.weights import load_json
@@ -46,6 +46,9 @@ _KNOWN = (
 )
 _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _GPT2_CLASSES = ("GPT2Tokenizer",)
+_ROBERTA_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer")
+"""The same as GPT-2's, with tokens around a text."""
+_ROBERTA_SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """How SentencePiece writes a space."""
 
@@ -274,7 +277,7 @@ def _read_wordpiece(path: Path) -> Tokenizer:
 
 
 def _read_byte_level(path: Path) -> Tokenizer:
-    settings = _settings(path, _GPT2_CLASSES)
+    settings = _settings(path, (*_GPT2_CLASSES, *_ROBERTA_CLASSES))
     path.stat()
     vocabulary_name = next(name for name in _MERGES if path.name.endswith(name))
     merges_path = path.with_name(path.name.removesuffix(vocabulary_name) + _MERGES[vocabulary_name])
@@ -289,8 +292,26 @@ def _read_byte_level(path: Path) -> Tokenizer:
         raise ArtifactError("a BPE that is not byte-level as GPT-2's is", path, _KNOWN)
     model = models.BPE(vocabulary, merges)
     tokenizer = byte_level_tokenizer(model, add_prefix_space=settings.get("add_prefix_space", False))
+    written_by = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    if written_by in _ROBERTA_CLASSES or (not written_by and vocabulary.keys() >= set(_ROBERTA_SPECIAL.values())):
+        return _put_around(tokenizer, settings, path)
     named = [_content(settings.get(f"{role}_token")) for role in ("unk", "bos", "eos", "pad", "mask")]
     tokenizer.add_special_tokens([token for token in dict.fromkeys([END, *named]) if token in vocabulary])
+    return tokenizer
+
+
+def _put_around(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -> Tokenizer:
+    """RoBERTa's special tokens (Liu et al. 2019): a text is the first, its tokens, the last."""
+    names = {role: _content(settings.get(f"{role}_token")) or name for role, name in _ROBERTA_SPECIAL.items()}
+    known = {role: number for role, name in names.items() if (number := tokenizer.token_to_id(name)) is not None}
+    lacks = [names[role] for role in ("bos", "eos") if role not in known]
+    if lacks:
+        raise ArtifactError(f"not a vocabulary of RoBERTa (no {lacks[0]})", path, _KNOWN)
+    # the mask takes the space before it, so that "a <mask>" is filled with a word that begins with one
+    tokenizer.add_special_tokens([AddedToken(names[role], lstrip=role == "mask", special=True) for role in known])
+    tokenizer.post_processor = processors.RobertaProcessing(
+        (names["eos"], known["eos"]), (names["bos"], known["bos"]), add_prefix_space=False
+    )
     return tokenizer
 
 

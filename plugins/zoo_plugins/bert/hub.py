@@ -24,6 +24,7 @@ from zoo_plugins.bert.hub_shared import (
     embedding_rules,
     fields_of,
     has_tensor,
+    require_tokenizer,
     require_types,
     unread_bias,
 )
@@ -79,6 +80,7 @@ BERT = Layout(
 
 def _derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     require_types(checkpoint, values)
+    require_tokenizer(checkpoint)
     pad = checkpoint.config.get("pad_token_id", 1)
     rows = checkpoint.config.get("max_position_embeddings", 512)
     if not isinstance(pad, int) or not isinstance(rows, int) or rows <= pad + 1:
@@ -192,6 +194,7 @@ DISTILBERT = Layout(
 
 def _derive_albert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     require_types(checkpoint, values)
+    require_tokenizer(checkpoint)
     found = {
         "project_embeddings": True,
         "share_layers": True,

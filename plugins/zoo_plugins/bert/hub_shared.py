@@ -25,6 +25,7 @@ __all__ = [
     "embedding_rules",
     "fields_of",
     "has_tensor",
+    "require_tokenizer",
     "require_types",
     "unread_bias",
 ]
@@ -121,3 +122,14 @@ def require_types(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
     """Raise :class:`UsageError` where there are no segment types, of which these originals have one at least."""
     if values["type_vocab_size"] == 0:
         raise UsageError("type_vocab_size 0 is not supported", checkpoint.config_file)
+
+
+def require_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise :class:`UsageError` where a SentencePiece model is all there is of a tokenizer.
+
+    It knows neither the tokens around a text nor, of XLM-RoBERTa and CamemBERT, the ids: theirs are shifted.
+    """
+    models = sorted(checkpoint.path.glob("*.model"))
+    if models and not (checkpoint.path / "tokenizer.json").exists():
+        what = "a SentencePiece model alone is not this family's tokenizer"
+        raise UsageError(what, models[0], "save tokenizer.json beside it with transformers, or move it away")
