@@ -192,6 +192,18 @@ def test_logits_that_are_not_computed_are_not_counted(count: Any, batch: int) ->
     assert necessary_flops(session, case, count) == count(gpt, case)
 
 
+def test_logits_are_those_of_the_target() -> None:
+    """Where it has a vocabulary of its own."""
+    pair = registry().resolve("transformer-tiny", ["target_vocab_size=300"])
+    inputs = [SimpleNamespace(name="logits_to_keep")]
+    session: Any = SimpleNamespace(
+        stored=SimpleNamespace(spec=pair), sessions={"decoder": SimpleNamespace(get_inputs=lambda: inputs)}
+    )
+    case, count = Case(pair.graphs[1], "prefill", 1, 9), torch_backend.count_flops
+    logits = 2 * pair.config.hidden_size * 300
+    assert necessary_flops(session, case, count) == count(pair, case) - 8 * logits
+
+
 def test_bytes_are_those_of_the_weights_and_the_caches(exported_model: Exported) -> None:
     """Without the positions, of which one row is read; the tokens' table is the last matrix too."""
     folder = exported_model("gpt-tiny")

@@ -103,8 +103,8 @@ def twins(sessions: Callable[[str], Session]) -> Callable[[str], Any]:
         if name not in made:
             ours = library.load(sessions(name).path).double()
             config = PretrainedConfig(is_encoder_decoder=True, decoder_start_token_id=START, vocab_size=260)
-            twin = {"gpt-tiny": test_gpt.transformers_twin, "llama-tiny": test_llama.transformers_twin}.get(name)
-            made[name] = twin(ours) if twin is not None else Seq2Seq(config, ours).double().eval()
+            known = {"gpt-tiny": test_gpt.transformers_twin, "llama-tiny": test_llama.transformers_twin}
+            made[name] = known[name](ours) if name in known else Seq2Seq(config, ours).double().eval()
         return made[name]
 
     return make
@@ -259,11 +259,12 @@ def test_where_nothing_may_be_chosen_is_an_error(sessions: Callable[[str], Sessi
 @pytest.mark.parametrize("name", MODELS)
 def test_lengths_count_the_prompt(sessions: Callable[[str], Session], name: str) -> None:
     """``max_length`` alone is a limit of its own; beside ``max_new_tokens`` the lower one holds."""
-    session, start = sessions(name), [1] * len(PROMPTS) if name == "transformer-tiny" else [len(ids) for ids in PROMPTS]
+    session = sessions(name)
+    starts = [1 if name == "transformer-tiny" else len(prompt) for prompt in PROMPTS]
     for options, limit in (({}, 30), ({"max_new_tokens": NEW}, NEW)):
         for longest in (4, 12, 30):
-            results = session.run(PROMPTS, max_length=longest, **options)
-            wanted = [max(0, min(limit, longest - taken)) for taken in start]
+            results = session.run(PROMPTS, max_length=longest, min_new_tokens=POSITIONS, **options)
+            wanted = [max(0, min(limit, longest - taken)) for taken in starts]
             assert [len(result["generated_ids"]) for result in results] == wanted
 
 
@@ -300,17 +301,19 @@ def test_a_model_generates_as_its_file_says(
 ) -> None:
     """What transformers does with the same file."""
     folder = saying(name, **CONFIGS[config])
-    said = GenerationConfig.from_pretrained(folder, pad_token_id=0, eos_token_id=[101, 104])
+    ends, left = (101, 104), name != "transformer-tiny"
+    said = GenerationConfig.from_pretrained(folder, pad_token_id=0, eos_token_id=[*ends, END])
     with load_session(folder, unverified=True, threads=1) as session, warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = [result["generated_ids"] for result in session.run(PROMPTS, stop_token_ids=(101, 104))]
+        found = [result["generated_ids"] for result in session.run(PROMPTS, stop_token_ids=ends)]
     wanted = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        texts = twins(name).generate(
-            ids, attention_mask=torch.ones_like(ids), generation_config=said, use_cache=name != "transformer-tiny"
-        )
-        wanted.append(cut(texts[0, len(prompt) if name != "transformer-tiny" else 1 :].tolist(), (101, 104)))
+        with torch.inference_mode(), Exact(twins(name)):
+            texts = twins(name).generate(
+                ids, attention_mask=torch.ones_like(ids), generation_config=said, use_cache=left
+            )
+        wanted.append(cut(texts[0, len(prompt) if left else 1 :].tolist(), (*ends, END)))
     assert found == wanted
 
 

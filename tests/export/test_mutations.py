@@ -20,7 +20,12 @@ from zoo_export.parity import compare
 from zoo_export.pipeline import run_pipeline
 from zoo_export.reference import TorchExecutor
 
-from tests.export.configurations import Configuration, draw_configuration, draw_image_configuration
+from tests.export.configurations import (
+    Configuration,
+    draw_configuration,
+    draw_image_configuration,
+    draw_llama_configuration,
+)
 from tests.export.faults import KINDS, Fault
 from tests.export.judges import (
     POINTS,
@@ -197,6 +202,7 @@ def test_random_weights_are_another_draw_each_time(exported_subject: Subjects) -
     [
         *((draw_configuration, seed) for seed in range(24)),
         *((draw_image_configuration, seed) for seed in range(8)),
+        *((draw_llama_configuration, seed) for seed in range(8)),
         *((partial(draw_configuration, families=True), seed) for seed in (5, 6, 8, 9, 10, 16, 18, 22)),
     ],
 )

@@ -34,11 +34,11 @@ REQUIRED = object()
 _INERT = (
     *DEFAULTS, "_name_or_path", "_commit_hash", "_num_labels", "add_bias_logits", "architectures", "auto_map",
     "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
-    "eos_token_ids", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder",
-    "label2id", "language", "mask_token_id", "model_type", "normalize_embedding", "num_labels", "num_return_sequences",
-    "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "prefix", "problem_type",
-    "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
+    "eos_token_ids", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_range",
+    "is_encoder_decoder", "label2id", "language", "mask_token_id", "model_type", "normalize_embedding", "num_labels",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "prefix",
+    "problem_type", "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
+    "torchscript", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
 )  # fmt: skip
 """Keys that say nothing about what a model computes, in any family."""
 _NONE: Mapping[str, Any] = {"pruned_heads": {}}

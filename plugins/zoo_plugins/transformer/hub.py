@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo.errors import ArtifactError, UsageError
@@ -80,17 +79,15 @@ def _family(
     *,
     tokens: Mapping[str, int | None],
     only: Mapping[str, Any],
-    original: Callable[[Checkpoint, Any], nn.Module] | None = None,
 ) -> Layout:
     """The layout of one family.
 
     Args:
         name: ``model_type``.
-        classes: what writes its checkpoints.
+        classes: what writes its checkpoints: the model with its head, then the base model alone.
         fixed: fields of ours that its implementation leaves no choice of.
         tokens: which it takes where config.json has none.
         only: keys of old checkpoints, which it reads no more.
-        original: as :attr:`Layout.original`.
     """
     fixed = {"norm_eps": 1e-5, "attention_bias": True, **fixed}
 
@@ -116,6 +113,7 @@ def _family(
 
     return Layout(
         classes=dict.fromkeys(classes, _TASK),
+        aliases=classes[1:],
         fields=(
             Field("vocab_size"),
             Field("max_position_embeddings", "max_seq_len", default=1024),
@@ -143,18 +141,7 @@ def _family(
         derive=derive,
         restore=restore,
         constant={"model_type": name, "is_encoder_decoder": True},
-        original=original,
     )  # fmt: skip
-
-
-def _bart(checkpoint: Checkpoint, _: TransformerConfig) -> nn.Module:
-    """With its head: the first checkpoints name the base model alone, whose embedding is the head."""
-    from transformers import BartForConditionalGeneration
-
-    model: nn.Module = BartForConditionalGeneration.from_pretrained(
-        checkpoint.path, attn_implementation="eager", local_files_only=True
-    )
-    return model
 
 
 _LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
@@ -164,7 +151,6 @@ BART = _family(
     {**_LEARNED, "norm_first": False, "final_norm": False},
     tokens={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
     only={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": False},
-    original=_bart,
 )
 """``model_type`` bart."""
 MBART = _family(
