@@ -137,9 +137,10 @@ HEADS = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
 }
-SLOW = ("xlm-roberta", "camembert")
+TWINS = ("xlm-roberta", "camembert")
+"""RoBERTa by other names."""
 CASES = [
-    pytest.param(name, kind, task, id=f"{name}, {task}", marks=[pytest.mark.slow] if name in SLOW else [])
+    pytest.param(name, kind, task, id=f"{name}, {task}", marks=[pytest.mark.slow] if name in TWINS else [])
     for name, family in FAMILIES.items()
     for kind, task in {**HEADS, **family.heads}.items()
 ]
@@ -187,7 +188,7 @@ def same(folder: Path, theirs: torch.nn.Module) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         assert_close(found[name], value, rtol=0, atol=1e-10)
-        assert value.std() > 1e-3
+        assert value.std() > 1e-4
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -220,7 +221,8 @@ def test_there_and_back(tmp_path: Path, name: str, kind: str, task: str) -> None
     assert config.pooler == (task in ("text-classification", "pretraining") or (family.pooler and kind == "Model"))
     same(tmp_path / "ours", theirs)
 
-    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
+    kind_of_file = name if name in TWINS else None  # RoBERTa can say the same
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", kind=kind_of_file, verify=True)
     assert exported.kind == name
     again = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
     feeds = batch(config)
