@@ -19,6 +19,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.generation import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -180,11 +181,12 @@ BEAMS = [
     {"num_beams": 3, "length_penalty": -1.0, "early_stopping": True},
     {"num_beams": 5, "repetition_penalty": 1.4},
     {"num_beams": 3, "min_new_tokens": 4},
+    {"num_beams": 3, "suppress_tokens": tuple(range(0, 260, 4)), "renormalize_logits": True},
 ]
 
 
 @pytest.mark.parametrize("ends", [0, 1, 6])
-@pytest.mark.parametrize("options", BEAMS, ids=str)
+@pytest.mark.parametrize("options", BEAMS, ids=lambda options: ",".join(options))
 @pytest.mark.parametrize("name", MODELS)
 def test_beams_equal_transformers(
     sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, options: dict[str, Any], ends: int
@@ -245,6 +247,15 @@ def test_rules_equal_transformers(
     chosen = options | ({"num_beams": beams} if beams > 1 else {})
     assert found == [theirs(name, [prompt], ends, **chosen)[0][0][0] for prompt in REPETITIVE]
     assert found != plain
+
+
+@settings(deadline=None)
+@given(text=st.lists(st.integers(0, 4), min_size=1, max_size=12), size=st.integers(1, 4))
+def test_forbidden_runs_are_those_of_transformers(text: list[int], size: int) -> None:
+    logits = np.zeros(5)
+    found = Choices(Generation(no_repeat_ngram_size=size), frozenset()).penalise(logits, text, 0, 1)
+    wanted = NoRepeatNGramLogitsProcessor(size)(torch.tensor([text]), torch.tensor(logits)[None])[0].numpy()
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_where_nothing_may_be_chosen_is_an_error(sessions: Callable[[str], Session]) -> None:

@@ -78,6 +78,8 @@ class Generation(Settings):
     """A beam's score is its log-probability divided by its length to this power (Wu et al. 2016)."""
     early_stopping: bool = False
     """End as soon as there are ``num_beams`` finished texts, though better ones may follow."""
+    renormalize_logits: bool = False
+    """Score beams by probabilities that sum to 1 after penalties too."""
     stop: tuple[str, ...] = ()
     """Texts before which generation ends."""
     stop_token_ids: tuple[int, ...] = ()
@@ -391,12 +393,17 @@ class _Search:
         return np.array([beam for _, beam, _ in going])
 
     def _score(self, logits: Array, ids: list[int]) -> Array:
-        logits = logits.astype(np.float64)
-        shifted = logits - logits.max()
-        scores = shifted - np.log(np.exp(shifted).sum())
-        return self.choose.penalise(scores, [*self.row.text, *ids], len(ids), self.row.limit)
+        scores = _log_softmax(logits.astype(np.float64))
+        scores = self.choose.penalise(scores, [*self.row.text, *ids], len(ids), self.row.limit)
+        return _log_softmax(scores) if self.options.renormalize_logits and np.isfinite(scores).any() else scores
 
     def _is_settled(self, best: float, length: int) -> bool:
         if len(self.finished) < self.options.num_beams:
             return False
         return self.options.early_stopping or best / length**self.options.length_penalty <= self.finished[-1].score
+
+
+def _log_softmax(scores: Array) -> Array:
+    shifted = scores - scores.max()
+    result: Array = shifted - np.log(np.exp(shifted).sum())
+    return result

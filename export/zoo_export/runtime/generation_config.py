@@ -18,6 +18,7 @@ _FOREIGN_SAMPLING = {"epsilon_cutoff", "eta_cutoff", "top_h", "typical_p"}
 _ALIKE = (
     "max_new_tokens", "min_new_tokens", "min_length", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens",
     "forced_bos_token_id", "forced_eos_token_id", "num_beams", "length_penalty", "early_stopping",
+    "renormalize_logits",
 )  # fmt: skip
 """Keys that are options of ours, with the same meaning."""
 
