@@ -382,6 +382,10 @@ def test_unigram_with_metaspace_is_read_and_written() -> None:
         assert loaded.decode([2, 3, 3, 4, 5]) == "an arrow arrowarrow"
 
 
+CONTROL = ("<s>", "</s>", "<mask>", "<unk>", "<pad>")
+"""What texts may not hold: it is a symbol for us and characters for SentencePiece."""
+
+
 def sentencepiece_file(path: Path, **options: Any) -> Any:
     """Train a small SentencePiece model, and return SentencePiece's own tokenizer for it."""
     sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
@@ -424,6 +428,7 @@ def test_unigram_model_gives_the_ids_of_sentencepiece(rule: str, options: dict[s
     @settings(deadline=None, max_examples=200)
     @given(st.lists(parts | others, max_size=12).map("".join))
     def check(text: str) -> None:
+        assume(not any(symbol in text for symbol in CONTROL))
         pieces = oracle.encode(text, out_type=str)
         assume(pieces != ["▁"])  # what it puts before a text of which normalisation leaves nothing
         assert ours.encode(text).ids == written.encode(text).ids == oracle.encode(text)

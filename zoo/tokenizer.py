@@ -118,8 +118,9 @@ def sentencepiece_proto() -> Any:
 def sentencepiece_tokenizer(model: Any, where: object) -> Tokenizer:
     """The tokenizer of a SentencePiece ``ModelProto`` (Kudo 2018), which gives the same ids.
 
-    One difference is the library's: where the model normalises Unicode, what combines with a character that this
-    changes, such as an accent on a capital that becomes small, is lost.
+    Two differences are the library's. Where the model normalises Unicode, what combines with a character that this
+    changes, such as an accent on a capital that becomes small, is lost. And a control symbol such as ``</s>`` that is
+    written in a text is that symbol.
 
     Raises :class:`ArtifactError` for a model that cannot be represented.
     """

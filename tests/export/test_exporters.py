@@ -499,7 +499,7 @@ def test_unknown_formats_name_the_nearest(install: Callable[..., Path], zoo: Zoo
 def onnx_options() -> list[tuple[str, ...]]:
     """Every option of the command that is not of every format, with a value where it takes one."""
     values = {"quantize": "int8", "dtype": "fp16", "profile": "cpu", "provider": "cuda", "grid": "whole"}
-    found = [param for param in command.params if param.name not in SHARED]
+    found = [param for param in command.params if param.name not in (*SHARED, "hub", "kind")]
     return [
         (param.opts[0],) if getattr(param, "is_flag", False) else (param.opts[0], values.get(str(param.name), "24"))
         for param in found

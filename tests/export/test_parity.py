@@ -164,7 +164,7 @@ FAULTS = {
             blocks__0__attention__query__weight="blocks.0.attention.key.weight",
             blocks__0__attention__key__weight="blocks.0.attention.query.weight",
         ),
-        "blocks.0.attention.key (Linear)",
+        "blocks.0.attention.query (Linear)",
     ),
     "norm weight of another block": Fault(
         GPT, MODEL, weights(blocks__1__norm_1__weight="blocks.0.norm_1.weight"), "blocks.1.norm_1 (LayerNorm)"

@@ -34,8 +34,9 @@ def build_mask(
         device = padding.device if padding is not None else device
         key_positions = torch.arange(key_length, device=device)
         query_positions = torch.arange(key_length - query_length, key_length, device=device)
-        distances = query_positions.unsqueeze(1) - key_positions  # (T, S)
-        seen = distances >= 0 if window is None else (distances >= 0) & (distances < window)
+        seen = key_positions <= query_positions.unsqueeze(1)  # (T, S)
+        if window is not None:
+            seen = seen & (key_positions > query_positions.unsqueeze(1) - window)
         mask = seen.unsqueeze(0).unsqueeze(0)  # (1, 1, T, S)
     if padding is not None:
         tokens = padding.bool().unsqueeze(1).unsqueeze(1)  # (B, 1, 1, S)
