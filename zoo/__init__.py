@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from zoo import cost
 from zoo.config import Activation, Config, Settings
-from zoo.contract import Architecture, Exporter, Graph, Importer, KeyValues, Task, TensorSpec, mask, real, token_ids
+from zoo.contract import (
+    Architecture,
+    Exporter,
+    Graph,
+    Importer,
+    KeyValues,
+    Task,
+    TensorSpec,
+    causal_graph,
+    mask,
+    real,
+    token_ids,
+)
 from zoo.cost import Cost
 from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, ZooError
 from zoo.hookspecs import ZOO_API, hookimpl
@@ -37,6 +49,7 @@ __all__ = [
     "TensorSpec",
     "UsageError",
     "ZooError",
+    "causal_graph",
     "cost",
     "create_model",
     "hookimpl",

@@ -19,6 +19,7 @@ __all__ = [
     "KeyValues",
     "Task",
     "TensorSpec",
+    "causal_graph",
     "dim_size",
     "mask",
     "real",
@@ -145,6 +146,15 @@ class Graph:
             for name in dim.split("+")
         ]
         return tuple(dict.fromkeys(names))
+
+
+def causal_graph(*, vocab_size: int, num_layers: int, num_kv_heads: int, head_dim: int) -> Graph:
+    """The one graph of a causal decoder: logits of the next token for ``input_ids``, with a mask and a past."""
+    return Graph(
+        inputs=(token_ids("input_ids", vocab_size), mask("attention_mask", length="past_sequence + sequence")),
+        outputs=(real("logits", "batch", "sequence", vocab_size),),
+        past=KeyValues(name="past_key_values", num_layers=num_layers, num_heads=num_kv_heads, head_dim=head_dim),
+    )
 
 
 def _flatten(items: tuple[TensorSpec | KeyValues, ...]) -> tuple[TensorSpec, ...]:

@@ -153,6 +153,7 @@ def test_a_name_is_downloaded_once_and_only_what_is_needed(hub: Hub, tmp_path: P
     assert run(hub, tmp_path, NAME, "-o", "offline", "--no-verify", offline=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_half_a_download_is_completed_by_the_next(hub: Hub, tmp_path: Path) -> None:
     size = (hub.folder / "model.safetensors").stat().st_size
     hub.breaks_after = size // 4
@@ -189,6 +190,7 @@ def test_what_cannot_be_fetched(
     assert hub.sent == {}
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer(hub: Hub, tmp_path: Path) -> None:
     hub.shutdown()
     hub.server_close()

@@ -39,7 +39,7 @@ def long_model(exported_build: Callable[..., Path]) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [("gpt-tiny", ""), ("gpt-tiny", "cpu"), ("transformer-tiny", "cpu"),
+    [("gpt-tiny", ""), ("gpt-tiny", "cpu"), pytest.param("transformer-tiny", "cpu", marks=pytest.mark.slow),
      pytest.param("transformer-tiny", "", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_any_steps_and_moves_equal_full_passes(long_model: Callable[[str], Path], name: str, variant: str) -> None:

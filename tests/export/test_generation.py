@@ -43,6 +43,8 @@ START, END = 257, 258
 TEXTS = ["time flies", "an arrow", "x", "fruit flies like"]
 PROMPTS = [list(text.encode()) for text in TEXTS]
 MODELS = tuple(LIVELY)
+AGAIN = [pytest.param(name, marks=pytest.mark.slow if name == "llama-tiny" else ()) for name in MODELS]
+"""Llama shows again what GPT does."""
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +155,7 @@ def frequent(texts: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", AGAIN)
 def test_greedy_equals_transformers(
     sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, penalty: float
 ) -> None:
@@ -187,7 +189,7 @@ BEAMS = [
 
 @pytest.mark.parametrize("ends", [0, 1, 6])
 @pytest.mark.parametrize("options", BEAMS, ids=lambda options: ",".join(options))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", AGAIN)
 def test_beams_equal_transformers(
     sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, options: dict[str, Any], ends: int
 ) -> None:
@@ -232,7 +234,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", AGAIN)
 def test_rules_equal_transformers(
     sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, pair: tuple[str, str], beams: int
 ) -> None:

@@ -275,7 +275,7 @@ def test_a_second_export_traces_nothing(empty_cache: Path, exported_build: Expor
     assert done.stdout == first["model"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+@pytest.mark.parametrize("damage", [pytest.param(b"", marks=pytest.mark.slow), b"garbage", None])
 def test_a_damaged_entry_is_traced_again(empty_cache: Path, exported_build: Exported, damage: bytes | None) -> None:
     stored = ModelDirectory.open(exported_build("bert-tiny"))
     first = make_graphs(stored)

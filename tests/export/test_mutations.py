@@ -81,6 +81,7 @@ def exported_subject(tmp_path_factory: pytest.TempPathFactory, one_thread: None)
         yield build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_fault_is_caught(exported_subject: Subjects, kind: str) -> None:
     """At one site of the first model that has one where it changes something."""

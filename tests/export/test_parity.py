@@ -320,6 +320,12 @@ VARIATIONS = {
     "scores capped at 50",
     "target positions off by one",
     "padding of the source ignored",
+    "residual that skips the attention",
+    "epsilon 1e-3 for 1e-5 in one norm",
+    "epsilon 1e-12 for 1e-5",
+    "epsilon 1e-5 for 1e-12",
+    "epsilon 1e-3 for 1e-12 in the last norm",
+    "new keys before the past",
 }
 UNSEEN_WHEN_FRESH = (
     "norm weight of another block",

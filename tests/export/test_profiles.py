@@ -31,7 +31,11 @@ CPU = Options(profile="cpu")
 DECODERS = [
     ("gpt-tiny", ()),
     pytest.param("gpt-tiny", ("num_kv_heads=2", "tie_embeddings=false"), marks=pytest.mark.slow),
-    ("llama-tiny", ("query_key_norm=true", "attention_windows=[0, 5]", "rope_scaling=llama3", "rope_factor=4.0")),
+    pytest.param(
+        "llama-tiny",
+        ("query_key_norm=true", "attention_windows=[0, 5]", "rope_scaling=llama3", "rope_factor=4.0"),
+        marks=pytest.mark.slow,
+    ),
     pytest.param("gpt-tiny", ("attention_windows=[5]", "attention_scale=1.0"), marks=pytest.mark.slow),
     ("transformer-tiny", ()),
     ("t5-tiny", ()),

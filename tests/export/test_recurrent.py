@@ -51,7 +51,9 @@ def feeds(layer: nn.RNNBase, rows: int, steps: int) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(shape, marks=[] if shape == SHAPES[1] else pytest.mark.slow) for shape in SHAPES], ids=str
+)
 def test_the_operator_is_the_layer(kind: str, shape: dict[str, Any]) -> None:
     layer = random(KINDS[kind](INPUTS, WIDTH, **shape))
     examples = feeds(layer, ROWS, STEPS)

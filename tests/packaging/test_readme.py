@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.packaging.conftest import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -36,6 +38,7 @@ def commands(block: str) -> list[tuple[str, list[str]]]:
     return parts
 
 
+@pytest.mark.slow
 def test_readme(environment: Path, tmp_path: Path) -> None:
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ZOO"))}
     variables |= {

@@ -69,6 +69,7 @@ def test_one_strangers_model_goes_to_anothers_format(run, pt2, tmp_path: Path) -
     assert json.loads(run("zoo", "verify", "sliding-tiny", "--format", "pt2", "--json").stdout)["verified"] is True
 
 
+@pytest.mark.slow
 def test_a_format_a_model_and_a_task_of_a_stranger(run, g2p, tmp_path: Path) -> None:
     plugins = json.loads(run("zoo", "plugins", "list", "--json").stdout)["plugins"]
     provides = next(plugin["provides"] for plugin in plugins if plugin["name"] == "g2p")

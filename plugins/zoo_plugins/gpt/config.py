@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, KeyValues, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, causal_graph, cost
 from zoo.config import shortest_period
 
 
@@ -77,21 +77,13 @@ class GPTConfig(Config):
 
     def graphs(self) -> tuple[Graph, ...]:
         """Prefill and decode in one graph."""
-        return (
-            Graph(
-                inputs=(
-                    token_ids("input_ids", self.vocab_size),
-                    mask("attention_mask", length="past_sequence + sequence"),
-                ),
-                outputs=(real("logits", "batch", "sequence", self.vocab_size),),
-                past=KeyValues(
-                    name="past_key_values",
-                    num_layers=self.num_layers,
-                    num_heads=self.num_kv_heads or self.num_heads,
-                    head_dim=self.head_dim,
-                ),
-            ),
+        graph = causal_graph(
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads or self.num_heads,
+            head_dim=self.head_dim,
         )
+        return (graph,)
 
     def cost(self) -> Cost:
         """Closed form. A window saves nothing: the products are computed and masked."""
