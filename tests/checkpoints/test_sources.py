@@ -317,13 +317,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.parametrize("form", ["safetensors", "pickle"])
 def test_memory_is_that_of_a_shard(tmp_path: Path, hub: Path, form: str) -> None:
     """At most 1.2 times the largest shard, of a checkpoint of several."""
-    sizes = {"hidden_size": 1024, "num_attention_heads": 8, "intermediate_size": 4096, "vocab_size": 4000}
+    sizes = {"hidden_size": 1024, "num_attention_heads": 8, "intermediate_size": 4096, "vocab_size": 30000}
     model = BertForMaskedLM(BertConfig(**{**SIZES, **sizes, "num_hidden_layers": 8}))
     model.save_pretrained(tmp_path / "large")
     total = (tmp_path / "large" / "model.safetensors").stat().st_size
     shard(tmp_path / "large", form)
     largest = max(path.stat().st_size for path in (tmp_path / "large").iterdir())
-    assert largest < 0.6 * total
+    assert largest < 0.7 * total
     arguments = [hub, tmp_path / "large", tmp_path / "first", tmp_path / "second"]
     result = subprocess.run(
         [sys.executable, "-c", MEASURE, *map(str, arguments)], capture_output=True, text=True, check=True

@@ -66,13 +66,14 @@ class Checkpoint:
 
     @property
     def config_file(self) -> Path:
-        """The configuration, which a lone file of tensors may lack."""
-        return self.path / "config.json"
+        """The configuration, which a lone file of tensors may lack; then that file, for what is said of it."""
+        beside = self.path / "config.json"
+        return beside if self.file is None or beside.exists() else self.path / self.file
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """config.json as it is; empty beside a lone file of tensors that has none."""
-        return {} if self.file and not self.config_file.exists() else load_json(self.config_file)
+        return load_json(self.config_file) if self.config_file.name == "config.json" else {}
 
     @property
     def kind(self) -> str | None:
