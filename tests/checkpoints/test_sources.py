@@ -202,7 +202,9 @@ def test_missing_tensors_may_be_allowed(tmp_path: Path, zoo: Callable[..., Any])
     command = ("import", tmp_path / "hub", "-o", tmp_path / "ours")
     zoo(*command).failed(3, "missing classifier.weight; missing classifier.bias)")
     zoo(*command, "--allow-missing", "*.bias").failed(3, "(missing classifier.weight)")
-    result = zoo(*command, "--allow-missing", "classifier.*", "--json")
+    everything = (*command, "--allow-missing", "classifier.*")
+    zoo(*everything, "--verify").failed(2, "cannot be compared with the original: 2 tensors were missing")
+    result = zoo(*everything, "--json")
     assert result.status == 0, result.err
     assert result.json["comparison"] == {"compared": False, "reason": "2 tensors were missing and initialised"}
     ours = library.load(tmp_path / "ours")

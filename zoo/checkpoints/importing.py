@@ -96,10 +96,8 @@ def import_checkpoint(
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
         if generation := generation_config(checkpoint, config):
             write_json(stage / GENERATION, generation)
-        if read.initialised:
-            comparison = Comparison(reason=f"{len(read.initialised)} tensors were missing and initialised")
-        else:
-            comparison = compare(stage, spec, model, checkpoint, layout, wanted=verify)
+        missing = f"{len(read.initialised)} tensors were missing and initialised" if read.initialised else None
+        comparison = compare(stage, spec, model, checkpoint, layout, wanted=verify, hindrance=missing)
         origin = f"imported from {name or source.resolve().name}, {comparison}"
         card = model_card(spec, description, models.count_parameters(model), origin)
         (stage / CARD).write_text(card, encoding="utf-8")

@@ -123,7 +123,14 @@ class Exact(TorchFunctionMode):
 
 
 def compare(
-    directory: Path, spec: ModelSpec, model: nn.Module, checkpoint: Checkpoint, layout: Layout, *, wanted: bool | None
+    directory: Path,
+    spec: ModelSpec,
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    layout: Layout,
+    *,
+    wanted: bool | None,
+    hindrance: str | None = None,
 ) -> Comparison:
     """Compare a model with the original implementation, on the same weights and inputs.
 
@@ -134,6 +141,7 @@ def compare(
         checkpoint: what it was made from.
         layout: how.
         wanted: True makes it an error that there is nothing to compare with, False forbids it.
+        hindrance: why it cannot be done, where that is known.
 
     Raises:
         UsageError: wanted, and impossible.
@@ -142,6 +150,8 @@ def compare(
     if wanted is False:
         return Comparison(reason="as was asked")
     try:
+        if hindrance is not None:
+            raise _Unavailable(hindrance)
         _require_memory(model)
         dtype = next(model.parameters()).dtype
         with _quiet():
