@@ -275,8 +275,9 @@ def test_a_model_of_ours_goes_out_and_comes_back(tmp_path: Path, settings: list[
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("profile", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "end"), [("version 1.1", 9), pytest.param("version 1", 23, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["portable", "cpu"])
+@pytest.mark.parametrize(("name", "end"), [("version 1.1", 9), ("version 1", 23)])
 def test_onnx_generates_what_transformers_does(tmp_path: Path, name: str, end: int, profile: str) -> None:
     """Verified on the standard grid, then greedily and with beams, from sources of several lengths."""
     theirs = make(name)

@@ -48,7 +48,9 @@ def calls(model: onnx.ModelProto) -> dict[str, int]:
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
-@pytest.mark.parametrize(("name", "file"), CALLS)
+@pytest.mark.parametrize(
+    ("name", "file"), [pytest.param(*key, marks=pytest.mark.slow if key[0] == "t5-tiny" else ()) for key in CALLS]
+)
 def test_each_block_is_one_function(exported_model: Exported, name: str, file: str) -> None:
     folder = exported_model(name)
     model = load(folder / file)

@@ -300,7 +300,7 @@ def test_an_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
     assert compare(stored, make_graphs(stored)).failures == []
 
 
-@pytest.mark.parametrize("positions", [1, 2, 7, 11])
+@pytest.mark.parametrize("positions", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 11))])
 def test_a_model_of_few_positions_is_compared(tmp_path: Path, positions: int) -> None:
     """Fewer than a prompt and its continuation take otherwise."""
     plugins.select(plugins.Selection(third_party=False))

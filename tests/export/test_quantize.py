@@ -139,7 +139,9 @@ def test_fp16_is_compared_like_a_model_in_float16(
     assert variant.footprint() == sum(place.length for place in stored.layout.values()) // 2
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
+@pytest.mark.parametrize(
+    "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
+)
 def test_int4_computes_what_its_own_weights_say(make: Maker, few_points: None, name: str) -> None:
     stored, variant = make(name, "int4")
     report = verify_variant(stored, variant)

@@ -28,6 +28,7 @@ def test_describing_does_not_import_its_model(run) -> None:
     assert done.stderr.strip() == "False"
 
 
+@pytest.mark.slow
 def test_build_export_verify_and_run(run, tmp_path: Path) -> None:
     run("zoo", "export", "sliding-tiny", "--onnx", "--set", "window=5")
     assert json.loads((tmp_path / "sliding-tiny/parity.json").read_text())["verified"] is True
