@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -24,6 +24,7 @@ __all__ = [
     "plan_header",
     "read_header",
     "read_layout",
+    "read_shards",
     "split_shards",
 ]
 
@@ -38,6 +39,7 @@ _ITEM_SIZES = {
 }  # fmt: skip
 """In the order in which the library stores tensors."""
 _MAX_JSON = 100_000_000
+Shard = TypeVar("Shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +183,18 @@ def read_layout(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of a model directory, from its single file or its shards."""
     if not (directory / INDEX).exists():
         return read_header(directory / SINGLE)
-    weight_map = load_json(directory / INDEX).get("weight_map")
+    return read_shards(directory / INDEX, read_header)
+
+
+def read_shards(index: Path, read: Callable[[Path], Mapping[str, Shard]]) -> dict[str, Shard]:
+    """Every tensor of the files that an index lists, which lie beside it and hold what it says; ``read`` reads one."""
+    weight_map = load_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(plain_name(name) for name in weight_map.values()):
-        raise ArtifactError("weight_map must map tensors to files beside it", directory / INDEX)
-    tensors: dict[str, StoredTensor] = {}
+        raise ArtifactError("weight_map must map tensors to files beside it", index)
+    tensors: dict[str, Shard] = {}
     for name in dict.fromkeys(weight_map.values()):
-        shard = read_header(directory / name)
+        shard = read(index.parent / name)
         if set(shard) != {tensor for tensor, file in weight_map.items() if file == name}:
-            raise ArtifactError(f"{name} does not hold the tensors listed for it", directory / INDEX)
+            raise ArtifactError(f"{name} does not hold the tensors listed for it", index)
         tensors |= shard
     return tensors

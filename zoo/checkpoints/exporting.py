@@ -119,7 +119,7 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
 
 def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[str, SourceTensor]:
     """The checkpoint's tensors, made of ours as they are asked for."""
-    config, groups = stored.spec.config, models.tensor_groups(model)
+    config, groups, held = stored.spec.config, models.tensor_groups(model), Checkpoint(stored.path)
     first = {alias: name for name, (_, aliases) in groups.items() for alias in aliases}
     origins = layout.origins(first, config)
     found: dict[str, SourceTensor] = {}
@@ -129,7 +129,7 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
             raise UsageError(f"it has no place for {ours}", stored.path)
         origin = places[0]
         shapes = [tuple(groups[first[name]][0].shape) for name in origin.group]
-        read = partial(_read, Checkpoint(stored.path), origin, [first[name] for name in origin.group])
+        read = partial(_read, held, origin, [first[name] for name in origin.group])
         found[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)
     return found
 

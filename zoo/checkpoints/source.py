@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ArtifactError
-from zoo.weights import INDEX, SINGLE, StoredTensor, load_json, plain_name, read_header, read_layout
+from zoo.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_layout, read_shards
 
 __all__ = ["Checkpoint", "SourceTensor"]
 
@@ -98,7 +98,7 @@ class Checkpoint:
         if (self.path / LEGACY).exists():
             return _read_file(self.path / LEGACY)
         if (self.path / LEGACY_INDEX).exists():
-            return _read_shards(self.path / LEGACY_INDEX)
+            return read_shards(self.path / LEGACY_INDEX, _Pickles().tensors)
         raise ArtifactError(f"no {SINGLE}, {INDEX}, {LEGACY} or {LEGACY_INDEX}", self.path)
 
     def json(self, name: str) -> dict[str, Any]:
@@ -158,20 +158,6 @@ class _Pickles:
             self._open = None  # its pages leave memory before others enter
             self._open = (path, _unpickle(path))
         return self._open[1]
-
-
-def _read_shards(index: Path) -> Mapping[str, SourceTensor]:
-    weight_map = load_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(plain_name(name) for name in weight_map.values()):
-        raise ArtifactError("weight_map must map tensors to files beside it", index)
-    pickles = _Pickles()
-    tensors: dict[str, SourceTensor] = {}
-    for name in dict.fromkeys(weight_map.values()):
-        shard = pickles.tensors(index.parent / name)
-        if set(shard) != {tensor for tensor, file in weight_map.items() if file == name}:
-            raise ArtifactError(f"{name} does not hold the tensors listed for it", index)
-        tensors |= shard
-    return tensors
 
 
 def _unpickle(path: Path) -> Mapping[str, Tensor]:
