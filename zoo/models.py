@@ -21,6 +21,7 @@ from zoo.registry import ModelSpec, registry
 from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, plan_header, split_shards
 
 __all__ = [
+    "STORED_DTYPES",
     "build_on_meta",
     "count_parameters",
     "create_model",
@@ -36,10 +37,13 @@ __all__ = [
 ]
 
 MAX_SHARD_BYTES = 5_000_000_000
-_STORED_DTYPES = {
+STORED_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
+"""What safetensors calls torch's dtypes."""
 
 
 def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
@@ -244,7 +248,7 @@ def _plan_files(
     tensors: Mapping[str, Tensor], aliases: Mapping[str, str], max_shard_bytes: int
 ) -> Iterator[tuple[str, bytes, dict[str, StoredTensor]]]:
     """For each file of weights its name, its header, and where each tensor lies."""
-    kinds = {name: (_STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    kinds = {name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
     for file, names in split_shards({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes).items():
         yield file, *plan_header(file, {name: kinds[name] for name in names}, {"format": "pt", **aliases})
 

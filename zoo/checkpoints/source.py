@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ArtifactError
+from zoo.models import STORED_DTYPES
 from zoo.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_layout, read_shards
 
 __all__ = ["Checkpoint", "SourceTensor"]
@@ -21,12 +22,7 @@ LEGACY = "pytorch_model.bin"
 LEGACY_INDEX = "pytorch_model.bin.index.json"
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the tensors beside other things."""
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "U16": torch.uint16, "U32": torch.uint32,
-    "U64": torch.uint64,
-}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in STORED_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
