@@ -8,6 +8,7 @@ from zoo import cost
 from zoo.config import Activation, Config, Settings
 from zoo.contract import (
     Architecture,
+    Command,
     Exporter,
     Graph,
     Importer,
@@ -35,6 +36,7 @@ __all__ = [
     "Activation",
     "Architecture",
     "ArtifactError",
+    "Command",
     "Config",
     "Cost",
     "Exporter",

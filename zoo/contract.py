@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = [
     "Architecture",
+    "Command",
     "Exporter",
     "Graph",
     "Importer",
@@ -50,6 +51,8 @@ class TensorSpec:
     """Integers lie in ``[0, upper)``: a vocabulary size, a number of types."""
     is_mask: bool = False
     """1 marks a position that counts, 0 one that is padding."""
+    padding: Literal["both", "left", "right"] = "both"
+    """Of a mask: the side of a row on which padding changes nothing at the positions that count."""
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The concrete shape when each named dimension has its size in ``sizes``."""
@@ -61,9 +64,9 @@ def token_ids(name: str, upper: int, *, length: str = "sequence") -> TensorSpec:
     return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=upper)
 
 
-def mask(name: str, *, length: str = "sequence") -> TensorSpec:
-    """A padding mask of shape (batch, ``length``): 1 for a token, 0 for padding."""
-    return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=2, is_mask=True)
+def mask(name: str, *, length: str = "sequence", padding: Literal["both", "left", "right"] = "both") -> TensorSpec:
+    """A padding mask of shape (batch, ``length``): 1 for a token, 0 for padding, which may lie on these sides."""
+    return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=2, is_mask=True, padding=padding)
 
 
 def real(name: str, *dims: Dim) -> TensorSpec:
@@ -115,6 +118,9 @@ class Graph:
     inputs: tuple[TensorSpec | KeyValues, ...]
     outputs: tuple[TensorSpec | KeyValues, ...]
     past: KeyValues | None = None
+    causal: bool | None = None
+    """Whether an output along a length depends on nothing that comes later along it (True), or on that too (False).
+    None leaves it open; a graph with a past is causal in any case."""
 
     def input_tensors(self) -> tuple[TensorSpec, ...]:
         """Every input tensor in the order of the exported signature, the past last."""
@@ -173,12 +179,18 @@ class Architecture:
     """A ``torch.nn.Module`` made by ``Model(config)``, which keeps its configuration as ``.config``."""
     reference: str
     """The paper, as a reader would cite it."""
+    expected_failures: Mapping[str, str] = field(default_factory=dict)
+    """Checks of :mod:`zoo.testing` that it is known to fail, each with the reason; if one passes, that is a failure."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
         _check_name("architecture", self.name)
         _check_reference("config", self.config)
         _check_reference("model", self.model)
+        if not isinstance(self.expected_failures, Mapping) or not all(
+            isinstance(text, str) and text for item in self.expected_failures.items() for text in item
+        ):
+            raise ValueError(f"expected_failures of {self.name!r} must map names of checks to reasons")
         if not isinstance(self.tasks, tuple | list) or not all(isinstance(task, str) for task in self.tasks):
             raise ValueError(f"the tasks of architecture {self.name!r} must be texts, got {self.tasks!r}")
 
@@ -199,6 +211,25 @@ class Importer:
         _check_name("importer", self.name)
         _check_name("architecture", self.architecture)
         _check_reference("layout", self.layout)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A command of a plugin's own, by reference: ``zoo NAME``."""
+
+    name: str
+    """What people write."""
+    help: str
+    """One line for ``zoo --help``, a sentence."""
+    command: str
+    """``module:OBJECT``, a ``click.Command``. Its module should not import torch."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        _check_name("command", self.name)
+        _check_reference("command", self.command)
+        if not isinstance(self.help, str) or not self.help or "\n" in self.help:
+            raise ValueError(f"the help of command {self.name!r} must be one line, got {self.help!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

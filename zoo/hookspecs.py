@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pluggy
 
-from zoo.contract import Architecture, Exporter, Importer, Task
+from zoo.contract import Architecture, Command, Exporter, Importer, Task
 
 __all__ = ["ENTRY_POINT_GROUP", "ZOO_API", "hookimpl", "hookspec"]
 
@@ -52,3 +52,8 @@ def zoo_exporters() -> Sequence[Exporter]:  # type: ignore[empty-body]
 @hookspec
 def zoo_tasks() -> Sequence[Task]:  # type: ignore[empty-body]
     """What exported models can be run for, by reference."""
+
+
+@hookspec
+def zoo_commands() -> Sequence[Command]:  # type: ignore[empty-body]
+    """Commands beside zoo's own, by reference."""
