@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -126,12 +130,14 @@ def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
         "built_in": False,
         "status": "ok",
         "reason": None,
+        "complaints": [],
         "provides": {
             "architectures": ["zoo-acme"],
             "presets": ["zoo-acme-tiny"],
             "importers": [],
             "exporters": [],
             "tasks": [],
+            "commands": [],
         },
     }
     listed = zoo("list", "zoo-acme*", "--json")
@@ -155,27 +161,13 @@ def test_two_plugins_of_one_name_are_both_loaded(install, zoo) -> None:
 PRESETS_HOOK = f'{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
 # What a plugin does, the presets it ships, and what its owner must read.
 BROKEN: dict[str, tuple[str | None, str | None, str]] = {
-    "import error": ("import no_such_module", None, "ModuleNotFoundError: No module named 'no_such_module'"),
-    "no module": (None, None, "ModuleNotFoundError: No module named 'zoo_aaa'"),
-    "syntax error": ("def (", None, "SyntaxError: "),
-    "null bytes": (HEAD + "\0", None, "null bytes"),
-    "exit": ("import sys\nsys.exit(0)", None, "SystemExit: 0"),
-    "several lines": ("raise RuntimeError('one\\ntwo')", None, "RuntimeError: one two"),
     "unprintable error": (
         "class Unprintable(Exception):\n    def __str__(self):\n        raise ValueError('no text')\nraise Unprintable",
         None,
         "Unprintable",
     ),
-    "wrong contract": ("ZOO_API = 2", None, "written for ZOO_API 2, this zoo has 1"),
-    "no contract": ("import zoo", None, "written for ZOO_API None, this zoo has 1"),
-    "flag as contract": ("ZOO_API = True", None, "written for ZOO_API True, this zoo has 1"),
     "misspelt hook": (f"{HEAD}@zoo.hookimpl\ndef zoo_architecture():\n    return []", None, "zoo_architecture"),
     "hook with an argument": (f"{HEAD}@zoo.hookimpl\ndef zoo_presets(folder):\n    return []", None, "folder"),
-    "raising hook": (architectures("1 / 0"), None, "ZeroDivisionError: division by zero"),
-    "exiting hook": (architectures("[][exit(0)]"), None, "SystemExit: 0"),
-    "no list": (architectures("None"), None, "zoo_architectures must return a list of Architecture, got None"),
-    "text": (architectures("'gpt'"), None, "zoo_architectures must return a list of Architecture, got 'gpt'"),
-    "rubbish": (architectures("[3]"), None, "zoo_architectures must return a list of Architecture, got [3]"),
     "nameless architecture": (
         architectures("[zoo.Architecture(name=7, tasks=(), config='a:B', model='a:B', reference='')]"),
         None,
@@ -185,7 +177,6 @@ BROKEN: dict[str, tuple[str | None, str | None, str]] = {
     "misspelt preset": (PRESETS_HOOK, 'schema = 1\n[models.a]\narhc = "gpt"', "did you mean 'arch'?"),
     "no presets": (PRESETS_HOOK, None, "cannot read (No such file or directory)"),
     "text as presets": (f"{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return ['x.toml']", None, "list of Path"),
-    "noise before the end": ("print('noise')\nraise RuntimeError('late')", None, "RuntimeError: late"),
 }
 
 
@@ -198,7 +189,7 @@ def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> No
     install("zoo-aaa", code, version="3.1.4", plugin="faulty", files={"presets.toml": presets} if presets else None)
     listed = zoo("list")
     assert (listed.status, listed.out) == (0, healthy)
-    (line,) = (line for line in listed.err.splitlines() if line != "noise")
+    (line,) = listed.warnings
     assert line.startswith("warning: plugin 'faulty' (zoo-aaa 3.1.4): broken: ")
     assert cause in line
     found = row(zoo, "zoo-aaa")
@@ -274,7 +265,10 @@ def test_printing_never_reaches_a_result(place: str, install, zoo) -> None:
     done = zoo("build", "zoo-aaa-tiny", "--json")
     assert done.status == 0
     assert done.json["parameters"] == 260 * 8
-    assert done.err.splitlines() == ["noise"] * done.err.count("noise") != []
+    if place in ("plugin", "hook"):
+        assert done.warnings == ["warning: plugin 'zoo-aaa' (zoo-aaa 1.0): prints when it is loaded: 'noise'"]
+    else:
+        assert done.err.splitlines() == ["noise"] * done.err.count("noise") != []
 
 
 # What the configuration or the model of a plugin does wrong once it is used.
@@ -338,13 +332,22 @@ def test_model_that_cannot_be_made_is_its_plugins_fault(model: str, cause: str, 
     assert snapshot() == {}
 
 
-def test_interruption_is_not_swallowed(install, zoo) -> None:
-    """Control-C while a plugin is imported stops zoo, not the plugin."""
-    install("zoo-aaa", "raise KeyboardInterrupt")
-    with pytest.raises(KeyboardInterrupt):
-        Plugins(Selection())
-    done = zoo("list")
-    assert (done.status, done.out, done.err.strip()) == (130, "", "interrupted")
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interruption_is_not_swallowed(install, tmp_path: Path) -> None:
+    """Control-C while a plugin is read stops zoo, and the process in which it is read."""
+    marker = tmp_path / "started"
+    folder = install("zoo-aaa", f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    command = [sys.executable, "-c", "import sys; from zoo.cli import main; sys.exit(main(['list']))"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not marker.exists() or not marker.read_text():
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(marker.read_text()), 0)
 
 
 @pytest.mark.parametrize(

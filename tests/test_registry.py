@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zoo import PluginError, UsageError
-from zoo.registry import ModelSpec, built_in_presets, registry, user_presets
+from zoo.registry import Summary, built_in_presets, registry, user_presets
 
 BUILT_IN = tomllib.loads(built_in_presets().read_text(encoding="utf-8"))["models"]
 # Each class of error, and a preset of a user's that runs into it.
@@ -260,7 +260,7 @@ def test_listing_survives_a_preset_that_cannot_be_resolved(case: str, zoo) -> No
 def test_filter_leaves_out_what_cannot_be_judged(filters: Mapping[str, object]) -> None:
     """A preset that has no architecture matches no filter but a name."""
     write_user(BROKEN["architecture"][0])
-    assert all(isinstance(item, ModelSpec) for item in registry().search(**filters))
+    assert all(isinstance(item, Summary) for item in registry().search(**filters))
     ((name, error),) = registry().search("min*e")
     assert name == "mine"
     assert isinstance(error, PluginError)
@@ -304,13 +304,13 @@ def test_search(pattern: str, filters: Mapping[str, object]) -> None:
         and filters.get("architecture", spec.architecture.name) == spec.architecture.name
         and filters.get("min_parameters", 0) <= spec.parameters() <= filters.get("max_parameters", 10**15)
     }
-    found = [item.name for item in registry().search(pattern, **filters) if isinstance(item, ModelSpec)]
+    found = [item.name for item in registry().search(pattern, **filters) if isinstance(item, Summary)]
     assert found == sorted(expected)
 
 
 def test_search_finds_the_published_sizes() -> None:
     """BERT-large, GPT-2 medium and ViT-L/16 have between 300 and 400 million parameters, their neighbours have not."""
     matches = registry().search(min_parameters=300_000_000, max_parameters=400_000_000)
-    found = {item.name for item in matches if isinstance(item, ModelSpec)}
+    found = {item.name for item in matches if isinstance(item, Summary)}
     assert {"bert-large", "gpt-medium", "vit-large"} <= found
     assert not {"bert-base", "gpt-small", "gpt-large", "vit-base", "vit-huge"} & found

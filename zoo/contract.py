@@ -222,7 +222,8 @@ class Command:
     help: str
     """One line for ``zoo --help``, a sentence."""
     command: str
-    """``module:OBJECT``, a ``click.Command``. Its module should not import torch."""
+    """``module:OBJECT``, a ``click.Command``. Its module should not import torch; what it raises of
+    :class:`zoo.ZooError` is one line and its exit status."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""

@@ -20,10 +20,12 @@ import pluggy
 
 from zoo.contract import Architecture, Command, Exporter, Importer, Task
 
-__all__ = ["ENTRY_POINT_GROUP", "ZOO_API", "hookimpl", "hookspec"]
+__all__ = ["OLDEST_API", "ZOO_API", "hookimpl", "hookspec"]
 
 ZOO_API = 1
-ENTRY_POINT_GROUP = "zoo.plugins"
+"""The version of this contract. Hooks and optional fields are added without a new one."""
+OLDEST_API = 1
+"""The oldest one that plugins may be written for."""
 
 hookspec = pluggy.HookspecMarker("zoo")
 hookimpl = pluggy.HookimplMarker("zoo")

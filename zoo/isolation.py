@@ -157,7 +157,7 @@ def _call(function: Callable[[str, Any], Any], job: str, argument: Any) -> dict[
         json.dumps(answer)
     except BaseException as error:
         traceback.print_exc()
-        answer = {"failure": f"{type(error).__name__}: {error}"}
+        answer = {"failure": f"{type(error).__name__}: {error}".removesuffix(": ")}
     return {**answer, "seconds": time.perf_counter() - started}
 
 

@@ -17,7 +17,7 @@ from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model
 from zoo.card import model_card
 from zoo.config import Config
 from zoo.errors import ArtifactError, PluginError, UsageError, nearest
-from zoo.registry import ModelSpec, registry
+from zoo.registry import ModelSpec, Summary, registry
 from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, plan_header, split_shards
 
 __all__ = [
@@ -49,7 +49,7 @@ STORED_DTYPES = {
 def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
     """Names of the presets that match a glob, a task and an architecture."""
     found = registry().search(pattern, task=task, architecture=architecture)
-    return [item.name for item in found if isinstance(item, ModelSpec)]
+    return [item.name for item in found if isinstance(item, Summary)]
 
 
 def create_model(name: str, *, seed: int = 0, dtype: str = "float32", **config: Any) -> nn.Module:

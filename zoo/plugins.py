@@ -1,4 +1,4 @@
-"""Discovery and guarded loading of plugins.
+"""The plugins of this process: chosen, read, and asked for what they provide.
 
 One broken plugin must never break an unrelated command, end it, or print into its output. Built-in plugins go
 through the same door as third parties.
@@ -6,48 +6,32 @@ through the same door as third parties.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import threading
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from importlib.metadata import Distribution, EntryPoint, distributions
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-import pluggy
+from zoo import loading
+from zoo.contract import Architecture, Command, Exporter, Importer, Task
+from zoo.discovery import BUILT_IN, Plugin, ZooWarning, blame, deprecated, discover
+from zoo.errors import PluginError, UsageError, nearest
 
-from zoo import hookspecs
-from zoo.contract import Architecture, Exporter, Importer, Task
-from zoo.errors import PluginError, UsageError, ZooError, nearest
-from zoo.hookspecs import ENTRY_POINT_GROUP, ZOO_API
-from zoo.presets import Preset, read_presets
-
-__all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "blame", "clash", "select"]
-
-BUILT_IN = {
-    "bert": "zoo_plugins.bert",
-    "gpt": "zoo_plugins.gpt",
-    "llama": "zoo_plugins.llama",
-    "onnx": "zoo_export.plugin",
-    "t5": "zoo_plugins.t5",
-    "transformer": "zoo_plugins.transformer",
-    "vit": "zoo_plugins.vit",
-}
-DISTRIBUTION = "attention-zoo"
+__all__ = [
+    "BUILT_IN",
+    "Plugin",
+    "Plugins",
+    "Selection",
+    "ZooWarning",
+    "active",
+    "blame",
+    "clash",
+    "deprecated",
+    "discover",
+    "select",
+]
 
 Named = TypeVar("Named", bound=Exporter | Task)
-Status = Literal["ok", "disabled", "broken", "conflict"]
-
-
-class ZooWarning(UserWarning):
-    """Something is wrong that the current task may survive. The command line prints it as one line on stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,59 +57,25 @@ class Selection:
         return built_in or (self.third_party and (self.only is None or name in self.only))
 
 
-@dataclass
-class Plugin:
-    """One entry point, what became of it and what it provides."""
-
-    name: str
-    module: str
-    built_in: bool
-    source: Distribution | None = None
-    status: Status = "ok"
-    reason: str | None = None
-    import_seconds: float | None = None
-    architectures: Sequence[Architecture] = ()
-    importers: Sequence[Importer] = ()
-    exporters: Sequence[Exporter] = ()
-    tasks: Sequence[Task] = ()
-    presets: Mapping[str, Preset] = field(default_factory=dict)
-
-    @cached_property
-    def distribution(self) -> str:
-        """Name of the distribution that ships the plugin."""
-        return _metadata(self.source, "name") if self.source else DISTRIBUTION
-
-    @cached_property
-    def version(self) -> str:
-        """Version of that distribution."""
-        from zoo import __version__
-
-        return _metadata(self.source, "version") if self.source else __version__
-
-    def __str__(self) -> str:
-        return f"plugin {self.name!r} ({self.distribution} {self.version})"
-
-
 class Plugins:
-    """The plugins of this process. Construction imports them, each on its own."""
+    """The plugins of a selection. Construction reads them; ``retry`` reads those again that were broken."""
 
-    def __init__(self, selection: Selection) -> None:
-        self.all = sorted(_discover(), key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
+    def __init__(self, selection: Selection, *, retry: bool = False) -> None:
+        self.all = discover()
         known = {plugin.name for plugin in self.all}
         for name in sorted((selection.only or frozenset()) | selection.disabled):
             if name not in known:
                 raise UsageError(f"no plugin {name!r}", "ZOO_PLUGINS or -P", nearest(name, known))
-        manager = pluggy.PluginManager("zoo")
-        manager.add_hookspecs(hookspecs)
         for plugin in self.all:
-            if selection.allows(plugin.name, built_in=plugin.built_in):
-                _load(plugin, manager)
-            else:
+            if not selection.allows(plugin.name, built_in=plugin.built_in):
                 plugin.status = "disabled"
+        loading.read([plugin for plugin in self.all if plugin.status != "disabled"], retry=retry)
         self._mark_conflicts()
         for plugin in self.all:
             if plugin.status in ("broken", "conflict"):
                 warnings.warn(f"{plugin}: {plugin.status}: {plugin.reason}", ZooWarning, stacklevel=2)
+            for complaint in plugin.complaints:
+                warnings.warn(f"{plugin}: {complaint}", ZooWarning, stacklevel=2)
 
     def loaded(self) -> Iterator[Plugin]:
         """The plugins whose contributions count."""
@@ -198,6 +148,20 @@ class Plugins:
             raise UsageError(f"task {name!r} is not for a {declared} model", "--task", nearest(name, fitting))
         return found
 
+    def commands(self) -> list[tuple[Plugin, Command]]:
+        """Every command beside zoo's own."""
+        return [(plugin, item) for plugin in self.loaded() for item in plugin.commands]
+
+    def command(self, name: str, own: Iterable[str]) -> tuple[Plugin, Command]:
+        """The command ``name``, which is none of zoo's ``own``. None is a :class:`UsageError`, two a plugin's."""
+        found = [(plugin, item) for plugin, item in self.commands() if item.name == name]
+        if len(found) > 1:
+            raise clash("command", name, [plugin for plugin, _ in found])
+        if not found:
+            known = {*own, *(item.name for _, item in self.commands())}
+            raise UsageError(f"No such command {name!r}", None, nearest(name, known))
+        return found[0]
+
     def _named(
         self, provided: Sequence[tuple[Plugin, Named]], name: str, kind: str, absent: str, where: str
     ) -> tuple[Plugin, Named]:
@@ -214,130 +178,29 @@ class Plugins:
     def _mark_conflicts(self) -> None:
         providers: dict[tuple[str, str], list[Plugin]] = {}
         for plugin in self.loaded():
-            for architecture in plugin.architectures:
-                providers.setdefault(("architecture", architecture.name), []).append(plugin)
-            for preset in plugin.presets:
-                providers.setdefault(("preset", preset), []).append(plugin)
-            for importer in plugin.importers:
-                providers.setdefault(("importer", importer.name), []).append(plugin)
-            for exporter in plugin.exporters:
-                providers.setdefault(("exporter", exporter.name), []).append(plugin)
-                if exporter.evidence is not None:
-                    providers.setdefault(("evidence", exporter.evidence), []).append(plugin)
-            for task in plugin.tasks:
-                providers.setdefault(("task", task.name), []).append(plugin)
+            names = [(kind[:-1], item.name) for kind in loading.CONTRIBUTIONS for item in getattr(plugin, kind)]
+            names += [("preset", name) for name in plugin.presets]
+            names += [("evidence", item.evidence) for item in plugin.exporters if item.evidence is not None]
+            for named in names:
+                providers.setdefault(named, []).append(plugin)
         for (kind, name), plugins in providers.items():
             for plugin in plugins if len(plugins) > 1 else ():
                 others = " and ".join(str(other) for other in plugins if other is not plugin) or "itself, twice"
                 plugin.status = "conflict"
                 plugin.reason = f"{kind} {name!r} is also provided by {others}"
+        for plugin, command in self.commands():
+            from zoo.cli import COMMANDS
+
+            if command.name in COMMANDS:
+                plugin.status, plugin.reason = "conflict", f"command {command.name!r} is zoo's own"
 
 
 def clash(kind: str, name: str, owners: Sequence[Plugin], where: object = None) -> PluginError:
     """The error of two providers of one name, and how to say which is meant."""
     both = " and ".join(map(str, owners))
     qualified = f"write {owners[0].distribution}:{name}"
-    remedy = f"-P no:{owners[-1].name}" if kind in ("importer", "exporter", "task") else qualified
+    remedy = qualified if kind in ("architecture", "model") else f"-P no:{owners[-1].name}"
     return PluginError(f"{kind} {name!r} is provided by {both}", where, remedy)
-
-
-def describe(error: BaseException) -> str:
-    """What an exception says, whatever it does when asked."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "its message cannot be read"
-    return text if isinstance(error, ZooError) else f"{type(error).__name__}: {text}"
-
-
-@contextmanager
-def blame(plugin: Plugin, what: str, *, redirect: bool = True) -> Iterator[None]:
-    """Run a plugin's code: what it raises is a :class:`PluginError` of its own, and what it prints goes to stderr.
-
-    Without ``redirect`` stdout is left alone. It is one for all threads, so none but the main one ever moves it: two
-    that did would put it back in the wrong order.
-    """
-    redirect = redirect and threading.current_thread() is threading.main_thread()
-    try:
-        with contextlib.redirect_stdout(sys.stderr) if redirect else contextlib.nullcontext():
-            yield
-    except (KeyboardInterrupt, ZooError):
-        raise
-    except BaseException as error:
-        raise PluginError(f"{plugin} {what} ({describe(error)})") from error
-
-
-def _metadata(source: Distribution, name: str) -> str:
-    """A field of an installation that may be damaged."""
-    try:
-        return str(getattr(source, name) or "unknown")
-    except Exception:
-        return "unknown"
-
-
-def _discover() -> Iterator[Plugin]:
-    for name, module in BUILT_IN.items():
-        yield Plugin(name, module, built_in=True)
-    seen = set()
-    for source in distributions():
-        try:
-            if ENTRY_POINT_GROUP not in (source.read_text("entry_points.txt") or ""):
-                continue
-            entries = [entry for entry in source.entry_points if entry.group == ENTRY_POINT_GROUP]
-        except Exception as error:
-            what = f"distribution {_metadata(source, 'name')}: its entry points cannot be read ({describe(error)})"
-            warnings.warn(what, ZooWarning, stacklevel=2)
-            continue
-        name = _metadata(source, "name")
-        if name not in seen:  # the first on the path is the one that is imported
-            yield from (Plugin(entry.name, entry.value, built_in=False, source=source) for entry in entries)
-        seen.add(name)
-
-
-def _load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
-    """Import and register one plugin and call its hooks. Whatever it does, the plugin alone is to blame."""
-    key = f"{plugin.distribution}:{plugin.name}:{plugin.module}"
-    started = time.perf_counter()
-    try:
-        with blame(plugin, "cannot be loaded"):
-            module = EntryPoint(plugin.name, plugin.module, ENTRY_POINT_GROUP).load()
-            plugin.import_seconds = time.perf_counter() - started
-            _check_api(module)
-            manager.register(module, key)
-            manager.check_pending()
-            plugin.architectures = _collect(manager, key, "zoo_architectures", Architecture)
-            plugin.importers = _collect(manager, key, "zoo_importers", Importer)
-            plugin.exporters = _collect(manager, key, "zoo_exporters", Exporter)
-            plugin.tasks = _collect(manager, key, "zoo_tasks", Task)
-            for item in (*plugin.architectures, *plugin.importers, *plugin.exporters, *plugin.tasks):
-                item.check()
-            for path in _collect(manager, key, "zoo_presets", Path):
-                plugin.presets = {**plugin.presets, **read_presets(path)}
-    except ZooError as error:
-        plugin.architectures, plugin.importers, plugin.exporters, plugin.tasks = (), (), (), ()
-        plugin.presets = {}
-        plugin.status = "broken"
-        raised = error.__cause__ if type(error) is PluginError and error.__cause__ else error
-        plugin.reason = " ".join(describe(raised).split())
-        if manager.has_plugin(key):
-            manager.unregister(name=key)
-
-
-def _check_api(module: ModuleType) -> None:
-    api = getattr(module, "ZOO_API", None)
-    if api != ZOO_API or isinstance(api, bool):
-        raise PluginError(f"written for ZOO_API {api!r}, this zoo has {ZOO_API}")
-
-
-def _collect(manager: pluggy.PluginManager, key: str, hook: str, kind: type[Any]) -> tuple[Any, ...]:
-    """Call one plugin's implementation of ``hook`` and check that it returned a sequence of ``kind``."""
-    for implementation in getattr(manager.hook, hook).get_hookimpls():
-        if implementation.plugin_name == key:
-            result = implementation.function()
-            if not isinstance(result, list | tuple) or not all(isinstance(item, kind) for item in result):
-                raise PluginError(f"{hook} must return a list of {kind.__name__}, got {result!r}")
-            return tuple(result)
-    return ()
 
 
 _selection: Selection | None = None
@@ -350,9 +213,9 @@ def select(selection: Selection) -> None:
     _selection, _active = selection, None
 
 
-def active() -> Plugins:
-    """The plugins of this process, loaded on first use."""
+def active(*, retry: bool = False) -> Plugins:
+    """The plugins of this process, read on first use; with ``retry`` those that are broken are read again."""
     global _active
-    if _active is None:
-        _active = Plugins(_selection or Selection.from_environment())
+    if _active is None or retry:
+        _active = Plugins(_selection or Selection.from_environment(), retry=retry)
     return _active

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo import plugins
+from zoo import __version__, plugins
+from zoo.cache import Memo
 from zoo.config import Config
 from zoo.contract import Architecture, Graph
 from zoo.cost import Cost
+from zoo.discovery import DISTRIBUTION
 from zoo.errors import PluginError, UsageError, ZooError, nearest
 from zoo.plugins import Plugin, Plugins, blame, clash
 from zoo.presets import Preset, read_presets
@@ -21,7 +23,7 @@ from zoo.presets import Preset, read_presets
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModelSpec", "Origin", "Registry", "load_reference", "registry"]
+__all__ = ["ModelSpec", "Origin", "Registry", "Summary", "load_reference", "registry"]
 
 DEFAULT = "default"
 
@@ -39,6 +41,19 @@ class Origin:
 
     value: Any
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a list says of a preset."""
+
+    name: str
+    architecture: str
+    task: str
+    parameters: int | None
+    """Known in closed form, or counted because a filter asked."""
+    plugin: Plugin
+    description: str
 
 
 @dataclass(frozen=True)
@@ -113,12 +128,17 @@ def project_presets() -> Path | None:
     return next((path for folder in (here, *here.parents) if (path := folder / "zoo.toml").is_file()), None)
 
 
+def _description(entries: Sequence[Preset]) -> str:
+    return next((entry.description for entry in reversed(entries) if entry.description), "")
+
+
 class Registry:
     """Every preset of the built-in file, the plugins, the user and the project, in that order of precedence."""
 
     def __init__(self, loaded: Plugins) -> None:
         self.plugins = loaded
-        own = Plugin("zoo", "zoo", built_in=True, presets=read_presets(built_in_presets(), "built-in registry.toml"))
+        own = Plugin("zoo", "zoo", DISTRIBUTION, __version__, built_in=True)
+        own.presets = read_presets(built_in_presets(), "built-in registry.toml")
         self._providers: dict[str, list[Plugin]] = {}
         self._layers: list[Mapping[str, Preset]] = []
         for plugin in (own, *loaded.loaded()):
@@ -139,14 +159,8 @@ class Registry:
         Raises :class:`UsageError` for an unknown name, key or value and :class:`PluginError` when no plugin, or
         more than one, provides what is asked for.
         """
-        owner, _, short = name.rpartition(":")
-        entries = self._chain(name)
-        arch, arch_where = next(((entry.arch, entry.where) for entry in reversed(entries) if entry.arch), ("", ""))
-        if not arch:
-            raise UsageError("no architecture", entries[-1].where, "give it an arch or a base")
-        if owner and f"{owner}:{arch}" in self.plugins.qualified_names():
-            arch = f"{owner}:{arch}"
-        plugin, architecture = self.plugins.architecture(arch, arch_where)
+        entries, plugin, architecture = self._gather(name)
+        short = name.rpartition(":")[2]
         cls = config_class(plugin, architecture)
         origins: dict[str, list[Origin]] = {}
         with blame(plugin, f"cannot configure {short}"):
@@ -169,10 +183,22 @@ class Registry:
             plugin=plugin,
             architecture=architecture,
             config=config,
-            description=next((entry.description for entry in reversed(entries) if entry.description), ""),
+            description=_description(entries),
             tokenizer=next((entry.tokenizer for entry in reversed(entries) if entry.tokenizer), None),
             origins=origins,
         )
+
+    def _gather(self, name: str) -> tuple[list[Preset], Plugin, Architecture]:
+        """Every entry that shapes ``name``, and the architecture that it is of. No plugin is imported."""
+        owner = name.rpartition(":")[0]
+        entries = self._chain(name)
+        arch, arch_where = next(((entry.arch, entry.where) for entry in reversed(entries) if entry.arch), ("", ""))
+        if not arch:
+            raise UsageError("no architecture", entries[-1].where, "give it an arch or a base")
+        if owner and f"{owner}:{arch}" in self.plugins.qualified_names():
+            arch = f"{owner}:{arch}"
+        plugin, architecture = self.plugins.architecture(arch, arch_where)
+        return entries, plugin, architecture
 
     def _chain(self, name: str) -> list[Preset]:
         """Every entry that shapes ``name``, the weakest first: the base's chain, then each layer's own entry."""
@@ -208,27 +234,49 @@ class Registry:
         architecture: str | None = None,
         min_parameters: int | None = None,
         max_parameters: int | None = None,
-    ) -> list[ModelSpec | tuple[str, ZooError]]:
-        """Presets that match every filter; one that cannot be resolved comes as its name and the reason."""
-        found: list[ModelSpec | tuple[str, ZooError]] = []
+    ) -> list[Summary | tuple[str, ZooError]]:
+        """Presets that match every filter; one that cannot be resolved comes as its name and the reason.
+
+        What is known of a preset from an earlier search holds as long as its values, and its plugin's files, do: then
+        no configuration is imported.
+        """
+        found: list[Summary | tuple[str, ZooError]] = []
         unfiltered = (task, architecture, min_parameters, max_parameters) == (None,) * 4
+        memo = Memo("presets")
         for name in self.names():
             if not fnmatchcase(name, pattern):
                 continue
             try:
-                spec = self.resolve(name)
-                _ = spec.cost  # a plugin that fails here is unavailable
+                summary = self._summarize(name, memo)
+                if (min_parameters, max_parameters) != (None, None) and summary.parameters is None:
+                    summary = replace(summary, parameters=self.resolve(name).parameters())
                 if (
-                    task in (None, spec.task)
-                    and architecture in (None, spec.architecture.name)
-                    and (min_parameters is None or spec.parameters() >= min_parameters)
-                    and (max_parameters is None or spec.parameters() <= max_parameters)
+                    task in (None, summary.task)
+                    and architecture in (None, summary.architecture)
+                    and (min_parameters is None or (summary.parameters or 0) >= min_parameters)
+                    and (max_parameters is None or (summary.parameters or 0) <= max_parameters)
                 ):
-                    found.append(spec)
+                    found.append(summary)
             except ZooError as error:
                 if unfiltered:
                     found.append((name, error))
+        memo.keep()
         return found
+
+    def _summarize(self, name: str, memo: Memo) -> Summary:
+        entries, plugin, architecture = self._gather(name)
+
+        def compute() -> tuple[str, int | None]:
+            spec = self.resolve(name)
+            return spec.task, spec.cost.parameters if spec.cost else None
+
+        own = architecture.config.partition(".")[0] == plugin.module.partition(".")[0]
+        if own and plugin.fingerprint is not None:
+            facts = (plugin.fingerprint, architecture.config, [dict(entry.config) for entry in entries])
+            task, parameters = memo.get(facts, compute)
+        else:  # its fingerprint says nothing of the configuration's module
+            task, parameters = compute()
+        return Summary(name, architecture.name, task, parameters, plugin, _description(entries))
 
 
 def registry() -> Registry:

@@ -13,6 +13,7 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo import cache
 from zoo.artifact import (
     CARD,
     LOOP,
@@ -32,7 +33,7 @@ from zoo.errors import ArtifactError, ParityError, UsageError, nearest
 from zoo.exporting import Job, export_to
 from zoo.registry import ModelSpec
 from zoo.weights import StoredTensor
-from zoo_export import cache
+from zoo_export import traces
 from zoo_export.evidence import stage_export, unverified, vouching, write_export
 from zoo_export.graph_file import EVIDENCE_KEY, annotate, link, metadata, parse, serialize
 
@@ -273,7 +274,7 @@ def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bo
 
 
 def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cached: bool) -> bytes:
-    key = cache.key(spec, graph.name, dtype, asdict(options))
+    key = traces.key(spec, graph.name, dtype, asdict(options))
     data = cache.read(key) if cached else None
     if data is None:
         if options.profile != PORTABLE:
@@ -291,7 +292,7 @@ def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cache
 
 def _planned_layout(spec: ModelSpec, dtype: str) -> dict[str, StoredTensor]:
     """Where the model's tensors will lie, from the cache or the model itself."""
-    key = cache.key(spec, "layout", dtype, {})
+    key = traces.key(spec, "layout", dtype, {})
     data = cache.read(key)
     if data is None:
         from zoo import models

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from zoo_export import cache, parity
+from zoo_export import parity, traces
 from zoo_export.exporter import make_graphs
 
 import zoo as zoo_package
@@ -289,21 +289,21 @@ def test_a_damaged_entry_is_traced_again(empty_cache: Path, exported_build: Expo
 def test_everything_a_graph_depends_on_is_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = registry().resolve("gpt-tiny")
     keys = {
-        cache.key(tiny, "model", "float32", {}),
-        cache.key(tiny, "encoder", "float32", {}),
-        cache.key(tiny, "model", "float16", {}),
-        cache.key(tiny, "model", "float32", {"opset": 24}),
-        cache.key(registry().resolve("gpt-tiny", ("norm_eps=1e-6",)), "model", "float32", {}),
-        cache.key(registry().resolve("bert-tiny"), "model", "float32", {}),
+        traces.key(tiny, "model", "float32", {}),
+        traces.key(tiny, "encoder", "float32", {}),
+        traces.key(tiny, "model", "float16", {}),
+        traces.key(tiny, "model", "float32", {"opset": 24}),
+        traces.key(registry().resolve("gpt-tiny", ("norm_eps=1e-6",)), "model", "float32", {}),
+        traces.key(registry().resolve("bert-tiny"), "model", "float32", {}),
     }
     assert len(keys) == 6
-    assert cache.key(tiny, "model", "float32", {}) in keys
-    monkeypatch.setattr(cache, "distributions", lambda: [])
-    assert cache.key(tiny, "model", "float32", {}) not in keys
+    assert traces.key(tiny, "model", "float32", {}) in keys
+    monkeypatch.setattr(traces, "distributions", lambda: [])
+    assert traces.key(tiny, "model", "float32", {}) not in keys
     monkeypatch.undo()
-    code = cache._code_digest
-    monkeypatch.setattr(cache, "_code_digest", lambda packages: code(packages) + "changed")
-    assert cache.key(tiny, "model", "float32", {}) not in keys
+    code = traces._code_digest
+    monkeypatch.setattr(traces, "_code_digest", lambda packages: code(packages) + "changed")
+    assert traces.key(tiny, "model", "float32", {}) not in keys
 
 
 def test_changed_code_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,10 +312,10 @@ def test_changed_code_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (package / "__init__.py").write_text("")
     (package / "inner" / "code.py").write_text("x = 1")
     monkeypatch.syspath_prepend(str(tmp_path))
-    first = cache._code_digest(["some_package"])
-    assert first == cache._code_digest(["some_package"])
+    first = traces._code_digest(["some_package"])
+    assert first == traces._code_digest(["some_package"])
     (package / "inner" / "code.py").write_text("x = 2")
-    assert first != cache._code_digest(["some_package"])
+    assert first != traces._code_digest(["some_package"])
 
 
 def test_a_cache_that_cannot_be_written_is_none(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib
 import os
@@ -14,7 +15,9 @@ from typing import Any
 import click
 
 from zoo import __version__, plugins
-from zoo.errors import StorageError, UsageError, ZooError, nearest
+from zoo.contract import Command
+from zoo.discovery import describe
+from zoo.errors import PluginError, StorageError, UsageError, ZooError
 
 __all__ = ["main", "run"]
 
@@ -37,20 +40,31 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Subcommands by name, so that ``zoo --help`` imports none of them."""
+    """zoo's own subcommands by name, so that ``zoo --help`` imports none of them, and those of plugins."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Choose the plugins first: the subcommand may be one of theirs."""
+        _select(**ctx.params)
+        return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted({*COMMANDS, *(command.name for _, command in plugins.active().commands())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            raise UsageError(f"No such command {cmd_name!r}", None, nearest(cmd_name, COMMANDS))
-        command: click.Command = importlib.import_module(f"zoo.cli.{cmd_name}_command").command
-        return command
+        if cmd_name in COMMANDS:
+            command: click.Command = importlib.import_module(f"zoo.cli.{cmd_name}_command").command
+            return command
+        return _guarded(*plugins.active().command(cmd_name, COMMANDS))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        others = []
+        with contextlib.suppress(ZooError):  # help is there whatever was chosen
+            others = [(command.name, f"{command.help} ({plugin})") for plugin, command in plugins.active().commands()]
+        if others:
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(sorted(others))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,8 +72,11 @@ class Commands(click.Group):
 @click.option("--no-plugins", is_flag=True, help="Load the built-in plugins only.")
 @click.option("-P", "plugin_options", metavar="no:NAME", multiple=True, help="Do not load the plugin NAME.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the warnings of libraries.")
-def cli(no_plugins: bool, plugin_options: tuple[str, ...], debug: bool) -> None:
+def cli(**_: Any) -> None:
     """Pick or write a transformer, get its weights, and an ONNX model shown to equal it."""
+
+
+def _select(no_plugins: bool, plugin_options: Sequence[str], debug: bool) -> None:
     disabled = []
     for option in plugin_options:
         prefix, _, name = option.partition(":")
@@ -69,6 +86,30 @@ def cli(no_plugins: bool, plugin_options: tuple[str, ...], debug: bool) -> None:
     if debug:
         warnings.simplefilter("default")
     plugins.select(plugins.Selection.from_environment(third_party=not no_plugins, disabled=disabled))
+
+
+def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
+    """A plugin's command, whose failures are its plugin's."""
+    from zoo.registry import load_reference
+
+    command = load_reference(declared.command, plugin)
+    if not isinstance(command, click.Command):
+        raise PluginError(f"{plugin}: {declared.command} is not a click command")
+    invoke = command.invoke
+
+    def call(ctx: click.Context) -> None:
+        try:
+            invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, KeyboardInterrupt, BrokenPipeError, ZooError):
+            raise
+        except BaseException as error:
+            if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+                raise click.exceptions.Exit(error.code or 0) from error
+            raise PluginError(f"{plugin} fails in zoo {declared.name} ({describe(error)})") from error
+
+    guarded = copy.copy(command)
+    guarded.invoke = call  # type: ignore[method-assign]
+    return guarded
 
 
 def run() -> None:
@@ -109,12 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _call(arguments: Sequence[str]) -> int:
     try:
-        cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
+        status = cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    return 0
+        return 0
+    return status or 0  # None, or that of a context's exit
 
 
 def _discard_output() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from zoo.cli.output import COUNT, columns, count_text, emit_json, json_option
-from zoo.registry import ModelSpec, registry
+from zoo.registry import Summary, registry
 
 
 @click.command("list")
@@ -27,30 +27,34 @@ def command(
     found = registry().search(
         pattern, task=task, architecture=arch, min_parameters=min_params, max_parameters=max_params
     )
-    specs = [item for item in found if isinstance(item, ModelSpec)]
-    failed = [item for item in found if not isinstance(item, ModelSpec)]
+    models = [item for item in found if isinstance(item, Summary)]
+    failed = [item for item in found if not isinstance(item, Summary)]
     if as_json:
         rows = [
             {
-                "name": spec.name,
-                "architecture": spec.architecture.name,
-                "task": spec.task,
-                "parameters": spec.cost.parameters if spec.cost else None,
-                "plugin": spec.plugin.name,
-                "distribution": spec.plugin.distribution,
-                "description": spec.description,
+                "name": model.name,
+                "architecture": model.architecture,
+                "task": model.task,
+                "parameters": model.parameters,
+                "plugin": model.plugin.name,
+                "distribution": model.plugin.distribution,
+                "description": model.description,
                 "available": True,
             }
-            for spec in specs
+            for model in models
         ]
         rows += [{"name": name, "available": False, "reason": str(error)} for name, error in failed]
         emit_json("list", {"models": rows})
         return
-    rows_text = [(spec.name, spec.architecture.name, spec.task, _size(spec), spec.description) for spec in specs]
+    rows_text = [
+        (
+            model.name,
+            model.architecture,
+            model.task,
+            "-" if model.parameters is None else count_text(model.parameters),
+            model.description,
+        )
+        for model in models
+    ]
     rows_text += [(name, "-", "-", "-", f"unavailable: {error}") for name, error in failed]
     columns([("NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"), *sorted(rows_text)], right=[3])
-
-
-def _size(spec: ModelSpec) -> str:
-    """Only what is known in closed form: listing builds no model."""
-    return count_text(spec.cost.parameters) if spec.cost else "-"

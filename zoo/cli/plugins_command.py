@@ -6,18 +6,14 @@ import click
 
 from zoo import plugins
 from zoo.cli.output import columns, emit_json, json_option
+from zoo.loading import CONTRIBUTIONS
 from zoo.plugins import Plugin
 
 
 def provides(plugin: Plugin) -> dict[str, list[str]]:
     """What a plugin contributes, by kind."""
-    return {
-        "architectures": [architecture.name for architecture in plugin.architectures],
-        "presets": sorted(plugin.presets),
-        "importers": [importer.name for importer in plugin.importers],
-        "exporters": [exporter.name for exporter in plugin.exporters],
-        "tasks": [task.name for task in plugin.tasks],
-    }
+    names = {kind: [item.name for item in getattr(plugin, kind)] for kind in CONTRIBUTIONS}
+    return {"architectures": names.pop("architectures"), "presets": sorted(plugin.presets), **names}
 
 
 @click.group("plugins")
@@ -28,8 +24,11 @@ def command() -> None:
 @command.command("list")
 @json_option
 def list_plugins(as_json: bool) -> None:
-    """List every plugin with its distribution, status, contributions and import time."""
-    found = plugins.active().all
+    """List every plugin with its distribution, status, contributions and import time.
+
+    A plugin that was broken when it was last read is read again.
+    """
+    found = plugins.active(retry=True).all
     if as_json:
         rows = [
             {
@@ -39,6 +38,7 @@ def list_plugins(as_json: bool) -> None:
                 "built_in": plugin.built_in,
                 "status": plugin.status,
                 "reason": plugin.reason,
+                "complaints": list(plugin.complaints),
                 "import_seconds": plugin.import_seconds,
                 "provides": provides(plugin),
             }

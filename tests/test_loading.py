@@ -1,0 +1,307 @@
+"""What plugins contribute is read in another process, once, and again when anything it follows from changes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_plugins import CONFIG, HEAD, MODEL, architecture, architectures, plugin
+from zoo import cache, isolation, plugins
+
+COMMAND = f"""{HEAD}
+@zoo.hookimpl
+def zoo_commands():
+    return [zoo.Command(name="greet", help="Say hello.", command="{{module}}_command:greet")]
+"""
+GREET = """
+import click, sys, zoo
+
+@click.command()
+@click.argument("name", default="you")
+@click.option("--fail")
+def greet(name, fail):
+    if fail == "zoo":
+        raise zoo.ArtifactError("no such friend", name, "find one")
+    if fail == "usage":
+        raise click.UsageError("bad name")
+    if fail == "exit":
+        sys.exit(7)
+    if fail == "bug":
+        print("so far")
+        {}["x"]
+    print("hello", name)
+"""
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """The distributions that were read in another process, one list for each process."""
+    done: list[list[str]] = []
+    run = isolation.run
+
+    def spy(function: str, jobs: dict[str, object], **options: object) -> object:
+        done.append([job.partition(":")[0] for job in jobs])
+        return run(function, jobs, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(isolation, "run", spy)
+    yield done
+
+
+def restart() -> plugins.Plugins:
+    """What the next process would find."""
+    plugins.select(plugins.Selection())
+    return plugins.active()
+
+
+def test_a_third_party_is_not_imported_until_it_is_used(install, zoo) -> None:
+    """Other models' commands never import it. To list its presets takes its configurations, once; its own use, more."""
+    folder = install("zoo-acme", None)
+    (folder / "zoo_acme").mkdir()
+    code = architectures(f"[{architecture('acme')}]") + "@zoo.hookimpl\ndef zoo_presets():\n"
+    code += "    return [Path(__file__).with_name('presets.toml')]\n"
+    code = code.replace("{module}_config", "zoo_acme.config").replace("{module}_model", "zoo_acme.model")
+    preset = "schema = 1\n[models.acme-tiny]\narch = 'acme'\n"
+    for name, text in {"__init__.py": code, "config.py": CONFIG, "model.py": MODEL, "presets.toml": preset}.items():
+        (folder / "zoo_acme" / name).write_text(text)
+
+    def imported() -> set[str]:
+        found = {name for name in sys.modules if name.startswith("zoo_acme")}
+        for name in found:
+            del sys.modules[name]
+        return found
+
+    assert zoo("show", "gpt-tiny").status == zoo("plugins", "list").status == 0
+    assert imported() == set()
+    assert "acme-tiny" in zoo("list").out
+    assert imported() == {"zoo_acme", "zoo_acme.config"}
+    assert "acme-tiny" in zoo("list").out
+    assert imported() == set()
+    assert zoo("build", "acme-tiny").status == 0
+    assert imported() == {"zoo_acme", "zoo_acme.config", "zoo_acme.model"}
+
+
+def test_what_is_remembered_is_what_was_read(install, reads: list[list[str]]) -> None:
+    """All of it, and without another process."""
+    code = (
+        architectures(f"[{architecture('acme')}]")
+        + """
+@zoo.hookimpl
+def zoo_presets():
+    return [Path(__file__).with_name("presets.toml")]
+@zoo.hookimpl
+def zoo_importers():
+    return [zoo.Importer(name="acme-1", architecture="acme", layout="a:B")]
+@zoo.hookimpl
+def zoo_exporters():
+    return [zoo.Exporter(name="acme-2", export="a:b", verify="a:c", options="a:D")]
+@zoo.hookimpl
+def zoo_tasks():
+    return [zoo.Task(name="acme-3", run="a:B", serves=("text-generation",))]
+@zoo.hookimpl
+def zoo_commands():
+    return [zoo.Command(name="acme-4", help="Help.", command="a:b")]
+"""
+    )
+    preset = 'schema = 1\n[models.acme-5]\narch = "acme"\nconfig = { hidden_size = 4, extra = [1, 2.5, "x"] }\n'
+    install("zoo-acme", code, files={"presets.toml": preset})
+    first, second = ([found for found in restart().all if not found.built_in] for _ in range(2))
+    assert reads == [["zoo-acme"]]
+    (one,), (other,) = first, second
+    one.source = other.source = None
+    assert one == other
+    assert one.status == "ok"
+    assert [len(getattr(one, kind)) for kind in ("architectures", "importers", "exporters", "tasks", "commands")] == [
+        1
+    ] * 5
+    assert one.tasks[0].serves == ("text-generation",)
+    assert one.presets["acme-5"].config == {"hidden_size": 4, "extra": [1, 2.5, "x"]}
+
+
+def change_module(folder: Path) -> None:
+    (folder / "zoo_acme.py").write_text(HEAD + "# changed\n")
+
+
+def touch(folder: Path) -> None:
+    os.utime(folder / "zoo_acme.py")
+
+
+def change_version(folder: Path) -> None:
+    (folder / "zoo_acme-1.0.dist-info").rename(folder / "zoo_acme-1.1.dist-info")
+    (folder / "zoo_acme-1.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: zoo-acme\nVersion: 1.1\n")
+
+
+def install_another(folder: Path) -> None:
+    (folder / "einops-1.0.dist-info").mkdir()
+
+
+@pytest.mark.parametrize("change", [change_module, touch, change_version, install_another])
+def test_a_change_is_read(change: Callable[[Path], None], install, reads: list[list[str]]) -> None:
+    """Of the plugin, and of what is installed beside it: it may have waited for that."""
+    folder = install("zoo-acme", HEAD)
+    restart()
+    time.sleep(0.01)
+    change(folder)
+    importlib.invalidate_caches()
+    restart()
+    restart()
+    assert reads == [["zoo-acme"], ["zoo-acme"]]
+
+
+def test_a_file_below_the_package_counts(install, reads: list[list[str]]) -> None:
+    folder = install("zoo-acme", None)
+    package = folder / "zoo_acme" / "below"
+    package.mkdir(parents=True)
+    (folder / "zoo_acme/__init__.py").write_text(HEAD)
+    (package / "data.toml").write_text("")
+    restart()
+    (package / "data.toml").write_text("schema = 1")
+    restart()
+    assert len(reads) == 2
+
+
+def test_a_damaged_memory_is_none(install, reads: list[list[str]]) -> None:
+    """And one that cannot be written costs time alone."""
+    install("zoo-acme", HEAD)
+    restart()
+    (entry,) = (path for path in cache.directory().glob("plugins-*"))  # type: ignore[union-attr]
+    entry.write_bytes(entry.read_bytes()[:-1])
+    restart()
+    restart()
+    assert len(reads) == 2
+
+
+def test_without_a_cache_every_process_reads(
+    install, reads: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install("zoo-acme", HEAD)
+    (tmp_path / "file").write_text("")
+    for place in ("off", str(tmp_path / "file" / "below")):
+        monkeypatch.setenv("ZOO_CACHE", place)
+        assert restart().all[-1].status == "ok"
+    assert len(reads) == 2
+
+
+def test_one_that_imports_torch_does_not_hide_the_next(install, reads: list[list[str]]) -> None:
+    """Both are named, each is read in a process that has no torch yet."""
+    for name in ("zoo-aaa", "zoo-bbb", "zoo-ccc"):
+        install(name, HEAD + ("" if name == "zoo-ccc" else "import torch\n"))
+    with pytest.warns(plugins.ZooWarning, match="imports torch when it is loaded") as caught:
+        found = {item.distribution: item for item in restart().all}
+    complaints = [list(found[name].complaints) for name in ("zoo-aaa", "zoo-bbb", "zoo-ccc")]
+    assert complaints == [["imports torch when it is loaded"]] * 2 + [[]]
+    assert len(caught) == 2
+    assert len(reads) == 3
+
+
+def test_a_plugin_that_asks_for_plugins_while_it_is_loaded(install, reads: list[list[str]]) -> None:
+    """It sees the built-in ones, and nothing starts over."""
+    install("zoo-acme", f"{HEAD}assert 'gpt-tiny' in zoo.list_models()")
+    with pytest.warns(plugins.ZooWarning, match="imports torch"):  # zoo.list_models does
+        assert [found.reason for found in restart().all if not found.built_in] == [None]
+    assert len(reads) == 1
+
+
+def test_a_deprecation_names_the_plugin(install, zoo) -> None:
+    """Whether its module, or code that it calls later, uses what will go."""
+    use = "from zoo.plugins import deprecated\ndeprecated('zoo.old', 'use zoo.new')\n"
+    folder = plugin(install, "zoo-acme", version="2.5", config=CONFIG + use)
+    says = "warning: plugin 'zoo-acme' (zoo-acme 2.5): zoo.old is deprecated: use zoo.new"
+    assert zoo("show", "zoo-acme-tiny").warnings == [says]
+    (folder / "zoo_acme_config.py").write_text(CONFIG)
+    (folder / "zoo_acme.py").write_text((folder / "zoo_acme.py").read_text() + use)
+    assert zoo("show", "gpt-tiny").warnings == [says]
+    with pytest.warns(plugins.ZooWarning, match=r"^zoo\.old is deprecated: use zoo\.new$"):
+        plugins.deprecated("zoo.old", "use zoo.new")
+
+
+def test_a_command_of_a_plugin_is_one_of_zoos(install, zoo) -> None:
+    """In the help, with its owner, with its arguments, its errors and its exit status."""
+    install("zoo-acme", COMMAND, version="2.5", files={"{module}_command.py": GREET})
+    helped = zoo("--help")
+    assert helped.status == 0
+    assert "greet  Say hello. (plugin 'zoo-acme' (zoo-acme 2.5))" in " ".join(helped.out.split()).replace(
+        "greet ", "greet  "
+    )
+    assert "zoo_acme_command" not in sys.modules
+    assert zoo("greet", "Ada").out == "hello Ada\n"
+    zoo("greet", "Ada", "--fail", "zoo").failed(3, "no such friend: Ada: find one")
+    zoo("greet", "Ada", "--fail", "usage").failed(2, "bad name")
+    zoo("greet", "Ada", "--nope").failed(2, "--nope")
+    assert zoo("greet", "--fail", "exit").status == 7
+    broken = zoo("greet", "--fail", "bug")
+    assert (broken.status, broken.out) == (5, "so far\n")
+    assert broken.err == "error: plugin 'zoo-acme' (zoo-acme 2.5) fails in zoo greet (KeyError: 'x')\n"
+    zoo("gret").failed(2, "did you mean 'greet'?")
+    zoo("--no-plugins", "greet").failed(2, "No such command 'greet'")
+
+
+@pytest.mark.parametrize(
+    ("edit", "cause"),
+    [
+        (("command:greet", "command:nothing"), "nothing"),
+        (("command:greet", "command:click"), "is not a click command"),
+        (("command:greet", "nowhere:greet"), "No module named"),
+    ],
+)
+def test_a_command_that_cannot_be_had_is_its_plugins_fault(edit: tuple[str, str], cause: str, install, zoo) -> None:
+    install("zoo-acme", COMMAND.replace(*edit), files={"{module}_command.py": GREET})
+    assert "greet" in zoo("--help").out
+    zoo("greet").failed(5, "zoo-acme 1.0", cause)
+
+
+def test_a_command_of_zoos_own_name_is_a_conflict(install, zoo) -> None:
+    """zoo's own is the one that runs."""
+    install("zoo-acme", COMMAND.replace('"greet"', '"list"'))
+    listed = zoo("list")
+    assert listed.warnings == ["warning: plugin 'zoo-acme' (zoo-acme 1.0): conflict: command 'list' is zoo's own"]
+    assert "gpt-tiny" in listed.out
+
+
+def test_two_commands_of_one_name_are_an_error_naming_both(install, zoo) -> None:
+    for name in ("zoo-one", "zoo-two"):
+        install(name, COMMAND, files={"{module}_command.py": GREET})
+    done = zoo("greet")
+    assert done.status == 5
+    assert "plugin 'zoo-one' (zoo-one 1.0) and plugin 'zoo-two' (zoo-two 1.0)" in done.err
+    assert zoo("-P", "no:zoo-two", "greet").out == "hello you\n"
+
+
+def test_a_list_follows_from_the_files(install, zoo) -> None:
+    """What is known of a preset is forgotten with its configuration's code, or its values."""
+    folder = plugin(install, "zoo-acme")
+
+    def listed() -> int:
+        (model,) = zoo("list", "zoo-acme-tiny", "--json").json["models"]
+        return int(model["parameters"])
+
+    assert listed() == listed() == 260 * 8
+    (folder / "presets.toml").write_text(
+        'schema = 1\n[models.zoo-acme-tiny]\narch = "zoo-acme"\nconfig = { hidden_size = 2 }\n'
+    )
+    assert listed() == 260 * 2
+    Path("zoo.toml").write_text("schema = 1\n[models.zoo-acme-tiny]\nconfig = { hidden_size = 3 }\n")
+    assert listed() == 260 * 3
+    (folder / "zoo_acme_config.py").write_text(CONFIG.replace("embedding(", "embedding(2 * "))
+    sys.modules.pop("zoo_acme_config")
+    importlib.invalidate_caches()
+    assert listed() == 2 * 260 * 3
+
+
+def test_a_memo_keeps_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "_KEPT", 2)
+    for facts in (["a", 1], ["b", 2], ["c", 3], ["d", 4]):
+        memo = cache.Memo("m")
+        assert memo.get(facts, lambda facts=facts: facts[1]) == facts[1]
+        memo.keep()
+    memo = cache.Memo("m")
+    assert [memo.get([name, number], lambda: None) for name, number in (("b", 2), ("c", 3), ("d", 4))] == [2, 3, 4]
+    assert memo.get(["a", 1], lambda: None) is None
+    assert len(json.loads(cache.read("m") or b"")) == 3

@@ -1,0 +1,153 @@
+"""Which plugins there are, and who is to blame when one fails. Nothing of a third party is imported here."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Literal
+
+from zoo.contract import Architecture, Command, Exporter, Importer, Task
+from zoo.errors import PluginError, ZooError
+from zoo.presets import Preset
+
+__all__ = [
+    "BUILT_IN",
+    "DISTRIBUTION",
+    "ENTRY_POINT_GROUP",
+    "Plugin",
+    "ZooWarning",
+    "blame",
+    "deprecated",
+    "describe",
+    "discover",
+]
+
+ENTRY_POINT_GROUP = "zoo.plugins"
+BUILT_IN = {
+    "bert": "zoo_plugins.bert",
+    "gpt": "zoo_plugins.gpt",
+    "llama": "zoo_plugins.llama",
+    "onnx": "zoo_export.plugin",
+    "t5": "zoo_plugins.t5",
+    "transformer": "zoo_plugins.transformer",
+    "vit": "zoo_plugins.vit",
+}
+DISTRIBUTION = "attention-zoo"
+
+
+class ZooWarning(UserWarning):
+    """Something is wrong that the current task may survive. The command line prints it as one line on stderr."""
+
+
+@dataclass
+class Plugin:
+    """One entry point, what became of it and what it provides."""
+
+    name: str
+    module: str
+    distribution: str
+    """Name of the distribution that ships it."""
+    version: str
+    built_in: bool = False
+    source: Distribution | None = None
+    """The installation, of a third party's."""
+    status: Literal["ok", "disabled", "broken", "conflict"] = "ok"
+    reason: str | None = None
+    complaints: Sequence[str] = ()
+    """What it should not do, and is loaded all the same."""
+    fingerprint: str | None = None
+    """Tells whether it is as it was when it was last read; None where nobody knows."""
+    import_seconds: float | None = None
+    architectures: Sequence[Architecture] = ()
+    importers: Sequence[Importer] = ()
+    exporters: Sequence[Exporter] = ()
+    tasks: Sequence[Task] = ()
+    commands: Sequence[Command] = ()
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    preset_files: Sequence[Path] = ()
+
+    @property
+    def key(self) -> str:
+        """Tells it from every other plugin: two may have one name."""
+        return f"{self.distribution}:{self.name}:{self.module}"
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} ({self.distribution} {self.version})"
+
+
+_responsible: ContextVar[Plugin | None] = ContextVar("_responsible", default=None)
+
+
+@contextmanager
+def blame(plugin: Plugin, what: str, *, redirect: bool = True) -> Iterator[None]:
+    """Run a plugin's code: what it raises is a :class:`PluginError` of its own, and what it prints goes to stderr.
+
+    Without ``redirect`` stdout is left alone. It is one for all threads, so none but the main one ever moves it: two
+    that did would put it back in the wrong order.
+    """
+    redirect = redirect and threading.current_thread() is threading.main_thread()
+    token = _responsible.set(plugin)
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if redirect else contextlib.nullcontext():
+            yield
+    except (KeyboardInterrupt, ZooError):
+        raise
+    except BaseException as error:
+        raise PluginError(f"{plugin} {what} ({describe(error)})") from error
+    finally:
+        _responsible.reset(token)
+
+
+def deprecated(what: str, remedy: str) -> None:
+    """Warn that ``what`` of the contract will go, naming the plugin whose code runs."""
+    plugin = _responsible.get()
+    owner = f"{plugin}: " if plugin is not None else ""
+    warnings.warn(f"{owner}{what} is deprecated: {remedy}", ZooWarning, stacklevel=3)
+
+
+def describe(error: BaseException) -> str:
+    """What an exception says, whatever it does when asked."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its message cannot be read"
+    return text if isinstance(error, ZooError) else f"{type(error).__name__}: {text}"
+
+
+def discover() -> list[Plugin]:
+    """Every plugin that is installed, the built-in ones first. None is imported."""
+    from zoo import __version__
+
+    found = [Plugin(name, module, DISTRIBUTION, __version__, built_in=True) for name, module in BUILT_IN.items()]
+    seen = set()
+    for source in distributions():
+        try:
+            if ENTRY_POINT_GROUP not in (source.read_text("entry_points.txt") or ""):
+                continue
+            entries = [entry for entry in source.entry_points if entry.group == ENTRY_POINT_GROUP]
+        except Exception as error:
+            what = f"distribution {_metadata(source, 'name')}: its entry points cannot be read ({describe(error)})"
+            warnings.warn(what, ZooWarning, stacklevel=2)
+            continue
+        name = _metadata(source, "name")
+        if name not in seen:  # the first on the path is the one that is imported
+            version = _metadata(source, "version")
+            found += [Plugin(entry.name, entry.value, name, version, source=source) for entry in entries]
+        seen.add(name)
+    return sorted(found, key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
+
+
+def _metadata(source: Distribution, name: str) -> str:
+    """A field of an installation that may be damaged."""
+    try:
+        return str(getattr(source, name) or "unknown")
+    except Exception:
+        return "unknown"
