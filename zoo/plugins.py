@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +29,7 @@ from zoo.errors import PluginError, UsageError, ZooError, nearest
 from zoo.hookspecs import ENTRY_POINT_GROUP, ZOO_API
 from zoo.presets import Preset, read_presets
 
-__all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "blame", "clash", "select"]
+__all__ = ["Plugin", "Plugins", "Selection", "ZooWarning", "active", "allowed", "blame", "clash", "select"]
 
 BUILT_IN = {
     "bert": "zoo_plugins.bert",
@@ -41,6 +41,8 @@ BUILT_IN = {
     "vit": "zoo_plugins.vit",
 }
 DISTRIBUTION = "attention-zoo"
+LOCK = "zoo.lock"
+"""The lock where no other is named."""
 
 Named = TypeVar("Named", bound=Exporter | Task)
 Status = Literal["ok", "disabled", "broken", "conflict"]
@@ -58,19 +60,33 @@ class Selection:
     only: frozenset[str] | None = None
     """Third parties to load, by plugin name; None loads all. Built-ins are not affected."""
     disabled: frozenset[str] = frozenset()
+    lock: Path | None = None
+    """The lock that third parties are held to; None holds them to none."""
 
     @classmethod
-    def from_environment(cls, *, third_party: bool = True, disabled: Iterable[str] = ()) -> Selection:
-        """The selection of the command line's options and of ``ZOO_PLUGINS=a,b``."""
+    def from_environment(
+        cls, *, third_party: bool = True, disabled: Iterable[str] = (), lock: Path | None = None
+    ) -> Selection:
+        """The selection of the command line's options, of ``ZOO_PLUGINS=a,b`` and of ``ZOO_LOCKED=FILE``."""
         listed = os.environ.get("ZOO_PLUGINS")
         only = None if listed is None else frozenset(name.strip() for name in listed.split(",") if name.strip())
-        return cls(third_party, only, frozenset(disabled))
+        if lock is None and "ZOO_LOCKED" in os.environ:
+            if not os.environ["ZOO_LOCKED"]:
+                raise UsageError("names no file", "ZOO_LOCKED", "name a lock, or unset it")
+            lock = Path(os.environ["ZOO_LOCKED"])
+        return cls(third_party, only, frozenset(disabled), lock)
 
     def allows(self, name: str, *, built_in: bool) -> bool:
         """Whether the plugin ``name`` may be imported."""
         if name in self.disabled:
             return False
         return built_in or (self.third_party and (self.only is None or name in self.only))
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Raise :class:`UsageError` for a name of no plugin: misspelt, it would not keep out what it was to."""
+        for name in sorted((self.only or frozenset()) | self.disabled):
+            if name not in known:
+                raise UsageError(f"no plugin {name!r}", "ZOO_PLUGINS or -P", nearest(name, known))
 
 
 @dataclass
@@ -112,9 +128,11 @@ class Plugins:
     def __init__(self, selection: Selection) -> None:
         self.all = sorted(_discover(), key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
         known = {plugin.name for plugin in self.all}
-        for name in sorted((selection.only or frozenset()) | selection.disabled):
-            if name not in known:
-                raise UsageError(f"no plugin {name!r}", "ZOO_PLUGINS or -P", nearest(name, known))
+        if selection.lock is not None:
+            from zoo import lock  # hashing is for those who ask for it
+
+            known |= lock.check(selection.lock, selection, self.all)
+        selection.check_names(known)
         manager = pluggy.PluginManager("zoo")
         manager.add_hookspecs(hookspecs)
         for plugin in self.all:
@@ -356,3 +374,11 @@ def active() -> Plugins:
     if _active is None:
         _active = Plugins(_selection or Selection.from_environment())
     return _active
+
+
+def allowed() -> list[Plugin]:
+    """The third-party plugins that the selection in force lets in, found without importing any."""
+    selection = _selection or Selection.from_environment()
+    found = list(_discover())
+    selection.check_names({plugin.name for plugin in found})
+    return [plugin for plugin in found if not plugin.built_in and selection.allows(plugin.name, built_in=False)]
