@@ -112,6 +112,7 @@ def isolated(
     """Every test starts in an empty directory, without the user's presets and choice of plugins."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user")))
     monkeypatch.delenv("ZOO_PLUGINS", raising=False)
+    monkeypatch.delenv("ZOO_LOCKED", raising=False)
     monkeypatch.chdir(tmp_path)
     plugins.select(plugins.Selection())
     yield
@@ -143,6 +144,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
                 patch.setenv("XDG_CONFIG_HOME", str(folder / "user"))
                 patch.delenv("ZOO_PLUGINS", raising=False)
+                patch.delenv("ZOO_LOCKED", raising=False)
                 patch.chdir(folder)
                 assert cli.main(["build", name, "-o", str(folder / name), *options]) == 0
             plugins.select(plugins.Selection())

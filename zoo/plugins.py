@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from zoo import loading
@@ -24,6 +25,7 @@ __all__ = [
     "Selection",
     "ZooWarning",
     "active",
+    "allowed",
     "blame",
     "clash",
     "deprecated",
@@ -31,6 +33,8 @@ __all__ = [
     "select",
 ]
 
+LOCK = "zoo.lock"
+"""The lock where no other is named."""
 Named = TypeVar("Named", bound=Exporter | Task)
 
 
@@ -42,19 +46,33 @@ class Selection:
     only: frozenset[str] | None = None
     """Third parties to load, by plugin name; None loads all. Built-ins are not affected."""
     disabled: frozenset[str] = frozenset()
+    lock: Path | None = None
+    """The lock that third parties are held to; None holds them to none."""
 
     @classmethod
-    def from_environment(cls, *, third_party: bool = True, disabled: Iterable[str] = ()) -> Selection:
-        """The selection of the command line's options and of ``ZOO_PLUGINS=a,b``."""
+    def from_environment(
+        cls, *, third_party: bool = True, disabled: Iterable[str] = (), lock: Path | None = None
+    ) -> Selection:
+        """The selection of the command line's options, of ``ZOO_PLUGINS=a,b`` and of ``ZOO_LOCKED=FILE``."""
         listed = os.environ.get("ZOO_PLUGINS")
         only = None if listed is None else frozenset(name.strip() for name in listed.split(",") if name.strip())
-        return cls(third_party, only, frozenset(disabled))
+        if lock is None and "ZOO_LOCKED" in os.environ:
+            if not os.environ["ZOO_LOCKED"]:
+                raise UsageError("names no file", "ZOO_LOCKED", "name a lock, or unset it")
+            lock = Path(os.environ["ZOO_LOCKED"])
+        return cls(third_party, only, frozenset(disabled), lock)
 
     def allows(self, name: str, *, built_in: bool) -> bool:
         """Whether the plugin ``name`` may be imported."""
         if name in self.disabled:
             return False
         return built_in or (self.third_party and (self.only is None or name in self.only))
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Raise :class:`UsageError` for a name of no plugin: misspelt, it would not keep out what it was to."""
+        for name in sorted((self.only or frozenset()) | self.disabled):
+            if name not in known:
+                raise UsageError(f"no plugin {name!r}", "ZOO_PLUGINS or -P", nearest(name, known))
 
 
 class Plugins:
@@ -63,9 +81,11 @@ class Plugins:
     def __init__(self, selection: Selection, *, retry: bool = False) -> None:
         self.all = discover()
         known = {plugin.name for plugin in self.all}
-        for name in sorted((selection.only or frozenset()) | selection.disabled):
-            if name not in known:
-                raise UsageError(f"no plugin {name!r}", "ZOO_PLUGINS or -P", nearest(name, known))
+        if selection.lock is not None:
+            from zoo import lock  # hashing is for those who ask for it
+
+            known |= lock.check(selection.lock, selection, self.all)
+        selection.check_names(known)
         for plugin in self.all:
             if not selection.allows(plugin.name, built_in=plugin.built_in):
                 plugin.status = "disabled"
@@ -219,3 +239,11 @@ def active(*, retry: bool = False) -> Plugins:
     if _active is None or retry:
         _active = Plugins(_selection or Selection.from_environment(), retry=retry)
     return _active
+
+
+def allowed() -> list[Plugin]:
+    """The third-party plugins that the selection in force lets in, found without importing any."""
+    selection = _selection or Selection.from_environment()
+    found = discover()
+    selection.check_names({plugin.name for plugin in found})
+    return [plugin for plugin in found if not plugin.built_in and selection.allows(plugin.name, built_in=False)]

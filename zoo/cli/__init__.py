@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -71,12 +72,14 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="zoo")
 @click.option("--no-plugins", is_flag=True, help="Load the built-in plugins only.")
 @click.option("-P", "plugin_options", metavar="no:NAME", multiple=True, help="Do not load the plugin NAME.")
+@click.option("--locked", is_flag=True, help=f"Hold the plugins to ./{plugins.LOCK}, which zoo plugins freeze writes.")
+@click.option("--lock", metavar="FILE", type=click.Path(path_type=Path), help="Hold the plugins to this lock.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the warnings of libraries.")
 def cli(**_: Any) -> None:
     """Pick or write a transformer, get its weights, and an ONNX model shown to equal it."""
 
 
-def _select(no_plugins: bool, plugin_options: Sequence[str], debug: bool) -> None:
+def _select(no_plugins: bool, plugin_options: Sequence[str], locked: bool, lock: Path | None, debug: bool) -> None:
     disabled = []
     for option in plugin_options:
         prefix, _, name = option.partition(":")
@@ -85,7 +88,9 @@ def _select(no_plugins: bool, plugin_options: Sequence[str], debug: bool) -> Non
         disabled.append(name)
     if debug:
         warnings.simplefilter("default")
-    plugins.select(plugins.Selection.from_environment(third_party=not no_plugins, disabled=disabled))
+    if locked and lock is None:  # no value that may be left out: ``zoo --locked list`` would take the command for it
+        lock = Path(plugins.LOCK)
+    plugins.select(plugins.Selection.from_environment(third_party=not no_plugins, disabled=disabled, lock=lock))
 
 
 def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 import click
 
-from zoo import plugins
+from zoo import lock, plugins
 from zoo.cli.output import columns, emit_json, json_option
 from zoo.loading import CONTRIBUTIONS
 from zoo.plugins import Plugin
@@ -64,3 +67,22 @@ def list_plugins(as_json: bool) -> None:
         ],
         right=[4],
     )
+
+
+@command.command()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=plugins.LOCK, show_default=True, help="File to make."
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@json_option
+def freeze(output: Path, force: bool, as_json: bool) -> None:
+    """Write a lock of the third-party plugins, for zoo --locked.
+
+    No plugin is imported. Each distribution is compared with its own RECORD first; -P no:NAME leaves one out.
+    """
+    frozen = lock.freeze(plugins.allowed())
+    lock.write(output, frozen, force=force)
+    if as_json:
+        emit_json("plugins.freeze", {"file": str(output), "distributions": [asdict(locked) for locked in frozen]})
+        return
+    click.echo(f"{output}: {', '.join(f'{locked.name} {locked.version}' for locked in frozen) or 'no plugins'}")
