@@ -61,7 +61,7 @@ def restart() -> plugins.Plugins:
 
 
 def test_a_third_party_is_not_imported_until_it_is_used(install, zoo) -> None:
-    """Other models' commands never import it. To list its presets takes its configurations, once; its own use, more."""
+    """Neither for other models, nor to list its own."""
     folder = install("zoo-acme", None)
     (folder / "zoo_acme").mkdir()
     code = architectures(f"[{architecture('acme')}]") + "@zoo.hookimpl\ndef zoo_presets():\n"
@@ -78,11 +78,10 @@ def test_a_third_party_is_not_imported_until_it_is_used(install, zoo) -> None:
         return found
 
     assert zoo("show", "gpt-tiny").status == zoo("plugins", "list").status == 0
-    assert imported() == set()
     assert "acme-tiny" in zoo("list").out
+    assert imported() == set()
+    assert zoo("show", "acme-tiny").status == 0
     assert imported() == {"zoo_acme", "zoo_acme.config"}
-    assert "acme-tiny" in zoo("list").out
-    assert imported() == set()
     assert zoo("build", "acme-tiny").status == 0
     assert imported() == {"zoo_acme", "zoo_acme.config", "zoo_acme.model"}
 
@@ -289,19 +288,36 @@ def test_a_list_follows_from_the_files(install, zoo) -> None:
     Path("zoo.toml").write_text("schema = 1\n[models.zoo-acme-tiny]\nconfig = { hidden_size = 3 }\n")
     assert listed() == 260 * 3
     (folder / "zoo_acme_config.py").write_text(CONFIG.replace("embedding(", "embedding(2 * "))
-    sys.modules.pop("zoo_acme_config")
-    importlib.invalidate_caches()
     assert listed() == 2 * 260 * 3
 
 
 def test_a_memo_keeps_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "_KEPT", 2)
-    for facts in (["a", 1], ["b", 2], ["c", 3], ["d", 4]):
+    for number in range(4):
         memo = cache.Memo("m")
-        assert memo.get(facts, lambda facts=facts: facts[1]) == facts[1]
+        assert memo.get(["facts", number]) is None
+        assert memo.put(["facts", number], 10 * number) == memo.get(["facts", number]) == 10 * number
+        assert memo.put(None, "nothing to remember it by") == "nothing to remember it by"
         memo.keep()
     memo = cache.Memo("m")
-    assert [memo.get([name, number], lambda: None) for name, number in (("b", 2), ("c", 3), ("d", 4))] == [2, 3, 4]
-    assert memo.get(["a", 1], lambda: None) is None
+    assert [memo.get(["facts", number]) for number in range(4)] == [None, 10, 20, 30]
+    assert memo.get(None) is None
     assert len(json.loads(cache.read("m") or b"")) == 3
+
+
+def test_a_configuration_that_hangs_or_exits_is_unavailable_and_no_more(
+    install, zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list needs its size, which is computed where it can do no harm."""
+    monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "2")
+    healthy = zoo("list").out
+    plugin(install, "zoo-aaa", config="import time\ntime.sleep(600)\n")
+    plugin(install, "zoo-bbb", config="import os\nos._exit(0)\n")
+    plugin(install, "zoo-ccc", version="3.1.4", config="1 / 0\n")
+    listed = zoo("list", "--json").json["models"]
+    reasons = {model["name"]: model["reason"] for model in listed if not model["available"]}
+    assert reasons["zoo-aaa-tiny"].endswith("cannot configure zoo-aaa-tiny (did not finish within 2 s)")
+    assert reasons["zoo-bbb-tiny"].endswith("cannot configure zoo-bbb-tiny (ended the process with status 0)")
+    assert reasons["zoo-ccc-tiny"].startswith("plugin 'zoo-ccc' (zoo-ccc 3.1.4) cannot load")
+    assert zoo("--no-plugins", "list").out == healthy

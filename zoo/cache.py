@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,11 +68,18 @@ class Memo:
         self._known: dict[str, Any] = json.loads(data) if data is not None else {}
         self._used: dict[str, Any] = {}
 
-    def get(self, facts: Any, compute: Callable[[], Any]) -> Any:
-        """What was computed from these facts, now or in an earlier process."""
-        key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
-        self._used[key] = self._known[key] if key in self._known else compute()
-        return self._used[key]
+    def get(self, facts: Any) -> Any:
+        """What was put for these facts, now or in an earlier process; None for facts that nobody knows."""
+        key = _key(facts)
+        if key in self._known:
+            self._used[key] = self._known[key]
+        return self._used.get(key)
+
+    def put(self, facts: Any, value: Any) -> Any:
+        """Remember a value, and return it. Without facts, which are None, nothing is remembered."""
+        if facts is not None:
+            self._used[_key(facts)] = value
+        return value
 
     def keep(self) -> None:
         """Keep what was asked for, and of the rest the latest."""
@@ -81,3 +87,7 @@ class Memo:
             rest = [item for item in self._known.items() if item[0] not in self._used]
             kept = dict(rest[-_KEPT:]) | self._used
             write(self._name, json.dumps(kept).encode())
+
+
+def _key(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()

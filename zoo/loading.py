@@ -30,7 +30,7 @@ from zoo.errors import PluginError, UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
 from zoo.presets import Preset, read_presets
 
-__all__ = ["CONTRIBUTIONS", "HEAVY", "load", "read"]
+__all__ = ["CONTRIBUTIONS", "HEAVY", "load", "read", "seconds"]
 
 CONTRIBUTIONS: Mapping[str, type[Any]] = {
     "architectures": Architecture,
@@ -135,14 +135,14 @@ def _collect(manager: pluggy.PluginManager, key: str, hook: str, kind: type[Any]
 
 def _read_elsewhere(plugins: Iterable[Plugin]) -> None:
     """Read plugins in another process, and in a new one after each that leaves something behind there."""
-    seconds = _seconds()
+    limit = seconds()
     waiting = {plugin.key: plugin for plugin in plugins}
     while waiting:
         jobs = {
             key: {name: getattr(plugin, name) for name in ("name", "module", "distribution", "version")}
             for key, plugin in waiting.items()
         }
-        for outcome in isolation.run("zoo.loading:report", jobs, seconds=seconds, environment={"ZOO_PLUGINS": ""}):
+        for outcome in isolation.run("zoo.loading:report", jobs, seconds=limit, environment={"ZOO_PLUGINS": ""}):
             plugin = waiting.pop(outcome.job)
             if outcome.failure is not None:
                 plugin.status, plugin.reason = "broken", f"{outcome.failure} while it was loaded"
@@ -208,7 +208,8 @@ def _with_tuples(item: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in item.items()}
 
 
-def _seconds() -> float:
+def seconds() -> float:
+    """How long a plugin's code may take in a process of its own."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return _SECONDS

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo import __version__, plugins
+from zoo import __version__, isolation, loading, plugins
 from zoo.cache import Memo
 from zoo.config import Config
 from zoo.contract import Architecture, Graph
@@ -132,6 +133,48 @@ def _description(entries: Sequence[Preset]) -> str:
     return next((entry.description for entry in reversed(entries) if entry.description), "")
 
 
+class _Gathered(NamedTuple):
+    """Every entry that shapes a preset, the weakest first, and the architecture that it is of."""
+
+    entries: Sequence[Preset]
+    plugin: Plugin
+    architecture: Architecture
+
+
+def _make_spec(
+    name: str, gathered: _Gathered, settings: Sequence[str] = (), values: Mapping[str, Any] | None = None
+) -> ModelSpec:
+    """What entries, values and settings make of an architecture, each overriding those before it."""
+    entries, plugin, architecture = gathered
+    short = name.rpartition(":")[2]
+    cls = config_class(plugin, architecture)
+    origins: dict[str, list[Origin]] = {}
+    with blame(plugin, f"cannot configure {short}"):
+        for entry in entries:
+            for key, value in entry.config.items():
+                origins.setdefault(key, []).append(Origin(cls.check_field(key, value, entry.where), entry.where))
+        for key, value in (values or {}).items():
+            origins.setdefault(key, []).append(Origin(cls.check_field(key, value, name), "argument"))
+        for setting in settings:
+            key, separator, text = setting.partition("=")
+            if not separator:
+                raise UsageError(f"{setting!r} is not key=value", "--set")
+            origins.setdefault(key, []).append(Origin(cls.parse_setting(key, text), f"--set {setting}"))
+        where = " ".join([name, *(f"--set {setting}" for setting in settings)]) if settings else entries[-1].where
+        config = cls.from_dict({key: given[-1].value for key, given in origins.items()}, where)
+        for key, value in config.to_dict().items():
+            origins.setdefault(key, [Origin(value, DEFAULT)])
+    return ModelSpec(
+        name=short,
+        plugin=plugin,
+        architecture=architecture,
+        config=config,
+        description=_description(entries),
+        tokenizer=next((entry.tokenizer for entry in reversed(entries) if entry.tokenizer), None),
+        origins=origins,
+    )
+
+
 class Registry:
     """Every preset of the built-in file, the plugins, the user and the project, in that order of precedence."""
 
@@ -159,37 +202,10 @@ class Registry:
         Raises :class:`UsageError` for an unknown name, key or value and :class:`PluginError` when no plugin, or
         more than one, provides what is asked for.
         """
-        entries, plugin, architecture = self._gather(name)
-        short = name.rpartition(":")[2]
-        cls = config_class(plugin, architecture)
-        origins: dict[str, list[Origin]] = {}
-        with blame(plugin, f"cannot configure {short}"):
-            for entry in entries:
-                for key, value in entry.config.items():
-                    origins.setdefault(key, []).append(Origin(cls.check_field(key, value, entry.where), entry.where))
-            for key, value in (values or {}).items():
-                origins.setdefault(key, []).append(Origin(cls.check_field(key, value, name), "argument"))
-            for setting in settings:
-                key, separator, text = setting.partition("=")
-                if not separator:
-                    raise UsageError(f"{setting!r} is not key=value", "--set")
-                origins.setdefault(key, []).append(Origin(cls.parse_setting(key, text), f"--set {setting}"))
-            where = " ".join([name, *(f"--set {setting}" for setting in settings)]) if settings else entries[-1].where
-            config = cls.from_dict({key: given[-1].value for key, given in origins.items()}, where)
-            for key, value in config.to_dict().items():
-                origins.setdefault(key, [Origin(value, DEFAULT)])
-        return ModelSpec(
-            name=short,
-            plugin=plugin,
-            architecture=architecture,
-            config=config,
-            description=_description(entries),
-            tokenizer=next((entry.tokenizer for entry in reversed(entries) if entry.tokenizer), None),
-            origins=origins,
-        )
+        return _make_spec(name, self._gather(name), settings, values)
 
-    def _gather(self, name: str) -> tuple[list[Preset], Plugin, Architecture]:
-        """Every entry that shapes ``name``, and the architecture that it is of. No plugin is imported."""
+    def _gather(self, name: str) -> _Gathered:
+        """What a preset is made from. No plugin is imported."""
         owner = name.rpartition(":")[0]
         entries = self._chain(name)
         arch, arch_where = next(((entry.arch, entry.where) for entry in reversed(entries) if entry.arch), ("", ""))
@@ -198,7 +214,7 @@ class Registry:
         if owner and f"{owner}:{arch}" in self.plugins.qualified_names():
             arch = f"{owner}:{arch}"
         plugin, architecture = self.plugins.architecture(arch, arch_where)
-        return entries, plugin, architecture
+        return _Gathered(entries, plugin, architecture)
 
     def _chain(self, name: str) -> list[Preset]:
         """Every entry that shapes ``name``, the weakest first: the base's chain, then each layer's own entry."""
@@ -240,43 +256,96 @@ class Registry:
         What is known of a preset from an earlier search holds as long as its values, and its plugin's files, do: then
         no configuration is imported.
         """
-        found: list[Summary | tuple[str, ZooError]] = []
         unfiltered = (task, architecture, min_parameters, max_parameters) == (None,) * 4
-        memo = Memo("presets")
-        for name in self.names():
-            if not fnmatchcase(name, pattern):
-                continue
-            try:
-                summary = self._summarize(name, memo)
-                if (min_parameters, max_parameters) != (None, None) and summary.parameters is None:
-                    summary = replace(summary, parameters=self.resolve(name).parameters())
-                if (
-                    task in (None, summary.task)
-                    and architecture in (None, summary.architecture)
-                    and (min_parameters is None or (summary.parameters or 0) >= min_parameters)
-                    and (max_parameters is None or (summary.parameters or 0) <= max_parameters)
-                ):
-                    found.append(summary)
-            except ZooError as error:
+        found: list[Summary | tuple[str, ZooError]] = []
+        for name, summary in self._summarize([name for name in self.names() if fnmatchcase(name, pattern)]).items():
+            if isinstance(summary, ZooError):
                 if unfiltered:
-                    found.append((name, error))
-        memo.keep()
+                    found.append((name, summary))
+                continue
+            if (min_parameters, max_parameters) != (None, None) and summary.parameters is None:
+                summary = replace(summary, parameters=self.resolve(name).parameters())
+            if (
+                task in (None, summary.task)
+                and architecture in (None, summary.architecture)
+                and (min_parameters is None or (summary.parameters or 0) >= min_parameters)
+                and (max_parameters is None or (summary.parameters or 0) <= max_parameters)
+            ):
+                found.append(summary)
         return found
 
-    def _summarize(self, name: str, memo: Memo) -> Summary:
-        entries, plugin, architecture = self._gather(name)
+    def _summarize(self, names: Sequence[str]) -> dict[str, Summary | ZooError]:
+        """Task and size of presets, or why they cannot be had.
 
-        def compute() -> tuple[str, int | None]:
-            spec = self.resolve(name)
-            return spec.task, spec.cost.parameters if spec.cost else None
+        What was found out earlier holds as long as a preset's values, and its plugin's files, do. Otherwise the
+        configuration is imported: a third party's in another process, since it may do there what it likes.
+        """
+        memo = Memo("presets")
+        found: dict[str, Summary | ZooError] = {}
+        unknown: dict[str, _Gathered] = {}
+        for name in names:
+            try:
+                gathered = self._gather(name)
+                size = memo.get(_facts(gathered))
+                if size is None and gathered.plugin.built_in:
+                    size = memo.put(_facts(gathered), _size(_make_spec(name, gathered)))
+                if size is None:
+                    unknown[name] = gathered
+                else:
+                    found[name] = _summary(name, gathered, size)
+            except ZooError as error:
+                found[name] = error
+        jobs = {name: _plain(gathered) for name, gathered in unknown.items()}
+        for outcome in isolation.run("zoo.registry:measure", jobs, seconds=loading.seconds()) if jobs else ():
+            gathered = unknown[outcome.job]
+            name, value = outcome.job, outcome.value
+            if outcome.failure is not None:
+                found[name] = PluginError(f"{gathered.plugin} cannot configure {name} ({outcome.failure})")
+            elif "error" in value:
+                found[name] = (UsageError if value["usage"] else PluginError)(value["error"])
+            else:
+                found[name] = _summary(name, gathered, memo.put(_facts(gathered), value["size"]))
+        memo.keep()
+        return {name: found[name] for name in names}
 
-        own = architecture.config.partition(".")[0] == plugin.module.partition(".")[0]
-        if own and plugin.fingerprint is not None:
-            facts = (plugin.fingerprint, architecture.config, [dict(entry.config) for entry in entries])
-            task, parameters = memo.get(facts, compute)
-        else:  # its fingerprint says nothing of the configuration's module
-            task, parameters = compute()
-        return Summary(name, architecture.name, task, parameters, plugin, _description(entries))
+
+def _facts(gathered: _Gathered) -> Any:
+    """What task and size of a preset follow from; None where its plugin's fingerprint does not tell."""
+    plugin, architecture = gathered.plugin, gathered.architecture
+    own = architecture.config.partition(".")[0] == plugin.module.partition(".")[0]
+    if plugin.fingerprint is None or not own:
+        return None
+    return plugin.fingerprint, architecture.config, [dict(entry.config) for entry in gathered.entries]
+
+
+def _size(spec: ModelSpec) -> tuple[str, int | None]:
+    return spec.task, spec.cost.parameters if spec.cost else None
+
+
+def _summary(name: str, gathered: _Gathered, size: tuple[str, int | None]) -> Summary:
+    return Summary(name, gathered.architecture.name, *size, gathered.plugin, _description(gathered.entries))
+
+
+def _plain(gathered: _Gathered) -> dict[str, Any]:
+    """As JSON, for another process."""
+    plugin = {name: getattr(gathered.plugin, name) for name in ("name", "module", "distribution", "version")}
+    data = {
+        "plugin": plugin,
+        "architecture": asdict(gathered.architecture),
+        "entries": [asdict(entry) for entry in gathered.entries],
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    return plain
+
+
+def measure(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Task and size of a preset, in the process that may import its configuration."""
+    entries = [Preset(**entry) for entry in data["entries"]]
+    gathered = _Gathered(entries, Plugin(**data["plugin"]), Architecture(**data["architecture"]))
+    try:
+        return {"size": _size(_make_spec(name, gathered))}
+    except ZooError as error:
+        return {"error": str(error), "usage": isinstance(error, UsageError)}
 
 
 def registry() -> Registry:
