@@ -16,7 +16,8 @@ import pytest
 
 from zoo import PluginError, UsageError, __version__, load, plugins
 from zoo.plugins import BUILT_IN, Plugins, Selection
-from zoo.registry import registry, user_presets
+from zoo.presets import user_presets
+from zoo.registry import registry
 
 CONFIG = """
 from dataclasses import dataclass

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from zoo import PluginError, UsageError
-from zoo.registry import Summary, built_in_presets, registry, user_presets
+from zoo.presets import built_in_presets, user_presets
+from zoo.registry import Summary, registry
 
 BUILT_IN = tomllib.loads(built_in_presets().read_text(encoding="utf-8"))["models"]
 # Each class of error, and a preset of a user's that runs into it.

@@ -17,6 +17,7 @@ from zoo import loading
 from zoo.contract import Architecture, Command, Exporter, Importer, Task
 from zoo.discovery import BUILT_IN, Plugin, ZooWarning, blame, deprecated, discover
 from zoo.errors import PluginError, UsageError, nearest
+from zoo.presets import known_provider
 
 __all__ = [
     "BUILT_IN",
@@ -128,7 +129,7 @@ class Plugins:
         if not found:
             broken = [str(plugin) for plugin in self.all if plugin.status == "broken"]
             disabled = [plugin.name for plugin in self.all if plugin.status == "disabled"]
-            hint = nearest(short, self.architecture_names())
+            hint = known_provider(short) or nearest(short, self.architecture_names())
             if broken or disabled:
                 hint = f"broken: {', '.join(broken) or 'none'}; disabled: {', '.join(disabled) or 'none'}"
             raise PluginError(f"no plugin provides the architecture {name!r}", where, hint)
@@ -145,6 +146,7 @@ class Plugins:
             raise clash("importer", kind, [plugin for plugin, _ in found], where)
         if not found:
             hint = f"known: {', '.join(known)}; a plugin adds one with the hook zoo_importers"
+            hint = known_provider(kind) or hint
             raise UsageError(f"no importer for model_type {kind!r}", where, hint)
         return found[0]
 
@@ -179,7 +181,7 @@ class Plugins:
             raise clash("command", name, [plugin for plugin, _ in found])
         if not found:
             known = {*own, *(item.name for _, item in self.commands())}
-            raise UsageError(f"No such command {name!r}", None, nearest(name, known))
+            raise UsageError(f"No such command {name!r}", None, known_provider(name) or nearest(name, known))
         return found[0]
 
     def _named(
@@ -191,7 +193,8 @@ class Plugins:
             raise clash(kind, name, [plugin for plugin, _ in found])
         if not found:
             lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
-            hint = "; ".join([nearest(name, {item.name for _, item in provided}), *lost])
+            known = known_provider(name) or nearest(name, {item.name for _, item in provided})
+            hint = "; ".join([known, *lost])
             raise (PluginError if lost else UsageError)(absent, where, hint)
         return found[0]
 

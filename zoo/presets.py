@@ -1,16 +1,24 @@
-"""Preset files: TOML tables of models, one architecture and a few configuration values each."""
+"""Preset files: TOML tables of models, one architecture and a few configuration values each, and of known packages."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zoo.errors import UsageError, nearest
 
-__all__ = ["Preset", "read_presets"]
+__all__ = [
+    "Preset",
+    "built_in_presets",
+    "known_provider",
+    "preset_layers",
+    "project_presets",
+    "read_presets",
+    "user_presets",
+]
 
 SCHEMA = 1
 
@@ -42,29 +50,40 @@ def read_presets(path: Path, label: str | None = None) -> dict[str, Preset]:
     Anything it should not hold is a :class:`UsageError` that names file, key and the nearest name.
     """
     source = label or str(path)
+    tables = _read_tables(path, source)
+    return {name: _read_preset(name, table, source) for name, table in tables["models"].items()}
+
+
+def _read_tables(path: Path, source: str) -> dict[str, dict[str, Any]]:
+    """The tables ``models`` and ``packages`` of a file."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read ({error.strerror})", source) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not valid TOML ({error})", source) from error
+    keys = {"models": "a model", "packages": "a package"}
     for key in data:
-        if key not in ("schema", "models"):
-            raise UsageError(f"unknown key {key!r}", source, nearest(key, ["schema", "models"]))
+        if key != "schema" and key not in keys:
+            raise UsageError(f"unknown key {key!r}", source, nearest(key, ["schema", *keys]))
     if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
         raise UsageError(f"schema must be {SCHEMA}, got {data.get('schema')!r}", source)
-    models = data.get("models", {})
-    if not isinstance(models, dict):
-        raise UsageError("models must be a table", source, "write [models.NAME]")
-    return {name: _read_preset(name, table, source) for name, table in models.items()}
+    for key, what in keys.items():
+        tables = data.setdefault(key, {})
+        if not isinstance(tables, dict):
+            raise UsageError(f"{key} must be a table", source, f"write [{key}.NAME]")
+        for name, table in tables.items():
+            where = f"{source} [{key}.{name}]"
+            if not isinstance(table, dict):
+                raise UsageError(f"{what} must be a table", where)
+            if not name or not all(character.isalnum() or character in "-_." for character in name) or name[0] in "-.":
+                bad = f"bad {what.removeprefix('a ')} name {name!r}"
+                raise UsageError(bad, where, "use letters, digits, '-', '_' and '.'")
+    return data
 
 
-def _read_preset(name: str, table: object, source: str) -> Preset:
+def _read_preset(name: str, table: Mapping[str, Any], source: str) -> Preset:
     where = f"{source} [models.{name}]"
-    if not isinstance(table, dict):
-        raise UsageError("a model must be a table", where)
-    if not name or not all(character.isalnum() or character in "-_." for character in name) or name[0] in "-.":
-        raise UsageError(f"bad model name {name!r}", where, "use letters, digits, '-', '_' and '.'")
     for key, value in table.items():
         if key not in _KEYS:
             raise UsageError(f"unknown key {key!r}", where, nearest(key, _KEYS))
@@ -72,3 +91,44 @@ def _read_preset(name: str, table: object, source: str) -> Preset:
             wanted = "a table" if _KEYS[key] is dict else "a string"
             raise UsageError(f"{key} must be {wanted}, got {value!r}", where)
     return Preset(name=name, source=source, **table)
+
+
+def built_in_presets() -> Path:
+    """registry.toml: beside this module in a wheel, in the repository root in an editable install."""
+    packaged = Path(__file__).with_name("registry.toml")
+    return packaged if packaged.exists() else packaged.parent.parent / "registry.toml"
+
+
+def user_presets() -> Path:
+    """The user's own registry.toml, in the platform's configuration directory."""
+    import click
+
+    return Path(click.get_app_dir("zoo")) / "registry.toml"
+
+
+def project_presets() -> Path | None:
+    """``zoo.toml`` of the nearest directory at or above the current one."""
+    here = Path.cwd()
+    return next((path for folder in (here, *here.parents) if (path := folder / "zoo.toml").is_file()), None)
+
+
+def preset_layers() -> Iterator[tuple[Path, str | None]]:
+    """zoo's own file, the user's and the project's, as far as they exist, weakest first, with what each is called."""
+    yield built_in_presets(), "built-in registry.toml"
+    for path in (user_presets(), project_presets()):
+        if path is not None and path.is_file():
+            yield path, None
+
+
+def known_provider(name: str) -> str | None:
+    """How to install a package that is known to provide ``name``: the tables ``[packages.DISTRIBUTION]`` say so."""
+    for path, label in preset_layers():
+        source = label or str(path)
+        for package, table in _read_tables(path, source)["packages"].items():
+            names, install = table.get("provides"), table.get("install")
+            if not isinstance(names, list) or not isinstance(install, str) or len(table) > 2:
+                where = f"{source} [packages.{package}]"
+                raise UsageError("a package has the keys provides, a list of names, and install, a string", where)
+            if name in names:
+                return f"{package} provides it: {install}"
+    return None

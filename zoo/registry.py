@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zoo import __version__, isolation, loading, plugins
@@ -19,7 +18,7 @@ from zoo.cost import Cost
 from zoo.discovery import DISTRIBUTION
 from zoo.errors import PluginError, UsageError, ZooError, nearest
 from zoo.plugins import Plugin, Plugins, blame, clash
-from zoo.presets import Preset, read_presets
+from zoo.presets import Preset, known_provider, preset_layers, read_presets
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,25 +109,6 @@ def config_class(plugin: Plugin, architecture: Architecture) -> type[Config]:
     return cls
 
 
-def built_in_presets() -> Path:
-    """registry.toml: beside this module in a wheel, in the repository root in an editable install."""
-    packaged = Path(__file__).with_name("registry.toml")
-    return packaged if packaged.exists() else packaged.parent.parent / "registry.toml"
-
-
-def user_presets() -> Path:
-    """The user's own registry.toml, in the platform's configuration directory."""
-    import click
-
-    return Path(click.get_app_dir("zoo")) / "registry.toml"
-
-
-def project_presets() -> Path | None:
-    """``zoo.toml`` of the nearest directory at or above the current one."""
-    here = Path.cwd()
-    return next((path for folder in (here, *here.parents) if (path := folder / "zoo.toml").is_file()), None)
-
-
 def _description(entries: Sequence[Preset]) -> str:
     return next((entry.description for entry in reversed(entries) if entry.description), "")
 
@@ -181,16 +161,15 @@ class Registry:
     def __init__(self, loaded: Plugins) -> None:
         self.plugins = loaded
         own = Plugin("zoo", "zoo", DISTRIBUTION, __version__, built_in=True)
-        own.presets = read_presets(built_in_presets(), "built-in registry.toml")
+        files = [read_presets(path, label) for path, label in preset_layers()]
+        own.presets = files[0]
         self._providers: dict[str, list[Plugin]] = {}
         self._layers: list[Mapping[str, Preset]] = []
         for plugin in (own, *loaded.loaded()):
             self._layers.append(plugin.presets)
             for name in plugin.presets:
                 self._providers.setdefault(name, []).append(plugin)
-        for path in (user_presets(), project_presets()):
-            if path is not None and path.is_file():
-                self._layers.append(read_presets(path))
+        self._layers += files[1:]
 
     def names(self) -> list[str]:
         """Every preset's name, sorted."""
@@ -228,7 +207,8 @@ class Registry:
             entries = self._entries(base)
             if not entries:
                 where = f"base of {chain[0].where}" if chain else None
-                raise UsageError(f"unknown model {base!r}", where, nearest(base, self.names()))
+                remedy = known_provider(base) or nearest(base, self.names())
+                raise UsageError(f"unknown model {base!r}", where, remedy)
             chain, seen = [*entries, *chain], [*seen, base]
             base = next((entry.base for entry in reversed(entries) if entry.base), None)
         return chain

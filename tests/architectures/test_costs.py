@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from zoo.presets import read_presets
-from zoo.registry import ModelSpec, built_in_presets, registry
+from zoo.presets import built_in_presets, read_presets
+from zoo.registry import ModelSpec, registry
 
 # Parameters of the published checkpoints, and of the same shapes in transformers.
 PUBLISHED = [

@@ -14,7 +14,7 @@ import pytest
 
 from zoo import ZooError, __version__
 from zoo.cli import COMMANDS, list_command
-from zoo.registry import user_presets
+from zoo.presets import user_presets
 
 MAIN = "from zoo.cli import run; run()"  # as the console script does
 

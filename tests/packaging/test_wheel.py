@@ -25,7 +25,7 @@ def test_registry_travels_in_the_wheel(run, environment: Path) -> None:
         presets = tomllib.load(file)["models"]
     names = {model["name"] for model in listed["models"]}
     assert set(presets) <= names
-    where = run("python", "-c", "from zoo.registry import built_in_presets; print(built_in_presets())").stdout
+    where = run("python", "-c", "from zoo.presets import built_in_presets; print(built_in_presets())").stdout
     assert where.startswith(str(environment))
 
 
