@@ -178,14 +178,17 @@ def test_modes_follow_the_umask(mask: int) -> None:
         with new_directory(TARGET, force=False, replaceable=lambda path: True) as stage:
             write(stage, NEW)
             (stage / "z.txt").chmod(0o600)
+            (stage / "sub").mkdir(mode=0o700)
+            (stage / "sub" / "deep.txt").write_bytes(b"")
+            (stage / "sub" / "deep.txt").chmod(0o600)
         with add_to_directory(TARGET) as stage:
             (stage / "c.txt").write_bytes(b"")
             (stage / "c.txt").chmod(0o777)
     finally:
         os.umask(previous)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in TARGET.iterdir()}
-    assert modes == dict.fromkeys(("z.txt", "c.txt", "manifest.json"), 0o666 & ~mask)
-    assert stat.S_IMODE(TARGET.stat().st_mode) == 0o777 & ~mask
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (TARGET, *TARGET.rglob("*"))}
+    files = dict.fromkeys(("z.txt", "c.txt", "manifest.json", "deep.txt"), 0o666 & ~mask)
+    assert modes == {**files, **dict.fromkeys(("target", "sub"), 0o777 & ~mask)}
 
 
 def attempts(

@@ -32,20 +32,22 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def new_directory(target: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+def new_directory(
+    target: Path, *, force: bool, replaceable: Callable[[Path], bool], kind: str = "a model directory"
+) -> Iterator[Path]:
     """Yield an empty directory that becomes ``target`` when the block ends, and vanishes if it raises.
 
-    Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not ``replaceable``, and
-    ``StorageError`` when the file system refuses.
+    Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not ``replaceable``, which means not
+    of this ``kind``, and ``StorageError`` when the file system refuses.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow a link that we replace)
     with storage_errors(target):
-        check_target(target, force=force, replaceable=replaceable)
+        check_target(target, force=force, replaceable=replaceable, kind=kind)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _stage(target.parent, f".{target.name}{STAGE}", target) as stage:
             yield stage
             _make_durable(stage)
-            check_target(target, force=force, replaceable=replaceable)
+            check_target(target, force=force, replaceable=replaceable, kind=kind)
             _publish(stage, target)
 
 
@@ -100,7 +102,9 @@ def _finish_commit(directory: Path) -> None:
         commit.rmdir()
 
 
-def check_target(target: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> None:
+def check_target(
+    target: Path, *, force: bool, replaceable: Callable[[Path], bool], kind: str = "a model directory"
+) -> None:
     """Raise :class:`UsageError` unless ``target`` is free, or may be replaced."""
     with storage_errors(target):
         if not (target.is_symlink() or target.exists()):
@@ -108,7 +112,7 @@ def check_target(target: Path, *, force: bool, replaceable: Callable[[Path], boo
         if not force:
             raise UsageError("already exists", target, "use --force to replace it")
         if target.is_symlink() or not replaceable(target):
-            raise UsageError("exists and is not a model directory", target, "choose another place with -o")
+            raise UsageError(f"exists and is not {kind}", target, "choose another place with -o")
 
 
 def check_file_target(target: Path, *, force: bool) -> None:
@@ -169,9 +173,9 @@ def _sweep(parent: Path, prefix: str) -> None:
 
 
 def _make_durable(stage: Path) -> None:
-    mode = stage.stat().st_mode & 0o666  # what the umask leaves; libraries may have chosen less
-    for path in stage.iterdir():
-        path.chmod(mode)
+    mode = stage.stat().st_mode & 0o777  # what the umask leaves; libraries may have chosen less
+    for path in sorted(stage.rglob("*"), reverse=True):  # what a directory holds comes before it
+        path.chmod(mode if path.is_dir() else mode & 0o666)
         _sync(path)
     _sync(stage)
 

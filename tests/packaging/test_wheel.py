@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 from tests.packaging.conftest import ROOT
+from zoo import scaffold
 
 
 def test_top_level_is_three_packages(wheel: Path) -> None:
@@ -17,6 +18,11 @@ def test_top_level_is_three_packages(wheel: Path) -> None:
     for package in top:
         assert f"{package}/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+def test_template_travels_in_the_wheel(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("zoo/template/")}
+    assert names == {f"zoo/template/{file}" for file in scaffold.FILES}
 
 
 def test_registry_travels_in_the_wheel(run, environment: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -86,3 +87,33 @@ def freeze(output: Path, force: bool, as_json: bool) -> None:
         emit_json("plugins.freeze", {"file": str(output), "distributions": [asdict(locked) for locked in frozen]})
         return
     click.echo(f"{output}: {', '.join(f'{locked.name} {locked.version}' for locked in frozen) or 'no plugins'}")
+
+
+@command.command("new")
+@click.argument("name")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to make; NAME by default.")
+@click.option("--force", is_flag=True, help="Replace a plugin that was made this way and has no files beside these.")
+@json_option
+def new_plugin(name: str, output: Path | None, force: bool, as_json: bool) -> None:
+    """Write a distribution with the new architecture NAME: a small decoder that works, to be changed."""
+    from zoo.scaffold import name_plugin, write_plugin
+
+    plugin = name_plugin(name)
+    target = output or Path(name)
+    files = write_plugin(plugin, target, force=force)
+    if as_json:
+        result = {
+            "directory": str(target),
+            "files": files,
+            "distribution": plugin.distribution,
+            "module": plugin.module,
+            "architecture": plugin.name,
+            "preset": plugin.preset,
+        }
+        emit_json("plugins.new", result)
+        return
+    place = target if target.is_absolute() else f"./{target}"  # what pip takes for a directory
+    click.echo(f"{target}: {plugin.distribution}, {len(files)} files. Next:")
+    click.echo(f"pip install -e {shlex.quote(f'{place}[test]')}")
+    click.echo(f"zoo plugins check {plugin.name}")
+    click.echo(f"zoo export {plugin.preset} --onnx")
