@@ -20,6 +20,10 @@ import pytest
 
 from zoo import cli, plugins
 
+THIRD_PARTY = Path(__file__).with_name("third_party")
+"""Distributions of strangers."""
+collect_ignore = [THIRD_PARTY.name]  # their own tests want them installed: see tests/packaging
+
 # The functions through which every change to the disk goes.
 CALLS = {
     "fsync": (os, "fsync"),
@@ -226,3 +230,14 @@ def install(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     yield make
     for name in [name for name in sys.modules if any(name.startswith(module) for module in modules)]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def stranger(install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put a distribution of tests/third_party on the path, as if it were installed."""
+
+    def put(name: str) -> None:
+        install(f"zoo-{name}", None, plugin=name)
+        monkeypatch.syspath_prepend(THIRD_PARTY / f"zoo-{name}")
+
+    return put

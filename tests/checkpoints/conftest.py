@@ -1,5 +1,40 @@
-"""Checkpoints are compared with one thread: their models are too small to share."""
+"""Checkpoints are compared with one thread: their models are too small to share. And timm, where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
 
 from tests.export.conftest import one_thread
 
 __all__ = ["one_thread"]
+
+
+@pytest.fixture(scope="module")
+def operators() -> Iterator[None]:
+    """Stand-ins for those that a torchvision of another torch lacks, without which nothing can import it."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor a, Tensor b, float t) -> Tensor")
+    yield
+
+
+@pytest.fixture
+def timm(operators: None) -> Any:
+    """timm itself."""
+    if not all(map(importlib.util.find_spec, ("timm", "torchvision"))):
+        pytest.skip("timm and torchvision are not installed")
+    return importlib.import_module("timm")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +19,7 @@ from zoo.errors import UsageError
 Zoo = Callable[..., Any]
 FEATURES = {"task": "image-feature-extraction"}
 
-
-@pytest.fixture(scope="module", autouse=True)
-def operators() -> Iterator[None]:
-    """Stand-ins for those that a torchvision of another torch lacks, without which nothing can import it."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    try:
-        importlib.import_module("torchvision")
-    except ModuleNotFoundError:
-        pass
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor a, Tensor b, float t) -> Tensor")
-    yield
+pytestmark = pytest.mark.usefixtures("operators")
 
 
 def randomise(model: nn.Module) -> None:
@@ -239,14 +222,6 @@ def test_labels_of_timm(tmp_path: Path) -> None:
     edit(hub, label_names=["a"])
     with pytest.raises(UsageError, match="there are 1 labels for num_classes 5"):
         import_checkpoint(hub, tmp_path / "other", verify=False)
-
-
-@pytest.fixture
-def timm() -> Any:
-    """timm itself."""
-    if not all(map(importlib.util.find_spec, ("timm", "torchvision"))):
-        pytest.skip("timm and torchvision are not installed")
-    return importlib.import_module("timm")
 
 
 @pytest.mark.slow

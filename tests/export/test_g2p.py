@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from zoo_export import export_model, load_session
 
 import zoo as library
-from tests.packaging.conftest import THIRD_PARTY
+from tests.conftest import THIRD_PARTY
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ParityError
 

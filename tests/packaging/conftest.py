@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import THIRD_PARTY
+
 ROOT = Path(__file__).parents[2]
-THIRD_PARTY = ROOT / "tests" / "third_party"
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +48,19 @@ def sliding(environment: Path) -> None:
 def pt2(environment: Path) -> None:
     """Another stranger's exporter, pip-installed."""
     install(environment, "zoo-pt2")
+
+
+@pytest.fixture(scope="module", params=["aft", "mixer", "scores"])
+def described(environment: Path, request: pytest.FixtureRequest) -> str:
+    """Others that bring tests of their own, pip-installed."""
+    install(environment, f"zoo-{request.param}")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def scores(environment: Path) -> None:
+    """A task and a command without an architecture, pip-installed."""
+    install(environment, "zoo-scores")
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tests.conftest import THIRD_PARTY
 from tests.export.test_g2p import pronounce, random_arrays
 
 pytestmark = pytest.mark.usefixtures("sliding")
@@ -81,3 +84,30 @@ def test_a_format_a_model_and_a_task_of_a_stranger(run, g2p, tmp_path: Path) -> 
     symbols = json.loads((tmp_path / "g2p/config.json").read_text())["config"]["phonemes"]
     spoken = [symbols[number] for number in pronounce(random_arrays(), "stranger")[0]]
     assert run("zoo", "run", "g2p", "stranger").stdout.split() == spoken
+
+
+@pytest.mark.slow
+def test_their_own_tests_pass(run, described: str, tmp_path: Path) -> None:
+    shutil.copytree(THIRD_PARTY / f"zoo-{described}" / "tests", tmp_path / "tests")
+    done = run("python", "-m", "pytest", "-q", "tests")
+    assert " passed" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_what_their_readmes_say_works(run, described: str, tmp_path: Path) -> None:
+    """Line by line; what needs files of others is left out."""
+    lines = (THIRD_PARTY / f"zoo-{described}" / "README.md").read_text().split("```")[1].splitlines()[1:]
+    commands = [line.partition("#")[0].strip() for line in lines]
+    commands = [command for command in commands if "pip install" not in command and "path/to" not in command]
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)).save(tmp_path / "photo.png")
+    assert commands
+    for command in commands:
+        run("bash", "-c", command)
+
+
+def test_a_command_of_a_stranger(run, scores: None) -> None:
+    assert "rank  Order texts by their perplexity." in run("zoo", "--help").stdout
+    code = "import sys, zoo.cli; zoo.cli.main(['rank', '--help']); print('torch' in sys.modules, file=sys.stderr)"
+    done = run("python", "-c", code)
+    assert "Order each TEXT by its perplexity" in done.stdout
+    assert done.stderr.strip() == "False"

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import zoo
 from zoo.checkpoints import Layout, Rule
-from zoo.errors import UsageError
 
 ATTENTIONS = {
     "encoder.*.attention": "encoder.layers.*.self_attention.multihead_attn",
@@ -37,7 +37,7 @@ def sizes(checkpoint):
     name = f"{Path(checkpoint.file or '').stem}.json"
     found = checkpoint.json(name) if checkpoint.file else {}
     if not found:
-        raise UsageError("its sizes are in a JSON file of the same name", checkpoint.where, f"put {name} beside it")
+        raise zoo.UsageError("its sizes are in a JSON file of the same name", checkpoint.where, f"put {name} beside it")
     return found
 
 

@@ -1,0 +1,201 @@
+"""A stranger's task, command and presets: how likely texts are, against torch in float64."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from zoo_export import export_model, load_session
+
+import zoo as library
+from zoo.errors import ArtifactError, UsageError
+from zoo.registry import registry
+
+Zoo = Callable[..., Any]
+TEXTS = ["time flies", "an arrow", "Zoë\N{SNOWMAN} zoo", "x", "time flies like an arrow"]
+START = 258
+
+
+@pytest.fixture(autouse=True)
+def plugin(stranger: Callable[[str], None]) -> None:
+    stranger("scores")
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Save a model whose logits are far from flat."""
+
+    def save(gain: float = 6, **options: Any) -> Path:
+        model = library.create_model("gpt-tiny", num_layers=1, max_seq_len=32, **options)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.mul_(gain)
+        return library.save(model, tmp_path_factory.mktemp("models") / "gpt", tokenizer="bytes")
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def started(make: Callable[..., Path]) -> Path:
+    """A verified export that says what texts start with."""
+    folder = make(bos_token_id=START)
+    assert export_model(folder).passed
+    return folder
+
+
+@pytest.fixture
+def plain(make: Callable[..., Path], zoo: Zoo) -> Path:
+    """One that does not, and is not compared: the graph is the same."""
+    folder = make()
+    assert zoo("export", folder, "--onnx", "--graph-only").status == 0
+    return folder
+
+
+def log_probabilities(folder: Path, ids: list[int]) -> list[float]:
+    """Of each token but the first, by torch in float64, one prefix at a time."""
+    model = library.load(folder).double()
+    with torch.no_grad():
+        return [
+            float(model(torch.tensor([ids[:place]]))[0, -1].log_softmax(-1)[ids[place]]) for place in range(1, len(ids))
+        ]
+
+
+def test_the_scores_are_those_of_the_model(started: Path) -> None:
+    """Of the float32 graph, within a batch of many lengths."""
+    with load_session(started) as session:
+        results = session.run(TEXTS, task="perplexity")
+    for text, result in zip(TEXTS, results, strict=True):
+        wanted = log_probabilities(started, [START, *text.encode()])
+        assert [score["token"] for score in result["scores"]] == list(text.encode())
+        assert [score["log_probability"] for score in result["scores"]] == pytest.approx(wanted, abs=1e-4)
+        assert result["tokens"] == len(wanted)
+        assert result["log_probability"] == pytest.approx(sum(wanted), abs=1e-3)
+        assert result["perplexity"] == pytest.approx(math.exp(-sum(wanted) / len(wanted)), rel=1e-4)
+        assert result["bits_per_byte"] == pytest.approx(-sum(wanted) / math.log(2) / len(text.encode()), rel=1e-4)
+    assert results[0]["scores"][0]["text"] == "t"
+    assert len({round(result["perplexity"]) for result in results}) == len(TEXTS)
+
+
+def test_without_a_start_the_first_token_is_given(plain: Path) -> None:
+    with load_session(plain, unverified=True) as session:
+        alone, started = (session.run("time", task="perplexity", **options) for options in ({}, {"start": START}))
+        ids = session.run(list(b"time"), task="perplexity")
+        with pytest.raises(ArtifactError, match=r"has one token, and nothing before it: input 1: .* start=ID"):
+            session.run("x", task="perplexity")
+        for start in (-1, 260):
+            with pytest.raises(UsageError, match=f"start {start} is outside the vocabulary of 260"):
+                session.run("x", task="perplexity", start=start)
+    wanted = log_probabilities(plain, list(b"time"))
+    assert [score["log_probability"] for score in alone["scores"]] == pytest.approx(wanted, abs=1e-4)
+    assert (alone["tokens"], alone["bits_per_byte"], started["tokens"]) == (3, None, 4)
+    assert started["bits_per_byte"] > 0
+    assert ids == alone
+
+
+def test_a_start_that_is_there_is_not_put_there_again(started: Path) -> None:
+    with load_session(started) as session:
+        one, other = (session.run(ids, task="perplexity") for ids in ([START, 5, 6], [5, 6]))
+        longest = session.run([7] * 32, task="perplexity")
+    assert one == other
+    assert longest["tokens"] == 32
+
+
+@pytest.mark.slow
+def test_each_graph_of_a_model_can_be_asked(make: Callable[..., Path], zoo: Zoo) -> None:
+    folder = make(bos_token_id=START)
+    for options in ((), ("--profile", "cpu")):
+        assert zoo("export", folder, "--onnx", *options).status == 0
+    found = [
+        zoo("run", folder, "time flies", "--task", "perplexity", "--variant", variant, "--json").json["results"][0]
+        for variant in ("", "cpu")
+    ]
+    assert found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-5)
+
+
+def test_it_is_run_from_the_command_line(started: Path, plain: Path, zoo: Zoo) -> None:
+    done = zoo("run", started, *TEXTS, "--task", "perplexity", "--json").json
+    assert done["task"] == "perplexity"
+    assert [set(result) for result in done["results"]] == [
+        {"text", "tokens", "perplexity", "bits_per_byte", "log_probability", "scores"}
+    ] * len(TEXTS)
+    lines = zoo("run", started, *TEXTS, "--task", "perplexity").out.splitlines()
+    for line, result in zip(lines, done["results"], strict=True):
+        start = f"{result['text']!r}: perplexity {result['perplexity']:.2f} over {result['tokens']} tokens, "
+        assert line == f"{start}{result['bits_per_byte']:.4f} bits per byte"
+    one = ("run", plain, "x", "--unverified", "--task", "perplexity", "--option")
+    assert zoo(*one, f"start={START}", "--json").json["results"][0]["tokens"] == 1
+    zoo(*one, "begin=1").failed(2, "unknown key 'begin'")
+
+
+def test_it_is_for_models_that_generate(tmp_path: Path, zoo: Zoo) -> None:
+    library.save(library.create_model("bert-tiny", num_layers=1), tmp_path / "bert", tokenizer="bytes")
+    assert zoo("export", "bert", "--onnx", "--graph-only").status == 0
+    failed = zoo("run", "bert", "x", "--task", "perplexity", "--unverified")
+    failed.failed(2, "task 'perplexity' is not for a feature-extraction model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scores-gpt-tiny", "scores-llama-tiny"])
+def test_from_a_preset_to_a_rank(zoo: Zoo, name: str) -> None:
+    assert zoo("export", name, "--onnx").status == 0
+    rows = zoo("rank", name, *TEXTS, "--json").json["results"]
+    sums = {text: sum(log_probabilities(Path(name), [START, *text.encode()])) for text in TEXTS}
+    for row in rows:
+        assert math.log(row["perplexity"]) * len(row["text"].encode()) == pytest.approx(-sums[row["text"]], rel=1e-5)
+
+
+def test_a_model_that_is_broken_is_said_to_be(make: Callable[..., Path], zoo: Zoo) -> None:
+    folder = make(gain=1e4)
+    assert zoo("export", folder, "--onnx", "--graph-only").status == 0
+    failed = zoo("run", folder, "time flies", "--task", "perplexity", "--unverified")
+    failed.failed(3, "has no finite perplexity: input 1: look at the weights")
+
+
+def test_texts_are_ordered_by_perplexity(started: Path, zoo: Zoo) -> None:
+    wanted = {}
+    for text in TEXTS:
+        scores = log_probabilities(started, [START, *text.encode()])
+        wanted[text] = math.exp(-sum(scores) / len(scores))
+    found = zoo("rank", started, *TEXTS, "--json").json
+    assert found["schema"] == "zoo.rank/1"
+    assert [row["text"] for row in found["results"]] == sorted(TEXTS, key=wanted.__getitem__)
+    assert [row["perplexity"] for row in found["results"]] == pytest.approx(sorted(wanted.values()), rel=1e-4)
+    lines = zoo("rank", started, *TEXTS).out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines] == [repr(row["text"]) for row in found["results"]]
+    assert "\x1b" not in zoo("rank", started, "\x1b[31mred").out
+
+
+def test_what_is_amiss_is_an_error_of_zoo(started: Path, plain: Path, zoo: Zoo) -> None:
+    zoo("rank", started, "time", "").failed(3, "has no tokens: input 2")
+    zoo("rank", started, "x", "--start", "999").failed(2, "start 999 is outside the vocabulary of 260")
+    zoo("rank", plain, "x").failed(4, "not verified")
+    zoo("rank", "nothing", "x").failed(3, "no such directory: nothing")
+    zoo("rank", started).failed(2, "TEXT")
+    assert zoo("rank", started, "time", "--start", "7").out != zoo("rank", started, "time").out
+
+
+def test_the_command_is_a_command_of_click(started: Path) -> None:
+    """Which its author tests without zoo's own."""
+    command = importlib.import_module("zoo_scores.command").rank
+    assert CliRunner().invoke(command, [str(started), "time"]).stdout.endswith("  'time'\n")
+    assert isinstance(CliRunner().invoke(command, ["nothing", "x"]).exception, ArtifactError)
+
+
+def test_it_is_there_with_its_plugin_alone(zoo: Zoo) -> None:
+    assert "rank  Order texts by their perplexity." in zoo("--help").out
+    zoo("-P", "no:scores", "rank", "nothing", "x").failed(2, "No such command 'rank'")
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "gpt-small"])
+def test_presets_are_the_built_in_ones_with_a_start(name: str) -> None:
+    base, found = registry().resolve(name).config.to_dict(), registry().resolve(f"scores-{name}").config.to_dict()
+    changed = {key for key in base if base[key] != found[key]}
+    assert changed <= {"bos_token_id"}
+    assert 0 <= found["bos_token_id"] < base["vocab_size"]

@@ -1,0 +1,8 @@
+"""What zoo asks of every architecture."""
+
+from zoo.testing import parametrize_with_checks
+
+
+@parametrize_with_checks(["mixer"])
+def test_conformance(check):
+    check()
