@@ -225,9 +225,7 @@ def test_a_command_of_a_plugin_is_one_of_zoos(install, zoo) -> None:
     install("zoo-acme", COMMAND, version="2.5", files={"{module}_command.py": GREET})
     helped = zoo("--help")
     assert helped.status == 0
-    assert "greet  Say hello. (plugin 'zoo-acme' (zoo-acme 2.5))" in " ".join(helped.out.split()).replace(
-        "greet ", "greet  "
-    )
+    assert "greet Say hello. (zoo-acme)" in " ".join(helped.out.split())
     assert "zoo_acme_command" not in sys.modules
     assert zoo("greet", "Ada").out == "hello Ada\n"
     zoo("greet", "Ada", "--fail", "zoo").failed(3, "no such friend: Ada: find one")

@@ -62,7 +62,10 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
         others = []
         with contextlib.suppress(ZooError):  # help is there whatever was chosen
-            others = [(command.name, f"{command.help} ({plugin.distribution})") for plugin, command in plugins.active().commands()]
+            others = [
+                (command.name, f"{command.help} ({plugin.distribution})")
+                for plugin, command in plugins.active().commands()
+            ]
         if others:
             with formatter.section("Commands of plugins"):
                 formatter.write_dl(sorted(others))
