@@ -32,6 +32,9 @@ def call(name, argument):
         with open(argument, "w") as file:
             file.write(str(child.pid))
         time.sleep(600)
+    if name == "nests":
+        from zoo.isolation import run
+        list(run("jobs_of_a_test:call", {"hangs": argument}, seconds=600))
     if name == "prints":
         print("by print")
         os.write(1, b"past print\\n")
@@ -91,9 +94,11 @@ def test_a_bad_job_costs_the_others_nothing(bad: str, failure: str, function: st
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
-def test_a_job_that_hangs_is_ended_with_what_it_started(function: str, tmp_path: Path) -> None:
-    done = outcomes(function, {"hangs": str(tmp_path / "pid"), "last": None}, seconds=2)
-    assert done["hangs"].failure == "did not finish within 2 s"
+@pytest.mark.parametrize("job", ["hangs", "nests"])
+def test_a_job_that_hangs_is_ended_with_what_it_started(job: str, function: str, tmp_path: Path) -> None:
+    """Even what runs in a process of its own again."""
+    done = outcomes(function, {job: str(tmp_path / "pid"), "last": None}, seconds=3)
+    assert done[job].failure == "did not finish within 3 s"
     assert done["last"].value == "last"
     child = int((tmp_path / "pid").read_text())
     for _ in range(100):

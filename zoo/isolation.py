@@ -139,6 +139,7 @@ def serve(request: Mapping[str, Any]) -> None:
     """What the other process does: a line once it is ready, and a line for each job."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
         os.dup2(2, 1)  # what a job prints, even past sys.stdout, is no answer
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         module, _, name = request["function"].partition(":")
         function = getattr(import_module(module), name)
         print("ready", file=channel, flush=True)
@@ -148,6 +149,15 @@ def serve(request: Mapping[str, Any]) -> None:
             sys.stderr.flush()
             print(json.dumps({**answer, "printed": os.fstat(2).st_size}), file=channel, flush=True)
     os._exit(0)  # threads and exit handlers that jobs left behind have nothing more to say
+
+
+def _end_with(parent: int) -> None:
+    """End this process and what it started once nobody is there to answer to: who was is no longer its parent."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _call(function: Callable[[str, Any], Any], job: str, argument: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from zoo.contract import Graph
-from zoo_export.grid import Feeds, Point, empty_past, make_feeds
-from zoo_export.pipeline import Executor, next_past
+from zoo_export.grid import Feeds, Point, empty_past, make_feeds, next_past
+from zoo_export.pipeline import Executor
 
 __all__ = ["greedy", "greedy_agreement"]
 

@@ -140,10 +140,11 @@ def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[t
             continue
         value = feeds[tensor.name]
         for axis, dim in enumerate(tensor.dims):
+            before = (slice(None),) * axis
             if dim == "sequence":
-                value = value.take(range(start, stop), axis)
+                value = value[(*before, slice(start, stop))]
             elif past_length and dim == f"{past_length} + sequence":
-                value = value.take(range(stop), axis)
+                value = value[(*before, slice(stop))]
         yield tensor.name, value
 
 
@@ -155,3 +156,11 @@ def empty_past(graph: Graph, batch: int, dtype: np.dtype[Any]) -> dict[str, np.n
     return {
         tensor.name: np.zeros([dim_size(dim, sizes) for dim in tensor.dims], dtype) for tensor in graph.past.tensors()
     }
+
+
+def next_past(graph: Graph, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The past of the next call, from this call's present."""
+    if graph.past is None:
+        return {}
+    pairs = zip(graph.past.tensors(), graph.present_tensors(), strict=True)
+    return {past.name: outputs[present.name] for past, present in pairs}

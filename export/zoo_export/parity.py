@@ -30,7 +30,7 @@ from zoo_export.graph_file import EVIDENCE_KEY, graph_digest, metadata, pointers
 from zoo_export.grid import DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
 from zoo_export.metrics import FACTOR, FLOOR_ULPS, Distribution, Errors
 from zoo_export.pipeline import Arrays, Executor, OnnxExecutor, run_pipeline
-from zoo_export.reference import TorchExecutor, as_array
+from zoo_export.reference import TorchExecutor, as_array, noisy
 from zoo_export.session import Provider, check_dtype, open_session, placement
 from zoo_export.values import epsilon
 
@@ -51,8 +51,6 @@ LEVELS = {"off": False, "all": True}
 """The runtime's optimisation levels that are compared."""
 PERTURBED, FAINT = "perturbed", "faint"
 """Two more comparisons, with noise on every weight: a graph must equal the model for any weights of its layout."""
-_NOISE = 0.2
-"""Standard deviation of the noise on biases and norms; that on a matrix gives its product unit variance."""
 _FAINT = 1 / 8
 """What all weights are multiplied by for a faint signal, beside which the epsilon of a norm is not lost."""
 _NUDGES = 16
@@ -222,16 +220,7 @@ class Comparison:
         """Compare at every point of the grid, and greedily decoded text. Returns how many points were left out."""
         parameters = models.count_parameters(self.yardstick.model)
         points, left_out = make_grid(self.graphs, self.longest, parameters, whole=whole_grid)
-        for number, point in enumerate(points, 1):
-            if progress is not None:
-                progress(number, len(points))
-            try:
-                self._compare_at(point, self.runtimes)
-            except ZooError:
-                raise
-            except Exception as error:  # the runtime raises a dozen classes without a common base
-                raise ParityError(f"the graph fails at {point} ({error})", self.stored.path) from error
-            self.points.append(point)
+        self.visit(points, progress)
         for level, runtime in self.runtimes.items():
             margin = (
                 2 * self.errors[level, self.graphs[-1].name, "logits"].limit(self.epsilon) if self.distributions else 0
@@ -242,6 +231,19 @@ class Comparison:
         self.perturb(points)
         return left_out
 
+    def visit(self, points: Sequence[Point], progress: Progress | None = None) -> None:
+        """Compare at these points."""
+        for number, point in enumerate(points, 1):
+            if progress is not None:
+                progress(number, len(points))
+            try:
+                self._compare_at(point, self.runtimes)
+            except ZooError:
+                raise
+            except Exception as error:  # the runtime raises a dozen classes without a common base
+                raise ParityError(f"the graph fails at {point} ({error})", self.stored.path) from error
+            self.points.append(point)
+
     def perturb(self, points: list[Point]) -> None:
         """Compare twice more with noise on every weight, at the smallest point that has several rows and tokens.
 
@@ -251,11 +253,7 @@ class Comparison:
         generator = torch.Generator().manual_seed(SEED)
         smallest = smallest_points(points)
 
-        def noisy(weight: torch.Tensor) -> torch.Tensor:
-            size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
-            return weight + torch.randn(weight.shape, generator=generator).mul_(size)
-
-        self._change_weights(lambda weight: noisy(weight) * _FAINT)
+        self._change_weights(lambda weight: noisy(weight, generator) * _FAINT)
         for level in (FAINT, PERTURBED):
             runtime = {level: self._runtime(optimize=True, weights=self._weights())}
             for point in smallest:

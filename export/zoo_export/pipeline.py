@@ -9,11 +9,11 @@ import numpy as np
 import onnxruntime as ort
 
 from zoo.contract import Graph
-from zoo_export.grid import Feeds, Point, empty_past, slice_feeds
+from zoo_export.grid import Feeds, Point, empty_past, next_past, slice_feeds
 from zoo_export.in_place import PAST_LENGTH, Buffers, run_in_place
 from zoo_export.values import run_session
 
-__all__ = ["LOGITS_TO_KEEP", "Arrays", "Executor", "OnnxExecutor", "next_past", "run_pipeline", "typed_feeds"]
+__all__ = ["LOGITS_TO_KEEP", "Arrays", "Executor", "OnnxExecutor", "run_pipeline", "typed_feeds"]
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """The input of some graphs that says how many last positions have logits, 0 for all."""
@@ -106,11 +106,3 @@ def run_pipeline(
         known |= outputs
         results[graph.name] = outputs
     return results
-
-
-def next_past(graph: Graph, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The past of the next call, from this call's present."""
-    if graph.past is None:
-        return {}
-    pairs = zip(graph.past.tensors(), graph.present_tensors(), strict=True)
-    return {past.name: outputs[present.name] for past, present in pairs}

@@ -14,9 +14,12 @@ from zoo_export.grid import Feeds
 from zoo_export.pipeline import Arrays
 from zoo_export.values import BFLOAT16
 
-__all__ = ["TorchExecutor", "as_array", "as_tensor"]
+__all__ = ["TorchExecutor", "as_array", "as_tensor", "noisy"]
 
 Array = np.ndarray[Any, Any]
+
+_NOISE = 0.2
+"""Standard deviation of the noise on biases and norms; that on a matrix gives its product unit variance."""
 
 
 def as_tensor(array: Array) -> Tensor:
@@ -32,6 +35,12 @@ def as_array(tensor: Tensor) -> Array:
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
     return tensor.numpy()
+
+
+def noisy(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """A weight with noise: no bias is 0, no norm 1, and no token attends to all others alike."""
+    size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
+    return weight + torch.randn(weight.shape, generator=generator).mul_(size)
 
 
 class TorchExecutor:

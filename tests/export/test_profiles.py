@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo_export.exporter import OPSETS, Options, export_model, make_graphs
-from zoo_export.grid import empty_past
+from zoo_export.grid import empty_past, next_past
 from zoo_export.in_place import PAST_LENGTH
-from zoo_export.pipeline import LOGITS_TO_KEEP, OnnxExecutor, next_past
+from zoo_export.pipeline import LOGITS_TO_KEEP, OnnxExecutor
 from zoo_export.session import loading_problem, open_session
 
 from zoo.artifact import ModelDirectory

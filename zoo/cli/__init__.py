@@ -30,7 +30,7 @@ COMMANDS = {
     "export": "Write a verified ONNX model beside the weights.",
     "import": "Make a model directory from a checkpoint.",
     "list": "List the presets.",
-    "plugins": "Show the plugins.",
+    "plugins": "Show the plugins, and check them.",
     "relink": "Point an exported model's graphs at new weights.",
     "run": "Run an exported model on text.",
     "show": "Show a model's configuration, size and graphs.",

@@ -10,6 +10,7 @@ import click
 
 from zoo import lock, plugins
 from zoo.cli.output import columns, emit_json, json_option
+from zoo.cli.plugins_check import check_plugin
 from zoo.loading import CONTRIBUTIONS
 from zoo.plugins import Plugin
 
@@ -22,7 +23,10 @@ def provides(plugin: Plugin) -> dict[str, list[str]]:
 
 @click.group("plugins")
 def command() -> None:
-    """Show the plugins."""
+    """Show the plugins, and check them."""
+
+
+command.add_command(check_plugin)
 
 
 @command.command("list")

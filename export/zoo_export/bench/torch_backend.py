@@ -18,8 +18,8 @@ from zoo.models import build_on_meta, load_directory
 from zoo.nn import GraphModule, call_graph
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case, CompileError
-from zoo_export.grid import empty_past, slice_feeds
-from zoo_export.pipeline import Arrays, next_past
+from zoo_export.grid import empty_past, next_past, slice_feeds
+from zoo_export.pipeline import Arrays
 from zoo_export.reference import as_array, as_tensor
 from zoo_export.session import Provider, allowed_cores
 

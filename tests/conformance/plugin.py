@@ -1,0 +1,264 @@
+"""A small sound plugin, a causal decoder with a cache and a mask, and for each check an edit that breaks just that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from zoo.testing import CHECKS
+
+ENTRY = """
+from pathlib import Path
+import zoo
+
+ZOO_API = 1
+
+
+@zoo.hookimpl
+def zoo_architectures():
+    return [
+        zoo.Architecture(
+            name="{module}",
+            tasks=("text-generation",),
+            config="{module}_config:Settings",
+            model="{module}_model:Model",
+            reference="A test",
+        )
+    ]
+
+
+@zoo.hookimpl
+def zoo_presets():
+    return [Path(__file__).with_name("presets.toml")]
+"""
+PRESETS = """
+schema = 1
+
+[models.{module}-tiny]
+arch = "{module}"
+config = { dropout = 0.125 }
+
+[models.{module}-large]
+base = "{module}-tiny"
+config = { hidden_size = 1024 }
+"""
+CONFIG = '''
+from dataclasses import dataclass
+from typing import Literal
+
+import zoo
+from zoo import cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(zoo.Config):
+    """A decoder of one block."""
+
+    task: Literal["text-generation"] = "text-generation"
+    """Next-token prediction."""
+    vocab_size: int = 19
+    """Tokens known."""
+    max_seq_len: int = 24
+    """Longest text."""
+    hidden_size: int = 16
+    """Width."""
+    num_heads: int = 2
+    """Heads."""
+    dropout: float = 0.0
+    """On embeddings, in training."""
+
+    def graphs(self):
+        head_dim = self.hidden_size // self.num_heads
+        return (
+            zoo.Graph(
+                inputs=(
+                    zoo.token_ids("input_ids", self.vocab_size),
+                    zoo.mask("attention_mask", length="past_sequence + sequence"),
+                ),
+                outputs=(zoo.real("logits", "batch", "sequence", self.vocab_size),),
+                past=zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=self.num_heads, head_dim=head_dim),
+            ),
+        )
+
+    def cost(self):
+        head_dim = self.hidden_size // self.num_heads
+        return (
+            cost.embedding(self.vocab_size + self.max_seq_len, self.hidden_size)
+            + cost.layer_norm(self.hidden_size)
+            + cost.attention(self.hidden_size, self.num_heads, head_dim=head_dim, context=self.max_seq_len)
+            + cost.tied_linear(self.hidden_size, self.vocab_size)
+        )
+'''
+MODEL = """
+import torch
+from torch import nn
+
+from zoo.nn import MultiHeadAttention, build_mask, positions_of, tied_linear
+
+
+class Model(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.token = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.position = nn.Embedding(c.max_seq_len, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.norm = nn.LayerNorm(c.hidden_size)
+        self.attention = MultiHeadAttention(c.hidden_size, c.num_heads)
+        self.head = tied_linear(self.token)
+
+    def forward(self, input_ids, attention_mask, past_key_values):
+        rows, length = input_ids.shape
+        past = past_key_values.length
+        total = past + length
+        places = positions_of(length, total, padding=attention_mask)
+        x = self.dropout(self.token(input_ids) + self.position(places))
+        mask = build_mask(length, total, padding=attention_mask, causal=True)
+        x = x + self.attention(self.norm(x), mask=mask, cache=past_key_values[0])
+        return self.head(x)
+"""
+FILES = {"entry": ENTRY, "presets": PRESETS, "config": CONFIG, "model": MODEL}
+
+Edit = tuple[str, str, str]
+"""The file, what is there, and what takes its place."""
+RETURN = ("model", "        return self.head(x)\n")
+
+EDITS: dict[str, Sequence[Edit]] = {
+    # The configuration of the plugin imports torch.
+    "light-import": [("config", "import zoo\n", "import torch\nimport zoo\n")],
+    # A hook that is not marked is never called.
+    "api-version": [("entry", "ZOO_API = 1\n", "ZOO_API = 1\n\n\ndef zoo_tasks():\n    return []\n")],
+    # A preset of the plugin, not the smallest, has a misspelt key.
+    "presets": [("presets", "{ hidden_size = 1024 }", "{ hiden_size = 1024 }")],
+    # What has no effect on outputs is lost in config.json.
+    "config-round-trip": [
+        (
+            "config",
+            "    def graphs",
+            "    def to_dict(self):\n        return {**super().to_dict(), 'dropout': 0.0}\n\n    def graphs",
+        )
+    ],
+    # What the configuration does not know is dropped.
+    "unknown-keys": [
+        (
+            "config",
+            "    def graphs",
+            "    @classmethod\n    def from_dict(cls, values, where=None):\n"
+            "        known = {key: value for key, value in values.items() if key in cls.field_types()}\n"
+            "        return super().from_dict(known, where)\n\n    def graphs",
+        )
+    ],
+    "documented": [("config", '    """Width."""\n', "")],
+    # The configuration is for a task that the architecture does not have.
+    "declaration": [("entry", '("text-generation",)', '("text-classification",)')],
+    # The table of positions is forgotten.
+    "parameter-count": [("config", "self.vocab_size + self.max_seq_len, self", "self.vocab_size, self")],
+    # A tensor has data wherever the model is built.
+    "meta-device": [
+        (
+            "model",
+            "        self.head =",
+            '        self.register_buffer("steps", torch.zeros(1, device="cpu"))\n        self.head =',
+        )
+    ],
+    # numpy's generator is seeded by the clock.
+    "seeded": [
+        ("model", "import torch\n", "import numpy as np\nimport torch\n"),
+        (
+            "model",
+            "        self.head =",
+            "        with torch.no_grad():\n"
+            "            self.position.weight += float(np.random.default_rng().random())\n        self.head =",
+        ),
+    ],
+    # A factor follows from the weights of the constructor, and is not stored.
+    "weights-round-trip": [
+        (
+            "model",
+            "        self.head =",
+            "        weight = self.token.weight.detach()\n"
+            "        self.factor = 1.0 if weight.is_meta else 1 + float(weight.std())\n        self.head =",
+        ),
+        (*RETURN, "        return self.head(x * self.factor)\n"),
+    ],
+    # Whatever is handed over is swallowed.
+    "signature": [
+        ("model", "attention_mask, past_key_values):", "attention_mask, **kwargs):"),
+        ("model", "        rows, length", '        past_key_values = kwargs["past_key_values"]\n        rows, length'),
+    ],
+    # The clock adds a little, that only two equal calls show.
+    "eval-deterministic": [
+        ("model", "import torch\n", "import time\n\nimport torch\n"),
+        (*RETURN, "        return self.head(x * (1 + 1e-16 * (time.perf_counter_ns() % 10_007)))\n"),
+    ],
+    # The size of the batch matters.
+    "batch-invariance": [(*RETURN, "        return self.head(x * (1 + rows / 8))\n")],
+    # One size, of those that nothing else looks at, gives no numbers.
+    "lengths": [
+        (
+            *RETURN,
+            "        if not torch.compiler.is_exporting() and (rows, length, past) == (1, 2, 0):\n"
+            '            x = x * float("nan")\n        return self.head(x)\n',
+        )
+    ],
+    # Padding on the left takes positions.
+    "padding-invariance": [
+        ("model", "positions_of(length, total, padding=attention_mask)", "positions_of(length, total)"),
+    ],
+    # A causal model says that it is not.
+    "causality": [("config", "                past=zoo", "                causal=False,\n                past=zoo")],
+    # Every five tokens of the past the model loses a position.
+    "cache": [
+        (
+            "model",
+            "        x = self.dropout",
+            "        places = (places - past // 5).clamp(min=0)\n        x = self.dropout",
+        )
+    ],
+    # The positions never learn.
+    "gradients": [("model", "self.position(places))", "self.position(places).detach())")],
+    # float16 ends before 1e5.
+    "half-precision": [(*RETURN, "        return self.head(x * 1e5 / 1e5)\n")],
+    # Importing the model silences every warning of everybody.
+    "global-state": [
+        ("model", "import torch\n", 'import warnings\n\nimport torch\n\nwarnings.simplefilter("ignore")\n')
+    ],
+    # The code follows the numbers.
+    "onnx-export": [(*RETURN, "        if (x > 1e30).any():\n            x = x * 2\n        return self.head(x)\n")],
+    # What is exported is another model.
+    "onnx-parity": [
+        (*RETURN, "        return self.head(x * 1.001 if torch.compiler.is_exporting() else x)\n"),
+    ],
+    # What is exported is another model, but for the batches that an export is compared with.
+    "onnx-dynamic": [
+        (
+            *RETURN,
+            "        off = (rows - 1) * (rows - 2) * (rows - 5)\n"
+            "        return self.head(x * (1 + 0.01 * off) if torch.compiler.is_exporting() else x)\n",
+        )
+    ],
+}
+
+
+def expecting(failures: Mapping[str, str]) -> Edit:
+    """The architecture declares failures that it expects."""
+    line = '            reference="A test",\n'
+    return "entry", line, f"{line}            expected_failures={dict(failures)},\n"
+
+
+def install_edited(install: Callable[..., Path], name: str, edits: Sequence[Edit] = ()) -> str:
+    """Install the plugin as a distribution of that name, edited. Returns the name of its architecture."""
+    files = dict(FILES)
+    for file, old, new in edits:
+        assert files[file].count(old) == 1, (file, old)
+        files[file] = files[file].replace(old, new)
+    beside = {
+        "presets.toml": files["presets"],
+        "{module}_config.py": files["config"],
+        "{module}_model.py": files["model"],
+    }
+    install(name, files["entry"], files=beside)
+    return name.replace("-", "_")
+
+
+assert {check.name for check in CHECKS} == set(EDITS)

@@ -1,0 +1,66 @@
+"""The built-in architectures, and a recurrent one of a third party, keep what all are asked to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from zoo.plugins import BUILT_IN
+from zoo.registry import registry
+from zoo.testing import CHECKS, Subject, find_subject, parametrize_with_checks, run_check
+
+VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
+    "bert, masked tokens": ("bert-tiny", ["task=fill-mask", "pooler=false"]),
+    "bert, segments of none": ("bert-tiny", ["type_vocab_size=0", "pooler=false"]),
+    "bert, sentences": ("bert-tiny", ["task=sentence-embedding", "pooler=false"]),
+    "bert, padding without positions": ("bert-tiny", ["skip_padding=true", "pad_token_id=1"]),
+    "bert, one block": ("bert-tiny", ["share_layers=true", "embedding_size=24"]),
+    "gpt, windows": ("gpt-tiny", ["attention_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
+    "llama, windows": ("llama-tiny", ["attention_windows=[2]", "rope_scaling=llama3", "query_key_norm=true"]),
+    "t5, the encoder": ("t5-tiny", ["task=feature-extraction"]),
+    "t5, gated": ("t5-tiny", ["gated=true", "tie_embeddings=false", "num_decoder_layers=1"]),
+    "transformer, learned positions": (
+        "transformer-tiny",
+        ["positions=learned", "position_offset=2", "norm_first=true", "embedding_norm=true"],
+    ),
+    "transformer, lopsided": (
+        "transformer-tiny",
+        ["num_decoder_heads=2", "target_vocab_size=300", "num_decoder_layers=3", "decoder_intermediate_size=40"],
+    ),
+    "vit, distilled": ("vit-tiny", ["distilled=true"]),
+    "vit, hidden states": ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
+}
+LAWS = ("batch-invariance", "lengths", "padding-invariance", "causality", "cache", "gradients", "weights-round-trip")
+
+
+def _has_a_past(variant: str) -> bool:
+    name, settings = VARIANTS[variant]
+    return any(graph.past for graph in registry().resolve(name, settings).graphs)
+
+
+@parametrize_with_checks([name for name in BUILT_IN if name != "onnx"])
+def test_conformance(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=pytest.mark.slow if _has_a_past(name) else ()) for name in VARIANTS]
+)
+def test_variants_keep_the_laws(variant: str) -> None:
+    """And declare their graphs as they are: what is skipped is so for a reason that the declaration gives."""
+    name, settings = VARIANTS[variant]
+    subject = Subject(replace(registry().resolve(name, settings), name="variant"))
+    results = [run_check(check, subject) for check in CHECKS if check.name in (*LAWS, "signature", "declaration")]
+    assert [result for result in results if result.status == "failed"] == []
+    masked = any(tensor.is_mask for graph in subject.graphs for tensor in graph.input_tensors())
+    cached = any(graph.past for graph in subject.graphs)
+    skipped = {result.check for result in results if result.status == "skipped"} - {"causality"}
+    assert ("padding-invariance" in skipped, "cache" in skipped) == (not masked, not cached)
+
+
+def test_the_default_subject_is_the_smallest_preset() -> None:
+    assert [find_subject(name).spec.name for name in ("gpt", "t5", "vit", "bert-base")] == [
+        "gpt-tiny", "t5-tiny", "vit-tiny", "bert-base",
+    ]  # fmt: skip

@@ -1,0 +1,121 @@
+"""Every check fails for what it is there for, and for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.plugin import EDITS, Edit, install_edited
+from zoo.testing import CHECKS, find_check, find_subject, run_check, run_checks
+
+
+def test_every_check_has_an_edit_that_breaks_it() -> None:
+    """A new check without one fails here."""
+    assert [check.name for check in CHECKS] == list(EDITS)
+
+
+def test_a_sound_plugin_passes_every_check(install: Callable[..., Path]) -> None:
+    name = install_edited(install, "zoo-sound")
+    assert {result.check: (result.status, result.happened) for result in run_checks(name)} == dict.fromkeys(
+        EDITS, ("passed", "")
+    )
+
+
+@pytest.mark.parametrize("check", EDITS)
+def test_each_edit_fails_its_check(check: str, install: Callable[..., Path]) -> None:
+    """With what was expected, what happened and where to read more; and not because the check itself is broken."""
+    name = install_edited(install, f"zoo-no-{check}", EDITS[check])
+    result = run_check(find_check(CHECKS, check), find_subject(name))
+    assert (result.status, result.traceback) == ("failed", ""), result
+    assert result.expected
+    assert result.happened
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", EDITS)
+def test_each_edit_fails_its_check_alone(check: str, install: Callable[..., Path]) -> None:
+    name = install_edited(install, f"zoo-only-{check}", EDITS[check])
+    failed = {result.check: result.happened for result in run_checks(name) if result.status == "failed"}
+    assert list(failed) == [check], failed
+
+
+@pytest.mark.parametrize(
+    ("check", "edit", "happened"),
+    [
+        (
+            "seeded",
+            ("model", "        self.config = c\n", "        torch.manual_seed(0)\n        self.config = c\n"),
+            "all the same",
+        ),
+        ("documented", ("entry", 'reference="A test"', 'reference=" "'), "it is empty"),
+        (
+            "declaration",
+            ("config", 'zoo.real("logits", "batch", "sequence"', 'zoo.real("logits", "batch", "tokens"'),
+            "'tokens' of",
+        ),
+        ("declaration", ("config", "(zoo.real(", '(zoo.real("logits", "batch", 1), zoo.real('), "'logits', twice"),
+        ("declaration", ("config", '"past_sequence + sequence"', '"past + sequence"'), "'past' of attention_mask"),
+        (
+            "signature",
+            ("model", "attention_mask, past_key_values):", "attention_mask, past_key_values, more):"),
+            "more",
+        ),
+        ("signature", ("model", "return self.head(x)", "return self.head(x).float()"), "logits is float32"),
+        ("signature", ("config", '"batch", "sequence", self', '"batch", "sequence", 1 + self'), "logits has shape"),
+        (
+            "lengths",
+            ("model", "nn.Embedding(c.max_seq_len", "nn.Embedding(c.max_seq_len - 1"),
+            "a length of 24, it raises",
+        ),
+        (
+            "padding-invariance",
+            ("model", "build_mask(length, total, padding=attention_mask", "build_mask(length, total"),
+            "off by",
+        ),
+        ("causality", ("model", "causal=True", "causal=False"), "an earlier output moves"),
+        ("causality", ("model", "causal=True", "causal=True, window=1"), "nothing does: every token is by itself"),
+        ("cache", ("model", "length, total, padding=attention_mask)", "length, length)"), "cut after"),
+        ("gradients", ("model", "x = x + self.attention(", "x = x + 0 * self.attention("), "is 0 everywhere"),
+        ("half-precision", ("model", "return self.head(x)", "return self.head(x).float()"), "logits is float32"),
+        (
+            "meta-device",
+            ("model", "        self.head =", "        float(self.token.weight.sum())\n        self.head ="),
+            "cannot build",
+        ),
+        (
+            "weights-round-trip",
+            (
+                "model",
+                "        self.head =",
+                '        self.register_buffer("b", torch.ones(1), persistent=False)\n        self.head =',
+            ),
+            "cannot be loaded",
+        ),
+        (
+            "global-state",
+            ("model", "        rows, length", "        torch.nn.functional.spare = 1\n        rows, length"),
+            "adds torch.nn.functional.spare",
+        ),
+        (
+            "global-state",
+            ("model", "        rows, length", "        torch.rand(1)\n        rows, length"),
+            "running the model changes torch's generator",
+        ),
+        (
+            "global-state",
+            ("config", "import zoo\n", 'import os\nimport zoo\nos.environ["SPARE"] = "1"\n'),
+            "adds the environment variable SPARE",
+        ),
+    ],
+)
+def test_other_faults_fail_it_too(
+    check: str, edit: Edit, happened: str, install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And say what is wrong."""
+    monkeypatch.setenv("SPARE", "0")  # which one of them sets in this process, too
+    name = install_edited(install, "zoo-fault", [edit])
+    result = run_check(find_check(CHECKS, check), find_subject(name))
+    assert result.status == "failed", result
+    assert happened in result.happened, result

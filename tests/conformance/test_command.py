@@ -1,0 +1,189 @@
+"""``zoo plugins check``: what a plugin does wrong is told, whatever it does, and never ends the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.plugin import EDITS, Edit, expecting, install_edited
+from zoo import testing
+
+HEAD = "import zoo\nfrom pathlib import Path\nZOO_API = 1\n"
+DESCRIBING = testing.CHECKS[:7]
+"""The checks that compute nothing."""
+ON_UNKNOWN_KEY: Edit = (
+    "config",
+    "    def graphs",
+    "    @classmethod\n    def from_dict(cls, values, where=None):\n"
+    '        if "no_such_key" in values:\n            {act}\n        return super().from_dict(values, where)\n\n'
+    "    def graphs",
+)
+
+
+@pytest.fixture
+def describing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the checks that take no time."""
+    monkeypatch.setattr(testing, "CHECKS", DESCRIBING)
+
+
+def on_unknown_key(act: str) -> list[Edit]:
+    """What the configuration does when it gets a key that it does not have."""
+    return [(ON_UNKNOWN_KEY[0], ON_UNKNOWN_KEY[1], ON_UNKNOWN_KEY[2].format(act=act))]
+
+
+def statuses(result) -> dict[str, str]:
+    return {row["check"]: row["status"] for row in result.json["results"]}
+
+
+def test_a_sound_plugin_passes(install, zoo, describing) -> None:
+    name = install_edited(install, "zoo-acme")
+    done = zoo("plugins", "check", "zoo-acme", "--json")
+    assert (done.status, done.err) == (0, "")
+    assert {key: done.json[key] for key in ("schema", "name", "passed")} == {
+        "schema": "zoo.plugins.check/1", "name": "zoo-acme", "passed": True,
+    }  # fmt: skip
+    assert statuses(done) == dict.fromkeys(["load", *(check.name for check in DESCRIBING)], "passed")
+    last = done.json["results"][-1]
+    assert 0 <= last.pop("seconds") < 60
+    assert last == {
+        "plugin": "zoo-acme", "distribution": "zoo-acme", "version": "1.0", "model": f"{name}-tiny",
+        "check": "declaration", "status": "passed", "expected": None, "happened": None, "reason": None,
+    }  # fmt: skip
+    assert name not in sys.modules
+    assert f"{name}_config" not in sys.modules
+
+
+def test_a_failure_says_what_was_expected_and_where_to_read_more(install, zoo, describing) -> None:
+    install_edited(install, "zoo-acme", EDITS["documented"])
+    done = zoo("plugins", "check", "zoo-acme")
+    assert done.status == 5
+    assert done.err == "error: plugin 'zoo-acme' (zoo-acme 1.0) fails 1 of 8 checks (documented)\n"
+    assert done.out.endswith(
+        "\nzoo_acme-tiny documented\n"
+        "  expected: every field has a docstring\n"
+        "  happened: hidden_size of Settings has none\n"
+        "  read more: zoo plugins check --explain documented\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("act", "happened"),
+    [
+        ("import time; time.sleep(600)", "did not finish within 5 s"),
+        ("import os; os._exit(0)", "ended the process with status 0"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("1 / 0", "ZeroDivisionError: division by zero (zoo_acme_config.py:"),
+    ],
+)
+def test_a_check_that_goes_wrong_costs_the_others_nothing(act: str, happened: str, install, zoo, describing) -> None:
+    install_edited(install, "zoo-acme", on_unknown_key(act))
+    done = zoo("plugins", "check", "zoo-acme", "--json", "--timeout", 5)
+    assert done.status == 5
+    found = statuses(done)
+    assert found.pop("unknown-keys") == "failed"
+    assert set(found.values()) == {"passed"}
+    assert len(found) == len(DESCRIBING)
+    (failed,) = (row for row in done.json["results"] if row["status"] == "failed")
+    assert failed["happened"].startswith(happened)
+    assert failed["expected"]
+
+
+def test_debug_shows_the_whole_traceback(install, zoo, describing) -> None:
+    install_edited(install, "zoo-acme", on_unknown_key("1 / 0"))
+    plain, whole = (zoo(*options, "plugins", "check", "zoo-acme") for options in ([], ["--debug"]))
+    assert "Traceback" not in plain.out + plain.err
+    assert "Traceback" in whole.err
+    assert "1 / 0\n" in whole.err
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import time; time.sleep(600)", "within"),
+        ("import os; os._exit(0)", ""),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("raise ValueError('fault')", "ValueError: fault"),
+        ("import zoo\nZOO_API = 7", "7"),
+    ],
+)
+def test_a_plugin_that_does_not_load_fails_to_load_and_nothing_else_is_run(
+    code: str, reason: str, install, zoo
+) -> None:
+    install("zoo-acme", code)
+    done = zoo("plugins", "check", "zoo-acme", "--json", "--timeout", 5)
+    assert done.status == 5
+    (row,) = done.json["results"]
+    assert (row["check"], row["status"], row["expected"]) == ("load", "failed", "the plugin loads")
+    assert reason in row["happened"]
+
+
+def test_a_plugin_without_an_architecture_gets_the_checks_that_apply(install, zoo) -> None:
+    code = f'{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
+    presets = 'schema = 1\n[models.acme]\nbase = "gpt-tiny"\n[models.fault]\nbase = "no-such-model"\n'
+    install("zoo-acme", code, files={"presets.toml": presets})
+    done = zoo("plugins", "check", "zoo-acme", "--json")
+    assert done.status == 5
+    assert statuses(done) == {"load": "passed", "light-import": "passed", "api-version": "passed", "presets": "failed"}
+    assert "no-such-model" in done.json["results"][-1]["happened"]
+
+
+def test_a_preset_is_checked_when_it_is_named(install, zoo, describing) -> None:
+    name = install_edited(install, "zoo-acme")
+    done = zoo("plugins", "check", "zoo-acme", "--model", f"{name}-large", "--json")
+    assert {row["model"] for row in done.json["results"]} == {None, f"{name}-large"}
+    done = zoo("plugins", "check", "zoo-acme", "--model", "gpt-tiny", "--json")
+    assert "provided by plugin 'gpt'" in done.json["results"][0]["happened"]
+
+
+def test_a_lock_holds_here_too(install, zoo, tmp_path: Path) -> None:
+    install("zoo-acme", HEAD)
+    (tmp_path / "zoo.lock").write_text('{"schema": 1, "distributions": []}')
+    for options in (["--locked"], ["--lock", "zoo.lock"]):
+        done = zoo(*options, "plugins", "check", "zoo-acme", "--json")
+        (row,) = done.json["results"]
+        assert (done.status, row["check"], row["status"]) == (5, "load", "failed")
+        assert "zoo-acme 1.0 is not in the lock" in row["happened"]
+
+
+def test_a_plugin_that_is_not_there(zoo) -> None:
+    zoo("plugins", "check", "grt").failed(2, "no plugin 'grt'", "did you mean 'gpt'?")
+    zoo("plugins", "check").failed(2, "no plugin is named")
+
+
+def test_every_check_explains_itself(zoo) -> None:
+    """In a summary, why it matters, and how to mend it."""
+    for check in testing.CHECKS:
+        done = zoo("plugins", "check", "--explain", check.name)
+        assert (done.status, done.err) == (0, "")
+        assert done.out == f"{check.name}\n\n{check.explanation}\n"
+        assert len(check.explanation.split("\n\n")) >= 3, check.name
+        assert check.summary.endswith(".")
+    zoo("plugins", "check", "--explain", "cash").failed(2, "no check 'cash'", "did you mean 'cache'?")
+    assert zoo("plugins", "check", "--explain", "cache", "--json").json["check"] == "cache"
+
+
+def test_expected_failures_are_strict(install, zoo, describing) -> None:
+    known = expecting({"documented": "not written yet"})
+    install_edited(install, "zoo-acme", [known, *EDITS["documented"]])
+    done = zoo("plugins", "check", "zoo-acme", "--json")
+    assert (done.status, statuses(done)["documented"]) == (0, "expected failure")
+    install_edited(install, "zoo-other", [known])
+    done = zoo("plugins", "check", "zoo-other", "--json")
+    assert (done.status, statuses(done)["documented"]) == (5, "failed")
+    (row,) = (row for row in done.json["results"] if row["check"] == "documented")
+    assert row["expected"] == "the failure that is expected (not written yet)"
+    assert row["happened"] == "it passes: expect it no longer"
+    install_edited(install, "zoo-third", [expecting({"dokumented": "why"})])
+    done = zoo("plugins", "check", "zoo-third", "--json")
+    assert statuses(done) == {"load": "failed"}
+    assert "no check 'dokumented'" in done.json["results"][0]["happened"]
+
+
+@pytest.mark.slow
+def test_all_of_it(install: Callable[..., Path], zoo) -> None:
+    install_edited(install, "zoo-acme")
+    done = zoo("plugins", "check", "zoo-acme", "--json")
+    assert statuses(done) == dict.fromkeys(["load", *EDITS], "passed")

@@ -1,0 +1,201 @@
+"""``zoo plugins check``: the conformance kit on a plugin that is installed, in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zoo import isolation, plugins
+from zoo.cli.output import columns, emit_json, json_option
+from zoo.errors import PluginError, UsageError, nearest
+from zoo.plugins import Plugin
+
+if TYPE_CHECKING:
+    from zoo.testing import Check, Result
+
+__all__ = ["check_plugin"]
+
+_JOBS = "zoo.testing.running"
+_LOAD = "load"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What one check found of one model, or of the plugin."""
+
+    plugin: Plugin
+    model: str | None
+    result: Result
+    output: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.model or self.plugin.name
+
+    def to_dict(self) -> dict[str, Any]:
+        result = self.result
+        return {
+            "plugin": self.plugin.name,
+            "distribution": self.plugin.distribution,
+            "version": self.plugin.version,
+            "model": self.model,
+            "check": result.check,
+            "status": result.status,
+            "seconds": round(result.seconds, 3),
+            "expected": result.expected or None,
+            "happened": result.happened or None,
+            "reason": result.reason or None,
+        }
+
+
+@click.command("check")
+@click.argument("name", required=False)
+@click.option("--model", "models", metavar="PRESET", multiple=True, help="Check this preset, not the smallest.")
+@click.option("--explain", metavar="CHECK", help="Say what a check expects, why, and how to mend what it finds.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="What each check may take.",
+)
+@json_option
+@click.pass_context
+def check_plugin(
+    ctx: click.Context, name: str | None, models: tuple[str, ...], explain: str | None, timeout: float, as_json: bool
+) -> None:
+    """Check that a plugin keeps its promises, model by model. NAME is a plugin, or a distribution.
+
+    Each check runs in another process: one that hangs, or ends it, fails, and costs the others nothing.
+    """
+    if explain is not None:
+        _explain(explain, as_json)
+        return
+    if name is None:
+        raise UsageError("no plugin is named", None, "write zoo plugins check NAME")
+    options = ctx.find_root().params
+    lock = options["lock"] or (Path(plugins.LOCK) if options["locked"] else None)
+    environment = {} if lock is None else {"ZOO_LOCKED": str(lock)}
+    rows = []
+    for plugin in _find(name):
+        with _progress() as show:
+            for row in _check(plugin, models, timeout, environment):
+                show(f"{row.title} {row.result.check}")
+                rows.append(row)
+    failed = [row for row in rows if row.result.status == "failed"]
+    if as_json:
+        emit_json("plugins.check", {"name": name, "passed": not failed, "results": [row.to_dict() for row in rows]})
+    else:
+        _print(rows)
+    if options["debug"]:
+        for row in failed:
+            click.echo(f"{row.title} {row.result.check}\n{row.result.traceback}{row.output}", err=True)
+    if failed:
+        listed = ", ".join(dict.fromkeys(row.result.check for row in failed))
+        raise PluginError(f"{failed[0].plugin} fails {len(failed)} of {len(rows)} checks ({listed})")
+
+
+def _explain(name: str, as_json: bool) -> None:
+    from zoo.testing import CHECKS, find_check
+
+    check = find_check(CHECKS, name, "--explain")
+    if as_json:
+        emit_json("plugins.check.explain", {"check": check.name, "explanation": check.explanation})
+    else:
+        click.echo(f"{check.name}\n\n{check.explanation}")
+
+
+def _find(name: str) -> list[Plugin]:
+    """The plugins of that name or distribution, none of them imported."""
+    known = list(plugins.discover())
+    found = [plugin for plugin in known if name in (plugin.name, plugin.distribution)]
+    if not found:
+        names = {text for plugin in known for text in (plugin.name, plugin.distribution)}
+        raise UsageError(f"no plugin {name!r}", None, nearest(name, names))
+    return found
+
+
+def _check(plugin: Plugin, models: tuple[str, ...], seconds: float, environment: Mapping[str, str]) -> Iterator[_Row]:
+    """Look what there is to check, and check it."""
+    from zoo.testing import CHECKS, Result
+
+    about = {"plugin": plugin.name, "distribution": plugin.distribution, "module": plugin.module}
+    request = {**about, "models": list(dict.fromkeys(models))}
+    (loaded,) = isolation.run(f"{_JOBS}:describe_job", {_LOAD: request}, seconds=seconds, environment=environment)
+    reason = loaded.failure if loaded.failure is not None else loaded.value["reason"]
+    if reason is not None:
+        result = Result(
+            check=_LOAD, status="failed", seconds=loaded.seconds, expected="the plugin loads", happened=reason
+        )
+        yield _Row(plugin, None, result, loaded.output)
+        return
+    yield _Row(plugin, None, Result(check=_LOAD, status="passed", seconds=loaded.seconds))
+    asked: dict[str, tuple[Check, str | None, str | None]] = {}
+    jobs = {}
+    for model in (None, *loaded.value["models"]):
+        expected = (model or loaded.value)["expected_failures"]
+        for check in CHECKS:
+            if check.of_plugin is (model is None):
+                title = model["model"] if model else None
+                job = f"{title or plugin.name} {check.name}"
+                asked[job] = check, title, expected.get(check.name)
+                jobs[job] = {
+                    **about,
+                    "check": check.name,
+                    "model": model and model["name"],
+                    "expected_failure": expected.get(check.name),
+                }
+    for outcome in isolation.run(f"{_JOBS}:check_job", jobs, seconds=seconds, environment=environment):
+        check, title, known = asked[outcome.job]
+        if outcome.failure is None:
+            result = Result(**outcome.value)
+        else:
+            result = Result(
+                check=check.name,
+                status="failed" if known is None else "expected failure",
+                seconds=outcome.seconds,
+                expected=check.summary,
+                happened=outcome.failure,
+                reason=known or "",
+            )
+        yield _Row(plugin, title, result, outcome.output)
+
+
+def _print(rows: list[_Row]) -> None:
+    """A table, and below it what failed."""
+    columns(
+        [
+            ("MODEL", "CHECK", "STATUS", "SECONDS", "WHY"),
+            *(
+                (row.title, row.result.check, row.result.status, f"{row.result.seconds:.1f}", row.result.reason)
+                for row in rows
+            ),
+        ],
+        right=[3],
+    )
+    for row in rows:
+        if row.result.status == "failed":
+            click.echo(f"\n{row.title} {row.result.check}")
+            click.echo(f"  expected: {row.result.expected}")
+            click.echo(f"  happened: {row.result.happened}")
+            if row.result.check != _LOAD:
+                click.echo(f"  read more: zoo plugins check --explain {row.result.check}")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Any]:
+    """What was checked last, on stderr, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading") as status:
+        yield lambda text: status.update(f"checked {text}")

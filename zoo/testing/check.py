@@ -1,0 +1,82 @@
+"""What a check is, and how it says that something is wrong."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from zoo.errors import UsageError, nearest
+
+__all__ = ["Check", "CheckFailure", "Inapplicable", "check_names", "fail", "find_check"]
+
+
+class CheckFailure(AssertionError):  # noqa: N818  (the name that a reader of a test's report wants)
+    """Something is not as a check expects it. ``check`` is its name, once the check itself is known."""
+
+    def __init__(self, expected: str, happened: str, check: str | None = None) -> None:
+        self.expected, self.happened, self.check = expected, happened, check
+        text = f"expected: {expected}\nhappened: {happened}"
+        super().__init__(f"{text}\nread more: {read_more(check)}" if check else text)
+
+
+class Inapplicable(Exception):  # noqa: N818  (it is no error)
+    """A check has nothing to look at here, and why."""
+
+
+def fail(expected: str, happened: str) -> NoReturn:
+    """Fail the running check."""
+    raise CheckFailure(expected, happened)
+
+
+def read_more(check: str) -> str:
+    """The command that explains a check."""
+    return f"zoo plugins check --explain {check}"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that is held of a plugin, or of each of its models."""
+
+    function: Callable[[Any], None]
+    """Returns, or raises :class:`CheckFailure`, or :class:`Inapplicable`. Its docstring is the explanation."""
+    of_plugin: bool = False
+    """Whether it is called with a :class:`zoo.plugins.Plugin`; else with a :class:`zoo.testing.Subject`."""
+
+    @property
+    def name(self) -> str:
+        """What people write: ``batch-invariance``."""
+        return self.function.__name__.replace("_", "-")
+
+    @property
+    def explanation(self) -> str:
+        """What is expected, why that matters and how to mend it."""
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the explanation."""
+        return " ".join(self.explanation.partition("\n\n")[0].split())
+
+    def __call__(self, subject: Any) -> None:
+        """Check a :class:`zoo.testing.Subject`, or a plugin where it is ``of_plugin``."""
+        plugin = getattr(subject, "plugin", subject)
+        try:
+            self.function(plugin if self.of_plugin else subject)
+        except CheckFailure as failure:
+            raise CheckFailure(failure.expected, failure.happened, self.name) from failure.__cause__
+
+
+def find_check(checks: Sequence[Check], name: str, where: object = None) -> Check:
+    """The check of that name. None is a :class:`UsageError` with the nearest."""
+    check_names(checks, {name: ""}, where)
+    return next(check for check in checks if check.name == name)
+
+
+def check_names(checks: Sequence[Check], expected_failures: Mapping[str, str], where: object) -> None:
+    """Raise :class:`UsageError` unless every key is the name of a check."""
+    known = [check.name for check in checks]
+    for name in expected_failures:
+        if name not in known:
+            raise UsageError(f"no check {name!r}", where, nearest(name, known))

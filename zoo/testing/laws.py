@@ -1,0 +1,333 @@
+"""Checks of laws: what must not change an output, and what must. In float64, on random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from zoo.contract import Graph, TensorSpec
+from zoo.testing.check import Inapplicable, fail
+from zoo.testing.subject import Subject
+
+__all__ = ["batch_invariance", "cache", "causality", "eval_deterministic", "lengths", "padding_invariance"]
+
+_LONGER = 3
+"""By how much a row is padded to be longer."""
+_ODD = 11
+
+
+def eval_deterministic(subject: Subject) -> None:
+    """In evaluation mode the same inputs give the same outputs twice, bit for bit.
+
+    Dropout is for training. Random numbers, the clock, or something that one call leaves behind for the next make
+    every comparison of the model with anything a matter of luck.
+
+    Use ``nn.Dropout``, or pass ``self.training`` to its function, and keep nothing of a call in the model.
+    """
+    import numpy as np
+
+    from zoo.testing.compute import executor, make_inputs, run
+
+    feeds = make_inputs(subject)
+    first, second = (run(executor(subject.exact), subject.graphs, feeds) for _ in range(2))
+    for graph in subject.graphs:
+        for tensor in graph.output_tensors():
+            if not np.array_equal(first[graph.name][tensor.name], second[graph.name][tensor.name], equal_nan=True):
+                fail("two calls give the same", f"{tensor.name} of graph {graph.name!r} differs")
+
+
+def batch_invariance(subject: Subject) -> None:
+    """A row alone gives what it gives in a batch.
+
+    Who else is in a batch is chance. A mean over the batch, or a reshape that mixes rows, makes an answer depend on the
+    questions of strangers.
+
+    Leave the first dimension of every tensor alone: reduce over the others, and reshape with ``flatten(1)``.
+    """
+    from zoo.testing.compute import check_equal, executor, make_inputs, run
+
+    feeds = make_inputs(subject)
+    execute = executor(subject.exact)
+    whole = run(execute, subject.graphs, feeds)
+    rows = len(next(iter(feeds.values())))
+    for row in range(rows):
+        one = slice(row, row + 1)
+        alone = run(execute, subject.graphs, {name: value[one] for name, value in feeds.items()})
+        wanted = {name: {key: value[one] for key, value in outputs.items()} for name, outputs in whole.items()}
+        expected, situation = "a row alone gives what it gives in a batch", f"in row {row} of {rows} alone"
+        check_equal(subject.graphs, wanted, alone, expected, situation, lambda *_: True)
+
+
+def lengths(subject: Subject) -> None:
+    """Every free dimension takes 1, 2, an odd number and the most there is, and all outputs are numbers of that shape.
+
+    A size that is declared free is free for whoever runs the model. Off by one in a table of positions shows at the
+    longest input alone, a standard deviation over one token only at the shortest.
+
+    Where a size is fixed, declare the number; ``max_seq_len`` is what a row may hold at most.
+    """
+    from zoo.testing.compute import check_finite, check_shapes, executor, make_inputs, run
+
+    free = {name for graph in subject.graphs for name in graph.dim_names()}
+    longest = subject.longest
+    sizes = sorted({1, 2, _ODD, longest}) if free - {"batch"} else [1]
+    sizes = [size for size in sizes if size <= longest]
+    expected = "every declared size can be had"
+    execute = executor(subject.exact)
+    for place, length in enumerate(sizes):
+        for rows in (1, 2, 3):
+            other = sizes[(place + rows) % len(sizes)]
+            feeds = make_inputs(subject, rows=rows, length=length, other=other)
+            situation = f"with a batch of {rows} and a length of {length}"
+            try:
+                results = run(execute, subject.graphs, feeds)
+            except Exception as error:
+                fail(expected, f"{situation}, it raises {type(error).__name__}: {error}")
+            check_finite(subject.graphs, results, expected, situation)
+            known = dict(feeds)
+            for graph in subject.graphs:
+                check_shapes(graph, known, results[graph.name], expected, situation)
+                known |= results[graph.name]
+
+
+def padding_invariance(subject: Subject) -> None:
+    """Padding changes nothing at the positions that count, on whichever side it is declared.
+
+    What lies under the padding does not matter; a row that is padded to be longer gives what it gives alone; and a row
+    that is padding alone stays finite, and leaves its neighbours as they are. Rows of a batch are padded to the longest
+    of them, so that without this an answer depends on how long the others are.
+
+    Mask with ``zoo.nn.build_mask(padding=...)``, count positions with ``positions_of(padding=...)``, pool with
+    ``zoo.nn.pool``. A model whose positions count padding too, as learned ones often do, bears it on the right:
+    ``zoo.mask(..., padding="right")``.
+    """
+    from zoo.testing.compute import masks
+
+    found = masks(subject.graphs)
+    if not found:
+        raise Inapplicable("no input is a mask")
+    for mask, length in found:
+        for side in sides(mask):
+            _check_what_lies_under(subject, mask, length, side)
+            _check_padded_to_be_longer(subject, mask, length, side)
+        _check_row_of_padding(subject, mask)
+
+
+def sides(mask: TensorSpec) -> Sequence[str]:
+    """The sides on which a row may be padded."""
+    return ("left", "right") if mask.padding == "both" else (mask.padding,)
+
+
+def padded(values: Any, side: str) -> Any:
+    """A mask with rows padded by ever more on one side, none in the first, all but one place in the last."""
+    result = values.copy()
+    rows, length = values.shape
+    for row in range(rows):
+        count = (length - 1) * row // max(1, rows - 1)
+        if count:
+            result[row, -count if side == "right" else 0 : None if side == "right" else count] = 0
+    return result
+
+
+def _check_what_lies_under(subject: Subject, mask: TensorSpec, length: str, side: str) -> None:
+    import numpy as np
+
+    from zoo.testing.compute import change, check_equal, counting, executor, make_inputs, run
+
+    feeds = make_inputs(subject)
+    feeds[mask.name] = padded(feeds[mask.name], side)
+    rng = np.random.default_rng(1)
+    others = dict(feeds)
+    for tensor, axis in _tokens(subject, length, feeds):
+        values = feeds[tensor.name]
+        shape = [size if at in (0, axis) else 1 for at, size in enumerate(values.shape)]
+        hidden = (feeds[mask.name] == 0).reshape(shape)
+        others[tensor.name] = np.where(hidden, change(tensor, values, rng), values)
+    execute = executor(subject.exact)
+    wanted, found = (run(execute, subject.graphs, item) for item in (feeds, others))
+    expected = f"what lies under padding on the {side} ({mask.name}) changes nothing at the positions that count"
+    check_equal(subject.graphs, wanted, found, expected, "with something else there", counting(feeds))
+
+
+def _check_padded_to_be_longer(subject: Subject, mask: TensorSpec, length: str, side: str) -> None:
+    import numpy as np
+
+    from zoo.testing.compute import check_equal, executor, inputs_along, make_inputs, run
+
+    start = max(1, min(6, subject.longest - _LONGER))
+    feeds = make_inputs(subject, length=start, other=start)
+    if start + _LONGER > subject.longest:
+        return
+    longer = dict(feeds)
+    rng = np.random.default_rng(2)
+    for name, (tensor, axis) in inputs_along(subject.graphs, length, feeds).items():
+        shape = [_LONGER if at == axis else size for at, size in enumerate(feeds[name].shape)]
+        filler: Any
+        if tensor.is_mask:
+            filler = np.zeros(shape, np.int64)
+        elif tensor.dtype == "int64":
+            filler = rng.integers(0, tensor.upper or 2, shape)
+        else:
+            filler = rng.standard_normal(shape)
+        longer[name] = np.concatenate((filler, feeds[name]) if side == "left" else (feeds[name], filler), axis)
+    execute = executor(subject.exact)
+    wanted, found = (run(execute, subject.graphs, item) for item in (feeds, longer))
+    place = slice(_LONGER, None) if side == "left" else slice(start)
+    cut = {
+        graph.name: {
+            tensor.name: _along(tensor, length, place, found[graph.name][tensor.name])
+            for tensor in graph.output_tensors()
+        }
+        for graph in subject.graphs
+    }
+    expected = f"rows padded on the {side} ({mask.name}) give what they give alone"
+    check_equal(subject.graphs, wanted, cut, expected, f"with {_LONGER} places of padding", lambda *_: True)
+
+
+def _along(tensor: TensorSpec, length: str, place: slice, values: Any) -> Any:
+    """A part of an output along a length, where it has it."""
+    for axis, dim in enumerate(tensor.dims):
+        if length in [name.strip() for name in str(dim).split("+")]:
+            values = values[(*(slice(None),) * axis, place)]
+    return values
+
+
+def _check_row_of_padding(subject: Subject, mask: TensorSpec) -> None:
+    import numpy as np
+
+    from zoo.testing.compute import check_equal, check_finite, executor, make_inputs, run
+
+    feeds = make_inputs(subject)
+    empty = feeds[mask.name].copy()
+    empty[1] = 0
+    execute = executor(subject.exact)
+    wanted, found = (run(execute, subject.graphs, item) for item in (feeds, {**feeds, mask.name: empty}))
+    expected, situation = f"a row of padding alone ({mask.name}) is finite and disturbs no other", "with such a row"
+    check_finite(subject.graphs, found, expected, situation)
+    others = np.arange(len(empty)) != 1
+
+    def neighbours(_: Graph, tensor: TensorSpec) -> Any:
+        return others.reshape([-1] + [1] * (len(tensor.dims) - 1))
+
+    check_equal(subject.graphs, wanted, found, expected, situation, neighbours)
+
+
+def causality(subject: Subject) -> None:
+    """What a graph declares about the order of its tokens is so.
+
+    In a causal graph, one with a past or with ``causal=True``, nothing that comes later along a length changes what is
+    given for an earlier place, and something that comes earlier changes what is given for a later one. With
+    ``causal=False``, something later does. A causal model that sees the future looks splendid in training, where the
+    future is there, and fails at writing it.
+
+    Mask with ``zoo.nn.build_mask(causal=True)``, or declare what the model does.
+    """
+    checked = False
+    for graph in subject.graphs:
+        for length in _lengths_of_outputs(graph):
+            if graph.past is not None or graph.causal is not None:
+                _check_order(subject, graph, length)
+                checked = True
+    if not checked:
+        raise Inapplicable("no graph with an output along a length declares what is so")
+
+
+def _lengths_of_outputs(graph: Graph) -> list[str]:
+    from zoo.testing.compute import outputs_of
+
+    names = {dim for tensor in outputs_of(graph) for dim in tensor.dims if isinstance(dim, str) and dim != "batch"}
+    return ["sequence"] if graph.past and "sequence" in names else sorted(names & set(graph.dim_names()))
+
+
+def _check_order(subject: Subject, graph: Graph, length: str) -> None:
+    from zoo.testing.compute import TOLERANCE, executor, make_inputs, run
+
+    feeds = make_inputs(subject, other=6)
+    size = max((feeds[tensor.name].shape[axis] for tensor, axis in _tokens(subject, length, feeds)), default=1)
+    if size < 2:
+        raise Inapplicable("a length of 1 has no order")
+    execute = executor(subject.exact)
+    wanted = run(execute, subject.graphs, feeds)[graph.name]
+    looked_ahead = looked_back = 0.0
+    for place in range(1, size):
+        early, late = slice(place), slice(place, None)
+        for_later = run(execute, subject.graphs, _changed(subject, length, feeds, late))[graph.name]
+        for_earlier = run(execute, subject.graphs, _changed(subject, length, feeds, early))[graph.name]
+        looked_ahead = max(looked_ahead, _moved(graph, length, early, wanted, for_later))
+        looked_back = max(looked_back, _moved(graph, length, late, wanted, for_earlier))
+    where = f"graph {graph.name!r}, along {length}"
+    if graph.causal is False:
+        if looked_ahead <= TOLERANCE:
+            fail(f"in {where}, something later matters, as causal=False says", "nothing does")
+        return
+    if looked_ahead > TOLERANCE:
+        fail(f"in {where}, nothing later matters", f"an earlier output moves by {looked_ahead:.2g} of the largest")
+    if looked_back <= TOLERANCE:
+        fail(f"in {where}, something earlier matters", "nothing does: every token is by itself")
+
+
+def _tokens(subject: Subject, length: str, feeds: Mapping[str, Any]) -> Iterator[tuple[TensorSpec, int]]:
+    """The inputs along a length that are no masks, and its axis in each."""
+    from zoo.testing.compute import inputs_along
+
+    for tensor, axis in inputs_along(subject.graphs, length, feeds).values():
+        if not tensor.is_mask:
+            yield tensor, axis
+
+
+def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: slice) -> dict[str, Any]:
+    """The inputs with other tokens in a part of a length."""
+    import numpy as np
+
+    from zoo.testing.compute import change
+
+    rng = np.random.default_rng(3)
+    result = dict(feeds)
+    for tensor, axis in _tokens(subject, length, feeds):
+        where = (*(slice(None),) * axis, place)
+        result[tensor.name] = feeds[tensor.name].copy()
+        result[tensor.name][where] = change(tensor, feeds[tensor.name][where], rng)
+    return result
+
+
+def _moved(graph: Graph, length: str, place: slice, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+    """How far the outputs in a part of a length are apart."""
+    from zoo.testing.compute import distance, outputs_of
+
+    return max(
+        distance(*(_along(tensor, length, place, values[tensor.name]) for values in (wanted, found)))
+        for tensor in outputs_of(graph)
+        if length in tensor.dims
+    )
+
+
+def cache(subject: Subject) -> None:
+    """A call on a prefix and calls on the rest give what one call on the whole gives, wherever it is cut.
+
+    That is the law of a graph with a past. Generation depends on it: a model that loses a position or a key between
+    two calls writes well in training, and worse with every token that it writes itself.
+
+    The places of new tokens begin after the past: ``zoo.nn.positions_of(length, total, padding=...)``. Extend the
+    cache with the keys as they are attended to, turned by their positions.
+    """
+    from zoo.testing.compute import LENGTH, check_equal, counting, executor, make_inputs, masks, run
+
+    pasts = [graph for graph in subject.graphs if graph.past]
+    if not pasts:
+        raise Inapplicable("no graph has a past")
+    feeds = make_inputs(subject, length=LENGTH + 2)
+    total = min(LENGTH + 2, subject.longest)
+    own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
+    execute = executor(subject.exact)
+    cuts: dict[tuple[int, ...], str] = {
+        (cut,): f"after {cut}" for cut in sorted({1, 2, total // 2, total - 1}) if 0 < cut < total
+    }
+    cuts[tuple(range(1, total))] = "after each"
+    for mask, side in [(None, "no"), *own]:
+        inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
+        whole = run(execute, subject.graphs, inputs)
+        for places, words in cuts.items():
+            parts = run(execute, subject.graphs, inputs, places)
+            situation = f"cut {words} of {total} tokens, with {side} padding"
+            expected = "calls on the parts give what one call on the whole gives"
+            check_equal(pasts, whole, parts, expected, situation, counting(inputs))

@@ -1,0 +1,227 @@
+"""Running the checks: as tests, in this process, or one after the other in another."""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from zoo import plugins
+from zoo.contract import Architecture
+from zoo.discovery import describe
+from zoo.errors import PluginError
+from zoo.plugins import Plugin
+from zoo.testing import building, describing, laws, onnx, state
+from zoo.testing.check import Check, CheckFailure, Inapplicable, check_names, find_check
+from zoo.testing.subject import Subject, declared, find_subject
+
+__all__ = ["CHECKS", "Result", "parametrize_with_checks", "run_check", "run_checks"]
+
+CHECKS = (
+    Check(describing.light_import, of_plugin=True),
+    Check(describing.api_version, of_plugin=True),
+    Check(describing.presets, of_plugin=True),
+    Check(describing.config_round_trip),
+    Check(describing.unknown_keys),
+    Check(describing.documented),
+    Check(describing.declaration),
+    Check(building.parameter_count),
+    Check(building.meta_device),
+    Check(building.seeded),
+    Check(building.weights_round_trip),
+    Check(building.signature),
+    Check(laws.eval_deterministic),
+    Check(laws.batch_invariance),
+    Check(laws.lengths),
+    Check(laws.padding_invariance),
+    Check(laws.causality),
+    Check(laws.cache),
+    Check(building.gradients),
+    Check(building.half_precision),
+    Check(state.global_state),
+    Check(onnx.onnx_export),
+    Check(onnx.onnx_parity),
+    Check(onnx.onnx_dynamic),
+)
+"""Every check, the cheap ones first."""
+
+Status = Literal["passed", "failed", "expected failure", "skipped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What one check found."""
+
+    check: str
+    status: Status
+    seconds: float
+    expected: str = ""
+    """Of a failure: what should have been."""
+    happened: str = ""
+    """Of a failure: what was."""
+    reason: str = ""
+    """Why it was skipped, or expected to fail."""
+    traceback: str = ""
+    """Of an error that is not the check's own."""
+
+
+def run_check(check: Check, subject: Subject | Plugin, expected_failure: str | None = None) -> Result:
+    """Run one check, whatever it raises.
+
+    Args:
+        check: of :data:`CHECKS`.
+        subject: the model, or the plugin for a check that is ``of_plugin``.
+        expected_failure: why it is known to fail. If it passes, that is the failure.
+    """
+    started = time.perf_counter()
+    facts: dict[str, Any] = {"status": "passed"}
+    try:
+        check(subject)
+    except Inapplicable as reason:
+        facts = {"status": "skipped", "reason": str(reason)}
+    except CheckFailure as failure:
+        facts = {"status": "failed", "expected": failure.expected, "happened": failure.happened}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        facts = {"status": "failed", "expected": check.summary, "happened": _what(error, subject),
+                 "traceback": "".join(traceback.format_exception(error))}  # fmt: skip
+    if expected_failure is not None and facts["status"] == "failed":
+        facts |= {"status": "expected failure", "reason": expected_failure}
+    elif expected_failure is not None and facts["status"] == "passed":
+        known = f"the failure that is expected ({expected_failure})"
+        facts = {"status": "failed", "expected": known, "happened": "it passes: expect it no longer"}
+    return Result(check=check.name, seconds=time.perf_counter() - started, **facts)
+
+
+def _what(error: BaseException, subject: Subject | Plugin) -> str:
+    """An error, and the last place in the plugin's own code that it came through."""
+    plugin = subject if isinstance(subject, Plugin) else subject.plugin
+    text = describe(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+    references = [plugin.module, *(text for item in plugin.architectures for text in (item.config, item.model))]
+    packages = {reference.partition(":")[0].partition(".")[0] for reference in references}
+    for frame in reversed(list(traceback.walk_tb((error.__cause__ or error).__traceback__))):
+        if str(frame[0].f_globals.get("__name__", "")).partition(".")[0] in packages:
+            code = frame[0].f_code
+            return f"{text} ({Path(code.co_filename).name}:{frame[1]}, in {code.co_name})"
+    return text
+
+
+def run_checks(name: str, *, expected_failures: Mapping[str, str] | None = None) -> list[Result]:
+    """Run every check on an architecture's smallest preset, or on the preset of that name, in this process.
+
+    Args:
+        name: an architecture or a preset.
+        expected_failures: reasons by check, besides those that the architecture declares.
+
+    Raises:
+        UsageError: there is no such name, or no such check.
+        PluginError: what provides it does not load, or expects the failure of a check that does not exist.
+    """
+    subject = find_subject(name)
+    known = _expected(subject.spec.architecture, expected_failures)
+    return [run_check(check, subject, known.get(check.name)) for check in CHECKS]
+
+
+def _expected(architecture: Architecture, more: Mapping[str, str] | None) -> dict[str, str]:
+    check_names(CHECKS, more or {}, "expected_failures")
+    try:
+        check_names(CHECKS, architecture.expected_failures, f"expected_failures of {architecture.name}")
+    except Exception as error:
+        raise PluginError(str(error)) from error
+    return {**architecture.expected_failures, **(more or {})}
+
+
+def parametrize_with_checks(
+    names: Sequence[str], *, expected_failures: Mapping[str, str] | None = None
+) -> Callable[[Any], Any]:
+    """A decorator that runs a test once for each name and check, with the argument ``check`` to be called.
+
+    Args:
+        names: architectures, each for its smallest preset, and presets.
+        expected_failures: why a check is known to fail, by its name, besides what architectures declare themselves. An
+            expected failure that passes is a failure.
+
+    Raises:
+        UsageError: an unknown name, or an unknown check.
+        PluginError: what provides a name does not load, or expects the failure of a check that does not exist.
+    """
+    import pytest
+
+    def one(check: Check, find: Callable[[], Subject]) -> None:
+        try:
+            check(find())
+        except Inapplicable as reason:
+            pytest.skip(str(reason))
+
+    parameters = []
+    for name in names:
+        known = _expected(declared(name), expected_failures)
+        find = functools.cache(functools.partial(find_subject, name))
+        for check in CHECKS:
+            reason = known.get(check.name)
+            marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+            parameters.append(pytest.param(functools.partial(one, check, find), id=f"{name}-{check.name}", marks=marks))
+    decorator: Callable[[Any], Any] = pytest.mark.parametrize("check", parameters)
+    return decorator
+
+
+@functools.cache
+def _select(name: str) -> plugins.Plugins:
+    """The built-in plugins and those of one name, in a process that has nothing else to do."""
+    plugins.select(replace(plugins.Selection.from_environment(), only=frozenset({name})))
+    return plugins.active(retry=True)
+
+
+def _plugin(argument: Mapping[str, Any]) -> Plugin:
+    loaded = _select(argument["plugin"])
+    return next(
+        item
+        for item in loaded.all
+        if (item.name, item.distribution, item.module)
+        == (argument["plugin"], argument["distribution"], argument["module"])
+    )
+
+
+_subject = functools.cache(find_subject)
+
+
+def describe_job(_: str, argument: Mapping[str, Any]) -> dict[str, Any]:
+    """What there is to check of a plugin: a job of :mod:`zoo.isolation`.
+
+    Returns its status, the models by name with their architectures, and the failures it expects.
+    """
+    plugin = _plugin(argument)
+    if plugin.status != "ok":
+        return {"reason": f"{plugin.status}: {plugin.reason}"}
+    names = argument["models"] or [f"{plugin.distribution}:{item.name}" for item in plugin.architectures]
+    expected: dict[str, str] = {}
+    models = []
+    for architecture in plugin.architectures:
+        expected |= _expected(architecture, None)
+    for name in names:
+        spec = _subject(name).spec
+        if (spec.plugin.name, spec.plugin.distribution) != (plugin.name, plugin.distribution):
+            raise PluginError(f"the architecture of {name} is provided by {spec.plugin}")
+        models.append(
+            {
+                "name": name,
+                "model": spec.name,
+                "architecture": spec.architecture.name,
+                "expected_failures": dict(spec.architecture.expected_failures),
+            }
+        )
+    return {"reason": None, "models": models, "expected_failures": expected}
+
+
+def check_job(_: str, argument: Mapping[str, Any]) -> dict[str, Any]:
+    """Run one check: a job of :mod:`zoo.isolation`. Returns the :class:`Result` as plain data."""
+    plugin = _plugin(argument)
+    check = find_check(CHECKS, argument["check"])
+    subject = plugin if check.of_plugin else _subject(argument["model"])
+    result = run_check(check, subject, argument["expected_failure"])
+    return {name: getattr(result, name) for name in Result.__slots__}
