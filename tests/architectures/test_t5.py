@@ -189,18 +189,6 @@ def test_padding_changes_nothing(sides: tuple[str, str]) -> None:
             assert_close(logits[row, kept], alone[0], atol=1e-11, rtol=0)
 
 
-def test_a_row_of_padding_stays_finite() -> None:
-    """A source or target of nothing; the neighbours do not notice."""
-    model, (source, target) = make(), pair()
-    masks = (padding_of(SOURCE_LENGTHS), padding_of(TARGET_LENGTHS))
-    expected = model(source, target, *masks)
-    for mask in masks:
-        mask[2] = 0
-    logits = model(source, target, *masks)
-    assert logits.isfinite().all()
-    assert_close(logits[:2], expected[:2], atol=1e-12, rtol=0)
-
-
 def test_a_later_target_token_moves_no_earlier_output() -> None:
     """Output t sees tokens up to t only, and all of those: the bias hides nothing."""
     model, (source, target) = make(), pair()

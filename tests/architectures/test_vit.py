@@ -179,15 +179,6 @@ def test_the_order_of_patches_counts() -> None:
     assert (model(moved)["logits"] - model(pixels)["logits"]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("distilled", [False, True])
-def test_images_of_a_batch_do_not_see_each_other(distilled: bool) -> None:
-    model = make(distilled=distilled)
-    pixels = images(model.config, batch=5)
-    together = model(pixels)["logits"]
-    for row in range(5):
-        assert_close(model(pixels[row : row + 1])["logits"][0], together[row], atol=1e-12, rtol=0)
-
-
 def test_logits_of_a_distilled_model_are_the_mean_of_two_heads() -> None:
     """Each head reads its own token: with the other's weights at 0 it counts half."""
     both, one = make(distilled=True), make(distilled=True, distillation_head=False)

@@ -109,7 +109,7 @@ class BERTConfig(Config):
         return self.max_seq_len + (self.pad_token_id + 1 if self.skip_padding and self.pad_token_id is not None else 0)
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph; its outputs follow the task."""
+        """One graph; its outputs follow the task. Padding on the left would take the first positions."""
         hidden = real("last_hidden_state", "batch", "sequence", self.hidden_size)
         logits = real("logits", "batch", "sequence", self.vocab_size)
         outputs = {
@@ -125,8 +125,8 @@ class BERTConfig(Config):
             "replaced-token-detection": (real("logits", "batch", "sequence"),),
         }
         types = (token_ids("token_type_ids", self.type_vocab_size),) if self.type_vocab_size else ()
-        inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask"), *types)
-        return (Graph(inputs=inputs, outputs=outputs[self.task]),)
+        inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"), *types)
+        return (Graph(inputs=inputs, outputs=outputs[self.task], causal=False),)
 
     def cost(self) -> Cost:
         """Closed form. What runs once a sequence, the pooler and its classifiers, counts no FLOPs."""

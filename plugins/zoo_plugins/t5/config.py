@@ -93,6 +93,7 @@ class T5Config(Config):
                     method="encode",
                     inputs=(token_ids("input_ids", self.vocab_size), mask("attention_mask")),
                     outputs=(real("last_hidden_state", "batch", "sequence", self.hidden_size),),
+                    causal=False,
                 ),
             )
         cross = self._key_values("cross_key_values", "encoder_sequence")
@@ -102,6 +103,7 @@ class T5Config(Config):
             method="encode",
             inputs=(token_ids("input_ids", self.vocab_size, length="encoder_sequence"), source_mask),
             outputs=(real("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
+            causal=False,
         )
         decoder = Graph(
             name="decoder",

@@ -178,6 +178,7 @@ class TransformerConfig(Config):
             method="encode",
             inputs=(token_ids("input_ids", self.vocab_size, length="encoder_sequence"), source_mask),
             outputs=(real("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
+            causal=False,
         )
         decoder = Graph(
             name="decoder",

@@ -50,7 +50,7 @@ class G2PConfig(zoo.Config):
             method="encode",
             inputs=(
                 zoo.token_ids("input_ids", len(self.letters), length="encoder_sequence"),
-                zoo.mask("attention_mask", length="encoder_sequence"),
+                zoo.mask("attention_mask", length="encoder_sequence", padding="right"),
             ),
             outputs=(zoo.real("state", "batch", self.hidden_size),),
         )
@@ -65,5 +65,6 @@ class G2PConfig(zoo.Config):
                 zoo.real("logits", "batch", "sequence", len(self.phonemes)),
                 zoo.real("next_state", "batch", self.hidden_size),
             ),
+            causal=True,
         )
         return encoder, decoder
