@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-SLOW = ("onnx-export", "onnx-parity", "onnx-dynamic")
+SLOW = ("global-state", "onnx-export", "onnx-parity", "onnx-dynamic")
+TESTS = ("test_conformance[", "test_each_edit_fails_its_check[")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.name.startswith("test_conformance[") and item.name.rstrip("]").endswith(SLOW):
+        if item.name.startswith(TESTS) and item.name.rstrip("]").endswith(SLOW):
             item.add_marker(pytest.mark.slow)

@@ -16,6 +16,7 @@ def test_every_check_has_an_edit_that_breaks_it() -> None:
     assert [check.name for check in CHECKS] == list(EDITS)
 
 
+@pytest.mark.slow
 def test_a_sound_plugin_passes_every_check(install: Callable[..., Path]) -> None:
     name = install_edited(install, "zoo-sound")
     assert {result.check: (result.status, result.happened) for result in run_checks(name)} == dict.fromkeys(
