@@ -124,7 +124,26 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """Base of every architecture's configuration."""
+    """Base of every architecture's configuration.
+
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class TinyConfig(Config):
+    ...     hidden_size: int = 64
+    ...     num_heads: int = 4
+    ...
+    ...     def __post_init__(self) -> None:
+    ...         self.require_divisible("hidden_size", "num_heads")
+    >>> TinyConfig.from_dict({"num_heads": 8})
+    TinyConfig(hidden_size=64, num_heads=8)
+    >>> TinyConfig.from_dict({"num_head": 8})
+    Traceback (most recent call last):
+        ...
+    zoo.errors.UsageError: unknown key 'num_head' for TinyConfig: did you mean 'num_heads'?
+    >>> TinyConfig.from_dict({"num_heads": 7})
+    Traceback (most recent call last):
+        ...
+    zoo.errors.UsageError: hidden_size 64 is not divisible by num_heads 7
+    """
 
     @property
     def task(self) -> str:

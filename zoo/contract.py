@@ -65,7 +65,11 @@ def token_ids(name: str, upper: int, *, length: str = "sequence") -> TensorSpec:
 
 
 def mask(name: str, *, length: str = "sequence", padding: Literal["both", "left", "right"] = "both") -> TensorSpec:
-    """A padding mask of shape (batch, ``length``): 1 for a token, 0 for padding, which may lie on these sides."""
+    """A padding mask of shape (batch, ``length``): 1 for a token, 0 for padding, which may lie on these sides.
+
+    >>> mask("attention_mask").shape({"batch": 2, "sequence": 7})
+    (2, 7)
+    """
     return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=2, is_mask=True, padding=padding)
 
 
@@ -111,6 +115,15 @@ class Graph:
     ``present.N.key`` and ``.value``. A graph with a past obeys one law that the export checks: a call on a prefix
     followed by a call on the rest equals one call on the whole. The tokens of a call lie along a dimension named
     ``sequence``.
+
+    >>> graph = Graph(
+    ...     inputs=(token_ids("input_ids", 260), mask("attention_mask")),
+    ...     outputs=(real("logits", "batch", 3),),
+    ... )
+    >>> [tensor.name for tensor in graph.input_tensors()]
+    ['input_ids', 'attention_mask']
+    >>> graph.dim_names()
+    ('batch', 'sequence')
     """
 
     name: str = "model"
@@ -155,7 +168,16 @@ class Graph:
 
 
 def causal_graph(*, vocab_size: int, num_layers: int, num_kv_heads: int, head_dim: int) -> Graph:
-    """The one graph of a causal decoder: logits of the next token for ``input_ids``, with a mask and a past."""
+    """The one graph of a causal decoder: logits of the next token for ``input_ids``, with a mask and a past.
+
+    >>> graph = causal_graph(vocab_size=260, num_layers=1, num_kv_heads=4, head_dim=16)
+    >>> for tensor in graph.input_tensors():
+    ...     print(tensor.name, tensor.dims)
+    input_ids ('batch', 'sequence')
+    attention_mask ('batch', 'past_sequence + sequence')
+    past_key_values.0.key ('batch', 4, 'past_sequence', 16)
+    past_key_values.0.value ('batch', 4, 'past_sequence', 16)
+    """
     return Graph(
         inputs=(token_ids("input_ids", vocab_size), mask("attention_mask", length="past_sequence + sequence")),
         outputs=(real("logits", "batch", "sequence", vocab_size),),

@@ -3,6 +3,15 @@
 Each function mirrors the block of the same name in :mod:`zoo.nn`. A FLOP is one multiplication or one addition, so
 a matrix product with m weights is 2 m FLOPs a token (Kaplan et al. 2020, section 2.1). Norms, activations and
 softmax are not counted. Tests compare the counts with the real modules and with torch's own FLOP counter.
+
+Costs add, and multiply by a layer count:
+
+>>> hidden_size, context = 768, 1024
+>>> block = 2 * layer_norm(hidden_size) + feed_forward(hidden_size, 4 * hidden_size)
+>>> block += attention(hidden_size, num_heads=12, head_dim=64, context=context)
+>>> tokens, positions = embedding(50257, hidden_size), embedding(context, hidden_size)
+>>> (tokens + positions + 12 * block + layer_norm(hidden_size)).parameters
+124439808
 """
 
 from __future__ import annotations

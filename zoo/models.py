@@ -64,6 +64,10 @@ def create_model(name: str, *, seed: int = 0, dtype: str = "float32", **config: 
     Raises:
         UsageError: unknown name, key or value.
         PluginError: no plugin, or more than one, provides the architecture.
+
+    >>> model = create_model("gpt-tiny", seed=1, num_layers=3)
+    >>> model(torch.tensor([[104, 105]])).shape
+    torch.Size([1, 2, 260])
     """
     return build(registry().resolve(name, values=config), seed=seed, dtype=dtype)
 
@@ -151,6 +155,14 @@ def save(
     Raises:
         UsageError: the target exists.
         StorageError: the file system refused; what was there before still is.
+
+    >>> model = create_model("gpt-tiny")
+    >>> directory = save(model, "mine", tokenizer="bytes")
+    >>> sorted(path.name for path in directory.iterdir())
+    ['README.md', 'config.json', 'manifest.json', 'model.safetensors', 'tokenizer.json']
+    >>> ids = torch.tensor([[104, 105]])
+    >>> torch.equal(load(directory)(ids), model(ids))
+    True
     """
     spec = find_spec(model)
     label = str(tokenizer) if tokenizer == "bytes" else "file" if tokenizer else None

@@ -69,7 +69,7 @@ class Options:
     functions: bool = True
     """Whether modules that repeat are functions, in the portable profile."""
     profile: str = PORTABLE
-    """How the graph is run: see :mod:`zoo_export.profiles`."""
+    """How the graph is run: ``portable``, or ``cpu`` or ``cuda`` for one that is written for a provider."""
 
     @property
     def variant(self) -> str:

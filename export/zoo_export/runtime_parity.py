@@ -29,7 +29,7 @@ def compare_runtime(
     whole_grid: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Compare what runs an export with the model in float64, by the rule and over the grid of "verified" in the README.
+    """Compare what runs an export with the model in float64, by the rule and over the grid of "verified".
 
     Args:
         model: the model that was exported.

@@ -70,7 +70,7 @@ def open_session(
         weights: the directory of the weights when ``graph`` is bytes.
         provider: ``cpu`` or ``cuda``. A provider that does not load is an error, never a fallback.
         optimize: run all of the runtime's graph optimisations, or none.
-        placements: record which provider runs each node, for :func:`placement`.
+        placements: record which provider runs each node, for ``placement``.
         replace: values of initialisers that take the place of those in the file. They are not copied.
         spin: let idle threads wait actively, which is fastest where nothing else computes.
         threads: that one operator is computed with; as many as there are cores by default.

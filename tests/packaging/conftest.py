@@ -28,7 +28,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment whose own package is the wheel; what it needs comes from ours."""
-    folder = tmp_path_factory.mktemp("environment")
+    return make_environment(tmp_path_factory.mktemp("environment"), wheel)
+
+
+def make_environment(folder: Path, wheel: Path) -> Path:
+    """The same in a folder."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]

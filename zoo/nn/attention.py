@@ -80,6 +80,14 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ValueError: when E is not divisible by H and no ``head_dim`` is given, or H is not divisible by K.
+
+    >>> attention = MultiHeadAttention(64, num_heads=4, num_kv_heads=2)
+    >>> x = torch.randn(3, 7, 64)
+    >>> attention(x).shape
+    torch.Size([3, 7, 64])
+    >>> output, weights = attention.with_weights(x)
+    >>> weights.shape
+    torch.Size([3, 4, 7, 7])
     """
 
     def __init__(

@@ -28,7 +28,15 @@ class LayerCache:
 
 
 class Cache:
-    """One :class:`LayerCache` a layer. ``Cache.empty(n)`` starts a sequence."""
+    """One :class:`LayerCache` a layer. ``Cache.empty(n)`` starts a sequence.
+
+    >>> cache = Cache.empty(1)
+    >>> keys = torch.zeros(1, 2, 5, 16)  # (B, K, S, D)
+    >>> for _ in range(2):
+    ...     _ = cache[0].extend(keys, keys)
+    >>> cache.length
+    10
+    """
 
     __slots__ = ("layers",)
 

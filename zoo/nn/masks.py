@@ -28,6 +28,12 @@ def build_mask(
         device: where to build the mask when there is no ``padding``.
 
     The mask has its full (T, S) extent even where a broadcast would do, because ONNX Attention-23 asks for it.
+
+    >>> build_mask(2, 4, causal=True)  # two tokens that follow two others
+    tensor([[[[ True,  True,  True, False],
+              [ True,  True,  True,  True]]]])
+    >>> build_mask(1, 3, padding=torch.tensor([[0, 1, 1]]))
+    tensor([[[[False,  True,  True]]]])
     """
     mask = None
     if causal:
@@ -47,7 +53,13 @@ def build_mask(
 def positions_of(
     query_length: int, key_length: int, *, padding: Tensor | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """Position of each of the last T of S tokens: (B or 1, T). Padding takes no position, on whichever side it is."""
+    """Position of each of the last T of S tokens: (B or 1, T). Padding takes no position, on whichever side it is.
+
+    >>> positions_of(2, 4)
+    tensor([[2, 3]])
+    >>> positions_of(4, 4, padding=torch.tensor([[0, 0, 1, 1]]))
+    tensor([[0, 0, 0, 1]])
+    """
     if padding is None:
         return torch.arange(key_length - query_length, key_length, device=device).unsqueeze(0)
     return (padding.cumsum(-1) - 1).clamp(min=0)[:, key_length - query_length :]

@@ -17,6 +17,9 @@ def pool(x: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
     """Pool (B, T, E) to (B, E): the first token, or the mean over tokens that are not padding.
 
     The mean of a row that is all padding is 0, as in sentence-transformers (Reimers and Gurevych 2019).
+
+    >>> pool(torch.tensor([[[2.0], [4.0], [9.0]]]), torch.tensor([[1, 1, 0]]), "mean")
+    tensor([[3.]])
     """
     if how == "cls":
         return x[:, 0]

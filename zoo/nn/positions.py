@@ -69,6 +69,11 @@ class RotaryPositions(nn.Module):
 
     Raises:
         ValueError: when D is odd.
+
+    >>> rotation = RotaryPositions(16)(torch.tensor([[0, 1, 2]]), torch.float32)
+    >>> query = torch.randn(2, 4, 3, 16)  # (B, H, T, D)
+    >>> torch.equal(rotate(query, rotation)[:, :, 0], query[:, :, 0])  # position 0 turns nothing
+    True
     """
 
     def __init__(

@@ -26,6 +26,9 @@ def relative_buckets(relative: Tensor, num_buckets: int, max_distance: int, *, c
 
     Raises:
         ValueError: there are too few buckets, or no distances for those that grow.
+
+    >>> relative_buckets(torch.tensor([0, -1, -2, -5, -9, -500]), 8, 16, causal=True)
+    tensor([0, 1, 2, 4, 6, 7])
     """
     one_side = num_buckets if causal else num_buckets // 2
     single = one_side // 2

@@ -1,0 +1,30 @@
+"""How the documentation is built: sphinx-build -W --keep-going -n -b html docs docs/_build."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+import zoo
+
+project = "zoo"
+author = "The zoo authors"
+release = version = zoo.__version__
+html_theme = "furo"
+html_title = f"zoo {release}"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "zoo_docs"]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+
+# Names of other libraries, and of types that only a type checker reads.
+_LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|pathlib|torch|types|typing"
+_TYPES = r"nn\.Module|Arrays|Path|Provider|dict\[str|zoo_export\.runtime\.runner\.Item"
+nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]

@@ -1,0 +1,94 @@
+"""The README and the documentation say what happens: their files are written, commands run, and output compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import ROOT, make_environment
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
+    f"docs/howto/{name}.md": count for name, count in {"presets": 5, "exporters": 3, "tasks": 3, "commands": 3}.items()
+}
+"""Each page with the number of commands and programs that it has at least."""
+
+
+def shape(line: str) -> str:
+    """A line without what a machine may change: numbers, and the spaces that align them."""
+    return " ".join(NUMBER.sub("#", line).split())
+
+
+def alike(wanted: str, found: str) -> bool:
+    """Whether a line of output is the line that the page shows."""
+    if wanted.startswith("largest"):  # which output is the worst depends on the machine
+        return found.startswith("largest error, relative to what is allowed: ")
+    return shape(wanted) == shape(found)
+
+
+def commands(block: str) -> list[tuple[str, list[str]]]:
+    """Each ``$ command`` of a console block and the output shown for it."""
+    parts: list[tuple[str, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            parts.append((line[2:], []))
+        else:
+            parts[-1][1].append(line)
+    return parts
+
+
+def check_output(command: str, wanted: list[str], found: list[str]) -> None:
+    """Fail unless the lines are as shown. A line ``...`` stands for any number of lines."""
+    if "..." in wanted:
+        place = wanted.index("...")
+        end = len(found) - (len(wanted) - place - 1)
+        assert end >= place, (command, found)
+        wanted, found = wanted[:place] + wanted[place + 1 :], found[:place] + found[end:]
+    assert len(found) == len(wanted), (command, found)
+    for expected, line in zip(wanted, found, strict=True):
+        assert alike(expected, line), (command, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = tmp_path_factory.mktemp("page")
+    environment = make_environment(place / "environment", wheel)
+    work = place / "work"
+    work.mkdir()
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ZOO"))}
+    variables |= {
+        "PATH": f"{environment / 'bin'}{os.pathsep}{variables['PATH']}",
+        "XDG_CONFIG_HOME": str(place / "config"),
+        "XDG_CACHE_HOME": str(place / "cache"),
+        "PIP_NO_BUILD_ISOLATION": "false",  # which means: without isolation, so that nothing is downloaded
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+    }
+    (work / "tests").symlink_to(ROOT / "tests")  # the commands are those of a clone
+    ran = 0
+    for language, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        named = re.match(r"# file: (\S+)\n", text)
+        if named:
+            path = work / named[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text[named.end() :], encoding="utf-8")
+        elif language == "python":
+            subprocess.run([environment / "bin/python", "-c", text], cwd=work, env=variables, check=True)
+            ran += 1
+        elif language == "console":
+            for command, wanted in commands(text):
+                done = subprocess.run(
+                    command, shell=True, cwd=work, env=variables, text=True, check=False,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+                found = [] if command.startswith("pip ") else done.stdout.replace(str(work), ".").splitlines()
+                check_output(command, wanted, found)
+                assert done.returncode == 0 or re.search("error|FAILURES", "\n".join(wanted)), (command, done.stdout)
+                ran += 1
+    assert ran >= PAGES[page]

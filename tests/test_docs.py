@@ -1,0 +1,68 @@
+"""Examples in docstrings and pages are run, and every page of the contract is there."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import ROOT
+from zoo import hookspecs
+
+DOCS = ROOT / "docs"
+MODULES = {"zoo.config": 4, "zoo.contract": 6, "zoo.cost": 4, "zoo.models": 4, "zoo.nn.attention": 3, "zoo.nn.cache": 3,
+           "zoo.nn.masks": 3, "zoo.nn.pooling": 1, "zoo.nn.positions": 2, "zoo.nn.relative": 1}  # fmt: skip
+"""Modules with examples, and how many they have at least."""
+EXAMPLES = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = sorted(path for path in DOCS.rglob("*.md") if EXAMPLES.search(path.read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> doctest.DocTestRunner:
+    """Runs examples in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    return doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_docstrings(name: str, runner: doctest.DocTestRunner) -> None:
+    found = [test for test in doctest.DocTestFinder().find(import_module(name)) if test.examples]
+    for test in found:
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+    assert sum(len(test.examples) for test in found) >= MODULES[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_of_pages(page: Path, runner: doctest.DocTestRunner) -> None:
+    names: dict[str, object] = {"__name__": "page"}
+    for block in EXAMPLES.findall(page.read_text(encoding="utf-8")):
+        test = doctest.DocTestParser().get_doctest(block, names, page.name, str(page), 0)
+        runner.run(test, clear_globs=False)
+        names = test.globs
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_every_hook_has_a_guide() -> None:
+    hooks = [name for name in vars(hookspecs) if name.startswith("zoo_")]
+    assert len(hooks) > 5
+    for hook in hooks:
+        assert (DOCS / "howto" / f"{hook.removeprefix('zoo_')}.md").is_file(), hook
+
+
+@pytest.mark.parametrize(
+    "module", ["zoo", "zoo.nn", "zoo.cost", "zoo.checkpoints", "zoo.exporting", "zoo.testing", "zoo_export"]
+)
+def test_every_public_module_has_a_reference(module: str) -> None:
+    assert f"```{{public}} {module}\n" in (DOCS / "reference" / f"{module}.md").read_text(encoding="utf-8")
+
+
+def test_the_statuses_of_the_reference_are_those_of_the_classes() -> None:
+    text = " ".join((DOCS / "reference" / "exit-statuses.md").read_text(encoding="utf-8").split())
+    errors = import_module("zoo.errors")
+    for name in ("UsageError", "ArtifactError", "ParityError", "PluginError", "StorageError"):
+        code = getattr(errors, name).exit_code
+        assert re.search(rf"\{{class\}}`zoo\.{name}` (?:is status )?{code}\b", text), name
