@@ -24,6 +24,9 @@ THIRD_PARTY = Path(__file__).with_name("third_party")
 """Distributions of strangers."""
 collect_ignore = [THIRD_PARTY.name]  # their own tests want them installed: see tests/packaging
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch, not yet imported, would take all for each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The functions through which every change to the disk goes.
 CALLS = {
     "fsync": (os, "fsync"),
