@@ -23,7 +23,7 @@ from tests.conftest import full, nth_call
 from zoo import ArtifactError, PluginError, StorageError, UsageError, __version__, create_model, load, save
 from zoo.artifact import ModelDirectory
 
-TINY = ("gpt-tiny", "bert-tiny", "llama-tiny", "t5-tiny", "transformer-tiny", "vit-tiny")
+TINY = ("gpt-tiny", "bert-tiny", "llama-tiny", "rnn-tiny", "t5-tiny", "textcnn-tiny", "transformer-tiny", "vit-tiny")
 # The tensors that each architecture shares between modules, by the paper.
 TIES = {
     "gpt-tiny": {"token_embedding.weight", "head.weight"},
@@ -31,6 +31,8 @@ TIES = {
     "llama-tiny": set(),
     "transformer-tiny": {"encoder_embedding.token.weight", "decoder_embedding.token.weight", "head.weight"},
     "t5-tiny": {"token_embedding.weight", "head.weight"},
+    "rnn-tiny": set(),
+    "textcnn-tiny": set(),
     "vit-tiny": set(),
 }
 tampering = settings(

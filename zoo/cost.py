@@ -26,6 +26,7 @@ __all__ = [
     "gated_feed_forward",
     "layer_norm",
     "linear",
+    "recurrent",
     "rms_norm",
     "tied_linear",
 ]
@@ -80,6 +81,11 @@ def feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = True)
 def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = False) -> Cost:
     """Three dense layers; the product of two of them is not counted."""
     return linear(hidden_size, intermediate_size, bias=bias) + feed_forward(hidden_size, intermediate_size, bias=bias)
+
+
+def recurrent(inputs: int, hidden_size: int, *, gates: int) -> Cost:
+    """One step of one direction of a recurrent layer with biases: 3 gates of a GRU, 4 of an LSTM."""
+    return linear(inputs, gates * hidden_size) + linear(hidden_size, gates * hidden_size)
 
 
 def attention(

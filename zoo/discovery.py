@@ -36,7 +36,9 @@ BUILT_IN = {
     "gpt": "zoo_plugins.gpt",
     "llama": "zoo_plugins.llama",
     "onnx": "zoo_export.plugin",
+    "rnn": "zoo_plugins.rnn",
     "t5": "zoo_plugins.t5",
+    "textcnn": "zoo_plugins.textcnn",
     "transformer": "zoo_plugins.transformer",
     "vit": "zoo_plugins.vit",
 }

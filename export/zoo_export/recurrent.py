@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from zoo.nn import run_packed
 
 __all__ = ["RecurrentLayers"]
 
@@ -22,17 +24,41 @@ _LAYERS: Mapping[Any, tuple[str, Sequence[int], Mapping[str, int]]] = {
 class RecurrentLayers(TorchFunctionMode):
     """While it is on, ``nn.GRU``, ``nn.LSTM`` and ``nn.RNN`` of tanh are traced as the operators of ONNX.
 
-    Packed sequences and projections of the state, which these do not have, are left to torch.
+    So is :func:`zoo.nn.run_packed`, with lengths. Packed sequences and projections of the state, which the operators do
+    not have, are left to torch.
     """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if function is run_packed:
+            return _run_packed(*args)
         if function in _LAYERS and not kwargs and isinstance(args[2], list | tuple):
             _, _, weights, biased, num_layers, *_, bidirectional, _ = args
             if len(weights) == num_layers * (2 if bidirectional else 1) * (4 if biased else 2):
                 return _translate(*_LAYERS[function], *args)
         return function(*args, **(kwargs or {}))
+
+
+def _run_packed(layer: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
+    """The operator of a layer, for as many steps of each row as ``lengths`` says."""
+    is_lstm = isinstance(layer, nn.LSTM)
+    ways = 2 if layer.bidirectional else 1
+    state = x.new_zeros(layer.num_layers * ways, x.shape[0], layer.hidden_size)
+    steps, *last = _translate(
+        *_LAYERS[torch.lstm if is_lstm else torch.gru],
+        x,
+        (state, state) if is_lstm else state,
+        [weight for part in layer.all_weights for weight in part],
+        layer.bias,
+        layer.num_layers,
+        layer.dropout,
+        layer.training,
+        layer.bidirectional,
+        layer.batch_first,
+        lengths.to(torch.int32),
+    )
+    return steps, tuple(last) if is_lstm else last[0]
 
 
 def _translate(
@@ -48,6 +74,7 @@ def _translate(
     training: bool,
     bidirectional: bool,
     batch_first: bool,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The results of such a function: what every step gives, and the last states.  T steps, B batch, D directions."""
     states = [state] if isinstance(state, Tensor) else list(state)  # each (layers * D, B, H)
@@ -62,7 +89,7 @@ def _translate(
         begin = [item[first : first + ways] for item in states]
         steps, *end = torch.onnx.ops.symbolic_multi_out(
             operator,
-            [x, inputs, recurrent, torch.cat(biases, 1) if biased else None, None, *begin],
+            [x, inputs, recurrent, torch.cat(biases, 1) if biased else None, lengths, *begin],
             {
                 "hidden_size": int(recurrent.shape[2]),
                 "direction": "bidirectional" if bidirectional else "forward",

@@ -153,6 +153,9 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("vit-tiny", ["distilled=true", "distillation_head=false"]),
         ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
         ("vit-tiny", ["task=image-feature-extraction", "pooler=true"]),
+        ("textcnn-tiny", ["kernel_sizes=[1, 2, 7, 7]", "num_classes=5"]),
+        ("rnn-tiny", ["cell=gru", "num_layers=3", "num_classes=5"]),
+        ("rnn-tiny", ["bidirectional=false", "task=token-classification"]),
     ],
 )
 def test_every_option_counts_what_its_module_holds(name: str, settings: list[str]) -> None:
@@ -308,3 +311,25 @@ def test_vit_flops(settings: list[str], special: int, once: int) -> None:
     patches = (size[0] // 2) * (size[1] // 2)
     counted = counted_flops(spec, (torch.zeros(1, channels, *size),))
     assert counted + special * embedding == (patches + special) * spec.cost.flops + once
+
+
+@pytest.mark.parametrize("settings", [[], ["kernel_sizes=[1, 7]", "num_filters=5", "num_classes=3"]])
+def test_textcnn_flops(settings: list[str]) -> None:
+    """Per token: a filter begins a window at each of them. The classifier runs once a text."""
+    spec = registry().resolve("textcnn-tiny", settings)
+    assert spec.cost is not None
+    once = 2 * spec.config.num_features * spec.config.num_classes
+    assert counted_flops(spec, (torch.zeros(1, 24, dtype=torch.long),)) == 24 * spec.cost.flops + once
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
+@pytest.mark.parametrize("settings", [["cell=gru"], ["bidirectional=false", "num_layers=3"]])
+def test_rnn_flops(settings: list[str], task: str) -> None:
+    """Per token of every direction, besides the classifier of a text. Fused cells would count as free."""
+    spec = registry().resolve("rnn-tiny", [f"task={task}", *settings])
+    assert spec.cost is not None
+    once = 2 * spec.config.num_features * 2 if task == "text-classification" else 0
+    with torch.backends.mkldnn.flags(enabled=False):
+        counted = counted_flops(spec, (torch.zeros(1, 24, dtype=torch.long),))
+    assert counted == 24 * spec.cost.flops + once

@@ -1,5 +1,6 @@
 """The shared blocks. Shape letters: B batch, T queries, S keys, H heads, K key-value heads, D head size, E hidden."""
 
+from zoo.nn.additive import AdditiveAttention
 from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
 from zoo.nn.cache import Cache, LayerCache
 from zoo.nn.feed_forward import FeedForward, GatedFeedForward
@@ -15,16 +16,19 @@ from zoo.nn.positions import (
     rotate,
     sinusoids,
 )
+from zoo.nn.recurrent import RecurrentState, each_step, run_packed, run_padded
 from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
 
 __all__ = [
+    "AdditiveAttention",
     "Cache",
     "FeedForward",
     "GatedFeedForward",
     "GraphModule",
     "LayerCache",
     "MultiHeadAttention",
+    "RecurrentState",
     "RelativePositionBias",
     "Residual",
     "RotaryPositions",
@@ -32,6 +36,7 @@ __all__ = [
     "attention_weights",
     "build_mask",
     "call_graph",
+    "each_step",
     "init_normal",
     "init_truncated_normal",
     "init_xavier",
@@ -42,6 +47,8 @@ __all__ = [
     "positions_of",
     "relative_buckets",
     "rotate",
+    "run_packed",
+    "run_padded",
     "scaled_dot_product_attention",
     "sinusoids",
     "tied_linear",

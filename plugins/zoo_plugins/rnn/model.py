@@ -1,0 +1,48 @@
+"""A recurrent classifier: LSTM or GRU, in both directions (Graves and Schmidhuber 2005).
+
+B batch, T tokens, H hidden size of a direction, F features of all directions, C classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zoo.nn import run_padded
+from zoo_plugins.rnn.config import RNNConfig
+
+
+class RNN(nn.Module):
+    """Embeddings, recurrent layers, and a linear classifier."""
+
+    def __init__(self, c: RNNConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embedding = nn.Embedding(c.vocab_size, c.embedding_size)
+        self.layers = (nn.LSTM if c.cell == "lstm" else nn.GRU)(
+            c.embedding_size,
+            c.hidden_size,
+            c.num_layers,
+            batch_first=True,
+            dropout=c.dropout if c.num_layers > 1 else 0.0,  # torch warns of what does nothing
+            bidirectional=c.bidirectional,
+        )
+        self.dropout = nn.Dropout(c.dropout)
+        self.classifier = nn.Linear(c.num_features, c.num_classes)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, C) of texts (B, T), or (B, T, C) of their tokens.
+
+        A text is classified by the states in which each direction of the last layer ends.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T), 1 for a token and 0 for padding, on either side.
+        """
+        x = self.dropout(self.token_embedding(input_ids))
+        steps, last = run_padded(self.layers, x, attention_mask)  # (B, T, F)
+        if self.config.task == "token-classification":
+            return self.classifier(self.dropout(steps))
+        states = last[0] if isinstance(last, tuple) else last  # (layers x directions, B, H)
+        ends = states[-2:] if self.config.bidirectional else states[-1:]
+        return self.classifier(self.dropout(torch.cat(ends.unbind(0), -1)))

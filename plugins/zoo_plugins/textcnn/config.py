@@ -1,0 +1,61 @@
+"""Configuration, graph and cost of TextCNN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo import Config, Cost, Graph, cost, mask, real, token_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCNNConfig(Config):
+    """The hyper-parameters of section 3.1 by default, with the vocabulary of its movie reviews."""
+
+    task: Literal["text-classification"] = "text-classification"
+    """The class of a text."""
+    vocab_size: int = 18765
+    """Words known."""
+    max_seq_len: int = 512
+    """Longest text. Nothing in the model is this long."""
+    hidden_size: int = 300
+    """Width of an embedding, the paper's k."""
+    kernel_sizes: tuple[int, ...] = (3, 4, 5)
+    """Words that a filter sees at once, the paper's h, one number for each group of filters."""
+    num_filters: int = 100
+    """Filters of each group."""
+    dropout: float = 0.5
+    """On the features, in training."""
+    num_classes: int = 2
+    """Classes of a text."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where they have any."""
+    pad_token_id: int | None = None
+    """Token that fills up shorter inputs of a batch; 0 where none is named."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_filters", "num_classes")
+        self.require_probability("dropout")
+        if not self.kernel_sizes or min(self.kernel_sizes) < 1:
+            raise ValueError(f"kernel_sizes must be one or more positive numbers, got {list(self.kernel_sizes)}")
+        if self.labels and len(self.labels) != self.num_classes:
+            raise ValueError(f"{len(self.labels)} labels for num_classes {self.num_classes}")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id {self.pad_token_id} lies outside vocab_size {self.vocab_size}")
+
+    @property
+    def num_features(self) -> int:
+        """What the classifier reads: one number for each filter."""
+        return len(self.kernel_sizes) * self.num_filters
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """One graph, a row of logits for each text."""
+        inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask"))
+        return (Graph(inputs=inputs, outputs=(real("logits", "batch", self.num_classes),)),)
+
+    def cost(self) -> Cost:
+        """Closed form. The classifier runs once a text and counts no FLOPs."""
+        total = cost.embedding(self.vocab_size, self.hidden_size)
+        for size in self.kernel_sizes:
+            total += cost.linear(size * self.hidden_size, self.num_filters)
+        return total + Cost(cost.linear(self.num_features, self.num_classes).parameters)

@@ -1,0 +1,63 @@
+"""Additive attention (Bahdanau et al. 2015, section 3.1 and appendix A.1.2).
+
+B batch, T queries, S keys, A attention size, M memory size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["AdditiveAttention"]
+
+
+class AdditiveAttention(nn.Module):
+    """e_ij = v^T tanh(W s_i + U h_j), a_i = softmax(e_i), c_i = sum_j a_ij h_j.
+
+    Args:
+        query_size: width of s.
+        memory_size: M, width of h.
+        attention_size: A, width of v.
+        bias: whether U h has a bias, which the paper leaves out of its equations.
+    """
+
+    def __init__(self, query_size: int, memory_size: int, attention_size: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_size, attention_size, bias=False)
+        self.key = nn.Linear(memory_size, attention_size, bias=bias)
+        self.score = nn.Linear(attention_size, 1, bias=False)
+
+    def forward(
+        self, query: Tensor, memory: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """The contexts c.
+
+        Args:
+            query: (B, T, query size).
+            memory: (B, S, M).
+            keys: U h, (B, S, A), as :meth:`keys` gives it, for callers that attend to one memory again and again.
+            mask: boolean, (B or 1, T or 1, S), True where a query may see a key. A query that sees nothing gets 0.
+
+        Returns:
+            (B, T, M).
+        """
+        return self.with_weights(query, memory, keys=keys, mask=mask)[0]
+
+    def with_weights(
+        self, query: Tensor, memory: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The contexts of :meth:`forward` and the weights (B, T, S) they come from."""
+        keys = self.keys(memory) if keys is None else keys
+        sums = self.query(query).unsqueeze(2) + keys.unsqueeze(1)  # (B, T, S, A)
+        scores = self.score(torch.tanh(sums)).squeeze(-1)  # (B, T, S)
+        if mask is not None:
+            # Not -inf: a row of it alone has a softmax, and gradients, that are no numbers.
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores, dim=-1)
+        weights = weights if mask is None else weights.masked_fill(~mask, 0.0)
+        return weights @ memory, weights
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """U h: (B, S, M) -> (B, S, A)."""
+        projected: Tensor = self.key(memory)
+        return projected

@@ -1,0 +1,93 @@
+"""Recurrent layers over rows of different lengths, and loops over steps.
+
+B batch, T steps, I inputs, H hidden size, L layers times directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import handle_torch_function, has_torch_function
+
+__all__ = ["RecurrentState", "each_step", "run_packed", "run_padded"]
+
+RecurrentState = Tensor | tuple[Tensor, Tensor]
+"""Of ``nn.GRU`` the states after the last step, (L, B, H); of ``nn.LSTM`` such a pair, states and cells."""
+S = TypeVar("S", bound=Tensor | tuple[Tensor, ...])
+
+
+def run_padded(layer: nn.RNNBase, x: Tensor, padding: Tensor | None) -> tuple[Tensor, RecurrentState]:
+    """Run a layer over each row's tokens, as if there were nothing else in the row.
+
+    Padding may lie anywhere. The layer reads the tokens of a row one after the other, the backward direction from the
+    last one on, and its last states are those after the last token it reads, not after padding.
+
+    Args:
+        layer: an ``nn.GRU`` or ``nn.LSTM`` with ``batch_first``.
+        x: (B, T, I).
+        padding: (B, T), non-zero for a token, zero for padding; None where all are tokens.
+
+    Returns:
+        What every step gives, (B, T, directions H), 0 at padding; and the last states, 0 of a row without tokens.
+    """
+    if padding is None:
+        steps, last = layer(x)
+        return steps, last
+    tokens = padding.bool()
+    counts = tokens.sum(1)  # (B,)
+    before = tokens.cumsum(1) - 1
+    behind = counts.unsqueeze(1) + (~tokens).cumsum(1) - 1
+    slots = torch.where(tokens, before, behind)  # (B, T), where each place goes: tokens first, then padding
+    places = torch.arange(x.shape[1], device=x.device).expand_as(slots)
+    places = torch.zeros_like(slots).scatter(1, slots, places)  # the other way round
+    rows = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    steps, last = run_packed(layer, x[rows, places], counts.clamp(min=1))
+    steps = steps[rows, slots].masked_fill(~tokens.unsqueeze(-1), 0.0)
+    empty = (counts == 0).view(1, -1, 1)
+    if isinstance(last, tuple):
+        return steps, (last[0].masked_fill(empty, 0.0), last[1].masked_fill(empty, 0.0))
+    return steps, last.masked_fill(empty, 0.0)
+
+
+def run_packed(layer: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, RecurrentState]:
+    """Run a layer over the first ``lengths`` steps of each row, by packing them.
+
+    An exporter replaces this function, which has no shape that it could trace, by an operator that takes lengths.
+
+    Args:
+        layer: an ``nn.GRU`` or ``nn.LSTM`` with ``batch_first``.
+        x: (B, T, I).
+        lengths: (B,), from 1 to T.
+
+    Returns:
+        What every step gives, (B, T, directions H), 0 from ``lengths`` on; and the last states.
+    """
+    if has_torch_function((x, lengths)):
+        result: tuple[Tensor, RecurrentState] = handle_torch_function(run_packed, (x, lengths), layer, x, lengths)
+        return result
+    if x.is_meta:  # there are shapes alone, and no lengths to pack by
+        every, last = layer(x)
+        return every, last
+    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    steps, last = layer(packed)
+    return pad_packed_sequence(steps, batch_first=True, total_length=x.shape[1])[0], last
+
+
+def each_step(step: Callable[[S, Tensor], tuple[S, Tensor]], state: S, x: Tensor) -> tuple[S, Tensor]:
+    """Call ``step`` with the state and each x[:, t] in turn; the last state, and (B, T, ...) of what came back.
+
+    A loop of Python, and where a graph is traced, which must not depend on T, one operator that repeats the step.
+    """
+    if torch.compiler.is_exporting():
+        last, steps = scan(step, state, x, dim=1)
+        return last, steps
+    results = []
+    for part in x.unbind(1):
+        state, result = step(state, part)
+        results.append(result)
+    return state, torch.stack(results, 1)
