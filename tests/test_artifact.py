@@ -23,7 +23,17 @@ from tests.conftest import full, nth_call
 from zoo import ArtifactError, PluginError, StorageError, UsageError, __version__, create_model, load, save
 from zoo.artifact import ModelDirectory
 
-TINY = ("gpt-tiny", "bert-tiny", "llama-tiny", "rnn-tiny", "t5-tiny", "textcnn-tiny", "transformer-tiny", "vit-tiny")
+TINY = (
+    "gpt-tiny",
+    "bert-tiny",
+    "llama-tiny",
+    "rnn-tiny",
+    "seq2seq-tiny",
+    "t5-tiny",
+    "textcnn-tiny",
+    "transformer-tiny",
+    "vit-tiny",
+)
 # The tensors that each architecture shares between modules, by the paper.
 TIES = {
     "gpt-tiny": {"token_embedding.weight", "head.weight"},
@@ -32,6 +42,7 @@ TIES = {
     "transformer-tiny": {"encoder_embedding.token.weight", "decoder_embedding.token.weight", "head.weight"},
     "t5-tiny": {"token_embedding.weight", "head.weight"},
     "rnn-tiny": set(),
+    "seq2seq-tiny": set(),
     "textcnn-tiny": set(),
     "vit-tiny": set(),
 }

@@ -37,6 +37,7 @@ BUILT_IN = {
     "llama": "zoo_plugins.llama",
     "onnx": "zoo_export.plugin",
     "rnn": "zoo_plugins.rnn",
+    "seq2seq": "zoo_plugins.seq2seq",
     "t5": "zoo_plugins.t5",
     "textcnn": "zoo_plugins.textcnn",
     "transformer": "zoo_plugins.transformer",

@@ -156,6 +156,9 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("textcnn-tiny", ["kernel_sizes=[1, 2, 7, 7]", "num_classes=5"]),
         ("rnn-tiny", ["cell=gru", "num_layers=3", "num_classes=5"]),
         ("rnn-tiny", ["bidirectional=false", "task=token-classification"]),
+        ("seq2seq-tiny", ["cell=lstm", "attention=dot", "maxout_size=none"]),
+        ("seq2seq-tiny", ["cell=lstm", "attention=none", "bidirectional=false", "num_layers=3"]),
+        ("seq2seq-tiny", ["attention_size=5", "target_vocab_size=300", "bidirectional=false", "bridge=true"]),
     ],
 )
 def test_every_option_counts_what_its_module_holds(name: str, settings: list[str]) -> None:
@@ -333,3 +336,19 @@ def test_rnn_flops(settings: list[str], task: str) -> None:
     with torch.backends.mkldnn.flags(enabled=False):
         counted = counted_flops(spec, (torch.zeros(1, 24, dtype=torch.long),))
     assert counted == 24 * spec.cost.flops + once
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize(
+    "settings",
+    [["attention_size=5"], ["cell=lstm", "attention=dot", "maxout_size=none"], ["attention=none", "num_layers=3"]],
+)
+def test_seq2seq_flops(settings: list[str]) -> None:
+    """One source token and one target token, and the bridge, which runs once a source."""
+    spec = registry().resolve("seq2seq-tiny", ["max_seq_len=24", *settings])
+    source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    c = spec.config
+    bridge = c.num_layers * 2 * (2 * c.state_size) * c.state_size
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert counted_flops(spec, (source, target)) == 24 * spec.cost.flops + bridge

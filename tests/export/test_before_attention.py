@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -9,7 +11,7 @@ from torch.testing import assert_close
 import zoo as library
 from tests.export.conftest import Builder, run_model
 
-TEXTS = ("time flies", "a", "like an arrow, and longer than the others")
+TEXTS = ("time flies", "a", "like an arrow, and so on")
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,34 @@ def test_a_tagger(exported_model: Builder, settings: tuple[str, ...]) -> None:
     folder = exported_model("rnn-tiny", "task=token-classification", *settings, noise=True, gain=4.0)
     _, found = run_model(folder, TEXTS)
     assert [len(result["classes"]) for result in found] == [len(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        ("cell=lstm", "attention=dot", "maxout_size=none", "num_layers=1"),
+        pytest.param(("attention=none", "bidirectional=false"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_recurrent_decoder_generates(exported_model: Builder, settings: tuple[str, ...]) -> None:
+    """Greedily as torch does, which reads the whole target again for every token; and no beam is worse than one."""
+    folder = exported_model("seq2seq-tiny", *settings, noise=True, gain=2.0)
+    _, found = run_model(folder, TEXTS, max_new_tokens=6)
+    _, searched = run_model(folder, TEXTS, max_new_tokens=6, num_beams=4)
+    model = library.load(folder)
+    for text, result, best in zip(TEXTS, found, searched, strict=True):
+        source, ids = torch.tensor([list(text.encode())]), [model.config.decoder_start_token_id]
+        while len(ids) <= 6 and ids[-1] != model.config.eos_token_id:
+            ids.append(int(model(source, torch.tensor([ids]))[0, -1].argmax()))
+        assert result["generated_ids"] == ids[1:]
+        scores = [score_of(model, source, row["generated_ids"]) for row in (result, best)]
+        assert scores[1] >= scores[0] - 1e-4
+
+
+def score_of(model: Any, source: torch.Tensor, ids: list[int]) -> float:
+    """The mean log-probability of a target."""
+    given = torch.tensor([[model.config.decoder_start_token_id, *ids[:-1]]])
+    chances = model(source, given)[0].log_softmax(-1)
+    return float(chances.gather(1, torch.tensor(ids).unsqueeze(1)).mean())

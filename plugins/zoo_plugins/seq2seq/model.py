@@ -1,0 +1,181 @@
+"""A recurrent encoder-decoder that searches the source at every step (Bahdanau et al. 2015).
+
+Other values of its configuration make it the models of Cho et al. 2014 and Sutskever et al. 2014, without attention.
+
+B batch, S source tokens, T target tokens of this call, L layers, H hidden size, W state size of a layer (H, or 2 H of
+an LSTM: state and cell), M memory size, A width of attention, V vocabulary of the target.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.nn import AdditiveAttention, Cache, each_step, run_padded, scaled_dot_product_attention
+from zoo_plugins.seq2seq.config import Seq2SeqConfig
+
+
+class DotAttention(nn.Module):
+    """Scores s^T U h (Luong et al. 2015, equation 8, general), which are not scaled."""
+
+    def __init__(self, query_size: int, memory_size: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(memory_size, query_size, bias=False)
+
+    def forward(
+        self, query: Tensor, memory: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """As :class:`AdditiveAttention`: (B, T, H) and (B, S, M) -> (B, T, M)."""
+        keys = self.keys(memory) if keys is None else keys
+        heads = (item.unsqueeze(1) for item in (query, keys, memory))
+        heads_mask = None if mask is None else mask.unsqueeze(1)
+        return scaled_dot_product_attention(*heads, mask=heads_mask, scale=1.0).squeeze(1)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """U h: (B, S, M) -> (B, S, H)."""
+        return self.key(memory)
+
+
+class Maxout(nn.Module):
+    """A dense layer, and the larger of each two of its results (appendix A.2.2)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, 2 * outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        return self.dense(x).unflatten(-1, (-1, 2)).amax(-1)
+
+
+class Seq2Seq(nn.Module):
+    """Encoder, attention, decoder and the projection to the vocabulary."""
+
+    def __init__(self, c: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config = c
+        lstm, hidden, target = c.cell == "lstm", c.hidden_size, c.target_vocab_size or 0
+        self.source_embedding = nn.Embedding(c.vocab_size, c.embedding_size)
+        self.encoder = (nn.LSTM if lstm else nn.GRU)(
+            c.embedding_size,
+            hidden,
+            c.num_layers,
+            batch_first=True,
+            dropout=c.dropout if c.num_layers > 1 else 0.0,  # torch warns of what does nothing
+            bidirectional=c.bidirectional,
+        )
+        if c.bridge:
+            ends = c.memory_size // hidden * c.state_size
+            self.bridge = nn.ModuleList(nn.Linear(ends, c.state_size) for _ in range(c.num_layers))
+        if c.attention == "additive":
+            self.attention: AdditiveAttention | DotAttention = AdditiveAttention(hidden, c.memory_size, c.key_size)
+        elif c.attention == "dot":
+            self.attention = DotAttention(hidden, c.memory_size)
+        self.target_embedding = nn.Embedding(target, c.embedding_size)
+        cell = nn.LSTMCell if lstm else nn.GRUCell
+        self.decoder = nn.ModuleList(
+            cell(hidden if layer else c.embedding_size + c.context_size, hidden) for layer in range(c.num_layers)
+        )
+        read = hidden + c.context_size
+        self.readout = None if c.maxout_size is None else Maxout(read + c.embedding_size, c.maxout_size)
+        self.head = nn.Linear(c.maxout_size or read, target)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Read the source.
+
+        Args:
+            input_ids: (B, S).
+            attention_mask: (B, S), 1 for a token and 0 for padding, on either side.
+
+        Returns:
+            ``state`` (B, L, W), which the decoder begins with; and what it attends to, if it does:
+            ``last_hidden_state`` (B, S, M), and ``attention_keys`` (B, S, A), the projection of it that is compared.
+        """
+        c = self.config
+        memory, last = run_padded(self.encoder, self.dropout(self.source_embedding(input_ids)), attention_mask)
+        ends = torch.cat(last, -1) if isinstance(last, tuple) else last  # (L directions, B, W)
+        ends = ends.unflatten(0, (c.num_layers, -1)).permute(2, 0, 1, 3).flatten(2)  # (B, L, directions W)
+        if c.bridge:
+            ends = torch.stack([dense(ends[:, layer]) for layer, dense in enumerate(self.bridge)], 1).tanh()
+        if c.attention == "none":
+            return {"state": ends}
+        return {"last_hidden_state": memory, "attention_keys": self.attention.keys(memory), "state": ends}
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        state: Tensor,
+        last_hidden_state: Tensor | None = None,
+        attention_keys: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Logits of the next target token.
+
+        Args:
+            decoder_input_ids: (B, T).
+            state: (B, L, W), from :meth:`encode`, as are ``last_hidden_state`` and ``attention_keys``.
+            last_hidden_state: (B, S, M).
+            attention_keys: (B, S, A).
+            attention_mask: (B, S), of the source.
+            past_key_values: the states after each token of earlier calls, in halves; extended in place.
+
+        Returns:
+            (B, T, V).
+        """
+        c = self.config
+        seen = None if attention_mask is None else attention_mask.bool().unsqueeze(1)  # (B, 1, S)
+
+        def step(states: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+            """(B, L, W) and (B, E) -> the next states, and those with the context, (B, L W + M)."""
+            x, context = token, token[:, :0]
+            if last_hidden_state is not None:
+                query = states[:, -1:, : c.hidden_size]  # of the last layer
+                found = self.attention(query, last_hidden_state, keys=attention_keys, mask=seen)
+                context = found[:, 0]
+                x = torch.cat((token, context), -1)
+            results = []
+            for layer, cell in enumerate(self.decoder):
+                x = self.dropout(x) if layer else x
+                before = states[:, layer]
+                made = cell(x, before.chunk(2, -1) if c.cell == "lstm" else before)
+                x = made[0] if c.cell == "lstm" else made
+                results.append(torch.cat(made, -1) if c.cell == "lstm" else made)
+            after = torch.stack(results, 1)
+            return after, torch.cat((after.flatten(1), context), -1)
+
+        tokens = self.dropout(self.target_embedding(decoder_input_ids))  # (B, T, E)
+        _, steps = each_step(step, self._latest(state, past_key_values), tokens)
+        states, context = steps.split((c.num_layers * c.state_size, c.context_size), -1)
+        states = states.unflatten(-1, (c.num_layers, c.state_size))  # (B, T, L, W)
+        if past_key_values is not None:
+            for layer in range(c.num_layers):
+                past_key_values[layer].extend(*self._halves(states[:, None, :, layer]))
+        parts = [states[:, :, -1, : c.hidden_size], context]
+        if self.readout is None:
+            return self.head(self.dropout(torch.cat(parts, -1)))
+        return self.head(self.dropout(self.readout(torch.cat((*parts, tokens), -1))))
+
+    def _halves(self, state: Tensor) -> tuple[Tensor, ...]:
+        """States (..., W) as the keys and values that a past holds; of an LSTM they are state and cell."""
+        size = self.config.state_size
+        return state.split((size - size // 2, size // 2), -1)
+
+    def _latest(self, first: Tensor, past: Cache | None) -> Tensor:
+        """The states (B, L, W) after the last token of earlier calls, or those that the decoder begins with."""
+        if past is None or past[0].key is None:
+            return first
+        latest = []
+        for layer, pair in enumerate(past.pairs()):
+            begin = self._halves(first[:, None, None, layer])  # (B, 1, 1, half) each
+            whole = [torch.cat(parts, 2)[:, 0, -1] for parts in zip(begin, pair, strict=True)]
+            latest.append(torch.cat(whole, -1))
+        return torch.stack(latest, 1)
+
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) for a source (B, S) and the target so far (B, T), as in training."""
+        encoded: dict[str, Any] = self.encode(input_ids, attention_mask)
+        return self.decode(decoder_input_ids, **encoded, attention_mask=attention_mask)
