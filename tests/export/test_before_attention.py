@@ -32,7 +32,7 @@ def test_texts_in_a_batch_have_the_classes_they_have_alone(
     _, found = run_model(folder, TEXTS)
     model = library.load(folder)
     for text, result in zip(TEXTS, found, strict=True):
-        wanted = model(torch.tensor([list(text.encode())]))[0].softmax(-1)
+        wanted = model(torch.tensor([list(text.encode())]))[0].softmax(-1).double()
         assert_close(torch.tensor(result["probabilities"]), wanted, rtol=0, atol=1e-5)
 
 
@@ -54,7 +54,7 @@ def test_a_tagger(exported_model: Builder, settings: tuple[str, ...]) -> None:
     ids=str,
 )
 def test_a_recurrent_decoder_generates(exported_model: Builder, settings: tuple[str, ...]) -> None:
-    """Greedily as torch does, which reads the whole target again for every token; and no beam is worse than one."""
+    """Greedily as torch does, which reads the whole target again for every token; beams have torch's scores."""
     folder = exported_model("seq2seq-tiny", *settings, noise=True, gain=2.0)
     _, found = run_model(folder, TEXTS, max_new_tokens=6)
     _, searched = run_model(folder, TEXTS, max_new_tokens=6, num_beams=4)
@@ -64,8 +64,7 @@ def test_a_recurrent_decoder_generates(exported_model: Builder, settings: tuple[
         while len(ids) <= 6 and ids[-1] != model.config.eos_token_id:
             ids.append(int(model(source, torch.tensor([ids]))[0, -1].argmax()))
         assert result["generated_ids"] == ids[1:]
-        scores = [score_of(model, source, row["generated_ids"]) for row in (result, best)]
-        assert scores[1] >= scores[0] - 1e-4
+        assert best["score"] == pytest.approx(score_of(model, source, best["generated_ids"]), abs=1e-4)
 
 
 def score_of(model: Any, source: torch.Tensor, ids: list[int]) -> float:
