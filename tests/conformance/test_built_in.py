@@ -19,6 +19,9 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "bert, one block": ("bert-tiny", ["share_layers=true", "embedding_size=24"]),
     "gpt, windows": ("gpt-tiny", ["attention_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
     "llama, windows": ("llama-tiny", ["attention_windows=[2]", "rope_scaling=llama3", "query_key_norm=true"]),
+    "rnn, tokens in one direction": ("rnn-tiny", ["task=token-classification", "bidirectional=false", "cell=gru"]),
+    "seq2seq, products": ("seq2seq-tiny", ["attention=dot", "cell=lstm", "maxout_size=none"]),
+    "seq2seq, no attention": ("seq2seq-tiny", ["attention=none", "bidirectional=false", "num_layers=1"]),
     "t5, the encoder": ("t5-tiny", ["task=feature-extraction"]),
     "t5, gated": ("t5-tiny", ["gated=true", "tie_embeddings=false", "num_decoder_layers=1"]),
     "transformer, learned positions": (
