@@ -27,6 +27,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "rms_norm",
+    "span_attention",
     "tied_linear",
 ]
 
@@ -105,4 +106,17 @@ def attention(
         + linear(num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias)
         + (2 if query_key_norm else 0) * rms_norm(head_dim)
         + scores
+    )
+
+
+def span_attention(
+    hidden_size: int, num_heads: int, *, context: int, adaptive: bool = False, num_memories: int = 0
+) -> Cost:
+    """Attention without biases, the products of one query with ``context`` distances, and persistent vectors."""
+    head_dim = hidden_size // num_heads
+    return (
+        attention(hidden_size, num_heads, head_dim=head_dim, context=context + num_memories, bias=False)
+        + Cost(0, 2 * context * hidden_size)
+        + Cost(2 * num_memories * hidden_size)
+        + Cost(num_heads if adaptive else 0)
     )

@@ -32,6 +32,8 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "zoo.plugins"
 BUILT_IN = {
+    "adaptive-span": "zoo_plugins.adaptive_span",
+    "all-attention": "zoo_plugins.all_attention",
     "bert": "zoo_plugins.bert",
     "gpt": "zoo_plugins.gpt",
     "llama": "zoo_plugins.llama",

@@ -17,8 +17,10 @@ from zoo.nn.positions import (
 )
 from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
+from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
 
 __all__ = [
+    "AdaptiveSpan",
     "Cache",
     "FeedForward",
     "GatedFeedForward",
@@ -29,9 +31,11 @@ __all__ = [
     "Residual",
     "RotaryPositions",
     "SinusoidalPositions",
+    "SpanAttention",
     "attention_weights",
     "build_mask",
     "call_graph",
+    "distances_of",
     "init_normal",
     "init_truncated_normal",
     "init_xavier",
