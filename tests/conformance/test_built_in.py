@@ -12,6 +12,9 @@ from zoo.registry import registry
 from zoo.testing import CHECKS, Subject, find_subject, parametrize_with_checks, run_check
 
 VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
+    "adaptive-span, beyond the span": ("adaptive-span-tiny", ["span=4", "span_ramp=3"]),
+    "all-attention, learned spans": ("all-attention-tiny", ["span=4", "span_ramp=3", "initial_span=1.0"]),
+    "all-attention, no memory": ("all-attention-tiny", ["num_memories=0", "tie_embeddings=true"]),
     "bert, masked tokens": ("bert-tiny", ["task=fill-mask", "pooler=false"]),
     "bert, segments of none": ("bert-tiny", ["type_vocab_size=0", "pooler=false"]),
     "bert, sentences": ("bert-tiny", ["task=sentence-embedding", "pooler=false"]),
