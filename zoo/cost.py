@@ -26,6 +26,7 @@ __all__ = [
     "gated_feed_forward",
     "layer_norm",
     "linear",
+    "product_key_memory",
     "rms_norm",
     "span_attention",
     "tied_linear",
@@ -119,4 +120,15 @@ def span_attention(
         + Cost(0, 2 * context * hidden_size)
         + Cost(2 * num_memories * hidden_size)
         + Cost(num_heads if adaptive else 0)
+    )
+
+
+def product_key_memory(hidden_size: int, *, num_keys: int, top_k: int, num_heads: int, query_size: int) -> Cost:
+    """A normalised query, its products with two sets of half-keys, and a weighted sum of ``top_k`` values a head."""
+    width = num_heads * query_size
+    return (
+        linear(hidden_size, width)
+        + layer_norm(width)
+        + Cost(width * num_keys, 2 * width * num_keys)
+        + Cost(num_keys**2 * hidden_size, 2 * num_heads * top_k * hidden_size)
     )

@@ -38,6 +38,7 @@ BUILT_IN = {
     "gpt": "zoo_plugins.gpt",
     "llama": "zoo_plugins.llama",
     "onnx": "zoo_export.plugin",
+    "product-key-memory": "zoo_plugins.product_key_memory",
     "t5": "zoo_plugins.t5",
     "transformer": "zoo_plugins.transformer",
     "vit": "zoo_plugins.vit",

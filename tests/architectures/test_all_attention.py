@@ -91,11 +91,12 @@ def test_equals_x_transformers() -> None:
         12, heads=3, dim_head=4, causal=True, num_mem_kv=5, flash=False
     )
     attention, x, positions = attention_and_input(5)
+    theirs = theirs.double()
     names = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out": "output"}
     state = {f"{its}.weight": getattr(attention, ours).weight for its, ours in names.items()}
     theirs.load_state_dict({**state, "mem_k": attention.memory_key, "mem_v": attention.memory_value})
     actual = attention(x, positions, distances_of(9, 9), mask=build_mask(9, 9, causal=True))
-    assert_close(actual, theirs.double()(x), atol=1e-12, rtol=0)
+    assert_close(actual, theirs(x), atol=1e-12, rtol=0)
 
 
 def test_memory_is_seen_from_everywhere() -> None:

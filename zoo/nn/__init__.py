@@ -15,6 +15,7 @@ from zoo.nn.positions import (
     rotate,
     sinusoids,
 )
+from zoo.nn.product_key_memory import ProductKeyMemory
 from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
@@ -27,6 +28,7 @@ __all__ = [
     "GraphModule",
     "LayerCache",
     "MultiHeadAttention",
+    "ProductKeyMemory",
     "RelativePositionBias",
     "Residual",
     "RotaryPositions",
