@@ -22,6 +22,7 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "bert, one block": ("bert-tiny", ["share_layers=true", "embedding_size=24"]),
     "gpt, windows": ("gpt-tiny", ["attention_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
     "llama, windows": ("llama-tiny", ["attention_windows=[2]", "rope_scaling=llama3", "query_key_norm=true"]),
+    "product-key-memory, everywhere": ("product-key-memory-tiny", ["memory_layers=[0, 1]", "memory_top_k=16"]),
     "t5, the encoder": ("t5-tiny", ["task=feature-extraction"]),
     "t5, gated": ("t5-tiny", ["gated=true", "tie_embeddings=false", "num_decoder_layers=1"]),
     "transformer, learned positions": (
