@@ -17,7 +17,7 @@ html_title = f"zoo {release}"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "zoo_docs"]
 exclude_patterns = ["_build"]
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"

@@ -176,7 +176,7 @@ def test_bad_argument(values: Mapping[str, object], error: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("gpt-smal", "'gpt-small'"), ("bert_base", "'bert-base'"), ("", "known: albert-base")]
+    ("name", "nearest"), [("gpt-smal", "'gpt-small'"), ("bert_base", "'bert-base'"), ("", "known: adaptive-span")]
 )
 def test_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     """The names that come closest, or some when none does."""

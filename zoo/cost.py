@@ -26,8 +26,10 @@ __all__ = [
     "gated_feed_forward",
     "layer_norm",
     "linear",
+    "product_key_memory",
     "recurrent",
     "rms_norm",
+    "span_attention",
     "tied_linear",
 ]
 
@@ -111,4 +113,28 @@ def attention(
         + linear(num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias)
         + (2 if query_key_norm else 0) * rms_norm(head_dim)
         + scores
+    )
+
+
+def span_attention(
+    hidden_size: int, num_heads: int, *, context: int, adaptive: bool = False, num_memories: int = 0
+) -> Cost:
+    """Attention without biases, the products of one query with ``context`` distances, and persistent vectors."""
+    head_dim = hidden_size // num_heads
+    return (
+        attention(hidden_size, num_heads, head_dim=head_dim, context=context + num_memories, bias=False)
+        + Cost(0, 2 * context * hidden_size)
+        + Cost(2 * num_memories * hidden_size)
+        + Cost(num_heads if adaptive else 0)
+    )
+
+
+def product_key_memory(hidden_size: int, *, num_keys: int, top_k: int, num_heads: int, query_size: int) -> Cost:
+    """A normalised query, its products with two sets of half-keys, and a weighted sum of ``top_k`` values a head."""
+    width = num_heads * query_size
+    return (
+        linear(hidden_size, width)
+        + layer_norm(width)
+        + Cost(width * num_keys, 2 * width * num_keys)
+        + Cost(num_keys**2 * hidden_size, 2 * num_heads * top_k * hidden_size)
     )

@@ -32,12 +32,15 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "zoo.plugins"
 BUILT_IN = {
+    "adaptive-span": "zoo_plugins.adaptive_span",
+    "all-attention": "zoo_plugins.all_attention",
     "bert": "zoo_plugins.bert",
     "gpt": "zoo_plugins.gpt",
     "llama": "zoo_plugins.llama",
     "onnx": "zoo_export.plugin",
     "rnn": "zoo_plugins.rnn",
     "seq2seq": "zoo_plugins.seq2seq",
+    "product-key-memory": "zoo_plugins.product_key_memory",
     "t5": "zoo_plugins.t5",
     "textcnn": "zoo_plugins.textcnn",
     "transformer": "zoo_plugins.transformer",

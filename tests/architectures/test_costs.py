@@ -147,6 +147,10 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("transformer-tiny", ["target_vocab_size=300"]),
         ("transformer-tiny", ["target_vocab_size=300", "tie_embeddings=false", "head_bias=true"]),
         ("transformer-tiny", ["share_embeddings=true", "tie_embeddings=false"]),
+        ("adaptive-span-tiny", ["tie_embeddings=true", "intermediate_size=100"]),
+        ("all-attention-tiny", ["num_memories=0", "span_ramp=5"]),
+        ("product-key-memory-tiny", ["memory_layers=[]", "tie_embeddings=false"]),
+        ("product-key-memory-tiny", ["memory_layers=[0, 1]", "memory_query_size=6", "memory_heads=3"]),
         ("vit-tiny", ["attention_bias=false", "intermediate_size=100"]),
         ("vit-tiny", ["image_size=9", "num_channels=3", "num_classes=7"]),
         ("vit-tiny", ["distilled=true"]),
@@ -237,6 +241,31 @@ def test_gpt_flops(settings: list[str], masked: bool) -> None:
 def test_llama_flops(settings: list[str]) -> None:
     """Per token at full context: turning queries and keys is no product of matrices, and a window saves nothing."""
     spec = registry().resolve("llama-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("adaptive-span-tiny", ["span=5"]),
+        ("all-attention-tiny", []),
+        ("all-attention-tiny", ["num_memories=0", "span_ramp=5", "tie_embeddings=true"]),
+    ],
+)
+def test_span_flops(name: str, settings: list[str]) -> None:
+    """Per token at full context: a span saves nothing; products with distances and with memory count."""
+    spec = registry().resolve(name, ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize("settings", [[], ["memory_layers=[]"], ["memory_layers=[0, 1]", "memory_heads=3"]])
+def test_product_key_memory_flops(settings: list[str]) -> None:
+    """Per token at full context: adding up k^2 sums and looking up values are no products."""
+    spec = registry().resolve("product-key-memory-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops

@@ -12,6 +12,9 @@ from zoo.registry import registry
 from zoo.testing import CHECKS, Subject, find_subject, parametrize_with_checks, run_check
 
 VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
+    "adaptive-span, beyond the span": ("adaptive-span-tiny", ["span=4", "span_ramp=3"]),
+    "all-attention, learned spans": ("all-attention-tiny", ["span=4", "span_ramp=3", "initial_span=1.0"]),
+    "all-attention, no memory": ("all-attention-tiny", ["num_memories=0", "tie_embeddings=true"]),
     "bert, masked tokens": ("bert-tiny", ["task=fill-mask", "pooler=false"]),
     "bert, segments of none": ("bert-tiny", ["type_vocab_size=0", "pooler=false"]),
     "bert, sentences": ("bert-tiny", ["task=sentence-embedding", "pooler=false"]),
@@ -22,6 +25,7 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "rnn, tokens in one direction": ("rnn-tiny", ["task=token-classification", "bidirectional=false", "cell=gru"]),
     "seq2seq, products": ("seq2seq-tiny", ["attention=dot", "cell=lstm", "maxout_size=none"]),
     "seq2seq, no attention": ("seq2seq-tiny", ["attention=none", "bidirectional=false", "num_layers=1"]),
+    "product-key-memory, everywhere": ("product-key-memory-tiny", ["memory_layers=[0, 1]", "memory_top_k=16"]),
     "t5, the encoder": ("t5-tiny", ["task=feature-extraction"]),
     "t5, gated": ("t5-tiny", ["gated=true", "tie_embeddings=false", "num_decoder_layers=1"]),
     "transformer, learned positions": (

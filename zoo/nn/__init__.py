@@ -16,11 +16,14 @@ from zoo.nn.positions import (
     rotate,
     sinusoids,
 )
+from zoo.nn.product_key_memory import ProductKeyMemory
 from zoo.nn.recurrent import RecurrentState, each_step, run_packed, run_padded
 from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
+from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
 
 __all__ = [
+    "AdaptiveSpan",
     "AdditiveAttention",
     "Cache",
     "FeedForward",
@@ -28,14 +31,17 @@ __all__ = [
     "GraphModule",
     "LayerCache",
     "MultiHeadAttention",
+    "ProductKeyMemory",
     "RecurrentState",
     "RelativePositionBias",
     "Residual",
     "RotaryPositions",
     "SinusoidalPositions",
+    "SpanAttention",
     "attention_weights",
     "build_mask",
     "call_graph",
+    "distances_of",
     "each_step",
     "init_normal",
     "init_truncated_normal",

@@ -1,0 +1,93 @@
+"""Configuration, graph and cost of a decoder with adaptive spans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo import Activation, Config, Cost, Graph, causal_graph, cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSpanConfig(Config):
+    """A small model of bytes by default."""
+
+    task: Literal["text-generation"] = "text-generation"
+    """Next-token prediction."""
+    vocab_size: int = 260
+    """Tokens known."""
+    max_seq_len: int = 1024
+    """Longest text. Nothing in the model is this long: it says what the model was trained for."""
+    hidden_size: int = 256
+    """Width of the residual stream."""
+    num_layers: int = 8
+    """Blocks."""
+    num_heads: int = 4
+    """Heads a block, each with a span of its own."""
+    intermediate_size: int | None = None
+    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    activation: Activation = "relu"
+    """Of the feed-forward network."""
+    span: int = 1024
+    """The most keys that any query sees, its own among them: the paper's S."""
+    span_ramp: int = 32
+    """Tokens over which a key fades out behind the span: the paper's R."""
+    initial_span: float = 0.0
+    """Every head's span at first, the paper's z, in tokens."""
+    span_penalty: float = 2e-6
+    """What the mean span is multiplied by in the loss: the paper's lambda."""
+    norm_eps: float = 1e-5
+    """Added to the variance in LayerNorm."""
+    dropout: float = 0.0
+    """On attention weights and sub-layers, in training."""
+    tie_embeddings: bool = False
+    """Whether the head shares the token embedding."""
+    bos_token_id: int | None = None
+    """Token that begins a text."""
+    eos_token_id: int | tuple[int, ...] | None = None
+    """Tokens that end a text."""
+    pad_token_id: int | None = None
+    """Token that fills up shorter texts, which is masked."""
+
+    def __post_init__(self) -> None:
+        self.default("intermediate_size", 4 * self.hidden_size)
+        self.require_positive(
+            "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "intermediate_size", "span",
+            "span_ramp", "norm_eps",
+        )  # fmt: skip
+        self.require_probability("dropout")
+        self.require_divisible("hidden_size", "num_heads")
+        if not 0 <= self.initial_span <= self.span:
+            raise ValueError(f"initial_span {self.initial_span} does not lie within 0 and span {self.span}")
+        if self.span_penalty < 0:
+            raise ValueError(f"span_penalty must not be negative, got {self.span_penalty}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_heads
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """Prefill and decode in one graph."""
+        graph = causal_graph(
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_heads,
+            head_dim=self.head_dim,
+        )
+        return (graph,)
+
+    def cost(self) -> Cost:
+        """Closed form. A span saves nothing: the products are computed and masked."""
+        block = (
+            2 * cost.layer_norm(self.hidden_size)
+            + cost.span_attention(self.hidden_size, self.num_heads, context=self.max_seq_len, adaptive=True)
+            + cost.feed_forward(self.hidden_size, self.intermediate_size or 0)
+        )
+        head = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
+        return (
+            cost.embedding(self.vocab_size, self.hidden_size)
+            + cost.embedding(self.span, self.head_dim)
+            + self.num_layers * block
+            + head(self.hidden_size, self.vocab_size)
+        )

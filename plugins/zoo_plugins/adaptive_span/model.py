@@ -1,0 +1,107 @@
+"""A post-norm causal decoder whose heads learn how far back they look (Sukhbaatar et al. 2019).
+
+B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zoo.nn import (
+    AdaptiveSpan,
+    Cache,
+    FeedForward,
+    LayerCache,
+    Residual,
+    SpanAttention,
+    build_mask,
+    distances_of,
+    init_xavier,
+    tied_linear,
+)
+from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig
+
+
+class AdaptiveSpanBlock(nn.Module):
+    """Attention, then feed-forward, each added and normalised after."""
+
+    def __init__(self, c: AdaptiveSpanConfig) -> None:
+        super().__init__()
+        self.attention = SpanAttention(
+            c.hidden_size,
+            c.num_heads,
+            span=c.span,
+            ramp=c.span_ramp,
+            initial_span=c.initial_span,
+            dropout=c.dropout,
+        )
+        self.attention_residual = Residual(c.hidden_size, eps=c.norm_eps, norm_first=False, dropout=c.dropout)
+        self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
+        self.mlp_residual = Residual(c.hidden_size, eps=c.norm_eps, norm_first=False, dropout=c.dropout)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, distances: Tensor, mask: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = self.attention_residual(x, lambda x: self.attention(x, positions, distances, mask=mask, cache=cache))
+        return self.mlp_residual(x, self.mlp)
+
+
+class AdaptiveSpanDecoder(nn.Module):
+    """Token embeddings, blocks that share embeddings of distances, and the language-model head."""
+
+    def __init__(self, c: AdaptiveSpanConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.distance_embedding = nn.Embedding(c.span, c.head_dim)
+        self.blocks = nn.ModuleList(AdaptiveSpanBlock(c) for _ in range(c.num_layers))
+        self.head = (
+            tied_linear(self.token_embedding)
+            if c.tie_embeddings
+            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        )
+        init_xavier(self)
+
+    def spans(self) -> Tensor:
+        """The learned z of every head within its limits, in tokens: (layers, heads)."""
+        return torch.stack([span.clamped() for span in self._spans()])
+
+    def span_penalty(self) -> Tensor:
+        """lambda times the mean of z, which training adds to the loss (equation 4)."""
+        return self.config.span_penalty * self.spans().mean()
+
+    def clamp_spans(self) -> None:
+        """Bring every z back to [0, span], which training does after each step."""
+        for span in self._spans():
+            span.clamp()
+
+    def _spans(self) -> list[AdaptiveSpan]:
+        return [module for module in self.modules() if isinstance(module, AdaptiveSpan)]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Logits of the next token.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
+            past_key_values: what earlier calls saw; extended in place.
+
+        Returns:
+            (B, T, V).
+        """
+        length = input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
+        distances = distances_of(length, total, padding=attention_mask, device=input_ids.device)  # (B or 1, T, S)
+        x = self.token_embedding(input_ids)  # (B, T, E)
+        for layer, block in enumerate(self.blocks):
+            cache = past_key_values[layer] if past_key_values is not None else None
+            x = block(x, self.distance_embedding.weight, distances, mask, cache)
+        return self.head(x)

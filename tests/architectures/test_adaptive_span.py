@@ -1,0 +1,218 @@
+"""Adaptive spans against the paper's equations, number by number, and the laws of a span."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig
+from zoo_plugins.adaptive_span.model import AdaptiveSpanDecoder
+
+from tests.architectures.span_reference import layer_norm, share, span_attention
+from zoo.errors import UsageError
+from zoo.nn import Cache, SpanAttention, build_mask, distances_of
+from zoo.registry import registry
+
+SIZES = {
+    "vocab_size": 31,
+    "max_seq_len": 32,
+    "hidden_size": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_size": 10,
+    "span": 7,
+    "span_ramp": 3,
+    "norm_eps": 1e-4,
+}
+SPANS = [-2.0, 1.3, 2.0, 0.0, 9.0, 3.6]
+"""One z for each head of both layers: within the limits, on them and beyond."""
+
+
+def make(**options: object) -> AdaptiveSpanDecoder:
+    """A small float64 model in evaluation mode whose weights are all random."""
+    model = AdaptiveSpanDecoder(AdaptiveSpanConfig(**{**SIZES, **options})).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    with torch.no_grad():
+        for layer, block in enumerate(model.blocks):
+            block.attention.adaptive.length.copy_(torch.tensor(SPANS[3 * layer : 3 * layer + 3]))
+    return model.requires_grad_(False)
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def reference(model: AdaptiveSpanDecoder, ids: list[int], padding: list[int]) -> np.ndarray:
+    """The logits of one row."""
+    c = model.config
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    x = weights["token_embedding.weight"][ids]
+    for layer in range(c.num_layers):
+        prefix = f"blocks.{layer}."
+        w = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        attention = {name.removeprefix("attention."): value for name, value in w.items()}
+        table = weights["distance_embedding.weight"]
+        x = x + span_attention(x, attention, table, padding, c.num_heads, c.span_ramp)
+        x = layer_norm(x, w, "attention_residual", c.norm_eps)
+        hidden = np.maximum(x @ w["mlp.up.weight"].T + w["mlp.up.bias"], 0)
+        x = layer_norm(x + hidden @ w["mlp.down.weight"].T + w["mlp.down.bias"], w, "mlp_residual", c.norm_eps)
+    return x @ weights["head.weight"].T
+
+
+def attention_of(span: int, ramp: int | None, spans: list[float]) -> SpanAttention:
+    """A random float64 attention of two heads with these z."""
+    torch.manual_seed(2)
+    attention = SpanAttention(8, 2, span=span, ramp=ramp).double().requires_grad_(False)
+    if attention.adaptive is not None:
+        attention.adaptive.length.copy_(torch.tensor(spans))
+    return attention
+
+
+def weights_of(attention: SpanAttention, length: int) -> Tensor:
+    """The attention weights of a random text, (2, H, T, T)."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, length, 8, dtype=torch.float64, generator=generator)
+    positions = torch.randn(attention.span, 4, dtype=torch.float64, generator=generator)
+    mask = build_mask(length, length, causal=True)
+    return attention.weights(x, positions, distances_of(length, length), mask=mask)
+
+
+@pytest.mark.parametrize("padding", [[1] * 14, [0] * 3 + [1] * 11, [1] * 9 + [0] * 5, [1, 0, 0, 1, 1, 0] + [1] * 8])
+def test_equals_the_papers_equations(padding: list[int]) -> None:
+    """Over a text of twice the span, with padding on either side or within."""
+    model, ids = make(), tokens(2, 14)
+    actual = model(ids, torch.tensor([padding, [1] * 14]))
+    for row, mask in enumerate((padding, [1] * 14)):
+        expected = torch.from_numpy(reference(model, ids[row].tolist(), mask))
+        counted = torch.tensor(mask).bool()
+        assert_close(actual[row][counted], expected[counted], atol=1e-11, rtol=0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    ramp=st.integers(1, 12),
+    spans=st.lists(st.floats(-3, 20, width=32), min_size=2, max_size=2),
+    span=st.integers(1, 16),
+    length=st.integers(1, 18),
+)
+def test_nothing_counts_beyond_the_span_and_its_ramp(ramp: int, spans: list[float], span: int, length: int) -> None:
+    """Rows sum to 1; a weight is 0, exactly, where m is 0, and above 0 elsewhere."""
+    weights = weights_of(attention_of(span, ramp, spans), length)
+    assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), atol=1e-12, rtol=0)
+    for head, z in enumerate(spans):
+        z = min(max(z, 0.0), span)
+        for t in range(length):
+            for s in range(length):
+                seen = 0 <= t - s < min(span, z + ramp) and share(t - s, z, ramp) > 1e-6
+                if seen:
+                    assert (weights[:, head, t, s] > 0).all()
+                elif not 0 <= t - s < min(span, z + ramp):
+                    assert (weights[:, head, t, s] == 0).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(ramp=st.integers(1, 12), beyond=st.floats(0, 9), span=st.integers(1, 9), length=st.integers(1, 12))
+def test_a_full_span_is_plain_causal_attention(ramp: int, beyond: float, span: int, length: int) -> None:
+    """With the same positions: m is 1 wherever a key may be, whatever the ramp."""
+    adaptive, plain = attention_of(span, ramp, [span + beyond] * 2), attention_of(span, None, [])
+    assert_close(weights_of(adaptive, length), weights_of(plain, length), atol=1e-14, rtol=0)
+
+
+def test_what_lies_beyond_the_span_in_the_cache_is_irrelevant() -> None:
+    """With every z at its limit of 7: the token reads its own key and six cached ones."""
+    model, ids = make(), tokens(2, 12)
+    for block in model.blocks:
+        block.attention.adaptive.length.fill_(7.0)
+    for place, moves in ((5, False), (6, True)):
+        results = []
+        for change in (0.0, 100.0):
+            cache = Cache.empty(2)
+            model(ids, None, cache)
+            for layer in cache.layers:
+                layer.key[:, :, : place + 1] += change
+                layer.value[:, :, : place + 1] -= change
+            results.append(model(ids[:, :1], None, cache))
+        assert results[0].equal(results[1]) != moves
+
+
+def test_padding_between_calls_takes_no_distance() -> None:
+    """A prompt padded on the right, continued: as if the padding were not there."""
+    model, ids = make(), tokens(1, 9)
+    cache = Cache.empty(2)
+    padding = torch.tensor([[1] * 5 + [0] * 4])
+    model(torch.cat((ids[:, :5], ids[:, :4]), dim=1), padding, cache)
+    actual = model(ids[:, 5:], torch.cat((padding, torch.ones(1, 4, dtype=torch.long)), dim=1), cache)
+    assert_close(actual, model(ids)[:, 5:], atol=1e-12, rtol=0)
+
+
+def test_the_penalty_is_the_mean_span() -> None:
+    """lambda x mean z, with z within its limits, and a gradient for each z within them."""
+    model = make(span_penalty=0.5).requires_grad_(True)
+    assert_close(model.spans().flatten().tolist(), [0.0, 1.3, 2.0, 0.0, 7.0, 3.6], atol=1e-6, rtol=0)
+    penalty = model.span_penalty()
+    assert penalty.item() == pytest.approx(0.5 * 13.9 / 6, abs=1e-6)
+    penalty.backward()
+    gradients = torch.stack([block.attention.adaptive.length.grad for block in model.blocks]).flatten()
+    assert_close(gradients.tolist(), [0.0, 0.5 / 6, 0.5 / 6, 0.5 / 6, 0.0, 0.5 / 6], atol=1e-12, rtol=0)
+    model.clamp_spans()
+    assert model.blocks[0].attention.adaptive.length.tolist()[0] == 0.0
+    assert model.blocks[1].attention.adaptive.length.tolist()[1] == 7.0
+
+
+def test_the_gradient_of_a_span() -> None:
+    """By differences, where some keys have faded out altogether and others have not begun to."""
+    model, ids = make().requires_grad_(True), tokens(2, 12)
+    model(ids).logsumexp(-1).sum().backward()
+    for block in model.blocks:
+        length, step = block.attention.adaptive.length, 1e-6
+        for head in range(3):
+            if abs(length[head].item() - round(length[head].item())) < 0.1:
+                continue  # at a whole number a key just fades in, and the two sides differ
+            with torch.no_grad():
+                sides = []
+                for sign in (1, -1):
+                    length[head] += sign * step
+                    sides.append(model(ids).logsumexp(-1).sum().item())
+                    length[head] -= sign * step
+            expected = (sides[0] - sides[1]) / (2 * step)
+            assert length.grad[head].item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+            assert abs(expected) > 1e-4
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        # V E + S D + layers (4 E^2 + 2 E F + F + E + 4 E + H) + V E
+        ("adaptive-span-12l", 2 * 205 * 512 + 8192 * 64 + 12 * (12 * 512**2 + 4 * 512 + 512 + 4 * 512 + 8)),
+        (
+            "adaptive-span-24l",
+            2 * 205 * 768 + 8192 * 96 + 24 * (4 * 768**2 + 2 * 768 * 4096 + 4096 + 5 * 768 + 8),
+        ),
+    ],
+)
+def test_published_sizes(name: str, parameters: int) -> None:
+    """39 and 209 million in table 1 of the paper."""
+    assert registry().resolve(name).parameters() == parameters
+    assert round(parameters / 1e6) == {"adaptive-span-12l": 39, "adaptive-span-24l": 209}[name]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("span=0", "span must be positive, got 0"),
+        ("span_ramp=0", "span_ramp must be positive, got 0"),
+        ("initial_span=49", "initial_span 49.0 does not lie within 0 and span 48"),
+        ("span_penalty=-1", "span_penalty must not be negative, got -1.0"),
+        ("num_heads=5", "hidden_size 64 is not divisible by num_heads 5"),
+    ],
+)
+def test_bad_sizes_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        registry().resolve("adaptive-span-tiny", [setting])
