@@ -34,6 +34,7 @@ ENTRY_POINT_GROUP = "zoo.plugins"
 BUILT_IN = {
     "bert": "zoo_plugins.bert",
     "gpt": "zoo_plugins.gpt",
+    "linformer": "zoo_plugins.linformer",
     "llama": "zoo_plugins.llama",
     "onnx": "zoo_export.plugin",
     "t5": "zoo_plugins.t5",

@@ -5,6 +5,8 @@ from zoo.nn.cache import Cache, LayerCache
 from zoo.nn.feed_forward import FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
+from zoo.nn.linear_attention import LinearAttention
+from zoo.nn.linformer import LinformerAttention
 from zoo.nn.masks import build_mask, positions_of
 from zoo.nn.pooling import normalize, pool
 from zoo.nn.positions import (
@@ -24,6 +26,8 @@ __all__ = [
     "GatedFeedForward",
     "GraphModule",
     "LayerCache",
+    "LinearAttention",
+    "LinformerAttention",
     "MultiHeadAttention",
     "RelativePositionBias",
     "Residual",

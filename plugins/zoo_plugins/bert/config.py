@@ -49,6 +49,10 @@ class BERTConfig(Config):
     """Whether they are all one block (ALBERT)."""
     num_heads: int = 12
     """Heads a block."""
+    attention: Literal["full", "linformer"] = "full"
+    """How tokens see each other. Linformer mixes them into ``attention_rank`` keys and values."""
+    attention_rank: int | None = None
+    """Keys and values of Linformer, half of ``max_seq_len`` by default. Other attention has none."""
     intermediate_size: int | None = None
     """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
@@ -87,6 +91,7 @@ class BERTConfig(Config):
             "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads",
             "intermediate_size", "norm_eps", "num_classes",
         )  # fmt: skip
+        self._check_attention()
         self.require_probability("dropout")
         self.require_divisible("hidden_size", "num_heads")
         if self.type_vocab_size < 0:
@@ -102,6 +107,16 @@ class BERTConfig(Config):
             raise ValueError("skip_padding needs a pad_token_id, got None")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"pad_token_id {self.pad_token_id} lies outside vocab_size {self.vocab_size}")
+
+    def _check_attention(self) -> None:
+        """Give what the kind of attention needs its default, and refuse what it does not read."""
+        if self.attention == "linformer":
+            self.default("attention_rank", max(1, self.max_seq_len // 2))
+            self.require_positive("attention_rank")
+            if (self.attention_rank or 0) > self.max_seq_len:
+                raise ValueError(f"attention_rank {self.attention_rank} exceeds max_seq_len {self.max_seq_len}")
+        elif self.attention_rank is not None:
+            raise ValueError(f"attention {self.attention!r} has no rank, but attention_rank is {self.attention_rank}")
 
     @property
     def position_rows(self) -> int:
@@ -133,7 +148,7 @@ class BERTConfig(Config):
         hidden, width = self.hidden_size, self.embedding_size or 0
         block = (
             2 * cost.layer_norm(hidden)
-            + cost.attention(hidden, self.num_heads, head_dim=hidden // self.num_heads, context=self.max_seq_len)
+            + self._attention_cost()
             + cost.feed_forward(hidden, self.intermediate_size or 0)
         )
         total = cost.embedding(self.vocab_size + self.position_rows + self.type_vocab_size, width)
@@ -156,3 +171,17 @@ class BERTConfig(Config):
         if self.task == "replaced-token-detection":
             total += cost.linear(hidden, hidden) + cost.linear(hidden, 1)
         return total
+
+    def _attention_cost(self) -> Cost:
+        """Of one block."""
+
+        def attention(context: int) -> Cost:
+            return cost.attention(
+                self.hidden_size, self.num_heads, head_dim=self.hidden_size // self.num_heads, context=context
+            )
+
+        rank = self.attention_rank or 0
+        match self.attention:
+            case "linformer":  # to mix a token into every key and value costs as much as to attend to all of them
+                return attention(2 * rank) + Cost(2 * rank * self.max_seq_len)
+        return attention(self.max_seq_len)
