@@ -37,6 +37,7 @@ BUILT_IN = {
     "linformer": "zoo_plugins.linformer",
     "llama": "zoo_plugins.llama",
     "onnx": "zoo_export.plugin",
+    "performer": "zoo_plugins.performer",
     "t5": "zoo_plugins.t5",
     "transformer": "zoo_plugins.transformer",
     "vit": "zoo_plugins.vit",

@@ -47,6 +47,7 @@ PUBLISHED = [
     ("electra-base", ["task=replaced-token-detection"], 109_483_009),
     # RoBERTa-base without the two rows of positions that it skips, and with two 256 x 512 mixtures a block.
     ("linformer-base", [], 124_645_632 - 2 * 768 + 12 * 2 * 256 * 512),
+    ("performer-base", [], 109_482_240 + (4096 - 512) * 768),
     ("transformer-base", [], 63_045_632),
     ("t5-small", [], 60_506_624),
     ("t5-base", [], 222_903_552),
@@ -135,6 +136,7 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("bert-tiny", ["skip_padding=true", "pad_token_id=3"]),
         ("bert-tiny", ["attention=linformer"]),
         ("linformer-tiny", ["attention_rank=7", "max_seq_len=20"]),
+        ("bert-tiny", ["attention=performer"]),
         ("transformer-tiny", ["norm_first=true"]),
         ("transformer-tiny", ["attention_bias=true"]),
         ("transformer-tiny", ["positions=learned"]),
@@ -255,6 +257,7 @@ def test_llama_flops(settings: list[str]) -> None:
         (["task=fill-mask", "pooler=false", "embedding_size=16", "skip_padding=true", "pad_token_id=3"], 0),
         (["task=fill-mask", "pooler=false", "attention=linformer"], 0),
         (["task=fill-mask", "pooler=false", "attention=linformer", "attention_rank=5", "num_heads=2"], 0),
+        (["task=fill-mask", "pooler=false", "attention=performer", "attention_rank=5", "num_heads=2"], 0),
     ],
 )
 def test_bert_flops(settings: list[str], once: int) -> None:

@@ -8,6 +8,7 @@ from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_li
 from zoo.nn.linear_attention import LinearAttention
 from zoo.nn.linformer import LinformerAttention
 from zoo.nn.masks import build_mask, positions_of
+from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import normalize, pool
 from zoo.nn.positions import (
     RotaryPositions,
@@ -29,6 +30,7 @@ __all__ = [
     "LinearAttention",
     "LinformerAttention",
     "MultiHeadAttention",
+    "PerformerAttention",
     "RelativePositionBias",
     "Residual",
     "RotaryPositions",
@@ -42,6 +44,7 @@ __all__ = [
     "interpolate_frequencies",
     "interpolate_low_frequencies",
     "normalize",
+    "orthogonal_features",
     "pool",
     "positions_of",
     "relative_buckets",

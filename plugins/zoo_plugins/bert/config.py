@@ -49,10 +49,12 @@ class BERTConfig(Config):
     """Whether they are all one block (ALBERT)."""
     num_heads: int = 12
     """Heads a block."""
-    attention: Literal["full", "linformer"] = "full"
-    """How tokens see each other. Linformer mixes them into ``attention_rank`` keys and values."""
+    attention: Literal["full", "linformer", "performer"] = "full"
+    """How tokens see each other. Linformer mixes them into ``attention_rank`` keys and values; Performer compares them
+    by ``attention_rank`` random features."""
     attention_rank: int | None = None
-    """Keys and values of Linformer, half of ``max_seq_len`` by default. Other attention has none."""
+    """Keys and values of Linformer, half of ``max_seq_len`` by default; features of Performer, 256 by default. Other
+    attention has none."""
     intermediate_size: int | None = None
     """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
@@ -88,7 +90,7 @@ class BERTConfig(Config):
         self.default("project_embeddings", self.embedding_size != self.hidden_size)
         self.default("head_activation", self.activation)
         self.require_positive(
-            "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads",
+            "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads", "attention_rank",
             "intermediate_size", "norm_eps", "num_classes",
         )  # fmt: skip
         self._check_attention()
@@ -112,9 +114,10 @@ class BERTConfig(Config):
         """Give what the kind of attention needs its default, and refuse what it does not read."""
         if self.attention == "linformer":
             self.default("attention_rank", max(1, self.max_seq_len // 2))
-            self.require_positive("attention_rank")
             if (self.attention_rank or 0) > self.max_seq_len:
                 raise ValueError(f"attention_rank {self.attention_rank} exceeds max_seq_len {self.max_seq_len}")
+        elif self.attention == "performer":
+            self.default("attention_rank", 256)
         elif self.attention_rank is not None:
             raise ValueError(f"attention {self.attention!r} has no rank, but attention_rank is {self.attention_rank}")
 
@@ -184,4 +187,6 @@ class BERTConfig(Config):
         match self.attention:
             case "linformer":  # to mix a token into every key and value costs as much as to attend to all of them
                 return attention(2 * rank) + Cost(2 * rank * self.max_seq_len)
+            case "performer":  # and so does finding the features of a query and a key
+                return attention(2 * rank)
         return attention(self.max_seq_len)

@@ -2,7 +2,7 @@
 
 RoBERTa (Liu et al. 2019) counts positions without padding. DistilBERT (Sanh et al. 2019) has no segment types. ALBERT
 (Lan et al. 2020) embeds tokens in fewer dimensions and runs one block again and again. ELECTRA (Clark et al. 2020)
-tells which tokens were replaced. Linformer mixes tokens otherwise, in time that grows linearly with their number.
+tells which tokens were replaced. Linformer and Performer mix tokens in time that grows linearly with their number.
 
 B batch, T tokens, W embedding size, E hidden size, V vocabulary, C classes.
 """
@@ -16,6 +16,7 @@ from zoo.nn import (
     FeedForward,
     LinformerAttention,
     MultiHeadAttention,
+    PerformerAttention,
     build_mask,
     init_truncated_normal,
     normalize,
@@ -33,6 +34,8 @@ def build_attention(c: BERTConfig) -> nn.Module:
     match c.attention:
         case "linformer":
             return LinformerAttention(*sizes, c.max_seq_len, c.attention_rank or 0, dropout=c.dropout)
+        case "performer":
+            return PerformerAttention(*sizes, c.attention_rank or 0)
     return MultiHeadAttention(*sizes, dropout=c.dropout)
 
 
