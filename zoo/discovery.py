@@ -36,6 +36,7 @@ BUILT_IN = {
     "gpt": "zoo_plugins.gpt",
     "linformer": "zoo_plugins.linformer",
     "llama": "zoo_plugins.llama",
+    "longformer": "zoo_plugins.longformer",
     "onnx": "zoo_export.plugin",
     "performer": "zoo_plugins.performer",
     "t5": "zoo_plugins.t5",

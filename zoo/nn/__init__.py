@@ -7,6 +7,7 @@ from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
 from zoo.nn.linear_attention import LinearAttention
 from zoo.nn.linformer import LinformerAttention
+from zoo.nn.longformer import LongformerAttention
 from zoo.nn.masks import build_mask, positions_of
 from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import normalize, pool
@@ -29,6 +30,7 @@ __all__ = [
     "LayerCache",
     "LinearAttention",
     "LinformerAttention",
+    "LongformerAttention",
     "MultiHeadAttention",
     "PerformerAttention",
     "RelativePositionBias",

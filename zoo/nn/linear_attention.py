@@ -5,15 +5,16 @@ B batch, T tokens, H heads, D head size, E hidden size.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 from torch import Tensor, nn
 
 __all__ = ["LinearAttention"]
 
 
 class LinearAttention(nn.Module):
-    """Base of attention whose cost is linear in T. Its weights are named as :class:`MultiHeadAttention`'s are.
+    """Base of attention whose cost is linear in T: the projections, named as :class:`MultiHeadAttention`'s are.
+
+    A subclass is called with ``x`` (B, T, E) and a ``mask`` (B, T), non-zero for a token and zero for padding: a mask
+    of pairs would be as large as what it avoids.
 
     Args:
         hidden_size: E.
@@ -35,14 +36,8 @@ class LinearAttention(nn.Module):
         self.value = nn.Linear(hidden_size, hidden_size)
         self.output = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, T, E) -> (B, T, E). ``mask`` is (B, T), non-zero for a token and zero for padding."""
-        query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
-        return self._merge(self.mix(query, key, value, mask))
-
-    @abstractmethod
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Three of (B, H, T, D) -> (B, H, T, D)."""
+    def _query_key_value(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, T, H D) -> (B, H, T, D)

@@ -38,6 +38,10 @@ class LinformerAttention(LinearAttention):
         self.key_mixture = nn.Parameter(torch.randn(rank, max_seq_len) * rank**-0.5)
         self.value_mixture = nn.Parameter(torch.randn(rank, max_seq_len) * rank**-0.5)
 
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """(B, T, E) -> (B, T, E). ``mask`` is (B, T), non-zero for a token and zero for padding."""
+        return self._merge(self.mix(*self._query_key_value(x), mask))
+
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Three of (B, H, T, D) -> (B, H, T, D)."""
         length = query.shape[2]

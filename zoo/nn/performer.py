@@ -55,6 +55,10 @@ class PerformerAttention(LinearAttention):
         self.features: Tensor
         self.register_buffer("features", orthogonal_features(num_features, hidden_size // num_heads))
 
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """(B, T, E) -> (B, T, E). ``mask`` is (B, T), non-zero for a token and zero for padding."""
+        return self._merge(self.mix(*self._query_key_value(x), mask))
+
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Three of (B, H, T, D) -> (B, H, T, D)."""
         scale = query.shape[-1] ** -0.25

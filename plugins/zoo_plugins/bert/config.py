@@ -49,12 +49,17 @@ class BERTConfig(Config):
     """Whether they are all one block (ALBERT)."""
     num_heads: int = 12
     """Heads a block."""
-    attention: Literal["full", "linformer", "performer"] = "full"
+    attention: Literal["full", "linformer", "performer", "longformer"] = "full"
     """How tokens see each other. Linformer mixes them into ``attention_rank`` keys and values; Performer compares them
-    by ``attention_rank`` random features."""
+    by ``attention_rank`` random features; Longformer looks no further than half of ``attention_window``."""
     attention_rank: int | None = None
     """Keys and values of Linformer, half of ``max_seq_len`` by default; features of Performer, 256 by default. Other
     attention has none."""
+    attention_window: int | None = None
+    """Tokens around each that it sees in Longformer, half of them on either side; 512 by default. Other attention has
+    none."""
+    global_tokens: int = 0
+    """The first tokens of Longformer that see all and are seen by all, at most half of ``attention_window``."""
     intermediate_size: int | None = None
     """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
@@ -91,7 +96,7 @@ class BERTConfig(Config):
         self.default("head_activation", self.activation)
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads", "attention_rank",
-            "intermediate_size", "norm_eps", "num_classes",
+            "attention_window", "intermediate_size", "norm_eps", "num_classes",
         )  # fmt: skip
         self._check_attention()
         self.require_probability("dropout")
@@ -120,6 +125,16 @@ class BERTConfig(Config):
             self.default("attention_rank", 256)
         elif self.attention_rank is not None:
             raise ValueError(f"attention {self.attention!r} has no rank, but attention_rank is {self.attention_rank}")
+        if self.attention == "longformer":
+            self.default("attention_window", 512)
+            window = self.attention_window or 0
+            if window % 2:
+                raise ValueError(f"attention_window must be even, half on either side, got {window}")
+            if not 0 <= self.global_tokens <= window // 2:
+                raise ValueError(f"global_tokens {self.global_tokens} lies outside 0 ... half of window {window}")
+        elif self.attention_window is not None or self.global_tokens:
+            found = f"attention_window is {self.attention_window} and global_tokens is {self.global_tokens}"
+            raise ValueError(f"attention {self.attention!r} has no window, but {found}")
 
     @property
     def position_rows(self) -> int:
@@ -147,7 +162,8 @@ class BERTConfig(Config):
         return (Graph(inputs=inputs, outputs=outputs[self.task], causal=False),)
 
     def cost(self) -> Cost:
-        """Closed form. What runs once a sequence, the pooler and its classifiers, counts no FLOPs."""
+        """Closed form. What runs once a sequence counts no FLOPs: the pooler, its classifiers, the queries of global
+        tokens."""
         hidden, width = self.hidden_size, self.embedding_size or 0
         block = (
             2 * cost.layer_norm(hidden)
@@ -183,10 +199,16 @@ class BERTConfig(Config):
                 self.hidden_size, self.num_heads, head_dim=self.hidden_size // self.num_heads, context=context
             )
 
-        rank = self.attention_rank or 0
+        rank, reach = self.attention_rank or 0, (self.attention_window or 0) // 2
         match self.attention:
             case "linformer":  # to mix a token into every key and value costs as much as to attend to all of them
                 return attention(2 * rank) + Cost(2 * rank * self.max_seq_len)
             case "performer":  # and so does finding the features of a query and a key
                 return attention(2 * rank)
+            case "longformer" if self.global_tokens:  # each sees them, and they see each
+                projection = cost.linear(self.hidden_size, self.hidden_size)
+                once = Cost(projection.parameters)  # of the queries of the few
+                return attention(3 * reach + 2 * self.global_tokens) + 2 * projection + once
+            case "longformer":  # a query of a chunk is compared with all of three chunks
+                return attention(3 * reach)
         return attention(self.max_seq_len)

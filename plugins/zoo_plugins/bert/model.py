@@ -2,7 +2,8 @@
 
 RoBERTa (Liu et al. 2019) counts positions without padding. DistilBERT (Sanh et al. 2019) has no segment types. ALBERT
 (Lan et al. 2020) embeds tokens in fewer dimensions and runs one block again and again. ELECTRA (Clark et al. 2020)
-tells which tokens were replaced. Linformer and Performer mix tokens in time that grows linearly with their number.
+tells which tokens were replaced. Linformer, Performer and Longformer mix tokens in time that grows linearly with their
+number.
 
 B batch, T tokens, W embedding size, E hidden size, V vocabulary, C classes.
 """
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from zoo.nn import (
     FeedForward,
     LinformerAttention,
+    LongformerAttention,
     MultiHeadAttention,
     PerformerAttention,
     build_mask,
@@ -36,6 +38,9 @@ def build_attention(c: BERTConfig) -> nn.Module:
             return LinformerAttention(*sizes, c.max_seq_len, c.attention_rank or 0, dropout=c.dropout)
         case "performer":
             return PerformerAttention(*sizes, c.attention_rank or 0)
+        case "longformer":
+            window = c.attention_window or 0
+            return LongformerAttention(*sizes, window, global_tokens=c.global_tokens, dropout=c.dropout)
     return MultiHeadAttention(*sizes, dropout=c.dropout)
 
 
