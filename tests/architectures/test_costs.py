@@ -45,6 +45,11 @@ PUBLISHED = [
     ("electra-small", ["task=fill-mask"], 13_546_682),
     ("electra-base", [], 108_891_648),
     ("electra-base", ["task=replaced-token-detection"], 109_483_009),
+    # RoBERTa-base without the two rows of positions that it skips, and with two 256 x 512 mixtures a block.
+    ("linformer-base", [], 124_645_632 - 2 * 768 + 12 * 2 * 256 * 512),
+    ("performer-base", [], 109_482_240 + (4096 - 512) * 768),
+    ("longformer-base", [], 148_659_456),
+    ("longformer-large", [], 434_600_960),
     ("transformer-base", [], 63_045_632),
     ("t5-small", [], 60_506_624),
     ("t5-base", [], 222_903_552),
@@ -131,6 +136,11 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("bert-tiny", ["task=fill-mask", "embedding_size=16", "share_layers=true", "num_layers=5"]),
         ("bert-tiny", ["task=fill-mask", "embedding_size=16", "tie_embeddings=false"]),
         ("bert-tiny", ["skip_padding=true", "pad_token_id=3"]),
+        ("bert-tiny", ["attention=linformer"]),
+        ("linformer-tiny", ["attention_rank=7", "max_seq_len=20"]),
+        ("bert-tiny", ["attention=performer"]),
+        ("bert-tiny", ["attention=longformer", "global_tokens=2"]),
+        ("longformer-tiny", ["global_tokens=0"]),
         ("transformer-tiny", ["norm_first=true"]),
         ("transformer-tiny", ["attention_bias=true"]),
         ("transformer-tiny", ["positions=learned"]),
@@ -284,6 +294,15 @@ def test_product_key_memory_flops(settings: list[str]) -> None:
         (["task=question-answering", "pooler=false", "share_layers=true", "num_layers=5"], 0),
         (["task=replaced-token-detection", "pooler=false", "embedding_size=16"], 0),
         (["task=fill-mask", "pooler=false", "embedding_size=16", "skip_padding=true", "pad_token_id=3"], 0),
+        (["task=fill-mask", "pooler=false", "attention=linformer"], 0),
+        (["task=fill-mask", "pooler=false", "attention=linformer", "attention_rank=5", "num_heads=2"], 0),
+        (["task=fill-mask", "pooler=false", "attention=performer", "attention_rank=5", "num_heads=2"], 0),
+        (["task=fill-mask", "pooler=false", "attention=longformer", "attention_window=8"], 0),
+        # Of each of two blocks, the queries of its three global tokens.
+        (
+            ["task=fill-mask", "pooler=false", "attention=longformer", "attention_window=16", "global_tokens=3"],
+            2 * 3 * 2 * 64 * 64,
+        ),
     ],
 )
 def test_bert_flops(settings: list[str], once: int) -> None:

@@ -20,6 +20,13 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "bert, sentences": ("bert-tiny", ["task=sentence-embedding", "pooler=false"]),
     "bert, padding without positions": ("bert-tiny", ["skip_padding=true", "pad_token_id=1"]),
     "bert, one block": ("bert-tiny", ["share_layers=true", "embedding_size=24"]),
+    "bert, linformer": ("bert-tiny", ["attention=linformer", "attention_rank=5", "pooler=false"]),
+    "bert, longformer": ("bert-tiny", ["attention=longformer", "attention_window=4", "pooler=false"]),
+    "bert, longformer, counting tokens": (
+        "bert-tiny",
+        ["attention=longformer", "attention_window=8", "global_tokens=2", "skip_padding=true", "pad_token_id=1"],
+    ),
+    "bert, performer": ("bert-tiny", ["attention=performer", "attention_rank=5", "pooler=false"]),
     "gpt, windows": ("gpt-tiny", ["attention_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
     "llama, windows": ("llama-tiny", ["attention_windows=[2]", "rope_scaling=llama3", "query_key_norm=true"]),
     "rnn, tokens in one direction": ("rnn-tiny", ["task=token-classification", "bidirectional=false", "cell=gru"]),

@@ -6,7 +6,11 @@ from zoo.nn.cache import Cache, LayerCache
 from zoo.nn.feed_forward import FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
+from zoo.nn.linear_attention import LinearAttention
+from zoo.nn.linformer import LinformerAttention
+from zoo.nn.longformer import LongformerAttention
 from zoo.nn.masks import build_mask, positions_of
+from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import normalize, pool
 from zoo.nn.positions import (
     RotaryPositions,
@@ -30,7 +34,11 @@ __all__ = [
     "GatedFeedForward",
     "GraphModule",
     "LayerCache",
+    "LinearAttention",
+    "LinformerAttention",
+    "LongformerAttention",
     "MultiHeadAttention",
+    "PerformerAttention",
     "ProductKeyMemory",
     "RecurrentState",
     "RelativePositionBias",
@@ -49,6 +57,7 @@ __all__ = [
     "interpolate_frequencies",
     "interpolate_low_frequencies",
     "normalize",
+    "orthogonal_features",
     "pool",
     "positions_of",
     "relative_buckets",

@@ -5,6 +5,17 @@ from collections.abc import Sequence
 import zoo
 
 ZOO_API = 1
+TASKS = (
+    "feature-extraction",
+    "sentence-embedding",
+    "fill-mask",
+    "pretraining",
+    "text-classification",
+    "token-classification",
+    "question-answering",
+    "replaced-token-detection",
+)
+"""Of an encoder with BERT's heads."""
 
 
 @zoo.hookimpl
@@ -12,16 +23,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
     return [
         zoo.Architecture(
             name="bert",
-            tasks=(
-                "feature-extraction",
-                "sentence-embedding",
-                "fill-mask",
-                "pretraining",
-                "text-classification",
-                "token-classification",
-                "question-answering",
-                "replaced-token-detection",
-            ),
+            tasks=TASKS,
             config="zoo_plugins.bert.config:BERTConfig",
             model="zoo_plugins.bert.model:BERT",
             reference="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers",

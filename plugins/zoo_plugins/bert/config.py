@@ -49,6 +49,17 @@ class BERTConfig(Config):
     """Whether they are all one block (ALBERT)."""
     num_heads: int = 12
     """Heads a block."""
+    attention: Literal["full", "linformer", "performer", "longformer"] = "full"
+    """How tokens see each other. Linformer mixes them into ``attention_rank`` keys and values; Performer compares them
+    by ``attention_rank`` random features; Longformer looks no further than half of ``attention_window``."""
+    attention_rank: int | None = None
+    """Keys and values of Linformer, half of ``max_seq_len`` by default; features of Performer, 256 by default. Other
+    attention has none."""
+    attention_window: int | None = None
+    """Tokens around each that it sees in Longformer, half of them on either side; 512 by default. Other attention has
+    none."""
+    global_tokens: int = 0
+    """The first tokens of Longformer that see all and are seen by all, at most half of ``attention_window``."""
     intermediate_size: int | None = None
     """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
@@ -84,9 +95,10 @@ class BERTConfig(Config):
         self.default("project_embeddings", self.embedding_size != self.hidden_size)
         self.default("head_activation", self.activation)
         self.require_positive(
-            "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads",
-            "intermediate_size", "norm_eps", "num_classes",
+            "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads", "attention_rank",
+            "attention_window", "intermediate_size", "norm_eps", "num_classes",
         )  # fmt: skip
+        self._check_attention()
         self.require_probability("dropout")
         self.require_divisible("hidden_size", "num_heads")
         if self.type_vocab_size < 0:
@@ -102,6 +114,27 @@ class BERTConfig(Config):
             raise ValueError("skip_padding needs a pad_token_id, got None")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"pad_token_id {self.pad_token_id} lies outside vocab_size {self.vocab_size}")
+
+    def _check_attention(self) -> None:
+        """Give what the kind of attention needs its default, and refuse what it does not read."""
+        if self.attention == "linformer":
+            self.default("attention_rank", max(1, self.max_seq_len // 2))
+            if (self.attention_rank or 0) > self.max_seq_len:
+                raise ValueError(f"attention_rank {self.attention_rank} exceeds max_seq_len {self.max_seq_len}")
+        elif self.attention == "performer":
+            self.default("attention_rank", 256)
+        elif self.attention_rank is not None:
+            raise ValueError(f"attention {self.attention!r} has no rank, but attention_rank is {self.attention_rank}")
+        if self.attention == "longformer":
+            self.default("attention_window", 512)
+            window = self.attention_window or 0
+            if window % 2:
+                raise ValueError(f"attention_window must be even, half on either side, got {window}")
+            if not 0 <= self.global_tokens <= window // 2:
+                raise ValueError(f"global_tokens {self.global_tokens} lies outside 0 ... half of window {window}")
+        elif self.attention_window is not None or self.global_tokens:
+            found = f"attention_window is {self.attention_window} and global_tokens is {self.global_tokens}"
+            raise ValueError(f"attention {self.attention!r} has no window, but {found}")
 
     @property
     def position_rows(self) -> int:
@@ -129,11 +162,12 @@ class BERTConfig(Config):
         return (Graph(inputs=inputs, outputs=outputs[self.task], causal=False),)
 
     def cost(self) -> Cost:
-        """Closed form. What runs once a sequence, the pooler and its classifiers, counts no FLOPs."""
+        """Closed form. What runs once a sequence counts no FLOPs: the pooler, its classifiers, the queries of global
+        tokens."""
         hidden, width = self.hidden_size, self.embedding_size or 0
         block = (
             2 * cost.layer_norm(hidden)
-            + cost.attention(hidden, self.num_heads, head_dim=hidden // self.num_heads, context=self.max_seq_len)
+            + self._attention_cost()
             + cost.feed_forward(hidden, self.intermediate_size or 0)
         )
         total = cost.embedding(self.vocab_size + self.position_rows + self.type_vocab_size, width)
@@ -156,3 +190,25 @@ class BERTConfig(Config):
         if self.task == "replaced-token-detection":
             total += cost.linear(hidden, hidden) + cost.linear(hidden, 1)
         return total
+
+    def _attention_cost(self) -> Cost:
+        """Of one block."""
+
+        def attention(context: int) -> Cost:
+            return cost.attention(
+                self.hidden_size, self.num_heads, head_dim=self.hidden_size // self.num_heads, context=context
+            )
+
+        rank, reach = self.attention_rank or 0, (self.attention_window or 0) // 2
+        match self.attention:
+            case "linformer":  # to mix a token into every key and value costs as much as to attend to all of them
+                return attention(2 * rank) + Cost(2 * rank * self.max_seq_len)
+            case "performer":  # and so does finding the features of a query and a key
+                return attention(2 * rank)
+            case "longformer" if self.global_tokens:  # each sees them, and they see each
+                projection = cost.linear(self.hidden_size, self.hidden_size)
+                once = Cost(projection.parameters)  # of the queries of the few
+                return attention(3 * reach + 2 * self.global_tokens) + 2 * projection + once
+            case "longformer":  # a query of a chunk is compared with all of three chunks
+                return attention(3 * reach)
+        return attention(self.max_seq_len)

@@ -2,7 +2,8 @@
 
 RoBERTa (Liu et al. 2019) counts positions without padding. DistilBERT (Sanh et al. 2019) has no segment types. ALBERT
 (Lan et al. 2020) embeds tokens in fewer dimensions and runs one block again and again. ELECTRA (Clark et al. 2020)
-tells which tokens were replaced.
+tells which tokens were replaced. Linformer, Performer and Longformer mix tokens in time that grows linearly with their
+number.
 
 B batch, T tokens, W embedding size, E hidden size, V vocabulary, C classes.
 """
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 
 from zoo.nn import (
     FeedForward,
+    LinformerAttention,
+    LongformerAttention,
     MultiHeadAttention,
+    PerformerAttention,
     build_mask,
     init_truncated_normal,
     normalize,
@@ -26,19 +30,33 @@ from zoo.nn.feed_forward import ACTIVATIONS
 from zoo_plugins.bert.config import BERTConfig
 
 
+def build_attention(c: BERTConfig) -> nn.Module:
+    """What mixes the tokens of a block: a module of (B, T, E), and a mask, to (B, T, E)."""
+    sizes = (c.hidden_size, c.num_heads)
+    match c.attention:
+        case "linformer":
+            return LinformerAttention(*sizes, c.max_seq_len, c.attention_rank or 0, dropout=c.dropout)
+        case "performer":
+            return PerformerAttention(*sizes, c.attention_rank or 0)
+        case "longformer":
+            window = c.attention_window or 0
+            return LongformerAttention(*sizes, window, global_tokens=c.global_tokens, dropout=c.dropout)
+    return MultiHeadAttention(*sizes, dropout=c.dropout)
+
+
 class BERTBlock(nn.Module):
     """Attention, then feed-forward, each added and normalised after."""
 
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(c.hidden_size, c.num_heads, dropout=c.dropout)
+        self.attention = build_attention(c)
         self.norm_1 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
         self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, E) -> (B, T, E)."""
+        """(B, T, E) -> (B, T, E). ``mask`` is :func:`build_mask`'s for full attention, else (B, T)."""
         x = self.norm_1(x + self.dropout(self.attention(x, mask=mask)))
         return self.norm_2(x + self.dropout(self.mlp(x)))
 
@@ -132,7 +150,8 @@ class BERT(nn.Module):
     ) -> Tensor:
         """Hidden states of the last block, (B, T, E)."""
         length = input_ids.shape[1]
-        mask = build_mask(length, length, padding=attention_mask)
+        full = self.config.attention == "full"
+        mask = build_mask(length, length, padding=attention_mask) if full else attention_mask
         x = self.embeddings(input_ids, token_type_ids)
         for layer in range(self.config.num_layers):
             x = self.blocks[layer % len(self.blocks)](x, mask)

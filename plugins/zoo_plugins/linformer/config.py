@@ -1,0 +1,16 @@
+"""Configuration of Linformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo_plugins.bert.config import BERTConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinformerConfig(BERTConfig):
+    """BERT with Linformer's attention."""
+
+    attention: Literal["linformer"] = "linformer"
+    """How tokens see each other."""

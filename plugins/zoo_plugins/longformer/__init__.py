@@ -1,0 +1,21 @@
+"""Longformer: BERT with attention within a window, and global tokens."""
+
+from collections.abc import Sequence
+
+import zoo
+from zoo_plugins.bert import TASKS
+
+ZOO_API = 1
+
+
+@zoo.hookimpl
+def zoo_architectures() -> Sequence[zoo.Architecture]:
+    return [
+        zoo.Architecture(
+            name="longformer",
+            tasks=TASKS,
+            config="zoo_plugins.longformer.config:LongformerConfig",
+            model="zoo_plugins.bert.model:BERT",
+            reference="Beltagy et al. 2020, Longformer: The Long-Document Transformer",
+        )
+    ]

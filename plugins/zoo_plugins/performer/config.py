@@ -1,0 +1,16 @@
+"""Configuration of Performer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo_plugins.bert.config import BERTConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformerConfig(BERTConfig):
+    """BERT with Performer's attention."""
+
+    attention: Literal["performer"] = "performer"
+    """How tokens see each other."""

@@ -1,0 +1,103 @@
+"""Longformer: attention within a window, and a few tokens that see all and are seen by all (Beltagy et al. 2020).
+
+B batch, T tokens, H heads, D head size, E hidden size, R reach (half the window), C chunks of R
+tokens, G global tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.nn.attention import scaled_dot_product_attention
+from zoo.nn.linear_attention import LinearAttention
+
+__all__ = ["LongformerAttention"]
+
+
+class LongformerAttention(LinearAttention):
+    """Token i sees token j where |i - j| <= window / 2, or where either is one of the first G: O(T window).
+
+    The first G tokens look at all by projections of their own (section 3.1 of the paper); how others see them is by the
+    same projections as the rest. Scores are computed chunk by chunk, each of R queries against the 3 R keys around it;
+    any length is padded to whole chunks.
+
+    Args:
+        hidden_size: E.
+        num_heads: H.
+        window: 2 R, even.
+        global_tokens: G, from 0 to R. With none there are no projections for them.
+        dropout: on the attention weights, in training only.
+
+    Raises:
+        ValueError: when E is not divisible by H, the window is not even and positive, or G is not in 0 ... R.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, window: int, *, global_tokens: int = 0, dropout: float = 0.0
+    ) -> None:
+        super().__init__(hidden_size, num_heads, dropout=dropout)
+        if window < 2 or window % 2:
+            raise ValueError(f"window must be even and positive, got {window}")
+        if not 0 <= global_tokens <= window // 2:
+            raise ValueError(f"global_tokens {global_tokens} lies outside 0 ... half of window {window}")
+        self.reach = window // 2
+        self.global_tokens = global_tokens
+        if global_tokens:
+            self.global_query = nn.Linear(hidden_size, hidden_size)
+            self.global_key = nn.Linear(hidden_size, hidden_size)
+            self.global_value = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """(B, T, E) -> (B, T, E). ``mask`` is (B, T), non-zero for a token and zero for padding."""
+        length, reach = x.shape[1], self.reach
+        # Two chunks at least: an exporter that saw a single one would take their number for a constant.
+        missing = torch.sym_max((length + reach - 1) // reach, 2) * reach - length
+        tokens = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask.bool()
+        x, tokens = F.pad(x, (0, 0, 0, missing)), F.pad(tokens, (0, missing))  # (B, C R, E) and (B, C R)
+        mixed = self._look_around(*self._query_key_value(x), tokens)
+        if self.global_tokens:
+            seeing_all = self._see_all(x, tokens)  # (B, H, G, D)
+            mixed = torch.cat((seeing_all, mixed[:, :, self.global_tokens :]), dim=2)
+        return self._merge(mixed[:, :, :length])
+
+    def _look_around(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tensor) -> Tensor:
+        """What each sees in its window and of the global tokens: three of (B, H, C R, D) -> (B, H, C R, D)."""
+        count = self.global_tokens
+        local = tokens & (torch.arange(tokens.shape[1], device=tokens.device) >= count)  # none is seen twice
+        seen = self._around(local[:, None, :, None]).transpose(-2, -1) & self._band(query.device)  # (B, 1, C, R, 3 R)
+        query = self._chunk(query) * query.shape[-1] ** -0.5  # (B, H, C, R, D)
+        scores = query @ self._around(key).transpose(-2, -1)  # (B, H, C, R, 3 R)
+        # Padding alone may see nothing: its weights are then some or other, and finite.
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~seen, lowest)
+        if count:
+            few = query @ key[:, :, None, :count].transpose(-2, -1)  # (B, H, C, R, G)
+            scores = torch.cat((few.masked_fill(~tokens[:, None, None, None, :count], lowest), scores), dim=-1)
+        weights = F.dropout(torch.softmax(scores, dim=-1), self.dropout, self.training)
+        mixed = weights[..., count:] @ self._around(value)
+        if count:
+            mixed = mixed + weights[..., :count] @ value[:, :, None, :count]
+        return mixed.flatten(2, 3)
+
+    def _see_all(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """What the first G tokens see, (B, H, G, D)."""
+        query = self._split(self.global_query(x[:, : self.global_tokens]))
+        key, value = self._split(self.global_key(x)), self._split(self.global_value(x))
+        mask = tokens[:, None, None].expand(-1, -1, self.global_tokens, -1)  # (B, 1, G, C R)
+        dropout = self.dropout if self.training else 0.0
+        return scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout)
+
+    def _chunk(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (-1, self.reach))  # (B, H, C R, D) -> (B, H, C, R, D)
+
+    def _around(self, x: Tensor) -> Tensor:
+        """Each chunk between the one before and the one after: (B, H, C R, D) -> (B, H, C, 3 R, D)."""
+        chunks = self._chunk(F.pad(x, (0, 0, self.reach, self.reach)))  # (B, H, C + 2, R, D)
+        return torch.cat((chunks[:, :, :-2], chunks[:, :, 1:-1], chunks[:, :, 2:]), dim=3)
+
+    def _band(self, device: torch.device) -> Tensor:
+        """Which of the 3 R keys around a chunk lie within reach of its queries, (R, 3 R)."""
+        query = torch.arange(self.reach, 2 * self.reach, device=device).unsqueeze(1)
+        return (torch.arange(3 * self.reach, device=device) - query).abs() <= self.reach
