@@ -623,3 +623,10 @@ def test_commit_that_a_stranger_planted_moves_nothing_from_elsewhere(copy_of, tm
         assert "gpt-tiny" in str(error)
     assert (tmp_path / "private/key").read_text() == "secret"
     assert not (model / "key").exists()
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "linformer-tiny", "longformer-tiny"])
+def test_architectures_that_share_a_model_class_are_told_apart(name: str) -> None:
+    """By the class of the configuration."""
+    save(create_model(name), "mine")
+    assert json.loads(Path("mine/config.json").read_text())["architecture"] == name.removesuffix("-tiny")

@@ -123,12 +123,16 @@ def find_spec(model: nn.Module) -> ModelSpec:
     config, loaded = model.config, plugins.active()
     for plugin in loaded.loaded():
         for architecture in plugin.architectures:
-            if architecture.model == f"{type(model).__module__}:{type(model).__qualname__}":
+            if (architecture.model, architecture.config) == (_reference(type(model)), _reference(type(config))):
                 assert isinstance(config, Config)
                 return ModelSpec(architecture.name, plugin, architecture, config)
     raise UsageError(
         f"no installed plugin provides {type(model).__qualname__}", None, "register it with zoo_architectures"
     )
+
+
+def _reference(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def save(
