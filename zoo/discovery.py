@@ -44,6 +44,8 @@ BUILT_IN = {
     "product-key-memory": "zoo_plugins.product_key_memory",
     "rnn": "zoo_plugins.rnn",
     "seq2seq": "zoo_plugins.seq2seq",
+    "product-key-memory": "zoo_plugins.product_key_memory",
+    "perceiver": "zoo_plugins.perceiver",
     "t5": "zoo_plugins.t5",
     "textcnn": "zoo_plugins.textcnn",
     "transformer": "zoo_plugins.transformer",
