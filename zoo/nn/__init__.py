@@ -3,6 +3,7 @@
 from zoo.nn.additive import AdditiveAttention
 from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
 from zoo.nn.cache import Cache, LayerCache
+from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.feed_forward import FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
@@ -24,6 +25,7 @@ from zoo.nn.product_key_memory import ProductKeyMemory
 from zoo.nn.recurrent import RecurrentState, each_step, run_packed, run_padded
 from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
+from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
 
 __all__ = [
@@ -33,9 +35,11 @@ __all__ = [
     "FeedForward",
     "GatedFeedForward",
     "GraphModule",
+    "LSHAttention",
     "LayerCache",
     "LinearAttention",
     "LinformerAttention",
+    "LocalAttention",
     "LongformerAttention",
     "MultiHeadAttention",
     "PerformerAttention",
@@ -43,6 +47,7 @@ __all__ = [
     "RecurrentState",
     "RelativePositionBias",
     "Residual",
+    "ReversibleBlock",
     "RotaryPositions",
     "SinusoidalPositions",
     "SpanAttention",
@@ -64,6 +69,7 @@ __all__ = [
     "rotate",
     "run_packed",
     "run_padded",
+    "run_reversible",
     "scaled_dot_product_attention",
     "sinusoids",
     "tied_linear",

@@ -72,6 +72,7 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: K; H by default, fewer for grouped-query attention, 1 for multi-query attention.
         head_dim: D, the paper's d_k; E / H by default.
         value_head_dim: the paper's d_v; D by default.
+        memory_size: width of what keys and values are projected from, where it is another sequence; E by default.
         bias: whether the projections of queries, keys and values have one.
         output_bias: whether the last projection has one; as ``bias`` by default.
         scale: what the scores are multiplied by; 1 / sqrt(D) by default.
@@ -98,6 +99,7 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         value_head_dim: int | None = None,
+        memory_size: int | None = None,
         bias: bool = True,
         output_bias: bool | None = None,
         scale: float | None = None,
@@ -113,13 +115,14 @@ class MultiHeadAttention(nn.Module):
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads {num_heads} is not divisible by num_kv_heads {num_kv_heads}")
         value_head_dim = value_head_dim or head_dim
+        memory_size = memory_size or hidden_size
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.scale = scale
         self.dropout = dropout
         self.query = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
-        self.key = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
-        self.value = nn.Linear(hidden_size, num_kv_heads * value_head_dim, bias=bias)
+        self.key = nn.Linear(memory_size, num_kv_heads * head_dim, bias=bias)
+        self.value = nn.Linear(memory_size, num_kv_heads * value_head_dim, bias=bias)
         self.output = nn.Linear(
             num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias
         )
@@ -167,7 +170,7 @@ class MultiHeadAttention(nn.Module):
         return self._merge(dropped @ value), weights
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Project ``memory`` (B, S, E) to keys and values, (B, K, S, D) each."""
+        """Project ``memory`` (B, S, E or ``memory_size``) to keys and values, (B, K, S, D) each."""
         key = self._split(self.key(memory), self.num_kv_heads)
         return self.key_norm(key) if self.has_norms else key, self._split(self.value(memory), self.num_kv_heads)
 

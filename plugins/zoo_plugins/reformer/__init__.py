@@ -1,0 +1,20 @@
+"""Reformer: attention by hashing, and residuals that are computed again."""
+
+from collections.abc import Sequence
+
+import zoo
+
+ZOO_API = 1
+
+
+@zoo.hookimpl
+def zoo_architectures() -> Sequence[zoo.Architecture]:
+    return [
+        zoo.Architecture(
+            name="reformer",
+            tasks=("feature-extraction", "text-generation"),
+            config="zoo_plugins.reformer.config:ReformerConfig",
+            model="zoo_plugins.reformer.model:Reformer",
+            reference="Kitaev et al. 2020, Reformer: The Efficient Transformer",
+        )
+    ]

@@ -1,0 +1,139 @@
+"""Configuration, graphs and cost of the Reformer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo import Activation, Config, Cost, Graph, cost, mask, real, token_ids
+from zoo.config import shortest_period
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReformerConfig(Config):
+    """The Reformer of enwik8 by default."""
+
+    task: Literal["feature-extraction", "text-generation"] = "text-generation"
+    """Hidden states, or the logits of the next token. There is no cache: hashing sorts the whole text."""
+    vocab_size: int = 258
+    """Tokens known."""
+    max_seq_len: int = 65536
+    """Tokens in the longest text."""
+    hidden_size: int = 1024
+    """Width of each of the two residual streams; what comes out is both."""
+    num_layers: int = 12
+    """Layers."""
+    attention_kinds: tuple[Literal["local", "lsh"], ...] = ("local", "local", "lsh", "local")
+    """Whether each layer sees the tokens just before, or those that hash alike. What there is is repeated."""
+    num_heads: int = 8
+    """Heads a layer."""
+    head_dim: int | None = None
+    """Width of one head; ``hidden_size`` / ``num_heads`` by default."""
+    intermediate_size: int | None = None
+    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    local_chunk_length: int = 128
+    """Tokens of a chunk where attention is local. A token sees its own chunk and the one before."""
+    lsh_chunk_length: int = 256
+    """The same where tokens are sorted by their hashes."""
+    num_hashes: int = 4
+    """Hash rounds, each of which is another chance that alike tokens meet."""
+    num_buckets: tuple[int, ...] = (512,)
+    """Values of a hash, even, about twice the chunks of a text; several numbers make one hash of several."""
+    wrap_rounds: bool = False
+    """Whether the first chunk of a hash round sees the last of the round before, as in published implementations: then
+    what is seen depends on padding."""
+    positions: Literal["learned", "axial"] = "axial"
+    """A vector for each position, or one for its row and one for its column, side by side."""
+    axial_shape: tuple[int, ...] = (128, 512)
+    """Rows, and columns of each row."""
+    axial_sizes: tuple[int, ...] = (256, 768)
+    """Widths of the vectors of rows and columns, which make up ``hidden_size``."""
+    activation: Activation = "relu"
+    """Of the feed-forward network."""
+    norm_eps: float = 1e-12
+    """Added to the variance in LayerNorm."""
+    dropout: float = 0.2
+    """On embeddings, attention weights and residuals, in training."""
+    eos_token_id: int | tuple[int, ...] | None = None
+    """Tokens that end a text."""
+    pad_token_id: int | None = None
+    """Token that fills up shorter texts, which is masked."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("hidden_size", "num_heads", "num_layers", "head_dim")
+        if self.head_dim is None:
+            self.require_divisible("hidden_size", "num_heads")
+            self.default("head_dim", self.hidden_size // self.num_heads)
+        self.default("intermediate_size", 4 * self.hidden_size)
+        self.require_positive(
+            "vocab_size", "max_seq_len", "intermediate_size", "local_chunk_length", "lsh_chunk_length", "num_hashes",
+            "norm_eps",
+        )  # fmt: skip
+        self.require_probability("dropout")
+        if not self.attention_kinds:
+            raise ValueError("attention_kinds must be one or more of 'local' and 'lsh', got none")
+        kinds = [self.attention_kinds[layer % len(self.attention_kinds)] for layer in range(self.num_layers)]
+        object.__setattr__(self, "attention_kinds", shortest_period(kinds))
+        if not self.num_buckets or any(number < 2 or number % 2 for number in self.num_buckets):
+            raise ValueError(f"num_buckets must be even numbers from 2 on, got {self.num_buckets}")
+        if self.positions == "axial":
+            if (
+                len(self.axial_shape) != 2
+                or len(self.axial_sizes) != 2
+                or min(*self.axial_shape, *self.axial_sizes) < 1
+            ):
+                raise ValueError(
+                    f"axial_shape {self.axial_shape} and axial_sizes {self.axial_sizes} must be two positive numbers"
+                )
+            if math.prod(self.axial_shape) < self.max_seq_len:
+                raise ValueError(f"axial_shape {self.axial_shape} has no room for max_seq_len {self.max_seq_len}")
+            if sum(self.axial_sizes) != self.hidden_size:
+                raise ValueError(f"axial_sizes {self.axial_sizes} do not add up to hidden_size {self.hidden_size}")
+
+    def kind(self, layer: int) -> Literal["local", "lsh"]:
+        """What a layer's tokens see."""
+        return self.attention_kinds[layer % len(self.attention_kinds)]
+
+    @property
+    def multiple(self) -> int:
+        """What texts are padded to a multiple of, inside the model: whole chunks of every kind there is."""
+        lengths = {"local": self.local_chunk_length, "lsh": self.lsh_chunk_length}
+        return math.lcm(*(lengths[kind] for kind in self.attention_kinds))
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """One graph. Where tokens are sorted, later ones choose which earlier ones are seen: causality is left open."""
+        output = real("logits", "batch", "sequence", self.vocab_size)
+        if self.task == "feature-extraction":
+            output = real("last_hidden_state", "batch", "sequence", 2 * self.hidden_size)
+        inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"))
+        return (Graph(inputs=inputs, outputs=(output,), causal=None if "lsh" in self.attention_kinds else True),)
+
+    def cost(self) -> Cost:
+        """Closed form. The FLOPs are those of the longest text, padded to whole chunks, divided by its tokens."""
+        hidden, width = self.hidden_size, self.num_heads * (self.head_dim or 0)
+        project = cost.linear(hidden, width, bias=False)
+        pair = 2 * 2 * width  # the product of a query with a key, and of a weight with a value
+        local = 3 * project + Cost(0, pair * 2 * self.local_chunk_length)
+        rotations = 2 * width * (self.num_hashes * sum(self.num_buckets) // 2)
+        lsh = 2 * project + Cost(0, rotations + self.num_hashes * pair * 2 * self.lsh_chunk_length)
+        rest = (
+            cost.linear(width, hidden, bias=False)
+            + cost.feed_forward(hidden, self.intermediate_size or 0)
+            + 2 * cost.layer_norm(hidden)
+        )
+        layers = Cost()
+        for layer in range(self.num_layers):
+            layers += (local if self.kind(layer) == "local" else lsh) + rest
+        embedded = cost.embedding(self.vocab_size, hidden)
+        if self.positions == "axial":
+            for rows, size in zip(self.axial_shape, self.axial_sizes, strict=True):
+                embedded += cost.embedding(rows, size)
+        else:
+            embedded += cost.embedding(self.max_seq_len, hidden)
+        total = embedded + cost.layer_norm(2 * hidden)
+        padded = -(-self.max_seq_len // self.multiple) * self.multiple
+        total += Cost(layers.parameters, padded * layers.flops // self.max_seq_len)
+        if self.task == "text-generation":
+            total += cost.linear(2 * hidden, self.vocab_size, bias=False)
+        return total

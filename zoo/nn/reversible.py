@@ -1,0 +1,133 @@
+"""Reversible residuals (Gomez et al. 2017): training without keeping what each layer read.
+
+Two streams: y1 = x1 + f(x2), then y2 = x2 + g(y1). What went in follows from what came out: x2 = y2 - g(y1), and
+x1 = y1 - f(x2). So the backward pass computes each layer's input again, and memory does not grow with depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+__all__ = ["ReversibleBlock", "run_reversible"]
+
+
+class ReversibleBlock(nn.Module):
+    """A layer of two halves. Neither may change a buffer; dropout is repeated as it was."""
+
+    def decide(self, x: Tensor, tokens: Tensor) -> Tensor | None:
+        """Integers that :meth:`attend` computes from ``x`` by a comparison, which a rounding error might turn: they are
+        kept, and given back to it when it is run again."""
+        raise NotImplementedError
+
+    def attend(self, x: Tensor, tokens: Tensor, decisions: Tensor | None = None) -> Tensor:
+        """f: (B, T, E) -> (B, T, E)."""
+        raise NotImplementedError
+
+    def feed(self, x: Tensor) -> Tensor:
+        """g: (B, T, E) -> (B, T, E)."""
+        raise NotImplementedError
+
+
+def run_reversible(
+    blocks: Sequence[ReversibleBlock], first: Tensor, second: Tensor, tokens: Tensor, *, forget: bool
+) -> tuple[Tensor, Tensor]:
+    """All blocks on both streams.
+
+    Args:
+        blocks: the layers.
+        first: x1, (B, T, E).
+        second: x2, (B, T, E).
+        tokens: handed to every block.
+        forget: whether the backward pass computes activations again. It can then be run once, and not differentiated.
+            What is kept is the output, and what blocks decided, as int32.
+
+    Returns:
+        y1 and y2 of the last block.
+    """
+    if forget and torch.is_grad_enabled():
+        parameters = tuple(dict.fromkeys(parameter for block in blocks for parameter in block.parameters()))
+        outputs: tuple[Tensor, Tensor] = _Reversible.apply(tuple(blocks), first, second, tokens, *parameters)  # type: ignore[no-untyped-call]
+        return outputs
+    for block in blocks:
+        first = first + block.attend(second, tokens)
+        second = second + block.feed(first)
+    return first, second
+
+
+class _Reversible(torch.autograd.Function):
+    """The blocks as one operation that keeps its output alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        blocks: tuple[ReversibleBlock, ...],
+        first: Tensor,
+        second: Tensor,
+        tokens: Tensor,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        device = first.device
+        ctx.blocks, ctx.parameters = blocks, parameters
+        ctx.autocast = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+        ctx.seeds = torch.randint(2**62, (len(blocks), 2)).tolist()
+        decisions = []
+        for block, (attend_seed, feed_seed) in zip(blocks, ctx.seeds, strict=True):
+            decided = block.decide(second, tokens)
+            decisions.append(None if decided is None else decided.int())
+            with _seeded(attend_seed, device):
+                first = first + block.attend(second, tokens, decided)
+            with _seeded(feed_seed, device):
+                second = second + block.feed(first)
+        ctx.save_for_backward(first, second, tokens, *decisions)
+        return first, second
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_first: Tensor, d_second: Tensor) -> tuple[Any, ...]:
+        first, second, tokens, *decisions = ctx.saved_tensors
+        learnt = {parameter: None for parameter in ctx.parameters if parameter.requires_grad}
+        gradients: dict[Tensor, Tensor | None] = dict(learnt)
+
+        def add(parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
+            for parameter, gradient in zip(parameters, found, strict=True):
+                if gradient is not None:
+                    known = gradients[parameter]
+                    gradients[parameter] = gradient if known is None else known + gradient
+
+        device = first.device
+        enabled, dtype = ctx.autocast
+        for block, decided, (attend_seed, feed_seed) in zip(
+            reversed(ctx.blocks), reversed(decisions), reversed(ctx.seeds), strict=True
+        ):
+            own = [parameter for parameter in block.parameters() if parameter in learnt]
+            with torch.enable_grad(), torch.autocast(device.type, dtype, enabled), _seeded(feed_seed, device):
+                read = first.detach().requires_grad_()
+                made = block.feed(read)
+            d_read, *found = torch.autograd.grad(made, (read, *own), d_second, allow_unused=True)
+            add(own, found)
+            d_first, second = d_first + d_read, second - made.detach()
+            with torch.enable_grad(), torch.autocast(device.type, dtype, enabled), _seeded(attend_seed, device):
+                read = second.detach().requires_grad_()
+                made = block.attend(read, tokens, decided)
+            d_read, *found = torch.autograd.grad(made, (read, *own), d_first, allow_unused=True)
+            add(own, found)
+            d_second, first = d_second + d_read, first - made.detach()
+        return None, d_first, d_second, None, *(gradients.get(parameter) for parameter in ctx.parameters)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of this seed, on the CPU and on ``device``; those after it are as if there had been none."""
+    accelerated = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if accelerated else []):
+        torch.default_generator.manual_seed(seed)
+        if accelerated:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
