@@ -26,5 +26,5 @@ autodoc_preserve_defaults = True
 
 # Names of other libraries, and of types that only a type checker reads.
 _LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|pathlib|torch|types|typing"
-_TYPES = r"nn\.Module|Arrays|Path|Provider|dict\[str|zoo_export\.runtime\.runner\.Item"
+_TYPES = r"nn\.Module|Arrays|Path|Provider|dict\[str|zoo_export\.runtime\.runner\.Item|zoo\.nn\.recurrent\.S"
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]

@@ -17,7 +17,7 @@ LONGEST = 32
 
 
 @pytest.mark.parametrize("name", ["linformer-tiny", "performer-tiny", "longformer-tiny"])
-@pytest.mark.parametrize("profile", ["portable", "cpu"])
+@pytest.mark.parametrize("profile", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_every_length_and_batch(name: str, profile: str, exported_build: Callable[..., Path]) -> None:
     """All lengths up to the longest, which the gate does not try, with rows of every number of tokens."""
     folder = exported_build(name, noise=True, gain=4.0)

@@ -17,7 +17,7 @@ __all__ = ["LongformerAttention"]
 
 
 class LongformerAttention(LinearAttention):
-    """Token i sees token j where |i - j| <= window / 2, or where either is one of the first G: O(T window).
+    """Token i sees token j where ``|i - j| <= window / 2``, or where either is one of the first G: O(T window).
 
     The first G tokens look at all by projections of their own (section 3.1 of the paper); how others see them is by the
     same projections as the rest. Scores are computed chunk by chunk, each of R queries against the 3 R keys around it;

@@ -28,11 +28,11 @@ def orthogonal_features(count: int, size: int) -> Tensor:
 class PerformerAttention(LinearAttention):
     r"""phi(Q) (phi(K)^T V), each row divided by phi(Q) (phi(K)^T 1): O(T M) time and memory.
 
-    The features phi(x) = exp(w x - |x|^2 / 2) / sqrt(M) of x / D^(1/4) are positive, and phi(q) . phi(k) is
+    The features ``phi(x) = exp(w x - |x|^2 / 2) / sqrt(M)`` of x / D^(1/4) are positive, and phi(q) . phi(k) is
     exp(q . k / sqrt(D)) on average over w (lemma 1 of the paper), which softmax attention is made of.
 
     It is computed as two softmaxes, which is the same in exact arithmetic and cannot overflow or divide by 0. With
-    a_tm = w_m k_t - |k_t|^2 / 2,
+    ``a_tm = w_m k_t - |k_t|^2 / 2``,
 
         output = softmax_m(w_m q + log sum_t exp a_tm) (softmax_t(a_tm)^T V);
 
