@@ -5,6 +5,8 @@ B batch, T tokens of this call, S tokens including those before, E hidden size, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,9 @@ from zoo.nn import (
     tied_linear,
 )
 from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig
+
+if TYPE_CHECKING:
+    from zoo_plugins.all_attention.config import AllAttentionConfig
 
 
 class AdaptiveSpanBlock(nn.Module):
@@ -51,12 +56,15 @@ class AdaptiveSpanBlock(nn.Module):
 class AdaptiveSpanDecoder(nn.Module):
     """Token embeddings, blocks that share embeddings of distances, and the language-model head."""
 
-    def __init__(self, c: AdaptiveSpanConfig) -> None:
+    block: type[nn.Module] = AdaptiveSpanBlock
+    """Made from the configuration, and called as :class:`AdaptiveSpanBlock` is."""
+
+    def __init__(self, c: AdaptiveSpanConfig | AllAttentionConfig) -> None:
         super().__init__()
         self.config = c
         self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
         self.distance_embedding = nn.Embedding(c.span, c.head_dim)
-        self.blocks = nn.ModuleList(AdaptiveSpanBlock(c) for _ in range(c.num_layers))
+        self.blocks = nn.ModuleList(self.block(c) for _ in range(c.num_layers))
         self.head = (
             tied_linear(self.token_embedding)
             if c.tie_embeddings

@@ -7,20 +7,10 @@ B batch, T tokens of this call, S tokens including those before, E hidden size, 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from zoo.nn import (
-    AdaptiveSpan,
-    Cache,
-    LayerCache,
-    Residual,
-    SpanAttention,
-    build_mask,
-    distances_of,
-    init_xavier,
-    tied_linear,
-)
+from zoo.nn import LayerCache, Residual, SpanAttention
+from zoo_plugins.adaptive_span.model import AdaptiveSpanDecoder
 from zoo_plugins.all_attention.config import AllAttentionConfig
 
 
@@ -47,60 +37,7 @@ class AllAttentionBlock(nn.Module):
         return self.residual(x, lambda x: self.attention(x, positions, distances, mask=mask, cache=cache))
 
 
-class AllAttention(nn.Module):
-    """Token embeddings, blocks that share embeddings of distances, and the language-model head."""
+class AllAttention(AdaptiveSpanDecoder):
+    """The decoder of adaptive spans, with blocks that are attention alone."""
 
-    def __init__(self, c: AllAttentionConfig) -> None:
-        super().__init__()
-        self.config = c
-        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.distance_embedding = nn.Embedding(c.span, c.head_dim)
-        self.blocks = nn.ModuleList(AllAttentionBlock(c) for _ in range(c.num_layers))
-        self.head = (
-            tied_linear(self.token_embedding)
-            if c.tie_embeddings
-            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        )
-        init_xavier(self)
-
-    def spans(self) -> Tensor:
-        """The learned z of every head within its limits, in tokens: (layers, heads)."""
-        return torch.stack([span.clamped() for span in self._spans()])
-
-    def span_penalty(self) -> Tensor:
-        """lambda times the mean of z, which training adds to the loss (equation 4)."""
-        return self.config.span_penalty * self.spans().mean()
-
-    def clamp_spans(self) -> None:
-        """Bring every z back to [0, span], which training does after each step."""
-        for span in self._spans():
-            span.clamp()
-
-    def _spans(self) -> list[AdaptiveSpan]:
-        return [module for module in self.modules() if isinstance(module, AdaptiveSpan)]
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """Logits of the next token.
-
-        Args:
-            input_ids: (B, T).
-            attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
-            past_key_values: what earlier calls saw; extended in place.
-
-        Returns:
-            (B, T, V).
-        """
-        length = input_ids.shape[1]
-        total = length + (past_key_values.length if past_key_values is not None else 0)
-        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
-        distances = distances_of(length, total, padding=attention_mask, device=input_ids.device)  # (B or 1, T, S)
-        x = self.token_embedding(input_ids)  # (B, T, E)
-        for layer, block in enumerate(self.blocks):
-            cache = past_key_values[layer] if past_key_values is not None else None
-            x = block(x, self.distance_embedding.weight, distances, mask, cache)
-        return self.head(x)
+    block = AllAttentionBlock
