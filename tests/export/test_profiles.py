@@ -38,7 +38,7 @@ DECODERS = [
     ),
     pytest.param("gpt-tiny", ("attention_windows=[5]", "attention_scale=1.0"), marks=pytest.mark.slow),
     ("transformer-tiny", ()),
-    ("t5-tiny", ()),
+    pytest.param("t5-tiny", (), marks=pytest.mark.slow),
 ]
 
 
