@@ -90,6 +90,16 @@ class Plugin:
         """Tells it from every other plugin: two may have one name."""
         return f"{self.distribution}:{self.name}:{self.module}"
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """What another process makes the same plugin from, still to be read."""
+        return {
+            "name": self.name,
+            "module": self.module,
+            "distribution": self.distribution,
+            "version": self.version,
+        }
+
     def __str__(self) -> str:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
 

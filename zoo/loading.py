@@ -6,6 +6,7 @@ torch when it is imported therefore disturbs no command, and two hundred cost li
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -56,8 +57,12 @@ def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:
     kept it may have passed.
     """
     surroundings, manager = _surroundings(), _manager()
+    stamps = functools.cache(_package_stamps)  # most of the built-in ones share a package
     for plugin in plugins:
-        plugin.fingerprint = _fingerprint(plugin, surroundings)
+        files = stamps(plugin.module.partition(":")[0].partition(".")[0])
+        if files is not None:
+            facts = f"{plugin} {plugin.module} {files} {surroundings}"
+            plugin.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
         if plugin.built_in:
             load(plugin, manager)
     others = [plugin for plugin in plugins if not plugin.built_in]
@@ -138,10 +143,7 @@ def _read_elsewhere(plugins: Iterable[Plugin]) -> None:
     limit = seconds()
     waiting = {plugin.key: plugin for plugin in plugins}
     while waiting:
-        jobs = {
-            key: {name: getattr(plugin, name) for name in ("name", "module", "distribution", "version")}
-            for key, plugin in waiting.items()
-        }
+        jobs = {key: plugin.identity for key, plugin in waiting.items()}
         for outcome in isolation.run("zoo.loading:report", jobs, seconds=limit, environment={"ZOO_PLUGINS": ""}):
             plugin = waiting.pop(outcome.job)
             if outcome.failure is not None:
@@ -241,17 +243,16 @@ def _surroundings() -> str:
     return f"{sys.version} {sorted(installed)} {_files(Path(__file__).parent)}"
 
 
-def _fingerprint(plugin: Plugin, surroundings: str) -> str | None:
-    """A digest that changes whenever a file of the plugin's package does; None where its files cannot be found."""
+def _package_stamps(package: str) -> str | None:
+    """What changes whenever a file of a top-level package or module does; None where its files cannot be found."""
     try:
-        spec = importlib.util.find_spec(plugin.module.partition(":")[0].partition(".")[0])
+        spec = importlib.util.find_spec(package)
         if spec is None:
             return None
         places = list(spec.submodule_search_locations or ()) or [str(spec.origin)]
-        files = [_files(Path(place)) for place in places]
+        return str([_files(Path(place)) for place in places])
     except (ImportError, ValueError, OSError):
         return None
-    return hashlib.sha256(f"{plugin} {plugin.module} {files} {surroundings}".encode()).hexdigest()
 
 
 def _files(place: Path) -> list[list[object]]:

@@ -308,9 +308,8 @@ def _summary(name: str, gathered: _Gathered, size: tuple[str, int | None]) -> Su
 
 def _plain(gathered: _Gathered) -> dict[str, Any]:
     """As JSON, for another process."""
-    plugin = {name: getattr(gathered.plugin, name) for name in ("name", "module", "distribution", "version")}
     data = {
-        "plugin": plugin,
+        "plugin": gathered.plugin.identity,
         "architecture": asdict(gathered.architecture),
         "entries": [asdict(entry) for entry in gathered.entries],
     }

@@ -126,7 +126,7 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float, environment:
     """Look what there is to check, and check it."""
     from zoo.testing import CHECKS, Result
 
-    about = {"plugin": plugin.name, "distribution": plugin.distribution, "module": plugin.module}
+    about = {"plugin": plugin.name, "key": plugin.key}
     request = {**about, "models": list(dict.fromkeys(models))}
     (loaded,) = isolation.run(f"{_JOBS}:describe_job", {_LOAD: request}, seconds=seconds, environment=environment)
     reason = loaded.failure if loaded.failure is not None else loaded.value["reason"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from zoo import lock, plugins
+from zoo import plugins
 from zoo.cli.output import columns, emit_json, json_option
 from zoo.cli.plugins_check import check_plugin
 from zoo.loading import CONTRIBUTIONS
@@ -85,6 +85,8 @@ def freeze(output: Path, force: bool, as_json: bool) -> None:
 
     No plugin is imported. Each distribution is compared with its own RECORD first; -P no:NAME leaves one out.
     """
+    from zoo import lock
+
     frozen = lock.freeze(plugins.allowed())
     lock.write(output, frozen, force=force)
     if as_json:

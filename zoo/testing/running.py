@@ -179,12 +179,7 @@ def _select(name: str) -> plugins.Plugins:
 
 def _plugin(argument: Mapping[str, Any]) -> Plugin:
     loaded = _select(argument["plugin"])
-    return next(
-        item
-        for item in loaded.all
-        if (item.name, item.distribution, item.module)
-        == (argument["plugin"], argument["distribution"], argument["module"])
-    )
+    return next(item for item in loaded.all if item.key == argument["key"])
 
 
 _subject = functools.cache(find_subject)

@@ -55,7 +55,7 @@ def observe(_: str, request: Mapping[str, Any]) -> str | None:
     """Do all of it, and tell what was changed first, and by what."""
     import numpy as np
     import torch
-    from zoo_export.grid import Point, make_feeds
+    from zoo_export.grid import DEFAULT_MAX, Point, make_feeds
 
     from zoo.contract import Graph
     from zoo.testing.compute import Gradients, run
@@ -71,7 +71,7 @@ def observe(_: str, request: Mapping[str, Any]) -> str | None:
         with torch.random.fork_rng(devices=[]):
             model = model_class(config).eval()
         yield "building the model"
-        longest = int(getattr(config, "max_seq_len", 64))
+        longest = int(getattr(config, "max_seq_len", DEFAULT_MAX))
         feeds = make_feeds(graphs, Point(2, min(5, longest), 0, "none"), 0, longest)
         with torch.no_grad():
             run(Gradients(model), graphs, feeds)
