@@ -24,8 +24,10 @@ THIRD_PARTY = Path(__file__).with_name("third_party")
 """Distributions of strangers."""
 collect_ignore = [THIRD_PARTY.name]  # their own tests want them installed: see tests/packaging
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # torch and ONNX Runtime take a thread for each core they may use: each worker gets
-    cores = sorted(os.sched_getaffinity(0))  # its own, or their threads, which spin, would stand in each other's way
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    # torch and ONNX Runtime take a thread for each core they may use. Each worker gets a core of its own: their threads,
+    # which spin, would stand in each other's way.
+    cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
 
 # The functions through which every change to the disk goes.

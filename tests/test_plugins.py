@@ -338,7 +338,12 @@ def test_interruption_is_not_swallowed(install, tmp_path: Path) -> None:
     """Control-C while a plugin is read stops zoo, and the process in which it is read."""
     marker = tmp_path / "started"
     folder = install("zoo-aaa", f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
-    command = [sys.executable, "-c", "import sys; from zoo.cli import main; sys.exit(main(['list']))"]
+    code = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background passes on that it is ignored
+from zoo.cli import main
+sys.exit(main(["list"]))"""
+    command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not marker.exists() or not marker.read_text():
