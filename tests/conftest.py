@@ -25,8 +25,8 @@ THIRD_PARTY = Path(__file__).with_name("third_party")
 collect_ignore = [THIRD_PARTY.name]  # their own tests want them installed: see tests/packaging
 
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
-    # torch and ONNX Runtime take a thread for each core they may use. Each worker gets a core of its own: their threads,
-    # which spin, would stand in each other's way.
+    # torch and ONNX Runtime take a thread for each core they may use. Each worker gets a core of its own; else their
+    # threads, which spin, stand in each other's way.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from zoo import plugins, storage
+from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, PluginError, UsageError
 from zoo.registry import ModelSpec, config_class
 from zoo.weights import DTYPES, INDEX, SINGLE, StoredTensor, load_json, plain_name, read_layout
 
 __all__ = [
+    "ATTENTIONS",
     "CARD",
     "COMPANIONS",
     "CONFIG",
@@ -32,6 +34,7 @@ __all__ = [
     "Export",
     "ModelDirectory",
     "Record",
+    "declared_graphs",
     "describe",
     "digest_file",
     "entry_of",
@@ -56,6 +59,8 @@ COMPANIONS = (
 """Files of the hub's layout that travel with a model as they are."""
 LOOP = "generate"
 """The variant whose one graph does all of generation, and the name of that graph."""
+ATTENTIONS = "attentions"
+"""The variant whose graphs also return their attention weights."""
 PROFILES = ("cpu", "cuda")
 """The variants rewritten for one provider."""
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -222,6 +227,11 @@ class Export(Record):
     """One variant of a model's ONNX graphs."""
 
     @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The declared graphs, with the outputs that those of this variant have."""
+        return declared_graphs(self.stored.spec, self.variant)
+
+    @property
     def graph_files(self) -> dict[str, str]:
         """For each declared graph, in the order in which they run, its ONNX file."""
         if self.variant == LOOP:
@@ -235,7 +245,7 @@ class Export(Record):
 
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph, and the evidence for it, is here."""
-        options = {"": "", LOOP: "--loop"}
+        options = {"": "", LOOP: "--loop", ATTENTIONS: "--attentions"}
         options |= {name: f"--profile {name}" for name in PROFILES} | {name: f"--dtype {name}" for name in HALVES}
         option = options.get(self.variant, f"--quantize {self.variant}")
         command = f"zoo export {self.stored.path} --onnx {option}".rstrip()
@@ -256,6 +266,19 @@ class Export(Record):
             reason = self.evidence.get("reason", "the weights have changed since")
             remedy = f"zoo verify {self.stored.path}, or run it with --unverified"
             raise ParityError(f"the export is not verified ({reason})", self.stored.path, remedy)
+
+
+def declared_graphs(spec: ModelSpec, variant: str = "") -> tuple[Graph, ...]:
+    """The graphs of a model as a variant has them.
+
+    Raises :class:`UsageError` for attention weights of a model that has none.
+    """
+    if variant != ATTENTIONS:
+        return spec.graphs
+    if not any(graph.attentions for graph in spec.graphs):
+        what = f"{spec.plugin}: {spec.architecture.name} declares no attention weights"
+        raise UsageError(what, spec.name, "see attentions of zoo.Graph")
+    return tuple(graph.with_attentions() for graph in spec.graphs)
 
 
 def export_file(stem: str, variant: str, suffix: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "KeyValues",
     "Task",
     "TensorSpec",
+    "attentions",
     "causal_graph",
     "dim_size",
     "mask",
@@ -29,14 +30,15 @@ __all__ = [
 
 Dim = str | int
 """A fixed size, or the name of a dimension that is free at run time; a sum such as
-``past_sequence + sequence`` is a dimension whose size is the sum of the named ones."""
+``past_sequence + sequence`` is a dimension whose size is the sum of the named ones, and of numbers."""
 
 
 def dim_size(dim: Dim, sizes: Mapping[str, int]) -> int:
     """The size of ``dim`` when each named dimension has its size in ``sizes``."""
     if isinstance(dim, int):
         return dim
-    return sum(sizes[name.strip()] for name in dim.split("+"))
+    parts = (part.strip() for part in dim.split("+"))
+    return sum(int(part) if part.isdecimal() else sizes[part] for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +78,17 @@ def mask(name: str, *, length: str = "sequence", padding: Literal["both", "left"
 def real(name: str, *dims: Dim) -> TensorSpec:
     """A tensor of the model's dtype and the given dimensions."""
     return TensorSpec(name=name, dims=dims)
+
+
+def attentions(
+    num_layers: int, num_heads: int, *, queries: Dim = "sequence", keys: Dim = "sequence", name: str = "attentions"
+) -> tuple[TensorSpec, ...]:
+    """Attention weights of every layer: ``NAME.N``, (batch, heads, queries, keys).
+
+    >>> attentions(12, 8)[3].name, attentions(12, 8)[3].dims
+    ('attentions.3', ('batch', 8, 'sequence', 'sequence'))
+    """
+    return tuple(real(f"{name}.{layer}", "batch", num_heads, queries, keys) for layer in range(num_layers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +147,9 @@ class Graph:
     causal: bool | None = None
     """Whether an output along a length depends on nothing that comes later along it (True), or on that too (False).
     None leaves it open; a graph with a past is causal in any case."""
+    attentions: tuple[TensorSpec, ...] = ()
+    """The attention weights that the method computes, in the order in which it does: :func:`attentions` of a layer's
+    own tokens, and ``cross_attentions`` to others. They are no outputs unless asked for: :meth:`with_attentions`."""
 
     def input_tensors(self) -> tuple[TensorSpec, ...]:
         """Every input tensor in the order of the exported signature, the past last."""
@@ -155,6 +171,14 @@ class Graph:
             for tensor in self.past.tensors()
         )
 
+    def with_attentions(self) -> Graph:
+        """The same graph, whose outputs are followed by its attention weights."""
+        return replace(self, outputs=(*self.outputs, *self.attentions))
+
+    def recorded(self) -> tuple[TensorSpec, ...]:
+        """The attention weights that are outputs: all of them or none."""
+        return self.attentions if set(self.attentions) <= set(self.outputs) else ()
+
     def dim_names(self) -> tuple[str, ...]:
         """The free dimensions of the inputs, each once, sums taken apart."""
         names = [
@@ -167,8 +191,18 @@ class Graph:
         return tuple(dict.fromkeys(names))
 
 
-def causal_graph(*, vocab_size: int, num_layers: int, num_kv_heads: int, head_dim: int) -> Graph:
+def causal_graph(
+    *,
+    vocab_size: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_heads: int | None = None,
+    num_memories: int = 0,
+) -> Graph:
     """The one graph of a causal decoder: logits of the next token for ``input_ids``, with a mask and a past.
+
+    With ``num_heads``, each layer has attention weights of so many heads, over ``num_memories`` keys of no token first.
 
     >>> graph = causal_graph(vocab_size=260, num_layers=1, num_kv_heads=4, head_dim=16)
     >>> for tensor in graph.input_tensors():
@@ -178,10 +212,12 @@ def causal_graph(*, vocab_size: int, num_layers: int, num_kv_heads: int, head_di
     past_key_values.0.key ('batch', 4, 'past_sequence', 16)
     past_key_values.0.value ('batch', 4, 'past_sequence', 16)
     """
+    keys = " + ".join(filter(None, (str(num_memories or ""), "past_sequence", "sequence")))
     return Graph(
         inputs=(token_ids("input_ids", vocab_size), mask("attention_mask", length="past_sequence + sequence")),
         outputs=(real("logits", "batch", "sequence", vocab_size),),
         past=KeyValues(name="past_key_values", num_layers=num_layers, num_heads=num_kv_heads, head_dim=head_dim),
+        attentions=attentions(num_layers, num_heads, keys=keys) if num_heads else (),
     )
 
 

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from zoo import cache
 from zoo.artifact import (
+    ATTENTIONS,
     CARD,
     LOOP,
     PROFILES,
     TOKENIZER,
     Export,
     ModelDirectory,
+    declared_graphs,
     describe,
     digest_file,
     export_file,
@@ -68,15 +70,21 @@ class Options:
     """Version of the standard operators; by default the lowest that the profile can be written in."""
     functions: bool = True
     """Whether modules that repeat are functions, in the portable profile."""
+    attentions: bool = False
+    """Whether the graphs also return their attention weights."""
     profile: str = PORTABLE
     """How the graph is run: ``portable``, or ``cpu`` or ``cuda`` for one that is written for a provider."""
 
     @property
     def variant(self) -> str:
         """The name of such an export beside others."""
+        if self.attentions:
+            return ATTENTIONS
         return "" if self.profile == PORTABLE else self.profile
 
     def __post_init__(self) -> None:
+        if self.attentions and self.profile != PORTABLE:
+            raise UsageError("attention weights are returned by portable graphs", f"--profile {self.profile}")
         if self.profile not in (PORTABLE, *PROFILES):
             raise UsageError(f"no profile {self.profile!r}", "--profile", nearest(self.profile, (PORTABLE, *PROFILES)))
         known = OPSETS if self.profile == PORTABLE else OPSETS[1:]
@@ -146,7 +154,7 @@ def export_onnx(job: Job) -> dict[str, Any]:
     from zoo_export.parity import compare  # tracing alone needs no runtime
 
     where, whole = request.provider, request.whole_grid
-    report = compare(stored, graphs, provider=where, whole_grid=whole, progress=job.progress)
+    report = compare(stored, graphs, declared=export.graphs, provider=where, whole_grid=whole, progress=job.progress)
     if not report.passed:
         raise ParityError(report.verdict(), stored.path, "nothing was written")
     stage_export(export, job.folder, graphs, report.evidence)
@@ -270,7 +278,8 @@ def _open(directory: Path, options: Options, *, force: bool) -> Export:
 
 def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
     """Every declared graph by its name, from the cache or traced, pointing nowhere yet."""
-    return {graph.name: _unlinked(spec, graph, dtype, options, cached) for graph in spec.graphs}
+    graphs = declared_graphs(spec, options.variant)
+    return {graph.name: _unlinked(spec, graph, dtype, options, cached) for graph in graphs}
 
 
 def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cached: bool) -> bytes:

@@ -6,6 +6,7 @@ the last place. A fixed tolerance would be blind for a small model and strict fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from zoo import models
-from zoo.artifact import HALVES, LOOP, PRECISIONS, PROFILES, ModelDirectory
+from zoo.artifact import ATTENTIONS, HALVES, LOOP, PRECISIONS, PROFILES, ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo.exporting import Progress
@@ -57,6 +58,8 @@ _NUDGES = 16
 """How often the model is compared with itself where a graph is further from float64 than torch is."""
 _COPIES = 11
 """Peak memory of a comparison in sizes of the weights, without what any comparison takes."""
+_NUMBERS = 2**28
+"""Attention weights that are compared at once: their number grows with the square of a length."""
 _HALVES = tuple(HALVES.values())
 _LABELS = {
     "off": "optimisations off",
@@ -89,6 +92,7 @@ def compare(
     stored: ModelDirectory,
     graphs: Mapping[str, bytes],
     *,
+    declared: Sequence[Graph] | None = None,
     provider: Provider = "cpu",
     whole_grid: bool = False,
     progress: Progress | None = None,
@@ -100,13 +104,13 @@ def compare(
     """
     check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored)
-    comparison = Comparison(stored, graphs, provider)
+    comparison = Comparison(stored, graphs, provider, declared)
     report = comparison.run(whole_grid, progress)
     wider = {name: widen(graph) for name, graph in graphs.items()} if stored.dtype in _HALVES else {}
     if wider:
         report.evidence["in_float32"] = "not compared: the graph has constants that may be rounded"
     if wider and all(wider.values()):
-        wide = _WideComparison(stored, {name: graph for name, graph in wider.items() if graph}, provider)
+        wide = _WideComparison(stored, {name: graph for name, graph in wider.items() if graph}, provider, declared)
         wide.perturb(comparison.points)
         report.failures += wide.failures()
         report.evidence |= {
@@ -151,11 +155,19 @@ class Comparison:
     levels: Mapping[str, bool] = LEVELS
     labels: Mapping[str, str] = _LABELS
 
-    def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
+    def __init__(
+        self,
+        stored: ModelDirectory,
+        graphs: Mapping[str, bytes],
+        provider: Provider,
+        declared: Sequence[Graph] | None = None,
+    ) -> None:
         self.stored, self.files, self.provider = stored, graphs, provider
-        self.graphs = stored.spec.graphs
+        self.graphs = tuple(declared or stored.spec.graphs)
         self.epsilon = epsilon(stored.dtype)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
+        while self._numbers(Point(1, self.longest, 0, "none")) > _NUMBERS:
+            self.longest //= 2
         self.yardstick = TorchExecutor(self._model())
         self.runtimes = self._runtimes()
         self.reference = TorchExecutor(self._model().double())
@@ -168,6 +180,16 @@ class Comparison:
         self.distributions = {key: Distribution() for key in self.errors if key[2] == "logits"}
         self.greedy: dict[str, dict[str, Any]] = {}
         self.points: list[Point] = []
+
+    def _numbers(self, point: Point) -> int:
+        """How many numbers the attention weights are, where they are compared."""
+        total = point.length + point.past
+        shapes = (
+            tensor.shape(dict.fromkeys(graph.dim_names(), total) | {"batch": point.batch, "past_sequence": 0})
+            for graph in self.graphs
+            for tensor in graph.recorded()
+        )
+        return sum(math.prod(shape) for shape in shapes)
 
     def _model(self) -> nn.Module:
         """The model, once for each call."""
@@ -220,6 +242,9 @@ class Comparison:
         """Compare at every point of the grid, and greedily decoded text. Returns how many points were left out."""
         parameters = models.count_parameters(self.yardstick.model)
         points, left_out = make_grid(self.graphs, self.longest, parameters, whole=whole_grid)
+        everything = len(points)
+        points = [point for point in points if self._numbers(point) <= _NUMBERS]
+        left_out += everything - len(points)
         self.visit(points, progress)
         for level, runtime in self.runtimes.items():
             margin = (
@@ -430,8 +455,14 @@ class _WideComparison(Comparison):
         {level: f"{_LABELS[level]}, in float32" for level in (PERTURBED, FAINT)}
     )
 
-    def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], provider: Provider) -> None:
-        super().__init__(stored, graphs, provider)
+    def __init__(
+        self,
+        stored: ModelDirectory,
+        graphs: Mapping[str, bytes],
+        provider: Provider,
+        declared: Sequence[Graph] | None = None,
+    ) -> None:
+        super().__init__(stored, graphs, provider, declared)
         self.epsilon = epsilon("float32")
         self.yardstick = TorchExecutor(self.yardstick.model.float())
 
@@ -479,7 +510,9 @@ def verify_model(
         plain.check_verified()
         report = compare_loop(stored, plain.read(), graphs[LOOP], provider=provider)
     else:
-        report = compare(stored, graphs, provider=provider, whole_grid=whole_grid, progress=progress)
+        report = compare(
+            stored, graphs, declared=export.graphs, provider=provider, whole_grid=whole_grid, progress=progress
+        )
     if not report.passed:
         raise ParityError(report.verdict(), directory)
     if not export.is_verified():
@@ -502,9 +535,11 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
         export.check()
     from zoo_export.exporter import PORTABLE, Options, make_graphs
 
-    graphs = export.read() if export.exists else make_graphs(stored, Options(profile=variant or PORTABLE))
+    shows = variant == ATTENTIONS
+    options = Options(attentions=shows, profile=PORTABLE if shows else variant or PORTABLE)
+    graphs = export.read() if export.exists else make_graphs(stored, options)
     check_memory(stored)
-    comparison = Comparison(stored, graphs, provider)
+    comparison = Comparison(stored, graphs, provider, export.graphs)
     past = PAST if any(graph.past for graph in comparison.graphs) and comparison.longest > PAST else 0
     padded = any(tensor.is_mask for graph in comparison.graphs for tensor in graph.input_tensors())
     point = Point(2, min(ODD, comparison.longest - past), past, "left" if padded else "none")

@@ -64,8 +64,10 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     Raises:
         PluginError: the model cannot be traced, or keeps values outside its parameters and persistent buffers.
     """
+    if graph.recorded():  # weights that are made within a function would not come out of it
+        functions = False
     try:
-        model = _trace(spec, graph, dtype, opset, blocks=True)
+        model = _trace(spec, graph, dtype, opset, blocks=not graph.recorded())
     except PluginError:
         model = _trace(spec, graph, dtype, opset, blocks=False)
     if not functions:

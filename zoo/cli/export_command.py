@@ -158,6 +158,7 @@ def say_record(record: Record, format_name: str, command: str, as_json: bool) ->
     show_default=True,
     help="Write a decoder's caches in place, and logits on request, and compare on that provider.",
 )
+@click.option("--attentions", is_flag=True, help="Write graphs that also return their attention weights.")
 @click.option("--opset", type=int, help="Version of the standard operators: 23, or 24, which the profiles need.")
 @provider_option
 @grid_option
@@ -182,6 +183,7 @@ def command(
     check: bool,
     inline: bool,
     profile: str,
+    attentions: bool,
     opset: int | None,
     provider: str,
     grid: str,
@@ -214,7 +216,11 @@ def command(
         raise UsageError("--check writes nothing", "zoo export", "give it a model directory alone")
     from zoo_export.exporter import Options, check_export, export_graphs_only, export_model, export_preset
 
-    options = Options(opset=opset, functions=not inline, profile=profile)  # type: ignore[arg-type]
+    options = Options(opset=opset, functions=not inline, attentions=attentions, profile=profile)  # type: ignore[arg-type]
+    if attentions and (loop or standalone):
+        raise UsageError(
+            "--loop and --standalone return no attention weights", "--attentions", "export them separately"
+        )
     if profile != "portable" and (loop or standalone):
         raise UsageError("--loop and --standalone are portable", "--profile", "export them separately")
     provider = provider if profile == "portable" else profile

@@ -22,6 +22,14 @@ from zoo.nn.positions import (
     sinusoids,
 )
 from zoo.nn.product_key_memory import ProductKeyMemory
+from zoo.nn.recording import (
+    cropped_attentions,
+    is_recording,
+    mix_values,
+    record_attention,
+    recorded_attentions,
+    unrecorded_attentions,
+)
 from zoo.nn.recurrent import RecurrentState, each_step, run_packed, run_padded
 from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
@@ -54,6 +62,7 @@ __all__ = [
     "attention_weights",
     "build_mask",
     "call_graph",
+    "cropped_attentions",
     "distances_of",
     "each_step",
     "init_normal",
@@ -61,10 +70,14 @@ __all__ = [
     "init_xavier",
     "interpolate_frequencies",
     "interpolate_low_frequencies",
+    "is_recording",
+    "mix_values",
     "normalize",
     "orthogonal_features",
     "pool",
     "positions_of",
+    "record_attention",
+    "recorded_attentions",
     "relative_buckets",
     "rotate",
     "run_packed",
@@ -73,4 +86,5 @@ __all__ = [
     "scaled_dot_product_attention",
     "sinusoids",
     "tied_linear",
+    "unrecorded_attentions",
 ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from zoo.nn.recording import record_attention
+
 __all__ = ["AdditiveAttention"]
 
 
@@ -41,7 +43,9 @@ class AdditiveAttention(nn.Module):
         Returns:
             (B, T, M).
         """
-        return self.with_weights(query, memory, keys=keys, mask=mask)[0]
+        context, weights = self.with_weights(query, memory, keys=keys, mask=mask)
+        record_attention(lambda: weights.unsqueeze(1))
+        return context
 
     def with_weights(
         self, query: Tensor, memory: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None

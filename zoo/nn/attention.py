@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from zoo.nn.cache import LayerCache
 from zoo.nn.positions import Rotation, rotate
+from zoo.nn.recording import is_recording, record_attention, recorded_attentions
 
 __all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention"]
 
@@ -29,12 +30,14 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(Q K^T / sqrt(D)) V (equation 1): the one place where attention is computed.
 
+    Within :func:`recorded_attentions` it is computed by way of its weights, which are collected.
+
     Args:
         query: (B, H, T, D).
         key: (B, K, S, D); H is a multiple of K (grouped-query attention, Ainslie et al. 2023).
         value: (B, K, S, D'), where D' may differ from D.
         mask: boolean, (B or 1, 1 or H, T, S), True where a query may see a key. A query that sees nothing gives 0.
-        bias: real, (B or 1, 1 or H, T, S), added to the scaled scores.
+        bias: real, (B or 1, 1 or H, T, S), added to the scaled scores; -inf hides a key.
         scale: what the scores are multiplied by; 1 / sqrt(D) by default.
         dropout: probability of dropping a weight.
 
@@ -42,6 +45,11 @@ def scaled_dot_product_attention(
         (B, H, T, D').
     """
     grouped = query.shape[1] != key.shape[1]
+    if is_recording():
+        weights = attention_weights(query, key, mask=mask, bias=bias, scale=scale)
+        record_attention(lambda: weights)
+        dropped = F.dropout(weights, dropout) if dropout else weights
+        return dropped @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     if bias is not None:
         mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
     return F.scaled_dot_product_attention(
@@ -56,7 +64,8 @@ def attention_weights(
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, T, S)
     if bias is not None:
-        scores = scores + bias
+        scores, seen = scores + bias, bias > -math.inf
+        mask = seen if mask is None else mask & seen
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     weights = torch.softmax(scores, dim=-1)
@@ -163,11 +172,9 @@ class MultiHeadAttention(nn.Module):
         rotation: Rotation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output of :meth:`forward` and the attention weights (B, H, T, S) it comes from."""
-        query, key, value = self._query_key_value(x, memory, rotation, None)
-        weights = attention_weights(query, key, mask=mask, bias=bias, scale=self.scale)
-        value = value.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
-        dropped = F.dropout(weights, self.dropout, self.training)
-        return self._merge(dropped @ value), weights
+        with recorded_attentions() as weights:
+            output = self(x, memory=memory, mask=mask, bias=bias, rotation=rotation)
+        return output, weights[0]
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project ``memory`` (B, S, E or ``memory_size``) to keys and values, (B, K, S, D) each."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.attention import scaled_dot_product_attention
+from zoo.nn.recording import mix_values
 
 __all__ = ["LSHAttention", "LocalAttention"]
 
@@ -54,20 +55,32 @@ class LocalAttention(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor, buckets: Tensor | None = None) -> Tensor:
         """(B, T, E) and (B, T), True for a token and False for padding -> (B, T, E)."""
         length, size = x.shape[1], self.chunk_length
-        query = self.query(x).unflatten(1, (-1, size))  # (B, N, C, H D)
-        key, value = (_with_previous(part(x).unflatten(1, (-1, size)), 1) for part in (self.key, self.value))
+        query, key = (self._chunks(self._split(part(x))) for part in (self.query, self.key))  # (B, H, N, C, D)
+        query, key = self._fold(query), self._fold(_with_previous(key, 2))
         places = torch.arange(length, device=x.device).unflatten(0, (-1, size))  # (N, C)
         others = torch.cat((places - size, places), 1)  # (N, 2 C); there is none below 0
         seen = (others.unsqueeze(1) <= places.unsqueeze(2)) & (others.unsqueeze(1) >= 0)  # (N, C, 2 C)
         real = _with_previous(tokens.unflatten(1, (-1, size)), 1)  # (B, N, 2 C)
         mask = (seen & real.unsqueeze(2)).flatten(0, 1).unsqueeze(1)  # (B N, 1, C, 2 C)
         dropout = self.dropout if self.training else 0.0
-        heads = (self._split(part.flatten(0, 1)) for part in (query, key, value))
-        mixed = scaled_dot_product_attention(*heads, mask=mask, dropout=dropout)  # (B N, H, C, D)
-        return self.output(mixed.transpose(1, 2).flatten(2).unflatten(0, (x.shape[0], -1)).flatten(1, 2))
+
+        def mix(value: Tensor) -> Tensor:
+            """(B, H, T, D) -> (B, H, T, D)."""
+            value = self._fold(_with_previous(self._chunks(value), 2))
+            mixed = scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout)  # (B N, H, C, D)
+            return mixed.unflatten(0, (x.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+
+        mixed = mix_values(mix, self._split(self.value(x)))
+        return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, T, H D) -> (B, H, T, D)
+
+    def _chunks(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (-1, self.chunk_length))  # (B, H, T, D) -> (B, H, N, C, D)
+
+    def _fold(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(0, 1)  # (B, H, N, ...) -> (B N, H, ...)
 
 
 class LSHAttention(nn.Module):
@@ -150,11 +163,11 @@ class LSHAttention(nn.Module):
 
         key = self._unit(shared)
         flat = order.flatten(2)  # (B, H, R T)
-        query, key, value = (self._chunks(_pick(part, flat)) for part in (shared, key, value))  # (B, H, R N, C, D)
+        query, key = (self._chunks(_pick(part, flat)) for part in (shared, key))  # (B, H, R N, C, D)
         place = self._chunks(flat)  # (B, H, R N, C)
         real = self._chunks(tokens.unsqueeze(1).expand(-1, self.num_heads, -1).gather(2, flat))
 
-        key, value, others, real = (_with_previous(part, 2) for part in (key, value, place, real))  # 2 C each
+        key, others, real = (_with_previous(part, 2) for part in (key, place, real))  # 2 C each
         inside = self._inside(length // self.chunk_length, x.device)  # (R N, 1, 2 C)
         others, place = others.unsqueeze(3), place.unsqueeze(4)
         itself = (others == place) & inside  # (B, H, R N, C, 2 C)
@@ -164,12 +177,16 @@ class LSHAttention(nn.Module):
         top = scores.amax(-1, keepdim=True)
         weights = (scores - top).exp()
         total = weights.sum(-1, keepdim=True)
-        mixed = F.dropout(weights / total, self.dropout, self.training) @ value  # (B, H, R N, C, D)
-
+        weights = F.dropout(weights / total, self.dropout, self.training)
         found = self._rounds(top + total.log()).gather(3, back)  # (B, H, R, T, 1), the logarithm of what each weighs
-        mixed = self._rounds(mixed).gather(3, back.expand(-1, -1, -1, -1, mixed.shape[-1]))
-        mixed = (mixed * found.softmax(2)).sum(2)  # (B, H, T, D)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+
+        def mix(value: Tensor) -> Tensor:
+            """(B, H, T, D) -> (B, H, T, D)."""
+            mixed = weights @ _with_previous(self._chunks(_pick(value, flat)), 2)  # (B, H, R N, C, D)
+            mixed = self._rounds(mixed).gather(3, back.expand(-1, -1, -1, -1, mixed.shape[-1]))
+            return (mixed * found.softmax(2)).sum(2)
+
+        return self.output(mix_values(mix, value).transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, T, H D) -> (B, H, T, D)

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
 
 from zoo.contract import Graph, KeyValues
 from zoo.nn.cache import Cache
+from zoo.nn.recording import recorded_attentions
 
 __all__ = ["GraphModule", "call_graph"]
 
 
 def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name."""
+    """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name.
+
+    Raises :class:`ValueError` when the graph has attention weights among its outputs, and the model computes more of
+    them, or fewer, than it declares.
+    """
     arguments: dict[str, Any] = {
         item.name: _gather(item, feeds) if isinstance(item, KeyValues) else feeds[item.name] for item in graph.inputs
     }
     past = _gather(graph.past, feeds) if graph.past else None
     if graph.past is not None:
         arguments[graph.past.name] = past
-    result = getattr(model, graph.method)(**arguments)
+    recorded = graph.recorded()
+    with ExitStack() as stack:
+        weights = stack.enter_context(recorded_attentions()) if recorded else []
+        result = getattr(model, graph.method)(**arguments)
     if isinstance(result, Tensor):
         result = {graph.outputs[0].name: result}
+    if len(weights) != len(recorded):
+        raise ValueError(f"graph {graph.name!r} declares {len(recorded)} attentions and computes {len(weights)}")
+    result = {**result, **{tensor.name: weight for tensor, weight in zip(recorded, weights, strict=True)}}
     outputs: dict[str, Tensor] = {}
     for item in graph.outputs:
         outputs |= (

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zoo.nn.attention import scaled_dot_product_attention
 from zoo.nn.linear_attention import LinearAttention
+from zoo.nn.recording import mix_values
 
 __all__ = ["LongformerAttention"]
 
@@ -55,12 +56,19 @@ class LongformerAttention(LinearAttention):
         # Two chunks at least: an exporter that saw a single one would take their number for a constant.
         missing = torch.sym_max((length + reach - 1) // reach, 2) * reach - length
         tokens = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask.bool()
-        x, tokens = F.pad(x, (0, 0, 0, missing)), F.pad(tokens, (0, missing))  # (B, C R, E) and (B, C R)
-        mixed = self._look_around(*self._query_key_value(x), tokens)
-        if self.global_tokens:
-            seeing_all = self._see_all(x, tokens)  # (B, H, G, D)
-            mixed = torch.cat((seeing_all, mixed[:, :, self.global_tokens :]), dim=2)
-        return self._merge(mixed[:, :, :length])
+        padded, padded_tokens = F.pad(x, (0, 0, 0, missing)), F.pad(tokens, (0, missing))  # (B, C R, E) and (B, C R)
+        query, key = self._split(self.query(padded)), self._split(self.key(padded))  # (B, H, C R, D)
+
+        def mix(value: Tensor, global_value: Tensor | None = None) -> Tensor:
+            """(B, H, T, D) and (B, H, T, D) -> (B, H, T, D)."""
+            mixed = self._look_around(query, key, F.pad(value, (0, 0, 0, missing)), padded_tokens)
+            if global_value is not None:
+                few = self._see_all(padded[:, : self.global_tokens], x, global_value, tokens)  # (B, H, G, D)
+                mixed = torch.cat((few, mixed[:, :, self.global_tokens :]), dim=2)
+            return mixed[:, :, :length]
+
+        values = [self._split(part(x)) for part in (self.value, *([self.global_value] if self.global_tokens else []))]
+        return self._merge(mix_values(mix, *values))
 
     def _look_around(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tensor) -> Tensor:
         """What each sees in its window and of the global tokens: three of (B, H, C R, D) -> (B, H, C R, D)."""
@@ -81,11 +89,10 @@ class LongformerAttention(LinearAttention):
             mixed = mixed + weights[..., :count] @ value[:, :, None, :count]
         return mixed.flatten(2, 3)
 
-    def _see_all(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """What the first G tokens see, (B, H, G, D)."""
-        query = self._split(self.global_query(x[:, : self.global_tokens]))
-        key, value = self._split(self.global_key(x)), self._split(self.global_value(x))
-        mask = tokens[:, None, None].expand(-1, -1, self.global_tokens, -1)  # (B, 1, G, C R)
+    def _see_all(self, first: Tensor, x: Tensor, value: Tensor, tokens: Tensor) -> Tensor:
+        """What the first G tokens (B, G, E) see of all (B, T, E) with values (B, H, T, D): (B, H, G, D)."""
+        query, key = self._split(self.global_query(first)), self._split(self.global_key(x))
+        mask = tokens[:, None, None].expand(-1, -1, self.global_tokens, -1)  # (B, 1, G, T)
         dropout = self.dropout if self.training else 0.0
         return scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.nn.linear_attention import LinearAttention
+from zoo.nn.recording import mix_values
 
 __all__ = ["PerformerAttention", "orthogonal_features"]
 
@@ -37,7 +38,8 @@ class PerformerAttention(LinearAttention):
         output = softmax_m(w_m q + log sum_t exp a_tm) (softmax_t(a_tm)^T V);
 
     what is the same for all features of a query, its norm and 1 / sqrt(M) among it, cancels. Maxima are taken over the
-    tokens of one row of a batch alone. There are no weights of pairs of tokens, so nothing is dropped in training.
+    tokens of one row of a batch alone. No weights of pairs of tokens are made, so nothing is dropped in training; those
+    that are recorded are what it amounts to, which costs O(T^2).
 
     Args:
         hidden_size: E.
@@ -57,7 +59,8 @@ class PerformerAttention(LinearAttention):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, T, E) -> (B, T, E). ``mask`` is (B, T), non-zero for a token and zero for padding."""
-        return self._merge(self.mix(*self._query_key_value(x), mask))
+        query, key, value = self._query_key_value(x)
+        return self._merge(mix_values(lambda value: self.mix(query, key, value, mask), value))
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Three of (B, H, T, D) -> (B, H, T, D)."""

@@ -139,7 +139,7 @@ class SpanAttention(nn.Module):
     def weights(self, x: Tensor, positions: Tensor, distances: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The attention weights (B, H, T, N + S) of :meth:`forward`, those of persistent vectors first."""
         query, key, _, bias = self._prepare(x, positions, distances, mask, None)
-        return attention_weights(query, key, bias=bias, mask=bias.isfinite())
+        return attention_weights(query, key, bias=bias)
 
     def _prepare(
         self, x: Tensor, positions: Tensor, distances: Tensor, mask: Tensor | None, cache: LayerCache | None

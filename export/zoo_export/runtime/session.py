@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime as ort
 
 from zoo import plugins
-from zoo.artifact import LOOP, PRECISIONS, PROFILES, TOKENIZER, Export, ModelDirectory
+from zoo.artifact import ATTENTIONS, LOOP, PRECISIONS, PROFILES, TOKENIZER, Export, ModelDirectory
 from zoo.config import Settings
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
@@ -124,7 +124,7 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
     if variant is not None:
         if dtype is not None:
             raise UsageError(f"variant {variant!r} and dtype {dtype!r}", stored.path, "choose by one of them")
-        names = {LOOP, *PROFILES, *PRECISIONS, *(export.variant for export in stored.exports())}
+        names = {LOOP, ATTENTIONS, *PROFILES, *PRECISIONS, *(export.variant for export in stored.exports())}
         if variant and variant not in names:
             raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
         return stored.export(variant)
@@ -187,7 +187,7 @@ class Session:
     @property
     def graphs(self) -> tuple[Graph, ...]:
         """The declared graphs in the order in which they run."""
-        return self.stored.spec.graphs
+        return self.export.graphs
 
     @property
     def config(self) -> Settings:

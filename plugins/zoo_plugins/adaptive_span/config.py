@@ -72,6 +72,7 @@ class AdaptiveSpanConfig(Config):
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
+            num_heads=self.num_heads,
             num_kv_heads=self.num_heads,
             head_dim=self.head_dim,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, attentions, cost, mask, real, token_ids
 
 _POOLED = ("pretraining", "text-classification")
 """Tasks whose classifier reads the pooler."""
@@ -159,7 +159,9 @@ class BERTConfig(Config):
         }
         types = (token_ids("token_type_ids", self.type_vocab_size),) if self.type_vocab_size else ()
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"), *types)
-        return (Graph(inputs=inputs, outputs=outputs[self.task], causal=False),)
+        keys = (self.attention_rank or 0) if self.attention == "linformer" else "sequence"
+        weights = attentions(self.num_layers, self.num_heads, keys=keys)
+        return (Graph(inputs=inputs, outputs=outputs[self.task], attentions=weights, causal=False),)
 
     def cost(self) -> Cost:
         """Closed form. What runs once a sequence counts no FLOPs: the pooler, its classifiers, the queries of global

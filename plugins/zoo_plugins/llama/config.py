@@ -106,6 +106,7 @@ class LlamaConfig(Config):
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
+            num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
             head_dim=self.key_size,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, attentions, cost, mask, real, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +110,18 @@ class PerceiverConfig(Config):
     def graphs(self) -> tuple[Graph, ...]:
         """One graph; its output follows the task."""
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"))
-        if self.task == "fill-mask":
-            return (Graph(inputs=inputs, outputs=(real("logits", "batch", "sequence", self.vocab_size),)),)
-        return (Graph(inputs=inputs, outputs=(real("logits", "batch", self.num_classes),)),)
+        fills, latents = self.task == "fill-mask", self.num_latents
+        output = (
+            real("logits", "batch", "sequence", self.vocab_size) if fills else real("logits", "batch", self.num_classes)
+        )
+        thinking = self.num_repeats * self.num_layers
+        answers, heads = "sequence" if fills else self.num_queries, self.decoder_num_heads or 0
+        weights = (
+            real("cross_attentions.0", "batch", self.cross_num_heads, latents, "sequence"),
+            *attentions(thinking, self.num_heads, queries=latents, keys=latents),
+            real("cross_attentions.1", "batch", heads, answers, latents),
+        )
+        return (Graph(inputs=inputs, outputs=(output,), attentions=weights),)
 
     def cost(self) -> Cost:
         """Closed form. The FLOPs are those of a whole pass over the longest input, divided by its tokens."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, attentions, cost, mask, real, token_ids
 from zoo.config import shortest_period
 
 
@@ -107,7 +107,9 @@ class ReformerConfig(Config):
         if self.task == "feature-extraction":
             output = real("last_hidden_state", "batch", "sequence", 2 * self.hidden_size)
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"))
-        return (Graph(inputs=inputs, outputs=(output,), causal=None if "lsh" in self.attention_kinds else True),)
+        weights = attentions(self.num_layers, self.num_heads)
+        causal = None if "lsh" in self.attention_kinds else True
+        return (Graph(inputs=inputs, outputs=(output,), attentions=weights, causal=causal),)
 
     def cost(self) -> Cost:
         """Closed form. The FLOPs are those of the longest text, padded to whole chunks, divided by its tokens."""

@@ -14,6 +14,7 @@ from zoo.nn import (
     LocalAttention,
     LSHAttention,
     ReversibleBlock,
+    cropped_attentions,
     init_normal,
     positions_of,
     run_reversible,
@@ -110,6 +111,7 @@ class Reformer(nn.Module):
         missing = (length + multiple - 1) // multiple * multiple - length  # up to whole chunks
         x, tokens = F.pad(x, (0, 0, 0, missing)), F.pad(tokens, (0, missing)).bool()
         blocks = [block for block in self.blocks if isinstance(block, ReformerBlock)]
-        first, second = run_reversible(blocks, x, x, tokens, forget=self.training)
+        with cropped_attentions(length):
+            first, second = run_reversible(blocks, x, x, tokens, forget=self.training)
         x = self.dropout(self.norm(torch.cat((first, second), -1)[:, :length]))
         return self.head(x) if self.config.task == "text-generation" else x

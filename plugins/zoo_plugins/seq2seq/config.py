@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Config, Cost, Graph, KeyValues, TensorSpec, cost, mask, real, token_ids
+from zoo import Config, Cost, Graph, KeyValues, TensorSpec, attentions, cost, mask, real, token_ids
 
 _GATES = {"gru": 3, "lstm": 4}
 """Of each cell, the products of inputs and states that it needs."""
@@ -128,6 +128,7 @@ class Seq2SeqConfig(Config):
                 head_dim=self.state_size - self.state_size // 2,
                 value_head_dim=self.state_size // 2,
             ),
+            attentions=attentions(1, 1, keys="encoder_sequence", name="cross_attentions") if attended else (),
         )
         return encoder, decoder
 

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.nn import AdditiveAttention, Cache, each_step, run_padded, scaled_dot_product_attention
+from zoo.nn import (
+    AdditiveAttention,
+    Cache,
+    each_step,
+    is_recording,
+    run_padded,
+    scaled_dot_product_attention,
+    unrecorded_attentions,
+)
 from zoo_plugins.seq2seq.config import Seq2SeqConfig
 
 
@@ -148,9 +156,14 @@ class Seq2Seq(nn.Module):
             return after, torch.cat((after.flatten(1), context), -1)
 
         tokens = self.dropout(self.target_embedding(decoder_input_ids))  # (B, T, E)
-        _, steps = each_step(step, self._latest(state, past_key_values), tokens)
+        before = self._latest(state, past_key_values)
+        with unrecorded_attentions():
+            _, steps = each_step(step, before, tokens)
         states, context = steps.split((c.num_layers * c.state_size, c.context_size), -1)
         states = states.unflatten(-1, (c.num_layers, c.state_size))  # (B, T, L, W)
+        if is_recording() and last_hidden_state is not None:  # once more, for all steps together
+            queries = torch.cat((before.unsqueeze(1), states[:, :-1]), 1)[:, :, -1, : c.hidden_size]  # (B, T, H)
+            self.attention(queries, last_hidden_state, keys=attention_keys, mask=seen)
         if past_key_values is not None:
             for layer in range(c.num_layers):
                 past_key_values[layer].extend(*self._halves(states[:, None, :, layer]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, KeyValues, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, KeyValues, attentions, cost, mask, real, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,7 @@ class T5Config(Config):
                     method="encode",
                     inputs=(token_ids("input_ids", self.vocab_size), mask("attention_mask")),
                     outputs=(real("last_hidden_state", "batch", "sequence", self.hidden_size),),
+                    attentions=attentions(self.num_layers, self.num_heads),
                     causal=False,
                 ),
             )
@@ -103,8 +105,12 @@ class T5Config(Config):
             method="encode",
             inputs=(token_ids("input_ids", self.vocab_size, length="encoder_sequence"), source_mask),
             outputs=(real("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
+            attentions=attentions(self.num_layers, self.num_heads, queries="encoder_sequence", keys="encoder_sequence"),
             causal=False,
         )
+        layers, heads = self.num_decoder_layers or self.num_layers, self.num_heads
+        own = attentions(layers, heads, keys="past_sequence + sequence")
+        crossing = attentions(layers, heads, keys="encoder_sequence", name="cross_attentions")
         decoder = Graph(
             name="decoder",
             method="decode",
@@ -116,6 +122,7 @@ class T5Config(Config):
             ),
             outputs=(real("logits", "batch", "sequence", self.vocab_size),),
             past=self._key_values("past_key_values", "past_sequence"),
+            attentions=tuple(chain.from_iterable(zip(own, crossing, strict=True))),
         )
         return encoder, decoder
 

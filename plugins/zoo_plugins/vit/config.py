@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, cost, real
+from zoo import Activation, Config, Cost, Graph, attentions, cost, real
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,8 @@ class ViTConfig(Config):
         else:
             outputs = [real("last_hidden_state", "batch", self.num_tokens, self.hidden_size)]
             outputs += [real("pooler_output", "batch", self.hidden_size)] if self.pooler else []
-        return (Graph(inputs=(pixels,), outputs=tuple(outputs)),)
+        weights = attentions(self.num_layers, self.num_heads, queries=self.num_tokens, keys=self.num_tokens)
+        return (Graph(inputs=(pixels,), outputs=tuple(outputs), attentions=weights),)
 
     def cost(self) -> Cost:
         """Closed form. The FLOPs are those of a patch; what runs once an image, such as the heads, counts none."""
