@@ -21,7 +21,7 @@ from torch import nn
 
 from zoo import models
 from zoo.artifact import ATTENTIONS, HALVES, LOOP, PRECISIONS, PROFILES, ModelDirectory
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Dim, Graph, TensorSpec, dim_size
 from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo.exporting import Progress
 from zoo_export.bisect import ModuleError, module_errors
@@ -570,7 +570,7 @@ def _uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
     """Raise unless an output has the dimensions that are declared, as far as the inputs tell them."""
-    sizes = {
+    sizes: dict[Dim, int] = {
         dim: feeds[item.name].shape[axis]
         for item in graph.input_tensors()
         if item.name in feeds
@@ -578,13 +578,23 @@ def _check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds
     }
     sizes |= {"batch": point.batch, "sequence": point.length if graph.past else point.length + point.past}
     if graph.past:
-        sizes[f"{graph.past.length} + sequence"] = point.length + point.past
-    declared = tuple(dim if isinstance(dim, int) else sizes.get(dim) for dim in tensor.dims)
+        sizes |= {graph.past.length: point.past, f"{graph.past.length} + sequence": point.length + point.past}
+    declared = tuple(_size(dim, sizes) for dim in tensor.dims)
     if len(declared) != len(shape) or any(
         size not in (None, there) for size, there in zip(declared, shape, strict=True)
     ):
         dims = ", ".join(map(str, tensor.dims))
         raise ParityError(f"{tensor.name} of graph {graph.name!r} has shape {shape} at {point}, declared is ({dims})")
+
+
+def _size(dim: Dim, sizes: Mapping[Dim, int]) -> int | None:
+    """The size of a dimension as far as the inputs tell it."""
+    if dim in sizes:
+        return sizes[dim]
+    try:
+        return dim_size(dim, {name: size for name, size in sizes.items() if isinstance(name, str)})
+    except KeyError:
+        return None
 
 
 def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:

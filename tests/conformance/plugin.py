@@ -77,6 +77,7 @@ class Settings(zoo.Config):
                 ),
                 outputs=(zoo.real("logits", "batch", "sequence", self.vocab_size),),
                 past=zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=self.num_heads, head_dim=head_dim),
+                attentions=zoo.attentions(1, self.num_heads, keys="past_sequence + sequence"),
             ),
         )
 
@@ -215,6 +216,8 @@ EDITS: dict[str, Sequence[Edit]] = {
             "        places = (places - past // 5).clamp(min=0)\n        x = self.dropout",
         )
     ],
+    # There are fewer than are declared.
+    "attention-weights": [("config", "zoo.attentions(1,", "zoo.attentions(2,")],
     # The positions never learn.
     "gradients": [("model", "self.position(places))", "self.position(places).detach())")],
     # float16 ends before 1e5.

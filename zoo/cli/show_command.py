@@ -40,6 +40,7 @@ def _graph(graph: Graph) -> dict[str, Any]:
         "name": graph.name,
         "inputs": {tensor.name: list(tensor.dims) for tensor in graph.input_tensors()},
         "outputs": {tensor.name: list(tensor.dims) for tensor in graph.output_tensors()},
+        "attentions": {tensor.name: list(tensor.dims) for tensor in graph.attentions},
     }
 
 

@@ -204,7 +204,7 @@ def _check_unique(kind: str, names: Sequence[str], where: str) -> None:
 
 def _check_graph(graph: Graph) -> None:
     where = f"graph {graph.name!r}"
-    inputs, outputs = graph.input_tensors(), graph.output_tensors()
+    inputs, outputs = graph.input_tensors(), graph.with_attentions().output_tensors()
     if not inputs or not outputs:
         fail("a graph has inputs and outputs", f"{where} has none")
     _check_unique("input", [tensor.name for tensor in inputs], where)
@@ -217,12 +217,15 @@ def _check_graph(graph: Graph) -> None:
             for name in [dim] if isinstance(dim, int) else [part.strip() for part in dim.split("+")]:
                 if isinstance(name, int) and name < 1:
                     fail("a fixed size is positive", f"{tensor.name} of {where} is {tensor.dims}")
-                if isinstance(name, str) and name not in told:
+                if isinstance(name, str) and name not in told and not name.isdecimal():
                     fail(
                         "every free size is that of some input, and not of a sum alone",
                         f"{name!r} of {tensor.name} in {where} is not",
                     )
         if tensor.is_mask and (len(tensor.dims) != 2 or tensor.dtype != "int64"):
             fail("a mask is int64, (batch, length)", f"{tensor.name} of {where} is {tensor.dtype} {tensor.dims}")
+    for tensor in graph.attentions:
+        if len(tensor.dims) != 4:
+            fail("attention weights are (batch, heads, queries, keys)", f"{tensor.name} of {where} is {tensor.dims}")
     if graph.past and all("sequence" not in tensor.dims for tensor in inputs):
         fail("the tokens of a call lie along 'sequence'", f"{where} has a past, and no input along it")

@@ -15,7 +15,7 @@ from zoo.contract import Architecture
 from zoo.discovery import describe
 from zoo.errors import PluginError
 from zoo.plugins import Plugin
-from zoo.testing import building, describing, laws, onnx, state
+from zoo.testing import building, describing, laws, onnx, state, weights
 from zoo.testing.check import Check, CheckFailure, Inapplicable, check_names, find_check
 from zoo.testing.subject import Subject, declared, find_subject
 
@@ -40,6 +40,7 @@ CHECKS = (
     Check(laws.padding_invariance),
     Check(laws.causality),
     Check(laws.cache),
+    Check(weights.attention_weights),
     Check(building.gradients),
     Check(building.half_precision),
     Check(state.global_state),

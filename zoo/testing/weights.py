@@ -1,0 +1,70 @@
+"""The check of attention weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zoo.contract import TensorSpec
+from zoo.testing.check import Inapplicable, fail
+from zoo.testing.subject import Subject
+
+__all__ = ["attention_weights"]
+
+
+def attention_weights(subject: Subject) -> None:
+    """The attention weights that a graph declares are what its outputs come from.
+
+    Asked for them, it gives the outputs that it gives without, and weights of the declared shape. They are not
+    negative, those of a query sum to 1, or to 0 where it sees nothing, and padding has none of them. People look at
+    them to learn why a model says what it says.
+
+    Compute attention with :mod:`zoo.nn`, which records it, or hand your own weights to ``zoo.nn.record_attention``;
+    declare ``zoo.attentions`` in the order in which layers compute them.
+    """
+    import numpy as np
+
+    from zoo.testing.compute import check_equal, check_shapes, counting, executor, make_inputs, masks, run
+    from zoo.testing.laws import padded, sides
+
+    if not any(graph.attentions for graph in subject.graphs):
+        raise Inapplicable("no graph declares attention weights")
+    feeds = make_inputs(subject)
+    own = [(mask, length, side) for mask, length in masks(subject.graphs) for side in sides(mask)]
+    execute, asked = executor(subject.exact), tuple(graph.with_attentions() for graph in subject.graphs)
+    for mask, length, side in [(None, "", "no"), *own]:
+        inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
+        plain = run(execute, subject.graphs, inputs)
+        try:
+            results = run(execute, asked, inputs)
+        except ValueError as error:
+            fail("a graph computes the attention weights that it declares", str(error))
+        expected, situation = "a graph gives with its weights what it gives without", f"with {side} padding"
+        check_equal(subject.graphs, plain, results, expected, situation, counting(inputs))
+        known = dict(inputs)
+        for graph in asked:
+            check_shapes(graph, known, results[graph.name], "weights have the declared shape", situation)
+            known |= results[graph.name]
+            for tensor in graph.recorded():
+                tokens = np.ones((1, 1)) if mask is None else inputs[mask.name]
+                _check_rows(tensor, length, tokens, results[graph.name][tensor.name], situation)
+
+
+def _check_rows(tensor: TensorSpec, length: str, tokens: Any, weights: Any, situation: str) -> None:
+    """Check the weights of queries that count; ``tokens`` is a mask of a length."""
+    import numpy as np
+
+    from zoo.testing.compute import TOLERANCE
+
+    queries, keys = (length in [part.strip() for part in str(dim).split("+")] for dim in tensor.dims[2:])
+    where = f"{situation}, in {tensor.name}"
+    rows = np.broadcast_to(tokens[:, None, :] != 0 if queries else True, weights.shape[:3])
+    sums = weights.sum(-1)[rows]
+    if not (weights[rows] >= -TOLERANCE).all():
+        fail("no weight is negative", f"{where}, one is {weights[rows].min():.3g}")
+    off = np.minimum(np.abs(sums - 1), np.abs(sums))
+    if not (off <= TOLERANCE).all():
+        fail("the weights of a query sum to 1, or to 0", f"{where}, they sum to {sums[off.argmax()]:.6g}")
+    if keys and tokens.shape[1] > 1:
+        on_padding = np.abs(weights[..., -tokens.shape[1] :]) * (rows[..., None] & (tokens[:, None, None] == 0))
+        if on_padding.max(initial=0.0) > 0:
+            fail("padding has no weight", f"{where}, it has {on_padding.max():.3g}")
