@@ -31,12 +31,12 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "time", "flies", "an", "a
 
 @pytest.fixture
 def model(exported_model: Exported) -> Path:
-    return exported_model("bert-tiny", *MODEL, noise=True)
+    return exported_model("bert-tiny", *MODEL, noise=True, gain=12.0)
 
 
 @pytest.fixture(scope="module")
 def session(exported_model: Exported) -> Any:
-    with load_session(exported_model("bert-tiny", *MODEL, noise=True)) as session:
+    with load_session(exported_model("bert-tiny", *MODEL, noise=True, gain=12.0)) as session:
         yield session
 
 
@@ -45,13 +45,17 @@ def worded(exported_model: Exported, tmp_path_factory: pytest.TempPathFactory) -
     """The same model with the tokenizer of a BERT of thirteen words."""
     path = tmp_path_factory.mktemp("words") / "vocab.txt"
     path.write_text("\n".join(WORDS) + "\n")
-    with load_session(exported_model("bert-tiny", *MODEL, noise=True), tokenizer=path) as session:
+    with load_session(exported_model("bert-tiny", *MODEL, noise=True, gain=12.0), tokenizer=path) as session:
         yield session
 
 
 def augment(session: Session, text: Any, **options: Any) -> list[dict[str, Any]]:
     variants: list[dict[str, Any]] = session.run(text, task="augment", **options)["variants"]
     return variants
+
+
+def ids_of(result: dict[str, Any]) -> list[list[int]]:
+    return [variant["ids"] for variant in result["variants"]]
 
 
 def refilled(folder: Path, original: Sequence[int], places: Sequence[int]) -> tuple[list[int], list[float]]:
@@ -75,14 +79,14 @@ def refilled(folder: Path, original: Sequence[int], places: Sequence[int]) -> tu
 def test_the_likeliest_tokens_one_after_the_other(session: Session, model: Path) -> None:
     """A prediction sees those before it: filled in one pass the result would be another."""
     original, apart = list(TEXTS[0].encode()), 0
-    for variant in augment(session, TEXTS[0], temperature=0, fraction=0.3, num_variants=6, whole_words=False):
+    for variant in augment(session, TEXTS[0], temperature=0, fraction=0.6, num_variants=6, whole_words=False):
         places = [change["place"] for change in variant["changes"]]
-        assert len(places) == round(0.3 * len(original)) == 7
+        assert len(places) == round(0.6 * len(original)) == 14
         ids, chances = refilled(model, original, places)
         assert variant["ids"] == ids
         np.testing.assert_allclose([change["probability"] for change in variant["changes"]], chances, atol=1e-5)
         masked = [MASK if place in places else token for place, token in enumerate(original)]
-        with torch.inference_mode():
+        with torch.no_grad():
             logits = library.load(model)(torch.tensor([masked]))["logits"][0]
         allowed = torch.tensor([token not in SPECIAL for token in range(logits.shape[1])])
         logits[range(len(original)), original] = -torch.inf
@@ -94,7 +98,7 @@ def test_the_likeliest_tokens_one_after_the_other(session: Session, model: Path)
 def test_samples_are_of_the_likeliest(session: Session, model: Path) -> None:
     """Of one masked letter, the three likeliest others, each about as often as the model says."""
     (original,) = b"x"
-    with torch.inference_mode():
+    with torch.no_grad():
         logits = library.load(model)(torch.tensor([[MASK]]))["logits"][0, 0].double()
     logits[[original, *SPECIAL]] = -torch.inf
     best = logits.topk(3)
@@ -137,11 +141,12 @@ def test_laws(session: Session, text: str, fraction: float, options: dict[str, A
 def test_a_variant_depends_on_seed_text_and_number_alone(session: Session) -> None:
     options = {"task": "augment", "num_variants": 3}
     results = session.run(TEXTS, seed=3, **options)
-    assert session.run(TEXTS, seed=3, batch_size=1, **options) == pytest.approx(results)
+    wanted = [ids_of(result) for result in results]
+    assert [ids_of(result) for result in session.run(TEXTS, seed=3, batch_size=1, **options)] == wanted
     for count in (1, 2):
         fewer = session.run(TEXTS, seed=3, task="augment", num_variants=count)
-        assert [x["variants"] for x in fewer] == [x["variants"][:count] for x in results]
-    assert session.run(TEXTS, seed=4, **options) != results
+        assert [ids_of(result) for result in fewer] == [ids[:count] for ids in wanted]
+    assert [ids_of(result) for result in session.run(TEXTS, seed=4, **options)] != wanted
     first, second = session.run([TEXTS[0], TEXTS[0]], seed=3, **options)
     assert first["variants"] != second["variants"]
     assert len({variant["text"] for variant in first["variants"]}) == 3
@@ -184,10 +189,9 @@ def test_a_token_stays_where_there_is_no_other(worded: Session) -> None:
     assert [(change["token"], change["new_token"]) for change in variant["changes"]] == [(5, 5)]
 
 
-def test_ids_without_a_tokenizer(exported_model: Exported) -> None:
+def test_ids_without_a_tokenizer(model: Path, redeclared: Callable[..., Path]) -> None:
     """What is special must be said then."""
-    folder = exported_model("bert-tiny", *MODEL, "num_layers=1", "pad_token_id=0", tokenizer=False)
-    with load_session(folder) as session:
+    with load_session(redeclared(model, tokenizer=False, pad_token_id=0)) as session:
         variants = augment(session, [0, 7, 8, 9, 3], num_variants=20, fraction=1.0, special_tokens=(3,), top_k=300)
         for variant in variants:
             assert variant["text"] is None
@@ -242,13 +246,8 @@ def test_bad_inputs(model: Path, zoo: Zoo, arguments: tuple[str, ...], status: i
     zoo("run", model, *arguments, *TASK).failed(status, message)
 
 
-def test_a_model_without_a_mask(exported_model: Exported, zoo: Zoo) -> None:
-    folder = exported_model("bert-tiny", "task=fill-mask", "mask_token_id=none", "num_layers=1")
-    zoo("run", folder, "x", *TASK).failed(2, "does not say which token is its mask")
-
-
-def test_another_task_has_nothing_to_augment_with(exported_model: Exported, zoo: Zoo) -> None:
-    zoo("run", exported_model("bert-tiny"), "x", *TASK).failed(2, "task 'augment' is not for a feature-extraction")
+def test_a_model_without_a_mask(model: Path, redeclared: Callable[..., Path], zoo: Zoo) -> None:
+    zoo("run", redeclared(model, mask_token_id=None), "x", *TASK).failed(2, "does not say which token is its mask")
 
 
 def test_logits_that_are_no_numbers(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,12 +141,16 @@ def test_classes_of_pairs_and_of_texts(classifier: Path) -> None:
     assert np.ptp([result["probabilities"][0] for result in results]) > 1e-3
 
 
-@pytest.mark.parametrize("types", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_model_without_segments_reads_pairs(exported_model: Exported, types: int) -> None:
-    """One segment, as RoBERTa has, is that of every token, though the tokenizer tells two."""
-    folder = exported_model(
-        "bert-tiny", "task=text-classification", "num_layers=1", f"type_vocab_size={types}", noise=True
-    )
+def test_one_segment_is_that_of_every_token(classifier: Path, redeclared: Callable[..., Path]) -> None:
+    """As RoBERTa has it, though the tokenizer tells two."""
+    with load_session(redeclared(classifier, type_vocab_size=1)) as session:
+        found = session.run(Pair(*PAIRS[0]))["probabilities"]
+        np.testing.assert_array_equal(found, session.run("".join(PAIRS[0]))["probabilities"])
+
+
+@pytest.mark.slow
+def test_a_model_without_segments_reads_pairs(exported_model: Exported) -> None:
+    folder = exported_model("bert-tiny", "task=text-classification", "num_layers=1", "type_vocab_size=0", noise=True)
     with load_session(folder) as session:
         found = session.run(Pair(*PAIRS[0]))["probabilities"]
         np.testing.assert_array_equal(found, session.run("".join(PAIRS[0]))["probabilities"])
@@ -268,10 +272,9 @@ def test_a_task_of_single_texts_reads_no_pairs(model: Path, zoo: Zoo) -> None:
         session.run([["x", "<mask>"]])
 
 
-def test_a_model_of_one_segment_predicts_no_next_sentence(exported_model: Exported) -> None:
-    folder = exported_model("bert-tiny", "task=pretraining", "num_layers=1", "type_vocab_size=0")
-    message = "next-sentence needs two segments, and the model has 0"
-    with load_session(folder) as session, pytest.raises(UsageError, match=message):
+def test_a_model_of_one_segment_predicts_no_next_sentence(model: Path, redeclared: Callable[..., Path]) -> None:
+    message = "next-sentence needs two segments, and the model has 1"
+    with load_session(redeclared(model, type_vocab_size=1)) as session, pytest.raises(UsageError, match=message):
         session.run(Pair("x", "y"), task="next-sentence")
 
 
