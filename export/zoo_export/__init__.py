@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zoo_export.exporter import export_model
     from zoo_export.parity import verify_model
-    from zoo_export.runtime import Answer, Generation, Runner, Session, TextRunner, Tokens, load_session
+    from zoo_export.runtime import Answer, Generation, Pair, Runner, Session, TextRunner, Tokens, load_session
     from zoo_export.runtime_parity import compare_runtime
     from zoo_export.session import open_session
 
 __all__ = [
     "Answer",
     "Generation",
+    "Pair",
     "Runner",
     "Session",
     "TextRunner",
@@ -28,7 +29,9 @@ __all__ = [
     "verify_model",
 ]
 
-_HOMES = dict.fromkeys(("Answer", "Generation", "Runner", "Session", "TextRunner", "Tokens", "load_session"), "runtime")
+_HOMES = dict.fromkeys(
+    ("Answer", "Generation", "Pair", "Runner", "Session", "TextRunner", "Tokens", "load_session"), "runtime"
+)
 _HOMES |= {
     "compare_runtime": "runtime_parity",
     "export_model": "exporter",

@@ -22,11 +22,14 @@ def zoo_exporters() -> Sequence[zoo.Exporter]:
 @zoo.hookimpl
 def zoo_tasks() -> Sequence[zoo.Task]:
     home, encoders = "zoo_export.runtime", ("feature-extraction", "sentence-embedding")
+    masked = ("fill-mask", "pretraining")
     return [
+        zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
         zoo.Task(name="feature-extraction", run=f"{home}.tasks:Features", serves=encoders),
-        zoo.Task(name="fill-mask", run=f"{home}.tasks:FillMask", serves=("fill-mask", "pretraining")),
+        zoo.Task(name="fill-mask", run=f"{home}.tasks:FillMask", serves=masked),
         zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
         zoo.Task(name="image-feature-extraction", run=f"{home}.images:ImageFeatures"),
+        zoo.Task(name="next-sentence", run=f"{home}.tasks:NextSentence", serves=("pretraining",)),
         zoo.Task(name="pretraining", run=f"{home}.tasks:FillMask"),
         zoo.Task(name="replaced-token-detection", run=f"{home}.tasks:ReplacedTokens"),
         zoo.Task(name="sentence-embedding", run=f"{home}.tasks:Embed", serves=encoders),

@@ -149,6 +149,23 @@ def exported_with(exported_build: Builder, exported_model: Builder) -> Builder:
 
 
 @pytest.fixture
+def redeclared(seal: Callable[[Path], None], tmp_path: Path) -> Builder:
+    """A copy of an exported model whose configuration says something else, and without a tokenizer unless asked."""
+
+    def copy(folder: Path, *, tokenizer: bool = True, **values: Any) -> Path:
+        made = Path(shutil.copytree(folder, tmp_path / "redeclared"))
+        description = json.loads((made / "config.json").read_text())
+        description["config"] |= values
+        (made / "config.json").write_text(json.dumps(description))
+        if not tokenizer:
+            (made / "tokenizer.json").unlink()
+        seal(made)
+        return made
+
+    return copy
+
+
+@pytest.fixture
 def exported_copy(exported_model: Builder, tmp_path: Path) -> Builder:
     """A copy of an exported preset, to be changed."""
 

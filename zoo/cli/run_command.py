@@ -54,11 +54,13 @@ def generation_options(command: Any) -> Any:
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option("--input", "input_file", metavar="FILE", help="Inputs: text by lines, .jsonl or .parquet; - for stdin.")
 @click.option("--column", default="text", show_default=True, help="What holds the inputs in .jsonl and .parquet.")
+@click.option("--pair-column", metavar="NAME", help="What holds the second texts there, of a task of pairs.")
 @click.option("--id-column", help="What names the inputs there.  [default: id, else their numbers]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier run into the same .jsonl ended.")
 @click.option("--force", is_flag=True, help="Replace the output, once the new one is complete.")
-@click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids.")
+@click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
+@click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids; a pair as 1,2/3,4.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer, or a vocabulary, to use instead.")
 @click.option("--task", help="What to do, where the model can do more than it declares.")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Change an option of the task.")
@@ -81,10 +83,12 @@ def command(
     texts: tuple[str, ...],
     input_file: str | None,
     column: str,
+    pair_column: str | None,
     id_column: str | None,
     output: Path | None,
     resume: bool,
     force: bool,
+    pairs: tuple[tuple[str, str], ...],
     id_lists: tuple[str, ...],
     tokenizer: Path | None,
     task: str | None,
@@ -99,7 +103,7 @@ def command(
 
     Before the defaults below comes what the model's generation_config.json says, where it has one.
     """
-    from zoo_export.runtime import load_session
+    from zoo_export.runtime import Pair, load_session
     from zoo_export.runtime.rows import Results
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
@@ -111,8 +115,8 @@ def command(
     if input_file is not None and output is not None and _same(Path(input_file), output):
         raise UsageError("the input and the output are one file", f"--output {output}", "choose another name")
     results = Results(output, force=force, resume=resume) if output is not None else None
-    given = [*texts, *map(parse_ids, id_lists)]
-    inputs = _inputs(given, input_file, column, id_column)
+    given = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
+    inputs = _inputs(given, input_file, column, id_column, pair_column)
     with load_session(directory, tokenizer=tokenizer, **rest) as session:
         more = session.options(task).parse_settings(settings)
         if twice := sorted(more.keys() & options.keys()):
@@ -151,17 +155,29 @@ def _same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
 
 
-def _inputs(given: Sequence[Any], file: str | None, column: str, id_column: str | None) -> Iterator[Answer]:
+def _parse_input(text: str) -> Any:
+    """``1,2`` as token ids, ``1,2/3,4`` as a pair of them."""
+    from zoo_export.runtime import Pair
+
+    parts = text.split("/")
+    return Pair(*map(parse_ids, parts)) if len(parts) == 2 else parse_ids(text)
+
+
+def _inputs(
+    given: Sequence[Any], file: str | None, column: str, id_column: str | None, pair_column: str | None
+) -> Iterator[Answer]:
     """What is to be answered: what is given, else the rows of a file, else the lines of stdin."""
     from zoo_export.runtime import Answer
     from zoo_export.runtime.rows import read_rows
 
     if given and file is not None:
         raise UsageError("inputs twice", f"--input {file}", "leave out the texts, or the file")
+    if given and pair_column is not None:
+        raise UsageError("there is no file with columns", f"--pair-column {pair_column}", "give --pair TEXT TEXT")
     if given:
         return iter([Answer(number, value, id=number) for number, value in enumerate(given, 1)])
     listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
-    rows = read_rows(file or "-", column, id_column) if listens else iter(())
+    rows = read_rows(file or "-", column, id_column, pair_column) if listens else iter(())
     first = next(rows, None)
     if first is None:
         raise UsageError("nothing to run on", file, "give a text, --input FILE, or --ids 1,2,3")
@@ -209,9 +225,11 @@ def _kept_apart(items: Iterator[Item]) -> Iterator[Item]:
 
 def _described(answer: Answer) -> dict[str, Any]:
     from zoo_export.runtime.rows import plain
+    from zoo_export.runtime.runner import texts_of
 
     # A lone surrogate, which stands for a byte that is not UTF-8, cannot be printed.
-    text = answer.input.encode("utf-8", "backslashreplace").decode() if isinstance(answer.input, str) else None
+    texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts_of(answer.input)]
+    text = texts if len(texts) > 1 else next(iter(texts), None)
     return {"text": text, **(plain(answer.result) if answer.error is None else {"error": str(answer.error)})}
 
 

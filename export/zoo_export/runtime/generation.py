@@ -23,6 +23,7 @@ __all__ = [
     "Generation",
     "Steps",
     "continue_rows",
+    "draw",
     "probabilities",
     "search_beams",
 ]
@@ -264,10 +265,7 @@ class Choices:
             row.block(len(row.ids) + 1)
         if row.random is None or row.error is not None:
             return best
-        chances = probabilities(scores, self.options)
-        cumulative = chances.cumsum()
-        drawn = min(row.random.random() * cumulative[-1], np.nextafter(cumulative[-1], 0))
-        return int(cumulative.searchsorted(drawn, side="right"))
+        return draw(probabilities(scores, self.options), row.random)
 
 
 def probabilities(scores: Array, options: Generation) -> Array:
@@ -289,6 +287,13 @@ def probabilities(scores: Array, options: Generation) -> Array:
         chances[chances < options.min_p * chances.max()] = 0
     result: Array = chances / chances.sum()
     return result
+
+
+def draw(chances: Array, random: np.random.Generator) -> int:
+    """A token from a distribution (V,); never one of probability 0."""
+    cumulative = chances.cumsum()
+    drawn = min(random.random() * cumulative[-1], np.nextafter(cumulative[-1], 0))
+    return int(cumulative.searchsorted(drawn, side="right"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, nearest, storage_errors
-from zoo_export.runtime.runner import Answer
+from zoo_export.runtime.runner import Answer, Pair
 
 __all__ = ["Results", "plain", "read_rows"]
 
@@ -24,25 +24,28 @@ _PARQUET = ".parquet"
 _BATCH = 1024
 
 
-def read_rows(path: str, column: str, id_column: str | None = None) -> Iterator[Answer]:
+def read_rows(path: str, column: str, id_column: str | None = None, pair_column: str | None = None) -> Iterator[Answer]:
     """Read a file row by row. A row that cannot be read has its error already.
 
     Args:
         path: ``.jsonl`` or ``.ndjson``, ``.parquet``, or text with an input in each line; ``-`` for text from stdin.
         column: what holds the inputs, in a file that has columns.
         id_column: what names the rows; ``id`` where the file has it.
+        pair_column: what holds the second texts of inputs that are pairs.
 
     Raises:
         ArtifactError: the file is missing, or not what its name says.
-        UsageError: it has no such column.
+        UsageError: it has no such column, or no columns at all for the second texts.
     """
     suffix = Path(path).suffix.lower()
     if path != _STDIN and not Path(path).exists():
         raise ArtifactError("no such file", path)
     if suffix == _PARQUET:
-        return _unique(_read_parquet(path, column, id_column), path)
+        return _unique(_read_parquet(path, column, id_column, pair_column), path)
     if suffix in _LINES:
-        return _unique(_read_json_lines(path, column, id_column), path)
+        return _unique(_read_json_lines(path, column, id_column, pair_column), path)
+    if pair_column is not None:
+        raise UsageError("text by lines has no columns", f"--pair-column {pair_column}", "give .jsonl or .parquet")
     return _read_lines(path)
 
 
@@ -73,7 +76,8 @@ def _bad(path: str, number: int, what: str, remedy: str | None = None) -> Answer
     return Answer(number, None, error=error, id=number)
 
 
-def _read_json_lines(path: str, column: str, id_column: str | None) -> Iterator[Answer]:
+def _read_json_lines(path: str, column: str, id_column: str | None, pair_column: str | None) -> Iterator[Answer]:
+    wanted = [name for name in (column, id_column, pair_column) if name is not None]
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -83,15 +87,18 @@ def _read_json_lines(path: str, column: str, id_column: str | None) -> Iterator[
             except (ValueError, RecursionError) as error:
                 yield _bad(path, number, f"not JSON ({error})")
                 continue
-            lacks = [name for name in filter(None, (column, id_column)) if not isinstance(row, dict) or name not in row]
+            lacks = [name for name in wanted if not isinstance(row, dict) or name not in row]
             if lacks:
                 remedy = nearest(lacks[0], row) if isinstance(row, dict) else "write an object in each line"
                 yield _bad(path, number, f"has no {lacks[0]!r}", remedy)
             else:
-                yield Answer(number, row[column], id=row.get(id_column or "id", number))
+                null = next((name for name in (column, pair_column) if pair_column and row[name] is None), None)
+                value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
+                id = row.get(id_column or "id", number)
+                yield Answer(number, value, id=id) if null is None else _bad(path, number, f"{null!r} is null")
 
 
-def _read_parquet(path: str, column: str, id_column: str | None) -> Iterator[Answer]:
+def _read_parquet(path: str, column: str, id_column: str | None, pair_column: str | None) -> Iterator[Answer]:
     parquet = _pyarrow("parquet")
     try:
         file = parquet.ParquetFile(path)
@@ -99,26 +106,23 @@ def _read_parquet(path: str, column: str, id_column: str | None) -> Iterator[Ans
         raise ArtifactError(f"not a parquet file ({error})", path) from error
     with file:
         names = file.schema_arrow.names
-        for name in filter(None, (column, id_column)):
-            if name not in names:
+        for name in (column, id_column, pair_column):
+            if name is not None and name not in names:
                 raise UsageError(f"no column {name!r}", path, nearest(name, names))
         id_column = id_column or ("id" if "id" in names else None)
-        number = 0
-        for values, ids in _parquet_batches(file, path, column, id_column):
-            for place, value in enumerate(values):
-                number += 1
-                id = ids[place] if ids is not None else number
-                yield Answer(number, value, id=id) if value is not None else _bad(path, number, f"{column!r} is null")
+        for number, row in enumerate(_parquet_rows(file, path, column, id_column, pair_column), 1):
+            value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
+            null = next((name for name in (column, pair_column) if name is not None and row[name] is None), None)
+            id = row[id_column] if id_column else number
+            yield Answer(number, value, id=id) if null is None else _bad(path, number, f"{null!r} is null")
 
 
-def _parquet_batches(
-    file: Any, path: str, column: str, id_column: str | None
-) -> Iterator[tuple[list[Any], list[Any] | None]]:
-    """The values of two columns, some rows at a time."""
-    columns = list(dict.fromkeys(filter(None, (column, id_column))))
+def _parquet_rows(file: Any, path: str, *names: str | None) -> Iterator[dict[str, Any]]:
+    """The values of some columns, some rows at a time."""
+    columns = list(dict.fromkeys(filter(None, names)))
     try:
         for batch in file.iter_batches(_BATCH, columns=columns):
-            yield batch.column(column).to_pylist(), batch.column(id_column).to_pylist() if id_column else None
+            yield from batch.to_pylist()
     except Exception as error:  # pyarrow has classes of its own for this
         raise ArtifactError(f"cannot be read ({error})", path) from error
 

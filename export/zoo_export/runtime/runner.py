@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zoo_export.pipeline import Arrays
     from zoo_export.runtime.session import Session
 
-__all__ = ["Answer", "Runner", "TextRunner", "Tokens"]
+__all__ = ["Answer", "Pair", "Runner", "TextRunner", "Tokens"]
 
 Array = np.ndarray[Any, Any]
 Item = TypeVar("Item")
@@ -103,19 +103,35 @@ class Runner(ABC, Generic[Item]):
         return items
 
 
+class Pair(NamedTuple):
+    """One input of two texts, or of two lists of token ids, for tasks that read pairs.
+
+    In a list of inputs any list or tuple of two will do; alone, two texts would be two inputs.
+    """
+
+    first: str | Sequence[int]
+    """Of token ids all that come before the second, such as BERT's ``[CLS] first [SEP]``."""
+    second: str | Sequence[int]
+    """Of token ids all the rest."""
+
+
 @dataclass(frozen=True)
 class Tokens:
     """An input as token ids."""
 
     number: int
     ids: list[int]
+    types: Sequence[int] = ()
+    """The segment of each; none is the first for all."""
 
 
 class TextRunner(Runner[Tokens]):
-    """Inputs are texts, or token ids."""
+    """Inputs are texts, or token ids; where the task reads pairs, two of either too."""
 
     needs: tuple[str, ...] = ()
     """Outputs of the first graph without which the task cannot be done."""
+    takes_pairs = False
+    """Whether an input may be a :class:`Pair`."""
 
     def __init__(self, session: Session, chosen: Any) -> None:
         super().__init__(session, chosen)
@@ -124,21 +140,34 @@ class TextRunner(Runner[Tokens]):
     def read(self, value: Any, number: int) -> Tokens:
         """Token ids, all of which the model knows and has positions for."""
         if isinstance(value, str):
-            tokenizer = self.session.tokenizer
-            if tokenizer is None:
-                remedy = "attach one with --tokenizer FILE, or give --ids 1,2,3"
-                raise UsageError("the model has no tokenizer", self.session.path, remedy)
-            try:
-                encoded = tokenizer.encode(value)
-            except Exception as error:  # the library raises bare Exception, and UnicodeError for lone surrogates
-                raise ArtifactError(f"cannot be encoded ({error})", f"input {number}") from error
-            ids = [] if all(encoded.special_tokens_mask) else encoded.ids  # those that are put around every text
-        elif isinstance(value, list | tuple) and all(_is_id(token) for token in value):
-            ids = [int(token) for token in value]
+            encoded = self._encode(number, value)
+            around = all(encoded.special_tokens_mask)  # those that are put around every text
+            item = Tokens(number, [] if around else encoded.ids, encoded.type_ids)
+        elif are_ids(value):
+            item = Tokens(number, [int(token) for token in value])
+        elif is_pair(value):
+            if not self.takes_pairs:
+                raise ArtifactError("is a pair, which the task does not read", f"input {number}", "give one text")
+            item = self._read_pair(number, *value)
         else:
             raise ArtifactError(f"neither a text nor token ids, but {type(value).__name__}", f"input {number}")
-        self._check(ids, number)
-        return Tokens(number, ids)
+        self._check(item.ids, number)
+        segments = segments_of(self.graph)
+        if segments > 1 and max(item.types, default=0) >= segments:
+            what = f"has tokens of segment {max(item.types)} from 0, the model has {segments}"
+            raise ArtifactError(what, f"input {number}", "is this the model's tokenizer?")
+        return item
+
+    def _encode(self, number: int, *texts: str) -> Any:
+        """What the tokenizer makes of input ``number``, one text or the two of a pair: its ``Encoding``."""
+        tokenizer = self.session.tokenizer
+        if tokenizer is None:
+            remedy = "attach one with --tokenizer FILE, or give --ids 1,2,3"
+            raise UsageError("the model has no tokenizer", self.session.path, remedy)
+        try:
+            return tokenizer.encode(*texts)
+        except Exception as error:  # the library raises bare Exception, and UnicodeError for lone surrogates
+            raise ArtifactError(f"cannot be encoded ({error})", f"input {number}") from error
 
     def size(self, item: Tokens) -> int:
         """Tokens."""
@@ -149,14 +178,19 @@ class TextRunner(Runner[Tokens]):
         return size == longest or any(tensor.is_mask for tensor in self.graph.input_tensors())
 
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> Arrays:
-        """Inputs of the first graph for a padded batch: ids, mask, positions, and the first of two segments."""
+        """Inputs of the first graph for a padded batch: ids, mask, positions, and segments.
+
+        A model of one segment, such as RoBERTa, tells none apart: it is the segment of every token.
+        """
         length = max(len(item.ids) for item in items)
         ids = np.full((len(items), length), self.session.option("pad_token_id") or 0, dtype=np.int64)
-        mask = np.zeros_like(ids)
+        mask, types, segments = np.zeros_like(ids), np.zeros_like(ids), segments_of(self.graph)
         for row, item in enumerate(items):
             place = slice(length - len(item.ids), None) if left else slice(len(item.ids))
             ids[row, place], mask[row, place] = item.ids, 1
-        known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": np.zeros_like(ids)}
+            if segments > 1 and item.types:
+                types[row, place] = item.types
+        known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": types}
         known[self.ids_input.name] = ids
         tensors = [tensor for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
         known |= {tensor.name: mask for tensor in tensors if tensor.is_mask}
@@ -187,6 +221,19 @@ class TextRunner(Runner[Tokens]):
         tokenizer = self.session.tokenizer
         return None if tokenizer is None else tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
+        if isinstance(first, str):
+            encoded = self._encode(number, first, second)
+            item = Tokens(number, encoded.ids, encoded.type_ids)
+            found = set(encoded.sequence_ids)
+        else:
+            item = Tokens(number, [*map(int, first), *map(int, second)], [0] * len(first) + [1] * len(second))
+            found = {place for place, ids in enumerate((first, second)) if ids}
+        for place, name in enumerate(("first", "second")):
+            if place not in found:
+                raise ArtifactError(f"the {name} text has no tokens", f"input {number}", "give at least one")
+        return item
+
     def _check(self, ids: Sequence[int], number: int) -> None:
         where = f"input {number}"
         if not ids:
@@ -200,8 +247,32 @@ class TextRunner(Runner[Tokens]):
             raise ArtifactError(what, where, "is this the model's tokenizer?")
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def are_ids(value: object) -> bool:
+    """Whether an input is a list of token ids."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(token, int | np.integer) and not isinstance(token, bool) for token in value
+    )
+
+
+def is_pair(value: object) -> bool:
+    """Whether an input is two texts, or two lists of token ids."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and (all(isinstance(part, str) for part in value) or all(are_ids(part) for part in value))
+    )
+
+
+def texts_of(value: object) -> tuple[str, ...]:
+    """The text, or the two, that an input is; none where it is token ids or something else."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if is_pair(value) and isinstance(value[0], str) else ()  # type: ignore[index, arg-type]
+
+
+def segments_of(graph: Graph) -> int:
+    """Segments that the tokens of a graph may be of; 0 where it reads none."""
+    return next((tensor.upper or 0 for tensor in graph.input_tensors() if tensor.name == "token_type_ids"), 0)
 
 
 def require_outputs(graph: Graph, names: Sequence[str], where: object) -> None:
@@ -213,7 +284,7 @@ def require_outputs(graph: Graph, names: Sequence[str], where: object) -> None:
 
 def label(answer: Answer) -> str:
     """What an input is called in a line for people."""
-    return repr(answer.input) if isinstance(answer.input, str) else f"input {answer.number}"
+    return ", ".join(map(repr, texts_of(answer.input))) or f"input {answer.number}"
 
 
 def finite(items: Sequence[Any], values: Array, results: Sequence[dict[str, Any]]) -> list[Any]:

@@ -29,7 +29,7 @@ from zoo.registry import load_reference
 from zoo_export.grid import empty_past
 from zoo_export.pipeline import Arrays, OnnxExecutor
 from zoo_export.runtime.batching import batches
-from zoo_export.runtime.runner import Answer, Runner
+from zoo_export.runtime.runner import Answer, Pair, Runner
 from zoo_export.session import (
     PROVIDERS,
     Memory,
@@ -229,7 +229,7 @@ class Session:
         """Answer one input, or a list of them.
 
         Args:
-            inputs: a text, token ids, or what else the task takes; or a list of them.
+            inputs: a text, token ids, a :class:`Pair` of either, or what else the task takes; or a list of them.
             task: another than the model's own, of those that some plugin provides for it.
             batch_size: inputs that are computed at once.
             options: of the task, such as ``max_new_tokens``.
@@ -241,7 +241,8 @@ class Session:
             UsageError: an unknown task or option, or no tokenizer for a text.
             ArtifactError: an input is empty, too long, or has tokens that the model does not know.
         """
-        single = not isinstance(inputs, list | tuple) or (bool(inputs) and isinstance(inputs[0], int | np.integer))
+        several = isinstance(inputs, list | tuple) and not isinstance(inputs, Pair)
+        single = not several or (bool(inputs) and isinstance(inputs[0], int | np.integer))
         answers = []
         for answer in self.map([inputs] if single else inputs, task=task, batch_size=batch_size, **options):
             if answer.error is not None:

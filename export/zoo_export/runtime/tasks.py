@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
-from zoo_export.runtime.runner import Answer, TextRunner, Tokens, finite, label, require_outputs
+from zoo_export.runtime.runner import Answer, TextRunner, Tokens, are_ids, finite, label, require_outputs, segments_of
+
+if TYPE_CHECKING:
+    from zoo_export.runtime.session import Session
 
 __all__ = [
     "Embed",
     "Features",
     "FillMask",
+    "NextSentence",
     "ReplacedTokens",
     "TextClassification",
     "TokenClassification",
+    "mask_token",
     "softmax",
 ]
 
@@ -26,19 +31,23 @@ Array = np.ndarray[Any, Any]
 
 
 class Features(TextRunner):
-    """``last_hidden_state``, (tokens, hidden) for each input."""
+    """``last_hidden_state``, (tokens, hidden) for each input; or ``features``, where the model has layers chosen."""
 
-    needs = ("last_hidden_state",)
+    def __init__(self, session: Any, chosen: Settings) -> None:
+        super().__init__(session, chosen)
+        names = {tensor.name for tensor in self.graph.output_tensors()}
+        self.output = "features" if "features" in names else "last_hidden_state"
+        require_outputs(self.graph, (self.output,), session.path)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
-        hidden = self.compute(items)["last_hidden_state"]
-        results = [{"tokens": len(item.ids), "last_hidden_state": rows[: len(item.ids)]}
+        hidden = self.compute(items)[self.output]
+        results = [{"tokens": len(item.ids), self.output: rows[: len(item.ids)]}
                    for item, rows in zip(items, hidden, strict=True)]  # fmt: skip
         return finite(items, hidden, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
-            states = answer.result["last_hidden_state"]
+            states = answer.result[self.output]
             yield f"{label(answer)}: {len(states)} tokens x {len(states[0])}, the first {_start(states[0])}"
 
 
@@ -91,9 +100,13 @@ class Embed(TextRunner):
 
 
 class TextClassification(TextRunner):
-    """``probabilities`` of the classes, and the ``label`` of the likeliest where the model names its classes."""
+    """``probabilities`` of the classes, and the ``label`` of the likeliest where the model names its classes.
+
+    Of a text, or of a pair, as a premise and a hypothesis are.
+    """
 
     needs = ("logits",)
+    takes_pairs = True
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
@@ -112,6 +125,39 @@ class TextClassification(TextRunner):
                 for place, value in enumerate(answer.result["probabilities"])
             )
             yield f"{label(answer)}: " + "  ".join(chances)
+
+
+class NextSentence(TextRunner):
+    """``follows``: how likely it is that the second text of a pair comes right after the first (Devlin et al. 2019).
+
+    The first of the two classes says so. ALBERT's tells whether two neighbours are in order (Lan et al. 2020).
+    """
+
+    needs = ("next_sentence_logits",)
+    takes_pairs = True
+
+    def __init__(self, session: Any, chosen: Settings) -> None:
+        super().__init__(session, chosen)
+        if (segments := segments_of(self.graph)) < 2:
+            what = f"next-sentence needs two segments, and the model has {segments}"
+            raise UsageError(what, session.path, "choose another task")
+
+    def read(self, value: Any, number: int) -> Tokens:
+        if isinstance(value, str) or are_ids(value):
+            raise ArtifactError("has no second text", f"input {number}", "give a pair")
+        return super().read(value, number)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["next_sentence_logits"]
+        results = [
+            {"tokens": len(item.ids), "follows": float(chances[0])}
+            for item, chances in zip(items, softmax(logits), strict=True)
+        ]
+        return finite(items, logits, results)
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            yield f"{label(answer)}: follows {answer.result['follows']:.4f}"
 
 
 class TokenClassification(TextRunner):
@@ -182,10 +228,7 @@ class FillMask(TextRunner):
 
     def __init__(self, session: Any, chosen: FillMaskOptions) -> None:
         super().__init__(session, chosen)
-        self.target = session.option("mask_token_id")
-        if self.target is None:
-            what = "the model does not say which token is its mask"
-            raise UsageError(what, session.path, "set mask_token_id when building")
+        self.target = mask_token(session)
 
     def read(self, value: Any, number: int) -> Tokens:
         item = super().read(value, number)
@@ -214,6 +257,15 @@ class FillMask(TextRunner):
             for filled in answer.result["masks"]:
                 choices = (f"{_text(item)!r} {item['probability']:.4f}" for item in filled)
                 yield f"{label(answer)}: " + "  ".join(choices)
+
+
+def mask_token(session: Session) -> int:
+    """The token to fill in, or a :class:`UsageError` where the model names none."""
+    token = session.option("mask_token_id")
+    if token is None:
+        what = "the model does not say which token is its mask"
+        raise UsageError(what, session.path, "set mask_token_id when building")
+    return int(token)
 
 
 def softmax(logits: Array) -> Array:

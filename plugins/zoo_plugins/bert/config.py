@@ -74,6 +74,9 @@ class BERTConfig(Config):
     """Whether the encoder has the pooler, a dense layer on its first token."""
     pooler_activation: Literal["tanh", "gelu", "relu"] = "tanh"
     """Of the pooler."""
+    feature_layers: tuple[int, ...] = ()
+    """Hidden states that ``features`` of the task feature-extraction concatenates, in this order: 0 are the embeddings
+    and ``num_layers`` the last block, or -1. None, and there are no such features."""
     pooling: Literal["cls", "mean"] = "mean"
     """How a sentence embedding pools the tokens."""
     normalize: bool = True
@@ -105,6 +108,7 @@ class BERTConfig(Config):
             raise ValueError(f"type_vocab_size must not be negative, got {self.type_vocab_size}")
         if self.task in _POOLED and not self.pooler:
             raise ValueError(f"task {self.task!r} reads the pooler, but pooler is {self.pooler}")
+        self._check_features()
         if not self.project_embeddings and self.embedding_size != self.hidden_size:
             sizes = f"embedding_size {self.embedding_size} and hidden_size {self.hidden_size}"
             raise ValueError(f"{sizes} differ, but project_embeddings is {self.project_embeddings}")
@@ -136,6 +140,15 @@ class BERTConfig(Config):
             found = f"attention_window is {self.attention_window} and global_tokens is {self.global_tokens}"
             raise ValueError(f"attention {self.attention!r} has no window, but {found}")
 
+    def _check_features(self) -> None:
+        if self.feature_layers and self.task != "feature-extraction":
+            found = f"feature_layers is {self.feature_layers} and the task is {self.task!r}"
+            raise ValueError(f"feature_layers is for the task 'feature-extraction', but {found}")
+        for layer in self.feature_layers:
+            if not -self.num_layers - 1 <= layer <= self.num_layers:
+                bounds = f"{-self.num_layers - 1} ... {self.num_layers} of num_layers {self.num_layers}"
+                raise ValueError(f"feature_layers has {layer}, which lies outside {bounds}")
+
     @property
     def position_rows(self) -> int:
         """Rows of the position embedding."""
@@ -145,9 +158,13 @@ class BERTConfig(Config):
         """One graph; its outputs follow the task. Padding on the left would take the first positions."""
         hidden = real("last_hidden_state", "batch", "sequence", self.hidden_size)
         logits = real("logits", "batch", "sequence", self.vocab_size)
+        features = real("features", "batch", "sequence", len(self.feature_layers) * self.hidden_size)
+        pooled = real("pooler_output", "batch", self.hidden_size)
         outputs = {
             "feature-extraction": (
-                (hidden, real("pooler_output", "batch", self.hidden_size)) if self.pooler else (hidden,)
+                hidden,
+                *((features,) if self.feature_layers else ()),
+                *((pooled,) if self.pooler else ()),
             ),
             "sentence-embedding": (real("sentence_embedding", "batch", self.hidden_size), hidden),
             "fill-mask": (logits,),

@@ -46,6 +46,7 @@ POSITION_IDS = r".*position_ids"
 OUTPUTS = {
     "logits": "prediction_logits",  # of both pre-training heads
     "sentence_embedding": "",  # no output of the original
+    "features": "",  # nor are these
 }
 
 

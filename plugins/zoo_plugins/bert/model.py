@@ -147,15 +147,18 @@ class BERT(nn.Module):
 
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> Tensor:
-        """Hidden states of the last block, (B, T, E)."""
+    ) -> list[Tensor]:
+        """Hidden states of the last block, (B, T, E); before them those of the embeddings and of the other blocks,
+        where ``feature_layers`` asks for any."""
         length = input_ids.shape[1]
         full = self.config.attention == "full"
         mask = build_mask(length, length, padding=attention_mask) if full else attention_mask
         x = self.embeddings(input_ids, token_type_ids)
+        states = [x]
         for layer in range(self.config.num_layers):
             x = self.blocks[layer % len(self.blocks)](x, mask)
-        return x
+            states = [*states, x] if self.config.feature_layers else [x]
+        return states
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -168,7 +171,8 @@ class BERT(nn.Module):
             token_type_ids: (B, T), the segment of each token; all 0 by default.
         """
         c = self.config
-        x = self.encode(input_ids, attention_mask, token_type_ids)
+        states = self.encode(input_ids, attention_mask, token_type_ids)
+        x = states[-1]
         pooled = None if self.pooler is None else self.pooler_activation(self.pooler(x[:, 0]))  # (B, E)
         match c.task:
             case "sentence-embedding":
@@ -187,4 +191,7 @@ class BERT(nn.Module):
                 return {"start_logits": start, "end_logits": end}
             case "replaced-token-detection":
                 return {"logits": self.replaced(x)}
-        return {"last_hidden_state": x} | ({} if pooled is None else {"pooler_output": pooled})
+        outputs = {"last_hidden_state": x}
+        if c.feature_layers:  # Devlin et al. 2019, section 5.3
+            outputs["features"] = torch.cat([states[layer] for layer in c.feature_layers], dim=-1)  # (B, T, n E)
+        return outputs if pooled is None else outputs | {"pooler_output": pooled}

@@ -1,0 +1,214 @@
+"""Other texts like a text, by masking some of its tokens and predicting them in their context.
+
+V vocabulary, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.errors import ArtifactError, UsageError
+from zoo_export.runtime.generation import Array, Generation, draw, probabilities
+from zoo_export.runtime.runner import Answer, TextRunner, Tokens, label
+from zoo_export.runtime.tasks import mask_token, softmax
+
+if TYPE_CHECKING:
+    from zoo_export.runtime.session import Session
+
+__all__ = ["Augment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentOptions(Settings):
+    """How a text is changed."""
+
+    num_variants: int = 4
+    """Texts that are made of one. Two of them may be alike, of short texts above all."""
+    fraction: float = 0.15
+    """Part of the tokens that is replaced, rounded; at least one token is."""
+    whole_words: bool = True
+    """Replace all tokens of a word or none, where the tokenizer tells words: words that fit into ``fraction``, or the
+    shortest where none does. Token ids have no words."""
+    temperature: float = 1.0
+    """Divides logits before sampling. 0 takes the likeliest token each time."""
+    top_k: int = 10
+    """Sample from the k likeliest tokens."""
+    seed: int = 0
+    """Of places and samples. A variant depends on it, on the text and on its number, never on others of its batch."""
+    special_tokens: tuple[int, ...] = ()
+    """Tokens that are neither replaced nor put in, beside those that the tokenizer and the model name."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("num_variants", "top_k")
+        for name in ("temperature", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction must lie in [0, 1], got {self.fraction}")
+
+
+@dataclass(frozen=True)
+class Maskable(Tokens):
+    """A text whose tokens may be replaced."""
+
+    words: Sequence[Sequence[int]] = ()
+    """Places that are masked together."""
+    shown: Sequence[int] = ()
+    """Places that belong to the text, and not to what the tokenizer puts around it."""
+
+
+class Augment(TextRunner):
+    """``variants`` of a text, each with its ``text``, its ``ids`` and its ``changes``.
+
+    Some tokens are masked, and a masked language model says what may stand in their place, as in the contextual
+    augmentation of Wu et al. (2019, Conditional BERT) and Kumar et al. (2020), without the label that theirs is
+    conditioned on: whether a variant still means the same is for its reader to judge.
+
+    Theirs predicts all masks in one pass, each as if the others were unknown. Here they are filled one after the other,
+    from left to right, and each prediction sees those before it: the pieces of a word and the parts of a name fit each
+    other. It costs a pass for each of them, of which 15 % of a sentence are few.
+
+    A token differs from the one that it replaces, unless there is no other. Special tokens, the mask among them, are
+    not replaced and not put in, and neither are ids that the tokenizer has no token for. Texts are decoded from their
+    ids: what a tokenizer drops, such as capitals, is lost.
+    """
+
+    options = AugmentOptions
+    needs = ("logits",)
+
+    def __init__(self, session: Session, chosen: AugmentOptions) -> None:
+        super().__init__(session, chosen)
+        self.mask = mask_token(session)
+        size = self.ids_input.upper or 0
+        for token in chosen.special_tokens:
+            if not 0 <= token < size:
+                what = f"special token {token} lies outside the vocabulary of {size}"
+                raise UsageError(what, session.path, "is this the model's tokenizer?")
+        named = (session.option(f"{name}_token_id") for name in ("pad", "bos", "eos"))
+        self.special = {self.mask, *chosen.special_tokens, *(token for token in named if token is not None)}
+        known = set(range(size))
+        if (tokenizer := session.tokenizer) is not None:
+            self.special |= {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+            known &= set(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.allowed = np.zeros(size, dtype=bool)
+        """Tokens that may be put in, (V,)."""
+        self.allowed[sorted(known - self.special)] = True
+        self.sampling = Generation(temperature=chosen.temperature, top_k=chosen.top_k) if chosen.temperature else None
+
+    def read(self, value: Any, number: int) -> Maskable:
+        """Token ids, and which of them may be replaced."""
+        item, where = super().read(value, number), f"input {number}"
+        if self.mask in item.ids:
+            raise ArtifactError("has a mask already", where, "fill it first, with the task fill-mask")
+        encoded = self._encode(number, value) if isinstance(value, str) else None
+        around = encoded.special_tokens_mask if encoded is not None else [token in self.special for token in item.ids]
+        shown = [place for place, added in enumerate(around) if not added]
+        free = [place for place in shown if item.ids[place] not in self.special]
+        if not free:
+            raise ArtifactError("has no token that may be replaced", where, "give at least one that is not special")
+        words = [[place] for place in free]
+        if encoded is not None and self.chosen.whole_words:
+            words = list(_words(encoded, free, value))
+        return Maskable(number, item.ids, item.types, words, shown)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        answers: list[Any] = [{"tokens": len(item.ids), "variants": []} for item in items]
+        for variant in range(self.chosen.num_variants):  # one at a time: a pass is as large as the batch
+            for place, found in enumerate(self._vary(items, variant)):
+                if isinstance(found, ArtifactError):
+                    answers[place] = found
+                elif isinstance(answers[place], dict):
+                    answers[place]["variants"].append(found)
+        return answers
+
+    def _vary(self, items: Sequence[Any], variant: int) -> list[Any]:
+        """One variant of each item, or its error."""
+        drafts = [_Draft(item, self.mask, self.chosen, variant) for item in items]
+        for step in range(max(len(draft.places) for draft in drafts)):
+            live = [draft for draft in drafts if step < len(draft.places) and draft.error is None]
+            if not live:
+                break
+            logits = self.compute([Tokens(draft.item.number, draft.ids, draft.item.types) for draft in live])["logits"]
+            for draft, rows in zip(live, logits, strict=True):
+                self._fill(draft, draft.places[step], rows[draft.places[step]])
+        return [draft.error or self._result(draft) for draft in drafts]
+
+    def _fill(self, draft: _Draft, place: int, logits: Array) -> None:
+        """Put a token in a masked place, by its logits (V,)."""
+        if not np.isfinite(logits).all():
+            draft.error = ArtifactError("the output is not finite", f"input {draft.item.number}", "look at the weights")
+            return
+        old = draft.item.ids[place]
+        allowed = self.allowed.copy()
+        allowed[old] = False
+        if not allowed.any():
+            new = old
+        else:
+            scores = np.where(allowed, logits.astype(np.float64), -np.inf)
+            if self.sampling is None:
+                new = int(scores.argmax())
+            else:
+                new = draw(probabilities(scores, self.sampling), draft.random)
+        draft.ids[place] = new
+        draft.changes.append(
+            {"place": place, "token": old, "text": self.decode([old]), "new_token": new, "new_text": self.decode([new]),
+             "probability": float(softmax(logits)[new])}
+        )  # fmt: skip
+
+    def _result(self, draft: _Draft) -> dict[str, Any]:
+        text = self.decode([draft.ids[place] for place in draft.item.shown])
+        return {"text": text, "ids": draft.ids, "changes": draft.changes}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            for variant in answer.result["variants"]:
+                text = variant["ids"] if variant["text"] is None else repr(variant["text"])
+                changes = (
+                    f"{change['token']} -> {change['new_token']}"
+                    if change["text"] is None
+                    else f"{change['text']!r} -> {change['new_text']!r}"
+                    for change in variant["changes"]
+                )
+                yield f"{label(answer)}: {text}  {', '.join(changes)}"
+
+
+class _Draft:
+    """A variant in the making: first with masks, then with tokens in their place."""
+
+    def __init__(self, item: Maskable, mask: int, options: AugmentOptions, variant: int) -> None:
+        self.item, self.ids = item, list(item.ids)
+        self.random = np.random.default_rng((options.seed, item.number, variant))
+        self.places = sorted(_choose(item.words, options.fraction, self.random))
+        self.changes: list[dict[str, Any]] = []
+        self.error: ArtifactError | None = None
+        for place in self.places:
+            self.ids[place] = mask
+
+
+def _choose(words: Sequence[Sequence[int]], fraction: float, random: np.random.Generator) -> list[int]:
+    """Places of some words: as many as fit into a fraction of all places, or one word."""
+    wanted = max(1, round(fraction * sum(map(len, words))))
+    shuffled = [words[place] for place in random.permutation(len(words))]
+    chosen: list[int] = []
+    for word in shuffled:
+        if len(chosen) + len(word) <= wanted:
+            chosen += word
+    return chosen or list(min(shuffled, key=lambda word: len(word)))
+
+
+def _words(encoded: Any, free: Sequence[int], text: str) -> Iterator[list[int]]:
+    """Places by words. What has a space inside is none: some tokenizers take a whole text for one."""
+    groups: dict[int | None, list[int]] = {}
+    for place in free:
+        groups.setdefault(encoded.word_ids[place], []).append(place)
+    for word, places in groups.items():
+        written = text[encoded.offsets[places[0]][0] : encoded.offsets[places[-1]][1]].strip()
+        if word is None or any(letter.isspace() for letter in written):
+            yield from ([place] for place in places)
+        else:
+            yield places
