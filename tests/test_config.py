@@ -154,6 +154,9 @@ def test_missing_field_is_refused() -> None:
         ("limit", "NONE", None),
         ("limit", "7", 7),
         ("sizes", "[1, 2]", (1, 2)),
+        ("sizes", "1, -2", (1, -2)),
+        ("sizes", "1", (1,)),
+        ("sizes", "[]", ()),
     ],
 )
 def test_setting_is_read_as_its_field_says(key: str, text: str, expected: object) -> None:
@@ -180,7 +183,9 @@ def test_setting_is_read_as_its_field_says(key: str, text: str, expected: object
         ("mode", "z"),
         ("level", "3"),
         ("limit", "null"),
-        ("sizes", "1"),
+        ("sizes", "1, x"),
+        ("sizes", "1,"),
+        ("sizes", ""),
         ("sizes", "[1, 2.5]"),
         ("sizes", "[1"),
     ],

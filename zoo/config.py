@@ -70,18 +70,22 @@ class Settings:
 
     @classmethod
     def parse_setting(cls, key: str, text: str, where: object = "--set") -> Any:
-        """Read ``text`` as a value for the field ``key``: TOML, a bare word for a string, ``none`` for None."""
+        """Read ``text`` as a value for the field ``key``: TOML, a bare word for a string, ``none`` for None.
+
+        A list may be written without its brackets: ``1,2,3``.
+        """
         kinds = _alternatives(cls._field_type(key, where))
         if type(None) in kinds and text.lower() == "none":
             return None
-        try:
-            parsed = tomllib.loads(f"value = {text}")
-        except (ValueError, RecursionError):
-            parsed = {"value": text}
-        value = parsed["value"] if len(parsed) == 1 else text
+        value = _read_toml(text)
         if not isinstance(value, str) and any(_takes_text(kind) for kind in kinds):
             value = text
-        return cls.check_field(key, value, where)
+        try:
+            return cls.check_field(key, value, where)
+        except UsageError:
+            if isinstance(value, list) or not any(typing.get_origin(kind) is tuple for kind in kinds):
+                raise
+        return cls.check_field(key, [_read_toml(part.strip()) for part in text.split(",")], where)
 
     @classmethod
     def parse_settings(cls, texts: Iterable[str], option: str = "--option") -> dict[str, Any]:
@@ -196,6 +200,15 @@ def _name(kind: Any) -> str:
     if kind is type(None):
         return "none"
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+def _read_toml(text: str) -> Any:
+    """What a text is as a value of TOML, or the text itself where it is none."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 _NO_MATCH = object()

@@ -22,11 +22,18 @@ def zoo_exporters() -> Sequence[zoo.Exporter]:
 @zoo.hookimpl
 def zoo_tasks() -> Sequence[zoo.Task]:
     home, encoders = "zoo_export.runtime", ("feature-extraction", "sentence-embedding")
+    texts = (
+        *encoders, "fill-mask", "pretraining", "question-answering", "replaced-token-detection", "text-classification",
+        "text-generation", "text2text-generation", "token-classification",
+    )  # fmt: skip
+    images = ("image-classification", "image-feature-extraction")
     masked = ("fill-mask", "pretraining")
     return [
+        zoo.Task(name="attentions", run=f"{home}.weights:Attentions", serves=texts),
         zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
         zoo.Task(name="feature-extraction", run=f"{home}.tasks:Features", serves=encoders),
         zoo.Task(name="fill-mask", run=f"{home}.tasks:FillMask", serves=masked),
+        zoo.Task(name="image-attentions", run=f"{home}.weights:ImageAttentions", serves=images),
         zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
         zoo.Task(name="image-feature-extraction", run=f"{home}.images:ImageFeatures"),
         zoo.Task(name="next-sentence", run=f"{home}.tasks:NextSentence", serves=("pretraining",)),

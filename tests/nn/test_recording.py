@@ -1,0 +1,172 @@
+"""Attention weights are what attention is computed with, and nothing else changes when they are collected."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from zoo.contract import Graph, attentions, real
+from zoo.nn import (
+    LocalAttention,
+    LongformerAttention,
+    LSHAttention,
+    MultiHeadAttention,
+    PerformerAttention,
+    call_graph,
+    cropped_attentions,
+    recorded_attentions,
+    scaled_dot_product_attention,
+    unrecorded_attentions,
+)
+
+HIDDEN, HEADS, CHUNK = 12, 3, 4
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "longformer": lambda: LongformerAttention(HIDDEN, HEADS, 4),
+    "performer": lambda: PerformerAttention(HIDDEN, HEADS, 7),
+    "local": lambda: LocalAttention(HIDDEN, HEADS, head_dim=5, chunk_length=CHUNK),
+    "hashes": lambda: LSHAttention(
+        HIDDEN, HEADS, head_dim=5, chunk_length=CHUNK, num_hashes=3, num_buckets=(4,), wrap=True
+    ),
+}
+
+
+def ending_earlier(rows: int, length: int) -> Tensor:
+    """A mask of rows of ever fewer tokens."""
+    ends = torch.linspace(length, 1, rows).round().long()
+    return torch.arange(length) < ends.unsqueeze(1)
+
+
+def split(part: nn.Module, x: Tensor) -> Tensor:
+    """A projection by heads, (B, H, T, D)."""
+    return part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@given(chunks=st.integers(1, 3), rows=st.integers(1, 3), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_weights_times_values_is_the_output(name: str, chunks: int, rows: int, seed: int) -> None:
+    """For attention that never makes them: of chunks, features and hashes. And padding has none."""
+    torch.manual_seed(seed)
+    length = chunks * CHUNK
+    layer, x = LAYERS[name]().double(), torch.randn(rows, length, HIDDEN, dtype=torch.float64)
+    mask = ending_earlier(rows, length)
+    options = {"mask": mask} if name in ("longformer", "performer") else {"tokens": mask}
+    with recorded_attentions() as weights:
+        output = layer(x, **options)
+    assert_close(output, layer(x, **options), atol=1e-12, rtol=0)
+    assert [tuple(item.shape) for item in weights] == [(rows, HEADS, length, length)]
+    made = layer.output((weights[0] @ split(layer.value, x)).transpose(1, 2).flatten(2))
+    assert_close(made[mask], output[mask], atol=1e-12, rtol=0)
+    assert not (weights[0] * (mask[:, None, :, None] & ~mask[:, None, None, :])).any()
+
+
+def test_global_tokens_have_weights_by_their_own_projections() -> None:
+    torch.manual_seed(0)
+    layer = LongformerAttention(HIDDEN, HEADS, 4, global_tokens=2).double()
+    x = torch.randn(2, 11, HIDDEN, dtype=torch.float64)
+    with recorded_attentions() as weights:
+        output = layer(x)
+    query, key, value = (split(part, x) for part in (layer.global_query, layer.global_key, layer.global_value))
+    seen = torch.softmax(query[:, :, :2] @ key.transpose(-2, -1) * query.shape[-1] ** -0.5, -1)
+    assert_close(weights[0][:, :, :2], seen, atol=1e-12, rtol=0)
+    parts = torch.cat((seen @ value, weights[0][:, :, 2:] @ split(layer.value, x)), 2)
+    assert_close(layer.output(parts.transpose(1, 2).flatten(2)), output, atol=1e-12, rtol=0)
+    places = torch.arange(11)
+    near = (places - places.unsqueeze(1)).abs() <= 2
+    near[:, :2] = near[:2] = True
+    assert ((weights[0] > 0) == near).all()
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_a_bias_that_hides_keys_gives_them_no_weight(num_kv_heads: int) -> None:
+    """Also all of a query's: it then has no weights and gives 0, as without recording."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 5, 3, generator=generator, dtype=torch.float64)
+    key, value = torch.randn(2, 2, num_kv_heads, 6, 3, generator=generator, dtype=torch.float64)
+    bias = torch.randn(1, 4, 5, 6, generator=generator, dtype=torch.float64)
+    bias[0, :, 1, 2:] = bias[0, :, 3] = -torch.inf
+    plain = scaled_dot_product_attention(query, key, value, bias=bias)
+    with recorded_attentions() as weights:
+        assert_close(scaled_dot_product_attention(query, key, value, bias=bias), plain, atol=1e-14, rtol=0)
+    sums = weights[0].sum(-1)
+    assert_close(sums[:, :, [0, 1, 2, 4]], torch.ones(2, 4, 4, dtype=torch.float64))
+    assert not sums[:, :, 3].any()
+    assert not weights[0][:, :, 1, 2:].any()
+
+
+def test_only_what_is_asked_for_is_collected() -> None:
+    """Not after the block, not inside what is left out, not in another thread; and inner blocks collect their own."""
+    layer, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
+    with recorded_attentions() as outer:
+        layer(x)
+        with recorded_attentions() as inner:
+            layer(x)
+        with unrecorded_attentions():
+            layer(x)
+        with cropped_attentions(2):
+            layer(x)
+        thread = threading.Thread(target=layer, args=(x,))
+        thread.start()
+        thread.join()
+    layer(x)
+    assert [tuple(item.shape[2:]) for item in outer] == [(5, 5), (2, 2)]
+    assert len(inner) == 1
+
+
+def test_an_error_ends_the_collecting() -> None:
+    layer, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
+    with pytest.raises(ZeroDivisionError), recorded_attentions() as weights:
+        raise ZeroDivisionError
+    layer(x)
+    assert weights == []
+
+
+def test_recorded_weights_have_gradients() -> None:
+    """So that one may train on them, or look at what they hang on."""
+    layer, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
+    with recorded_attentions() as weights:
+        layer(x)
+    weights[0][..., 0].sum().backward()
+    assert layer.query.weight.grad.abs().max() > 0
+
+
+def test_a_compiled_model_compiles_in_one_piece() -> None:
+    """What asks whether weights are collected is no obstacle to a compiler, which is told that they are not."""
+    layer, x = MultiHeadAttention(HIDDEN, HEADS).eval(), torch.randn(1, 5, HIDDEN)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert_close(compiled(x), layer(x))
+    with recorded_attentions() as weights:
+        compiled(x)
+    assert weights == []
+
+
+class Twice(nn.Module):
+    """One attention, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(HIDDEN, HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(self.attention(x))
+
+
+@pytest.mark.parametrize("declared", [1, 3])
+def test_a_graph_must_declare_as_many_as_there_are(declared: int) -> None:
+    x = real("x", "batch", "sequence", HIDDEN)
+    graph = Graph(inputs=(x,), outputs=(real("y", *x.dims),), attentions=attentions(declared, HEADS))
+    feeds = {"x": torch.randn(2, 5, HIDDEN)}
+    assert call_graph(Twice(), graph, feeds).keys() == {"y"}
+    with pytest.raises(ValueError, match=f"graph 'model' declares {declared} attentions and computes 2"):
+        call_graph(Twice(), graph.with_attentions(), feeds)
+    found = call_graph(
+        Twice(), Graph(inputs=(x,), outputs=graph.outputs, attentions=attentions(2, HEADS)).with_attentions(), feeds
+    )
+    assert list(found) == ["y", "attentions.0", "attentions.1"]
