@@ -1,0 +1,122 @@
+"""Attention weights against those that transformers returns for the same weights, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.testing import assert_close
+
+from zoo import models
+from zoo.artifact import ModelDirectory
+from zoo.checkpoints.exporting import export_checkpoint
+from zoo.checkpoints.original import Exact
+from zoo.nn import call_graph
+
+BART = ("positions=learned", "position_offset=2", "embedding_norm=true", "attention_bias=true")
+PERCEIVER = ("decoder_num_heads=8", "decoder_head_dim=none")
+
+
+@pytest.fixture
+def both(built: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
+    """Our model of a preset and theirs, with the same random weights."""
+
+    def make(preset: str, settings: Sequence[str], auto: str) -> tuple[Any, Any]:
+        folder = built(preset, *(part for setting in settings for part in ("--set", setting)))
+        export_checkpoint(folder, tmp_path / "theirs", verify=False)
+        ours = models.load_directory(ModelDirectory.open(folder)).double()
+        options = {"attn_implementation": "eager", "dtype": torch.float64}
+        return ours, getattr(transformers, auto).from_pretrained(tmp_path / "theirs", **options).eval()
+
+    return make
+
+
+def texts(length: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Token ids and their mask: the last of the second row are padding."""
+    ids = torch.randint(5, 250, (2, length), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(ids)
+    mask[1, -3:] = 0
+    return ids, mask
+
+
+def check(found: Mapping[str, Tensor], theirs: Sequence[Tensor], name: str, counts: Tensor | None = None) -> None:
+    """Every layer's weights are the same at queries that count, (B, T)."""
+    assert f"{name}.{len(theirs)}" not in found
+    for layer, wanted in enumerate(theirs):
+        pair = (weights.transpose(1, 2) for weights in (found[f"{name}.{layer}"], wanted))  # (B, T, H, S)
+        assert_close(*(rows if counts is None else rows[counts] for rows in pair), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "auto"),
+    [
+        ("bert-tiny", (), "AutoModel"),
+        ("bert-tiny", ("share_layers=true", "embedding_size=24"), "AutoModel"),
+        ("gpt-tiny", (), "AutoModelForCausalLM"),
+        ("llama-tiny", (), "AutoModelForCausalLM"),
+        ("t5-tiny", ("task=feature-extraction",), "T5EncoderModel"),
+    ],
+)
+def test_one_graph(both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str], auto: str) -> None:
+    ours, theirs = both(preset, settings, auto)
+    (graph,) = ours.config.graphs()
+    ids, mask = texts(7, 0)
+    feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    if graph.past:
+        feeds |= {
+            tensor.name: torch.zeros(tensor.shape({"batch": 2, "past_sequence": 0}), dtype=torch.float64)
+            for tensor in graph.past.tensors()
+        }
+    found = call_graph(ours, graph.with_attentions(), feeds)
+    with Exact(theirs):
+        wanted = theirs(input_ids=ids, attention_mask=mask, output_attentions=True).attentions
+    assert len(wanted) == ours.config.num_layers
+    check(found, wanted, "attentions", mask.bool())
+
+
+def test_images(both: Callable[..., tuple[Any, Any]]) -> None:
+    ours, theirs = both("vit-tiny", (), "AutoModelForImageClassification")
+    (graph,) = ours.config.graphs()
+    pixels = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = call_graph(ours, graph.with_attentions(), {"pixel_values": pixels})
+    with Exact(theirs):
+        wanted = theirs(pixel_values=pixels, output_attentions=True)
+    check(found, wanted.attentions, "attentions")
+
+
+@pytest.mark.parametrize(("preset", "settings"), [("t5-tiny", ()), ("transformer-tiny", BART)])
+def test_a_source_and_a_target(both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str]) -> None:
+    ours, theirs = both(preset, settings, "AutoModelForSeq2SeqLM")
+    encoder, decoder = ours.config.graphs()
+    ids, mask = texts(7, 0)
+    target, target_mask = texts(5, 1)
+    given = {"input_ids": ids, "attention_mask": mask}
+    also = {"decoder_input_ids": target, "decoder_attention_mask": target_mask}
+    read = call_graph(ours, encoder.with_attentions(), given)
+    past = {
+        tensor.name: torch.zeros(tensor.shape({"batch": 2, "past_sequence": 0}), dtype=torch.float64)
+        for tensor in decoder.past.tensors()
+    }
+    written = call_graph(ours, decoder.with_attentions(), {**read, **given, **also, **past})
+    with Exact(theirs):
+        wanted = theirs(**given, **also, output_attentions=True)
+    check(read, wanted.encoder_attentions, "attentions", mask.bool())
+    check(written, wanted.decoder_attentions, "attentions", target_mask.bool())
+    check(written, wanted.cross_attentions, "cross_attentions", target_mask.bool())
+
+
+def test_latents(both: Callable[..., tuple[Any, Any]]) -> None:
+    """How they read the text and each other, and are read."""
+    ours, theirs = both("perceiver-tiny", PERCEIVER, "PerceiverForMaskedLM")
+    (graph,) = ours.config.graphs()
+    ids, mask = texts(ours.config.max_seq_len, 0)
+    found = call_graph(ours, graph.with_attentions(), {"input_ids": ids, "attention_mask": mask})
+    with Exact(theirs):
+        wanted = theirs(inputs=ids, attention_mask=mask, output_attentions=True)
+    check(found, wanted.attentions, "attentions")
+    check(found, wanted.cross_attentions, "cross_attentions")
