@@ -1,0 +1,259 @@
+"""Graphs that return their attention weights: exported beside the plain ones, verified as all outputs are, and run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from zoo_export import load_session
+from zoo_export.exporter import Options, export_model, make_graphs
+from zoo_export.graph_file import parse, serialize
+from zoo_export.parity import Comparison, compare, diff_model, verify_model
+from zoo_export.runtime import Pair
+
+from zoo import models
+from zoo.artifact import ATTENTIONS, ModelDirectory
+from zoo.errors import ArtifactError, UsageError
+from zoo.nn import call_graph
+
+SHOWN = Options(attentions=True)
+Array = np.ndarray[Any, Any]
+Zoo = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def showing(exported_build: Callable[..., Path]) -> Callable[..., Path]:
+    """A model with weights that matter, exported with its attentions alone."""
+    made: dict[object, Path] = {}
+
+    def export(name: str, *settings: str) -> Path:
+        if (name, settings) not in made:
+            folder = made[name, settings] = exported_build(name, *settings, noise=True, gain=3.0)
+            export_model(folder, options=SHOWN)
+        return made[name, settings]
+
+    return export
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "count"),
+    [
+        ("bert-tiny", (), 2),
+        ("gpt-tiny", ("num_kv_heads=2",), 2),
+        ("longformer-tiny", ("global_tokens=2",), 2),
+        ("seq2seq-tiny", (), 1),
+        pytest.param("all-attention-tiny", (), 2, marks=pytest.mark.slow),
+        pytest.param("bert-tiny", ("attention=linformer", "attention_rank=5"), 2, marks=pytest.mark.slow),
+        pytest.param("performer-tiny", (), 2, marks=pytest.mark.slow),
+        pytest.param("perceiver-tiny", (), 4, marks=pytest.mark.slow),
+        pytest.param("reformer-tiny", ("attention_kinds=local,lsh",), 2, marks=pytest.mark.slow),
+        pytest.param("t5-tiny", (), 6, marks=pytest.mark.slow),
+        pytest.param("transformer-tiny", (), 6, marks=pytest.mark.slow),
+        pytest.param("vit-tiny", (), 2, marks=pytest.mark.slow),
+    ],
+)
+def test_every_weight_is_an_output_that_is_compared(
+    preset: str, settings: Sequence[str], count: int, showing: Callable[..., Path]
+) -> None:
+    stored = ModelDirectory.open(showing(preset, *settings))
+    export = stored.export(ATTENTIONS)
+    assert export.is_verified()
+    compared = {name: part["outputs"] for name, part in export.evidence["graphs"].items()}
+    names = {graph.name: [tensor.name for tensor in graph.recorded()] for graph in export.graphs}
+    assert sum(map(len, names.values())) == count
+    for graph, outputs in names.items():
+        assert set(outputs) <= compared[graph].keys()
+        made = [value.name for value in onnx.load(stored.path / f"{graph}.attentions.onnx").graph.output]
+        assert made == [tensor.name for tensor in export.graphs[list(names).index(graph)].output_tensors()]
+
+
+def test_the_runtime_returns_what_the_model_computes(showing: Callable[..., Path]) -> None:
+    """At a length and a batch that no comparison has, with padding."""
+    folder = showing("bert-tiny")
+    model = models.load_directory(ModelDirectory.open(folder)).double()
+    (graph,) = ModelDirectory.open(folder).export(ATTENTIONS).graphs
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.integers(0, 200, (3, 11)) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    feeds["attention_mask"] = (np.arange(11) < np.array([[11], [6], [1]])).astype(np.int64)
+    feeds["token_type_ids"] %= 2
+    wanted = call_graph(model, graph, {name: torch.as_tensor(value) for name, value in feeds.items()})
+    with load_session(folder, variant=ATTENTIONS) as session:
+        found = session.execute(session.graphs[0], feeds)
+    for name in ("attentions.0", "attentions.1", "last_hidden_state"):
+        exact = wanted[name].detach().numpy()
+        counts = (feeds["attention_mask"] != 0).reshape((3, 1, 11, 1) if exact.ndim == 4 else (3, 11, 1))
+        np.testing.assert_allclose(found[name] * counts, exact * counts, atol=2e-5)
+
+
+def test_it_lies_beside_the_plain_export_and_disturbs_nothing(exported_build: Callable[..., Path], zoo: Zoo) -> None:
+    folder = exported_build("bert-tiny", "pooler=false")
+    export_model(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+    result = zoo("export", folder, "--onnx", "--attentions")
+    assert (result.status, result.err) == (0, "")
+    assert "model.attentions.onnx verified on cpu" in result.out
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+    assert after.keys() - before.keys() == {"model.attentions.onnx", "parity.attentions.json"}
+    assert {name: after[name] for name in before} == before
+    assert zoo("verify", folder, "--variant", "attentions").status == 0
+    assert zoo("verify", folder).status == 0
+    zoo("export", folder, "--onnx", "--attentions").failed(2, "already exported", "--force")
+    assert zoo("export", folder, "--onnx", "--attentions", "--check").status == 0
+    assert {error.diverges for error in diff_model(folder, variant=ATTENTIONS)["model"]} == {False}
+    with load_session(folder) as session:
+        assert "attentions.0" not in session.execute(session.graphs[0], _feeds(3))
+
+
+def _feeds(length: int) -> dict[str, Array]:
+    ones = np.ones((1, length), np.int64)
+    return {"input_ids": ones, "attention_mask": ones, "token_type_ids": ones * 0}
+
+
+def test_weights_of_another_layer_are_refused(exported_build: Callable[..., Path]) -> None:
+    """Nothing else in the graph is wrong."""
+    stored = ModelDirectory.open(exported_build("bert-tiny", "max_seq_len=8", noise=True, gain=3.0))
+    files = make_graphs(stored, SHOWN)
+    model = parse(files["model"])
+    first, second = (value for value in model.graph.output if value.name.startswith("attentions"))
+    first.name, second.name = second.name, first.name
+    for node in model.graph.node:
+        swapped = {"attentions.0": "attentions.1", "attentions.1": "attentions.0"}
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                names[place] = swapped.get(name, name)
+    first.name, second.name = second.name, first.name
+    declared = stored.export(ATTENTIONS).graphs
+    assert compare(stored, files, declared=declared).passed
+    report = compare(stored, {"model": serialize(model)}, declared=declared)
+    assert not report.passed
+    assert "attentions.0 of model" in report.verdict()
+
+
+def test_lengths_are_bounded_by_memory(exported_build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are as many as the square of a length: what is too much at once is left out, and said to be."""
+    stored = ModelDirectory.open(exported_build("bert-tiny"))
+    files, declared = make_graphs(stored, SHOWN), stored.export(ATTENTIONS).graphs
+    monkeypatch.setattr("zoo_export.parity._NUMBERS", 2 * 4 * 2 * 16 * 16)
+    comparison = Comparison(stored, files, "cpu", declared)
+    assert comparison.longest == 16
+    report = comparison.run(False, None)
+    assert report.passed
+    grid = report.evidence["grid"]
+    assert max(point["length"] for point in grid["points"]) == 16
+    assert {point["batch"] for point in grid["points"] if point["length"] == 16} == {1, 2}
+    assert grid["left_out"] > 0
+
+
+def test_a_model_without_attention_says_so(zoo: Zoo, tmp_path: Path) -> None:
+    assert zoo("build", "rnn-tiny").status == 0
+    zoo("export", "rnn-tiny", "--onnx", "--attentions").failed(2, "rnn declares no attention weights", "rnn-tiny")
+    assert not list((tmp_path / "rnn-tiny").glob("*.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        (("--profile", "cpu"), "portable graphs"),
+        (("--loop",), "--attentions"),
+        (("--standalone", "copy"), "--attentions"),
+        (("--quantize", "int8"), "one precision at a time"),
+    ],
+)
+def test_what_has_no_weights_is_refused(options: Sequence[str], fragment: str, zoo: Zoo) -> None:
+    assert zoo("build", "bert-tiny").status == 0
+    zoo("export", "bert-tiny", "--onnx", "--attentions", *options).failed(2, fragment)
+
+
+def test_texts_have_their_weights_whatever_their_batch(showing: Callable[..., Path]) -> None:
+    """By layer and head, without padding, each row summing to 1."""
+    texts = ["time flies", "x", "like an arrow"]
+    with load_session(showing("bert-tiny"), variant=ATTENTIONS) as session:
+        together = session.run(texts, task="attentions")
+        alone = [session.run(text, task="attentions") for text in texts]
+        chosen = session.run("x", task="attentions", layers=(1,), heads=(0, 3))
+    names = {f"attentions.{layer}.{head}" for layer in range(2) for head in range(4)}
+    for text, ours, single in zip(texts, together, alone, strict=True):
+        assert ours["attentions"].keys() == names
+        assert ours["texts"] == list(text)
+        for name, weights in ours["attentions"].items():
+            assert weights.shape == (len(text), len(text))
+            np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+            np.testing.assert_array_equal(weights, single["attentions"][name])
+    assert chosen["attentions"].keys() == {"attentions.1.0", "attentions.1.3"}
+
+
+def test_a_decoder_does_not_look_ahead(showing: Callable[..., Path]) -> None:
+    with load_session(showing("gpt-tiny", "num_kv_heads=2"), variant=ATTENTIONS) as session:
+        found = session.run("arrow", task="attentions")["attentions"]
+    assert len(found) == 8
+    assert all(not np.triu(weights, 1).any() and weights[-1].all() for weights in found.values())
+
+
+def test_a_source_and_a_target(showing: Callable[..., Path]) -> None:
+    """A source alone is read by the encoder; a pair by the decoder too, whose first token is the start."""
+    folder = showing("seq2seq-tiny")
+    with load_session(folder, variant=ATTENTIONS) as session:
+        pair = session.run(Pair("source", "tar"), task="attentions")
+        alone = session.run("source", task="attentions")
+    assert alone["attentions"] == {}
+    assert pair["attentions"].keys() == {"decoder.cross_attentions.0.0"}
+    weights = pair["attentions"]["decoder.cross_attentions.0.0"]
+    assert weights.shape == (pair["target_tokens"], pair["tokens"]) == (4, 6)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+
+
+def test_from_the_command_line(showing: Callable[..., Path], zoo: Zoo) -> None:
+    folder = showing("bert-tiny")
+    options = ("--variant", "attentions", "--task", "attentions")
+    result = zoo("run", folder, "ab", *options, "--option", "layers=1", "--option", "heads=2")
+    assert (result.status, result.err, result.out.count("\n")) == (0, "", 1)
+    assert "attentions.1.2  a>" in result.out
+    (found,) = zoo("run", folder, "ab", *options, "--json").json["results"]
+    assert np.shape(found["attentions"]["attentions.0.3"]) == (2, 2)
+    zoo("run", folder, "ab", *options, "--option", "layers=2").failed(2, "no layer 2", "0 to 1")
+    zoo("run", folder, "ab", *options, "--option", "heads=-1").failed(2, "no head -1", "0 to 3")
+
+
+def test_an_export_without_them_says_how_to_get_them(exported_build: Callable[..., Path], zoo: Zoo) -> None:
+    folder = exported_build("bert-tiny", "num_layers=1")
+    export_model(folder)
+    zoo("run", folder, "ab", "--task", "attentions").failed(2, "returns no attention weights", "--onnx --attentions")
+    zoo("run", folder, "ab", "--variant", "attentions").failed(3, "not exported", "--attentions")
+    zoo("run", folder, "ab", "--variant", "attention").failed(2, "unknown variant", "attentions")
+
+
+def test_images(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
+    folder = showing("vit-tiny")
+    with load_session(folder, variant=ATTENTIONS) as session:
+        found = session.run(np.zeros((8, 8), np.uint8), task="image-attentions", layers=(0,))
+    assert {weights.shape for weights in found["attentions"].values()} == {(17, 17)}
+    assert len(found["attentions"]) == 4
+    from PIL import Image
+
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    result = zoo("run", folder, "black.png", "--variant", "attentions", "--task", "image-attentions")
+    assert (result.status, result.out.count("\n")) == (0, 8)
+
+
+def test_an_altered_graph_is_not_run(showing: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(showing("bert-tiny"), tmp_path / "bert"))
+    file = folder / "model.attentions.onnx"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    with pytest.raises(ArtifactError, match="altered"):
+        load_session(folder, variant=ATTENTIONS)
+    with pytest.raises(ArtifactError, match="altered"):
+        verify_model(folder, variant=ATTENTIONS)
+    assert json.loads((folder / "parity.attentions.json").read_text())["verified"]
+
+
+def test_the_profile_of_a_provider_has_none() -> None:
+    with pytest.raises(UsageError, match="portable graphs"):
+        Options(attentions=True, profile="cpu")
