@@ -46,7 +46,7 @@ def showing(exported_build: Callable[..., Path]) -> Callable[..., Path]:
     [
         ("bert-tiny", (), 2),
         ("gpt-tiny", ("num_kv_heads=2",), 2),
-        ("longformer-tiny", ("global_tokens=2",), 2),
+        pytest.param("longformer-tiny", ("global_tokens=2",), 2, marks=pytest.mark.slow),
         ("seq2seq-tiny", (), 1),
         pytest.param("all-attention-tiny", (), 2, marks=pytest.mark.slow),
         pytest.param("bert-tiny", ("attention=linformer", "attention_rank=5"), 2, marks=pytest.mark.slow),
