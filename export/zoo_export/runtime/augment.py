@@ -198,7 +198,8 @@ def _choose(words: Sequence[Sequence[int]], fraction: float, random: np.random.G
     for word in shuffled:
         if len(chosen) + len(word) <= wanted:
             chosen += word
-    return chosen or list(min(shuffled, key=lambda word: len(word)))
+    shortest = min(shuffled, key=len)
+    return chosen or [*shortest]
 
 
 def _words(encoded: Any, free: Sequence[int], text: str) -> Iterator[list[int]]:
