@@ -262,6 +262,7 @@ def bert_configs(draw: st.DrawFn) -> BERTConfig:
         norm_eps=draw(EPSILONS),
         dropout=draw(PROBABILITIES),
         pooler=task == "text-classification" or draw(st.booleans()),
+        feature_layers=draw(st.sampled_from([(), (-1,), (0, -2)])) if task == "feature-extraction" else (),
         pooling=draw(st.sampled_from(["cls", "mean"])),
         normalize=draw(st.booleans()),
         num_classes=num_classes,

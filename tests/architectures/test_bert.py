@@ -7,6 +7,7 @@ from torch.testing import assert_close
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForNextSentencePrediction,
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -168,6 +169,35 @@ def test_pretraining_equals_transformers() -> None:
     assert_close(actual["next_sentence_logits"], expected.seq_relationship_logits, atol=1e-10, rtol=0)
 
 
+def test_next_sentence_equals_transformers() -> None:
+    """Of the model that has this head alone."""
+    ours, arguments = make(task="pretraining"), batch()
+    theirs = BertForNextSentencePrediction(transformers_twin(ours, BertForPreTraining).config).double().eval()
+    theirs.bert.load_state_dict(transformers_twin(ours, BertForPreTraining).bert.state_dict())
+    theirs.cls.seq_relationship.load_state_dict(ours.next_sentence.state_dict())
+    assert_close(ours(*arguments)["next_sentence_logits"], theirs(*arguments).logits, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [(-1,), (-2,), (-4, -3, -2, -1), (0, 1, 2, 3, 4), (4, 0), (-5, -5), (3, -2)],
+    ids=lambda layers: str(layers),
+)
+def test_features_equal_transformers(layers: tuple[int, ...]) -> None:
+    """The hidden states of chosen layers, side by side in that order (section 5.3); the rest stays as it is."""
+    ours, arguments = make(num_layers=4, feature_layers=layers), batch()
+    theirs, kept = transformers_twin(ours, BertModel), arguments[1].bool()
+    expected = theirs(*arguments, output_hidden_states=True)
+    actual = ours(*arguments)
+    assert list(actual) == ["last_hidden_state", "features", "pooler_output"]
+    wanted = torch.cat([expected.hidden_states[layer] for layer in layers], dim=-1)
+    assert wanted.shape[-1] == len(layers) * SIZES["hidden_size"]
+    assert_close(actual["features"][kept], wanted[kept], atol=1e-10, rtol=0)
+    assert_close(actual["last_hidden_state"][kept], expected.last_hidden_state[kept], atol=1e-10, rtol=0)
+    (graph,) = ours.config.graphs()
+    assert [tensor.name for tensor in graph.output_tensors()] == list(actual)
+
+
 def test_classifier_equals_transformers() -> None:
     """Five classes from the pooled first token."""
     ours, arguments = make(task="text-classification"), batch()
@@ -271,6 +301,13 @@ def test_head_is_the_token_embedding_unless_untied(tie_embeddings: bool) -> None
         (["pooling=max"], "pooling must be one of 'cls', 'mean', got 'max'"),
         (["num_heads=5"], "hidden_size 64 is not divisible by num_heads 5"),
         (["num_classes=0"], "num_classes must be positive, got 0"),
+        (["feature_layers=[3]"], r"feature_layers has 3, which lies outside -3 \.\.\. 2 of num_layers 2"),
+        (["feature_layers=[-1,-4]"], r"feature_layers has -4, which lies outside -3 \.\.\. 2 of num_layers 2"),
+        (["feature_layers=[one]"], r"feature_layers must be tuple\[int, ...\], got"),
+        (
+            ["feature_layers=[-1]", "task=fill-mask"],
+            r"for the task 'feature-extraction', but feature_layers is \(-1,\) and the task is 'fill-mask'",
+        ),
         (["dropout=1.0"], r"dropout must lie in \[0, 1\), got 1.0"),
     ],
 )

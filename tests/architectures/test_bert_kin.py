@@ -134,6 +134,17 @@ def test_embeddings_of_the_same_width_are_mapped_if_asked() -> None:
     assert make(project_embeddings=True).embeddings.projection.weight.shape == (24, 24)
 
 
+def test_features_of_a_shared_block_are_those_of_its_runs() -> None:
+    """Each run has a state of its own; the embeddings are those that enter the first."""
+    ours, arguments = make(share_layers=True, embedding_size=7, num_layers=3, feature_layers=(0, 1, 2, 3)), batch()
+    parts = ours(*arguments)["features"].split(SIZES["hidden_size"], dim=-1)
+    assert_close(parts[0], ours.embeddings(arguments[0], arguments[2]), atol=0, rtol=0)
+    for runs in (1, 2, 3):
+        shallow = make(share_layers=True, embedding_size=7, num_layers=runs)
+        shallow.load_state_dict(ours.state_dict())
+        assert_close(parts[runs], shallow(*arguments)["last_hidden_state"], atol=0, rtol=0)
+
+
 # ELECTRA: which tokens were replaced.
 
 

@@ -126,6 +126,7 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("llama-tiny", ["attention_output_bias=true", "mlp_bias=true"]),
         ("bert-tiny", ["pooler=false"]),
         ("bert-tiny", ["task=sentence-embedding"]),
+        ("bert-tiny", ["feature_layers=[-2,-1,0]", "share_layers=true"]),
         ("bert-tiny", ["task=fill-mask"]),
         ("bert-tiny", ["task=fill-mask", "tie_embeddings=false", "pooler=false"]),
         ("bert-tiny", ["task=pretraining", "type_vocab_size=3"]),

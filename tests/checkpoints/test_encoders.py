@@ -243,6 +243,27 @@ def test_there_and_back(tmp_path: Path, name: str, kind: str, task: str) -> None
     assert all(written[key].equal(tensor) for key, tensor in tensors.items())
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in TWINS])
+def test_features_of_chosen_layers(tmp_path: Path, name: str) -> None:
+    """Chosen when importing; the original's hidden states, in float64. Its configuration has no word for the choice."""
+    theirs = FAMILIES[name].make("Model")
+    theirs.save_pretrained(tmp_path / "hub")
+    layers = (0, -3, 2, -1)
+    settings = ["feature_layers=[0, -3, 2, -1]"]
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", settings=settings, verify=True)
+    assert imported.spec.config.feature_layers == layers
+    ours = library.load(tmp_path / "ours").double()
+    feeds = batch(imported.spec.config)
+    with torch.inference_mode():
+        states = theirs.double()(**feeds, output_hidden_states=True).hidden_states
+        found = ours(**feeds)["features"]
+    kept = feeds["attention_mask"].bool()
+    wanted = torch.cat([states[layer] for layer in layers], dim=-1)
+    assert_close(found[kept], wanted[kept], rtol=0, atol=1e-10)
+    with pytest.raises(UsageError, match=rf"{name}: it cannot say feature_layers \(0, -3, 2, -1\)"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "back")
+
+
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "albert", "electra"])
 def test_an_untied_language_model(tmp_path: Path, name: str) -> None:
     theirs = FAMILIES[name].make("ForMaskedLM", tie_word_embeddings=False)

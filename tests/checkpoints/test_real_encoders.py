@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from zoo_export import load_session
+from zoo_export import Pair, load_session
 from zoo_export.exporter import export_model
 
 import zoo as library
@@ -97,6 +97,45 @@ def test_rxnfp_recovers_masked_tokens(folder: Path, tmp_path: Path) -> None:
     assert export_model(tmp_path / "ours").passed
     ids, mask = tokens(source / "vocab.txt", SMILES.findall(REACTION))
     assert (recovered(tmp_path / "ours", ids, mask), len(ids) - 2) == (98, 103)
+
+
+def test_rxnfp_tells_what_follows(folder: Path, tmp_path: Path) -> None:
+    """Reactants and products, both ways: as by transformers, whatever this head has learnt."""
+    from transformers import BertForNextSentencePrediction
+
+    source = folder / "rxnfp/models/transformers/bert_pretrained"
+    settings = ["task=pretraining", "mask_token_id=14"]
+    import_checkpoint(source, tmp_path / "ours", kind="bert", settings=settings, verify=True)
+    assert export_model(tmp_path / "ours").passed
+    sides = [tokens(source / "vocab.txt", SMILES.findall(side))[0] for side in REACTION.split(">>")]
+    pairs = [Pair(first, second[1:]) for first, second in (sides, sides[::-1])]
+    with load_session(tmp_path / "ours") as session:
+        found = [result["follows"] for result in session.run(pairs, task="next-sentence")]
+    theirs = BertForNextSentencePrediction.from_pretrained(source, attn_implementation="eager").eval()
+    for (first, second), chance in zip(pairs, found, strict=True):
+        types = torch.tensor([[0] * len(first) + [1] * len(second)])
+        with torch.inference_mode():
+            wanted = theirs(torch.tensor([[*first, *second]]), token_type_ids=types).logits.softmax(-1)[0, 0]
+        np.testing.assert_allclose(chance, float(wanted), rtol=1e-3)
+
+
+def test_rxnfp_augments_reactions(folder: Path, tmp_path: Path) -> None:
+    """Other tokens than before, of which the model is often surer than of one in its vocabulary by chance."""
+    source = folder / "rxnfp/models/transformers/bert_pretrained"
+    settings = ["task=pretraining", "mask_token_id=14"]
+    import_checkpoint(source, tmp_path / "ours", kind="bert", settings=settings, verify=True)
+    assert export_model(tmp_path / "ours").passed
+    ids, _ = tokens(source / "vocab.txt", SMILES.findall(REACTION))
+    with load_session(tmp_path / "ours") as session:
+        result = session.run(ids, task="augment", num_variants=3, temperature=0)
+    chances = []
+    for variant in result["variants"]:
+        changed = [place for place, (old, new) in enumerate(zip(ids, variant["ids"], strict=True)) if old != new]
+        assert len(changed) == round(0.15 * (len(ids) - 2)) == 15
+        assert not {0, 11, 12, 13, 14} & {variant["ids"][place] for place in changed}
+        assert {0, len(ids) - 1}.isdisjoint(changed)
+        chances += [change["probability"] for change in variant["changes"]]
+    assert np.mean(chances) > 10 / 591
 
 
 def test_rxnfp_classifies_reactions(folder: Path, tmp_path: Path) -> None:

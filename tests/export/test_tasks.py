@@ -74,6 +74,19 @@ def test_features(exported_model: Exported) -> None:
         close(result["last_hidden_state"], call(folder, ids)["last_hidden_state"])
 
 
+def test_features_of_chosen_layers(exported_model: Exported, zoo: Zoo) -> None:
+    """One after the other, for each token; what is pooled is the last layer all the same."""
+    folder = exported_model("bert-tiny", "feature_layers=[-2, 0]")
+    _, results = run_model(folder, TEXTS)
+    for ids, result in zip(IDS, results, strict=True):
+        assert result.keys() == {"text", "tokens", "features"}
+        close(result["features"], call(folder, ids)["features"])
+        assert np.array(result["features"]).shape == (len(ids), 2 * 64)
+    assert re.match(r"^'x': 1 tokens x 128, the first \[", zoo("run", folder, "x").out)
+    _, (embedded,) = run_model(folder, TEXTS[:1], task="sentence-embedding")
+    assert len(embedded["embedding"]) == 64
+
+
 def test_sentence_embeddings(exported_model: Exported, zoo: Zoo) -> None:
     folder = exported_model("bert-tiny", "task=sentence-embedding")
     task, results = run_model(folder, TEXTS)

@@ -39,7 +39,7 @@ class AugmentOptions(Settings):
     top_k: int = 10
     """Sample from the k likeliest tokens."""
     seed: int = 0
-    """Of places and samples. A variant depends on it, on the text and on its number, never on others of its batch."""
+    """Of places and samples. A variant depends on it, on the text and on their numbers, never on its batch."""
     special_tokens: tuple[int, ...] = ()
     """Tokens that are neither replaced nor put in, beside those that the tokenizer and the model name."""
 
@@ -56,9 +56,9 @@ class AugmentOptions(Settings):
 class Maskable(Tokens):
     """A text whose tokens may be replaced."""
 
-    words: Sequence[Sequence[int]] = ()
+    words: Sequence[Sequence[int]]
     """Places that are masked together."""
-    shown: Sequence[int] = ()
+    shown: Sequence[int]
     """Places that belong to the text, and not to what the tokenizer puts around it."""
 
 
@@ -114,7 +114,7 @@ class Augment(TextRunner):
         words = [[place] for place in free]
         if encoded is not None and self.chosen.whole_words:
             words = list(_words(encoded, free, value))
-        return Maskable(number, item.ids, item.types, words, shown)
+        return Maskable(number, item.ids, words, shown, types=item.types)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         answers: list[Any] = [{"tokens": len(item.ids), "variants": []} for item in items]
@@ -133,7 +133,8 @@ class Augment(TextRunner):
             live = [draft for draft in drafts if step < len(draft.places) and draft.error is None]
             if not live:
                 break
-            logits = self.compute([Tokens(draft.item.number, draft.ids, draft.item.types) for draft in live])["logits"]
+            masked = [Tokens(draft.item.number, draft.ids, types=draft.item.types) for draft in live]
+            logits = self.compute(masked)["logits"]
             for draft, rows in zip(live, logits, strict=True):
                 self._fill(draft, draft.places[step], rows[draft.places[step]])
         return [draft.error or self._result(draft) for draft in drafts]
@@ -198,7 +199,8 @@ def _choose(words: Sequence[Sequence[int]], fraction: float, random: np.random.G
     for word in shuffled:
         if len(chosen) + len(word) <= wanted:
             chosen += word
-    return chosen or list(min(shuffled, key=lambda word: len(word)))
+    shortest = min(shuffled, key=len)
+    return chosen or [*shortest]
 
 
 def _words(encoded: Any, free: Sequence[int], text: str) -> Iterator[list[int]]:

@@ -121,7 +121,7 @@ class Tokens:
 
     number: int
     ids: list[int]
-    types: Sequence[int] = ()
+    types: Sequence[int] = field(default=(), kw_only=True)
     """The segment of each; none is the first for all."""
 
 
@@ -142,7 +142,7 @@ class TextRunner(Runner[Tokens]):
         if isinstance(value, str):
             encoded = self._encode(number, value)
             around = all(encoded.special_tokens_mask)  # those that are put around every text
-            item = Tokens(number, [] if around else encoded.ids, encoded.type_ids)
+            item = Tokens(number, [] if around else encoded.ids, types=encoded.type_ids)
         elif are_ids(value):
             item = Tokens(number, [int(token) for token in value])
         elif is_pair(value):
@@ -224,10 +224,11 @@ class TextRunner(Runner[Tokens]):
     def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
         if isinstance(first, str):
             encoded = self._encode(number, first, second)
-            item = Tokens(number, encoded.ids, encoded.type_ids)
+            item = Tokens(number, encoded.ids, types=encoded.type_ids)
             found = set(encoded.sequence_ids)
         else:
-            item = Tokens(number, [*map(int, first), *map(int, second)], [0] * len(first) + [1] * len(second))
+            types = [0] * len(first) + [1] * len(second)
+            item = Tokens(number, [*map(int, first), *map(int, second)], types=types)
             found = {place for place, ids in enumerate((first, second)) if ids}
         for place, name in enumerate(("first", "second")):
             if place not in found:

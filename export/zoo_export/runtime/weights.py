@@ -129,12 +129,13 @@ class Attentions(TextRunner):
         source, target = value if is_pair(value) else (value, None)
         item = super().read(source, number)
         if target is None:
-            return Translated(number, item.ids, item.types)
+            return Translated(number, item.ids, types=item.types)
         first = self.session.option("decoder_start_token_id")
         if first is None:
             what = "the model does not say which token its targets start with"
             raise UsageError(what, self.session.path, "give a source alone")
-        return Translated(number, item.ids, item.types, [first, *super().read(target, number).ids])
+        target_ids = super().read(target, number).ids
+        return Translated(number, item.ids, [first, *target_ids], types=item.types)
 
     def size(self, item: Tokens) -> int:
         return len(item.ids) + (len(item.target) if isinstance(item, Translated) else 0)
