@@ -32,6 +32,7 @@ class GPTBlock(nn.Module):
             c.hidden_size,
             c.num_heads,
             num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
             bias=c.attention_bias,
             output_bias=True,
             scale=c.attention_scale,
