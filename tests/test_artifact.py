@@ -554,7 +554,7 @@ def test_index_cannot_lead_outside(outside: str, copy_of, seal, tmp_path: Path) 
         (lambda c: c.update(dtype="int8"), "int8"),
         (lambda c: c["config"].update(hiden_size=64), "did you mean 'hidden_size'"),
         (lambda c: c["config"].update(hidden_size="64"), "hidden_size must be int, got '64'"),
-        (lambda c: c["config"].update(num_heads=7), "hidden_size 64 is not divisible by num_heads 7"),
+        (lambda c: c["config"].update(num_heads=7), "num_heads 7 is not divisible by num_kv_heads 4"),
         (lambda c: c["config"].update(num_layers=-1), "num_layers must be positive, got -1"),
         (lambda c: c["config"].update(norm_eps=float("nan")), "not valid JSON (NaN is not JSON)"),
         (lambda c: c["config"].update(norm_eps=10**400), "norm_eps must be float"),

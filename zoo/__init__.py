@@ -28,6 +28,7 @@ from zoo.hookspecs import ZOO_API, hookimpl
 if TYPE_CHECKING:
     from zoo_export.runtime import load_session
 
+    from zoo.adapting import adapt
     from zoo.models import create_model, list_models, load, save
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "TensorSpec",
     "UsageError",
     "ZooError",
+    "adapt",
     "attentions",
     "causal_graph",
     "cost",
@@ -67,6 +69,7 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(("create_model", "list_models", "load", "save"), "zoo.models")
+_HOMES["adapt"] = "zoo.adapting"
 _HOMES["load_session"] = "zoo_export.runtime"
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from zoo.registry import ModelSpec
 
-__all__ = ["model_card"]
+__all__ = ["model_card", "origin_in"]
+
+_WEIGHTS = "- Weights: "
 
 
 def model_card(spec: ModelSpec, description: Mapping[str, Any], parameters: int, source: str | None) -> str:
@@ -27,7 +30,7 @@ tags: [{spec.architecture.name}, onnx, safetensors]
 
 - Architecture: {spec.architecture.name} ({spec.architecture.reference})
 - Plugin: {owner["name"]} of {owner["distribution"]} {owner["version"]}
-- Weights: {origin}
+{_WEIGHTS}{origin}
 - Evidence that the ONNX graph equals the model: `parity.json`, once exported
 
 ```
@@ -40,3 +43,9 @@ zoo run {spec.name} "some text"
 | --- | --- |
 {rows}
 """
+
+
+def origin_in(card: str) -> str | None:
+    """Where the weights come from, as a model card says; None where it does not."""
+    found = re.search(rf"^{_WEIGHTS}(.+)$", card, re.MULTILINE)
+    return found[1] if found else None

@@ -162,6 +162,89 @@ def test_unscaled_scores_equal_transformers() -> None:
     assert_close(ours(ids), transformers_twin(ours)(ids).logits, atol=1e-10, rtol=0)
 
 
+def band(length: int, window: int) -> Tensor:
+    """(length, length), True where row t may see column s: t - window < s <= t."""
+    return torch.tensor([[t - window < s <= t for s in range(length)] for t in range(length)])
+
+
+def with_band_masks(model: GPT, ids: Tensor) -> Tensor:
+    """The logits of ``ids`` from its weights alone: each layer has dense scores and a mask, and no block is ours."""
+    c, width = model.config, model.config.hidden_size
+
+    def norm(x: Tensor, layer: nn.LayerNorm) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + c.norm_eps).sqrt() * layer.weight + layer.bias
+
+    def dense(x: Tensor, layer: nn.Linear) -> Tensor:
+        return x @ layer.weight.T + layer.bias
+
+    x = model.token_embedding.weight[ids] + model.position_embedding.weight[: ids.shape[1]]
+    for number, block in enumerate(model.blocks):
+        window = c.attention_windows[number % len(c.attention_windows)] or ids.shape[1]
+        y, part = norm(x, block.norm_1), block.attention
+        query, key, value = (
+            dense(y, layer).unflatten(-1, (c.num_heads, -1)) for layer in (part.query, part.key, part.value)
+        )
+        assert query.shape[-1] == (c.head_dim or width // c.num_heads)
+        scores = torch.einsum("bthd,bshd->bhts", query, key) / query.shape[-1] ** 0.5
+        weights = scores.where(band(ids.shape[1], window), -torch.inf).exp()
+        weights = weights / weights.sum(-1, keepdim=True)
+        x = x + dense(torch.einsum("bhts,bshd->bthd", weights, value).flatten(2), part.output)
+        y = dense(norm(x, block.norm_2), block.mlp.up)
+        y = 0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
+        x = x + dense(y, block.mlp.down)
+    return norm(x, model.norm) @ model.head.weight.T
+
+
+GPT_3 = {"attention_windows": (0, 3), "num_layers": 4, "num_heads": 3, "head_dim": 10}
+"""Banded layers after dense ones, and heads that do not make up the width of 24."""
+
+
+@pytest.mark.parametrize("windows", [(0, 3), (3, 0), (1,), (2, 5, 0), (16,), (0,)])
+@pytest.mark.parametrize("head_dim", [10, None])
+def test_a_banded_layer_is_dense_attention_with_a_band_mask(windows: tuple[int, ...], head_dim: int | None) -> None:
+    ours, ids = make(**{**GPT_3, "attention_windows": windows, "head_dim": head_dim}), tokens(2, 12)
+    assert_close(ours(ids), with_band_masks(ours, ids), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("window", [12, 13, 1000])
+def test_a_window_as_long_as_the_text_is_dense(window: int) -> None:
+    banded, dense, ids = make(attention_windows=(0, window)), make(), tokens(2, 12)
+    assert_close(banded(ids), dense(ids), atol=1e-12, rtol=0)
+    assert (make(attention_windows=(0, 11))(ids)[:, -1] - dense(ids)[:, -1]).abs().max() > 1e-4
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    windows=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), num_layers=st.integers(1, 3),
+    changed=st.integers(0, 11),
+)  # fmt: skip
+def test_a_token_beyond_the_windows_of_every_path_cannot_matter(
+    windows: tuple[int, ...], num_layers: int, changed: int
+) -> None:
+    """Each layer passes on what is less than its window away: the reach of all adds up, and is reached."""
+    model, ids = make(**{**GPT_3, "attention_windows": windows, "num_layers": num_layers}), tokens(1, 12)
+    other = ids.clone()
+    other[0, changed] = (ids[0, changed] + 1) % SIZES["vocab_size"]
+    moved = (model(other) - model(ids)).abs().amax(-1)[0]
+    reach = sum(windows[layer % len(windows)] - 1 for layer in range(num_layers))
+    seen = [changed <= position <= changed + reach for position in range(12)]
+    assert moved[~torch.tensor(seen)].lt(1e-12).all()
+    assert moved[torch.tensor(seen)].gt(1e-6).all()
+
+
+def test_the_default_head_is_a_share_of_the_width() -> None:
+    """And a configuration that was written before heads had a size of their own reads as ever."""
+    assert GPTConfig(hidden_size=24, num_heads=3).head_dim == 8
+    assert GPTConfig(hidden_size=25, num_heads=3, head_dim=8).head_dim == 8
+    older = {key: value for key, value in GPTConfig().to_dict().items() if key != "head_dim"}
+    assert GPTConfig.from_dict(older) == GPTConfig()
+    with pytest.raises(ValueError, match="hidden_size 25 is not divisible by num_heads 3"):
+        GPTConfig(hidden_size=25, num_heads=3)
+    with pytest.raises(ValueError, match="head_dim must be positive, got 0"):
+        GPTConfig(head_dim=0)
+
+
 NEO = {"attention_bias": False, "attention_scale": 1.0, "attention_windows": (0, 3)}
 
 
@@ -200,7 +283,7 @@ def test_equals_transformers_with_padding(side: str) -> None:
     assert actual.isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"tie_embeddings": False}, NEO])
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"tie_embeddings": False}, NEO, GPT_3])
 def test_strictly_causal(options: dict[str, object]) -> None:
     """Whatever comes after t, the output up to t stays; and the output from t + 1 on does move."""
     model, ids = make(**options), tokens(2, 9)
@@ -229,7 +312,7 @@ def test_padding_changes_nothing(side: str, num_kv_heads: int) -> None:
 @settings(deadline=None, max_examples=25)
 @given(
     splits=st.sets(st.integers(1, 9)),
-    options=st.sampled_from([{}, {"num_kv_heads": 1}, NEO]),
+    options=st.sampled_from([{}, {"num_kv_heads": 1}, NEO, GPT_3]),
     side=st.sampled_from(["left", "right", None]),
 )
 def test_cached_decoding_equals_the_full_pass(splits: set[int], options: dict[str, object], side: str | None) -> None:

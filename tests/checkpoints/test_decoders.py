@@ -317,6 +317,13 @@ REFUSED_BACK = {
     "grouped heads": ("gpt-tiny", ["num_kv_heads=2"], "gpt2", "num_kv_heads 2"),
     "another scale": ("gpt-tiny", ["attention_scale=0.5"], "gpt2", "cannot say attention_scale 0.5"),
     "no biases": ("gpt-tiny", ["attention_bias=false"], "gpt2", "attention_bias False"),
+    "heads of their own size": ("gpt-tiny", ["head_dim=10"], "gpt2", "cannot say head_dim 10"),
+    "heads that do not fit": (
+        "gpt-tiny",
+        ["head_dim=10", "num_heads=3"],
+        "gpt_neo",
+        "64 is not divisible by num_heads 3",
+    ),
     "biases": ("gpt-tiny", ["attention_windows=[4]"], "gpt_neo", "attention_bias True"),
 }
 

@@ -289,7 +289,8 @@ def test_list_holds_the_promised_presets(zoo) -> None:
     """All available, each with its architecture, task and exact size."""
     models = {model["name"]: model for model in zoo("list", "--json").json["models"]}
     assert models.keys() >= {
-        *(f"gpt-{size}" for size in ("tiny", "small", "medium", "large", "xl")), "gpt3-175b",
+        *(f"gpt-{size}" for size in ("tiny", "small", "medium", "large", "xl")),
+        *(f"gpt3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")),
         "bert-tiny", "bert-base", "bert-large", "minilm-l6", "roberta-base", "roberta-large", "distilbert-base",
         "albert-base", "electra-small", "electra-base", "gpt-neo-125m", "gpt-neo-1.3b", "llama-tiny",
         "tinyllama-1.1b", "llama2-7b", "llama3-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b",

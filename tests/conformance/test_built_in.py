@@ -28,6 +28,7 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     ),
     "bert, performer": ("bert-tiny", ["attention=performer", "attention_rank=5", "pooler=false"]),
     "gpt, windows": ("gpt-tiny", ["attention_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
+    "gpt, heads of their own size": ("gpt-tiny", ["attention_windows=[0, 3]", "num_heads=3", "head_dim=10"]),
     "llama, windows": ("llama-tiny", ["attention_windows=[2]", "rope_scaling=llama3", "query_key_norm=true"]),
     "rnn, tokens in one direction": ("rnn-tiny", ["task=token-classification", "bidirectional=false", "cell=gru"]),
     "seq2seq, products": ("seq2seq-tiny", ["attention=dot", "cell=lstm", "maxout_size=none"]),

@@ -118,6 +118,48 @@ def test_arrays_equal_files_of_the_same_size(session: Session) -> None:
     assert [len(result["probabilities"]) for result in both] == [4, 4]
 
 
+def test_an_image_of_pillow_is_a_file_that_is_open(session: Session) -> None:
+    """Whatever its size and mode; it is neither closed nor changed."""
+    for mode in ("RGB", "L", "RGBA", "P"):
+        image = picture(mode=mode)
+        before = image.tobytes()
+        found, wanted = session.run(image)["probabilities"], session.run(encoded(image))["probabilities"]
+        np.testing.assert_array_equal(found, wanted)
+        assert image.tobytes() == before
+
+
+def test_sixteen_bits_become_eight(session: Session, tmp_path: Path) -> None:
+    """White is 65535 there, 255 here: the same image in both gives the same answer."""
+    grey = np.random.default_rng(0).integers(0, 256, (23, 31), np.uint8)
+    deep = grey.astype(np.uint16) * 257
+    wanted = session.run(encoded(Image.fromarray(grey)))["probabilities"]
+    (tmp_path / "deep.png").write_bytes(encoded(Image.fromarray(deep)))
+    Image.fromarray(deep).save(tmp_path / "deep.tif")
+    for value in (tmp_path / "deep.png", tmp_path / "deep.tif", Image.fromarray(deep)):
+        np.testing.assert_array_equal(session.run(value)["probabilities"], wanted)
+
+
+def test_a_photograph_is_turned_as_its_camera_was_held(session: Session) -> None:
+    """Orientation 6: what was the left is above."""
+    image, file = picture(), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(file, "PNG", exif=exif)
+    turned = session.run(encoded(image.transpose(Image.Transpose.ROTATE_270)))["probabilities"]
+    np.testing.assert_array_equal(session.run(file.getvalue())["probabilities"], turned)
+    assert np.abs(session.run(encoded(image))["probabilities"] - turned).max() > 1e-6
+
+
+def test_transparency_is_left_out(session: Session) -> None:
+    """The colours count as they are stored, whatever would shine through."""
+    image = picture()
+    seen = image.copy()
+    seen.putalpha(Image.fromarray(np.arange(31 * 23, dtype=np.uint8).reshape(23, 31)))
+    np.testing.assert_array_equal(
+        session.run(encoded(seen))["probabilities"], session.run(encoded(image))["probabilities"]
+    )
+
+
 def test_the_command_takes_files(session: Session, tmp_path: Path, zoo: Callable[..., Any]) -> None:
     for number in range(2):
         picture(20 + number, 9).save(tmp_path / f"{number}.png")
@@ -134,6 +176,17 @@ BAD = {
     "size": (np.zeros((9, 8, 3)), r"has shape \(9, 8, 3\), the model takes \(8, 8, 3\)"),
     "channels": (np.zeros((8, 8)), r"has shape \(8, 8, 1\)"),
     "NaN": (np.full((8, 8, 3), np.nan), "no finite numbers"),
+    "16 bits": (np.full((8, 8, 3), 256, np.uint16), "pixels from 256 to 256, integers go from 0 to 255"),
+    "below 0": (np.full((8, 8, 3), -1), "pixels from -1 to -1, integers go from 0 to 255"),
+    "0 to 255 as real numbers": (np.full((8, 8, 3), 254.5), "from 254.5 to 254.5, real numbers go from 0 to 1"),
+    "normalised": (np.full((8, 8, 3), -0.5, np.float32), "from -0.5 to -0.5, real numbers go from 0 to 1"),
+    "bits": (np.ones((8, 8, 3), bool), "no numbers, but bool"),
+    "words": (np.full((8, 8, 3), "a"), "no numbers, but <U1"),
+    "infinite": (np.full((8, 8, 3), np.inf), "no finite numbers"),
+    "no pixels": (np.zeros((0, 8, 3)), r"has shape \(0, 8, 3\)"),
+    "channels first": (np.zeros((3, 8, 8)), r"has shape \(3, 8, 8\)"),
+    "32 bits": (Image.fromarray(np.full((9, 9), 70000, np.int32)), "which number is white in mode I: give an array"),
+    "real": (Image.fromarray(np.full((9, 9), 0.5, np.float32)), "which number is white in mode F: give an array"),
     "no image": (b"GIF89a nothing", "cannot be read as an image"),
     "empty": (b"", "cannot be read as an image"),
     "cut off": (encoded(picture())[:200], "cannot be read as an image"),

@@ -23,6 +23,7 @@ from zoo.errors import PluginError, StorageError, UsageError, ZooError
 __all__ = ["main", "run"]
 
 COMMANDS = {
+    "adapt": "Make a model of another configuration with the weights of one.",
     "bench": "Measure how fast an exported model is.",
     "build": "Make a model directory from a preset.",
     "diff": "Compare an export with its model module by module.",

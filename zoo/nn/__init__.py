@@ -18,7 +18,9 @@ from zoo.nn.positions import (
     SinusoidalPositions,
     interpolate_frequencies,
     interpolate_low_frequencies,
+    resize_grid,
     rotate,
+    shorten,
     sinusoids,
 )
 from zoo.nn.product_key_memory import ProductKeyMemory
@@ -79,11 +81,13 @@ __all__ = [
     "record_attention",
     "recorded_attentions",
     "relative_buckets",
+    "resize_grid",
     "rotate",
     "run_packed",
     "run_padded",
     "run_reversible",
     "scaled_dot_product_attention",
+    "shorten",
     "sinusoids",
     "tied_linear",
     "unrecorded_attentions",

@@ -1,4 +1,6 @@
-"""Positions without weights: sinusoids that are added, rotations. Learned positions are an ``nn.Embedding``.
+"""Positions without weights: sinusoids that are added, rotations.
+
+Learned positions are an ``nn.Embedding``; what becomes of them in a model of another size is here too.
 
 B batch, T tokens, E hidden size, D head size.
 """
@@ -9,7 +11,10 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from zoo.errors import UsageError
 
 __all__ = [
     "RotaryPositions",
@@ -17,7 +22,9 @@ __all__ = [
     "SinusoidalPositions",
     "interpolate_frequencies",
     "interpolate_low_frequencies",
+    "resize_grid",
     "rotate",
+    "shorten",
     "sinusoids",
 ]
 
@@ -126,3 +133,31 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     cosine, sine = rotation
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+def resize_grid(grid: Tensor, side: int) -> Tensor:
+    """The learned positions of a square of patches, for a square of other size (Dosovitskiy et al. 2021, section 3.2).
+
+    They are interpolated as an image is: bicubic with a = -0.75, corners not aligned, the border repeated and nothing
+    smoothed, as DeiT was fine-tuned with (Touvron et al. 2021) and transformers computes.
+
+    Args:
+        grid: (B, N, E), row by row; N is a square number.
+        side: of the new square.
+
+    Returns:
+        (B, side^2, E), the same numbers where the size is the same.
+    """
+    before = math.isqrt(grid.shape[1])
+    image = grid.unflatten(1, (before, before)).movedim(-1, 1)  # (B, N, E) -> (B, E, before, before)
+    return F.interpolate(image, (side, side), mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
+
+
+def shorten(table: Tensor, rows: int) -> Tensor:
+    """The first ``rows`` of a table (N, E) of learned positions: a model of shorter texts computes the same with them.
+
+    Raises :class:`zoo.UsageError` for more rows than there are: nothing was learned of those.
+    """
+    if rows > len(table):
+        raise UsageError(f"of {rows} positions {rows - len(table)} were never learned")
+    return table[:rows]

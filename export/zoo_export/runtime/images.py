@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -32,12 +33,14 @@ class Pixels:
 
 
 class ImageRunner(Runner[Pixels]):
-    """Inputs are image files, or arrays.
+    """Inputs are image files, images of Pillow, or arrays.
 
-    A file, or its bytes, is resized to the model's size (bilinear), and becomes grey or RGB by the number of channels.
-    An array, (height, width) or (height, width, channels), has that size already; integers are of 0 to 255, real
-    numbers of 0 to 1. Then the configuration's ``image_mean`` is taken away and the rest divided by its ``image_std``,
-    both 0.5 where it has none (Dosovitskiy et al. 2021).
+    A file, its bytes or an image is turned as its camera was held, becomes grey or RGB by the number of channels, and
+    is resized to the model's size (bilinear). Grey becomes three equal channels, the colours of a palette are looked
+    up, transparency is left out, 16 bits become 8, and of several frames the first counts. An array, (height, width) or
+    (height, width, channels), has the model's size already; integers are of 0 to 255, real numbers of 0 to 1. Then the
+    configuration's ``image_mean`` is taken away and the rest divided by its ``image_std``, both 0.5 where it has none
+    (Dosovitskiy et al. 2021).
     """
 
     needs: tuple[str, ...] = ()
@@ -69,25 +72,28 @@ class ImageRunner(Runner[Pixels]):
         wanted = (self.height, self.width, self.channels)
         if array.shape != wanted:
             raise ArtifactError(f"has shape {array.shape}, the model takes {wanted}", where, "resize it")
-        scale = np.float32(1 if np.issubdtype(array.dtype, np.floating) else 1 / 255)
+        scale = np.float32(1 / _full_scale(array, where))
         values = (array.transpose(2, 0, 1).astype(np.float32) * scale - self.mean) / self.std
-        if not np.isfinite(values).all():
-            raise ArtifactError("has pixels that are no finite numbers", where)
         return Pixels(number, values)
 
     def _load(self, value: Any, where: str) -> Array:
         try:
-            from PIL import Image
+            from PIL import Image, ImageOps
         except ImportError as error:
             raise UsageError("image files need Pillow", None, "pip install attention-zoo[images]") from error
-        if not isinstance(value, str | bytes | os.PathLike):
+        if not isinstance(value, str | bytes | os.PathLike | Image.Image):
             raise ArtifactError(f"neither a file nor an array, but {type(value).__name__}", where)
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)
         if mode is None:
             raise UsageError(f"no image file has {self.channels} channels", self.session.path, "give arrays")
         try:
-            with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as image:
-                sized = image.convert(mode).resize((self.width, self.height), Image.Resampling.BILINEAR)
+            with (
+                contextlib.nullcontext(value)
+                if isinstance(value, Image.Image)
+                else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
+            ) as image:
+                upright = ImageOps.exif_transpose(_eight_bits(image))
+                sized = upright.convert(mode).resize((self.width, self.height), Image.Resampling.BILINEAR)
         except Exception as error:  # the library raises a dozen classes, SyntaxError among them
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
@@ -97,6 +103,31 @@ class ImageRunner(Runner[Pixels]):
         batch = np.stack([item.values for item in items])
         outputs: dict[str, Array] = self.session.execute(self.graph, {self.input.name: batch})
         return outputs
+
+
+def _full_scale(array: Array, where: str) -> int:
+    """What white is in an array: 255 among integers, 1 among real numbers."""
+    kinds = {"u": ("integers", 255), "i": ("integers", 255), "f": ("real numbers", 1)}
+    if array.dtype.kind not in kinds:
+        raise ArtifactError(f"has pixels that are no numbers, but {array.dtype}", where)
+    if not np.isfinite(array).all():
+        raise ArtifactError("has pixels that are no finite numbers", where)
+    name, top = kinds[array.dtype.kind]
+    least, most = array.min(), array.max()
+    if least < 0 or most > top:
+        raise ArtifactError(f"has pixels from {least:g} to {most:g}, {name} go from 0 to {top}", where, "scale them")
+    return top
+
+
+def _eight_bits(image: Any) -> Any:
+    """An image of Pillow that can be converted to any mode: from 16 bits that would cut off all above 255."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # as older versions read those
+        return Image.fromarray((np.asarray(image) / 257 + 0.5).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"nothing says which number is white in mode {image.mode}: give an array")
+    return image
 
 
 class ImageClassification(ImageRunner):

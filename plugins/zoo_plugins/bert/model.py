@@ -24,6 +24,7 @@ from zoo.nn import (
     normalize,
     pool,
     positions_of,
+    shorten,
     tied_linear,
 )
 from zoo.nn.feed_forward import ACTIVATIONS
@@ -195,3 +196,10 @@ class BERT(nn.Module):
         if c.feature_layers:  # Devlin et al. 2019, section 5.3
             outputs["features"] = torch.cat([states[layer] for layer in c.feature_layers], dim=-1)  # (B, T, n E)
         return outputs if pooled is None else outputs | {"pooler_output": pooled}
+
+    def adapt_tensor(self, name: str, tensor: Tensor, old: BERTConfig) -> Tensor | None:
+        """Positions of a smaller ``max_seq_len``. Those that padding takes come first, so they must stay as many."""
+        first, before = (c.position_rows - c.max_seq_len for c in (self.config, old))
+        if name != "embeddings.position.weight" or first != before:
+            return None
+        return shorten(tensor, self.config.position_rows)

@@ -27,6 +27,8 @@ class GPTConfig(Config):
     """Query heads a block."""
     num_kv_heads: int | None = None
     """Key-value heads a block; ``num_heads`` unless grouped."""
+    head_dim: int | None = None
+    """Width of one head; ``hidden_size`` / ``num_heads`` by default."""
     intermediate_size: int | None = None
     """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu_tanh"
@@ -55,21 +57,23 @@ class GPTConfig(Config):
         self.default("num_kv_heads", self.num_heads)
         self.default("intermediate_size", 4 * self.hidden_size)
         self.require_positive(
-            "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads",
+            "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
             "intermediate_size", "norm_eps", "attention_scale",
         )  # fmt: skip
         self.require_probability("dropout")
-        self.require_divisible("hidden_size", "num_heads")
         self.require_divisible("num_heads", "num_kv_heads")
+        if self.head_dim is None:
+            self.require_divisible("hidden_size", "num_heads")
+            self.default("head_dim", self.hidden_size // self.num_heads)
         if not self.attention_windows or min(self.attention_windows) < 0:
             raise ValueError(f"attention_windows must be one or more numbers from 0 on, got {self.attention_windows}")
         windows = [self.attention_windows[layer % len(self.attention_windows)] for layer in range(self.num_layers)]
         object.__setattr__(self, "attention_windows", shortest_period(windows))
 
     @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.hidden_size // self.num_heads
+    def key_size(self) -> int:
+        """``head_dim``, which is set by now."""
+        return self.head_dim or 0
 
     def window(self, layer: int) -> int | None:
         """How many keys a query of this layer sees at most; None for all."""
@@ -82,7 +86,7 @@ class GPTConfig(Config):
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
-            head_dim=self.head_dim,
+            head_dim=self.key_size,
         )
         return (graph,)
 
@@ -94,7 +98,7 @@ class GPTConfig(Config):
                 self.hidden_size,
                 self.num_heads,
                 num_kv_heads=self.num_kv_heads,
-                head_dim=self.head_dim,
+                head_dim=self.key_size,
                 context=self.max_seq_len,
                 bias=self.attention_bias,
                 output_bias=True,

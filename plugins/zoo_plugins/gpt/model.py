@@ -17,6 +17,7 @@ from zoo.nn import (
     build_mask,
     init_normal,
     positions_of,
+    shorten,
     tied_linear,
 )
 from zoo_plugins.gpt.config import GPTConfig
@@ -32,6 +33,7 @@ class GPTBlock(nn.Module):
             c.hidden_size,
             c.num_heads,
             num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
             bias=c.attention_bias,
             output_bias=True,
             scale=c.attention_scale,
@@ -103,3 +105,7 @@ class GPT(nn.Module):
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             x = block(x, masks[window], past_key_values[layer] if past_key_values is not None else None)
         return self.head(self.norm(x))
+
+    def adapt_tensor(self, name: str, tensor: Tensor, old: GPTConfig) -> Tensor | None:
+        """Positions of a smaller ``max_seq_len``."""
+        return shorten(tensor, self.config.max_seq_len) if name == "position_embedding.weight" else None

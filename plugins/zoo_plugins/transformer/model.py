@@ -22,6 +22,7 @@ from zoo.nn import (
     build_mask,
     init_xavier,
     positions_of,
+    shorten,
     tied_linear,
 )
 from zoo_plugins.transformer.config import Stack, TransformerConfig
@@ -200,3 +201,10 @@ class Transformer(nn.Module):
         """Logits (B, T, V) for a source (B, S) and the target so far (B, T), as in training."""
         cross: Cache = self.encode(input_ids, attention_mask)["cross_key_values"]  # type: ignore[assignment]
         return self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)
+
+    def adapt_tensor(self, name: str, tensor: Tensor, old: TransformerConfig) -> Tensor | None:
+        """Learned positions of a smaller ``max_seq_len``, behind the same rows that are never read."""
+        c = self.config
+        if not name.endswith("_embedding.position.weight") or c.position_offset != old.position_offset:
+            return None
+        return shorten(tensor, c.position_rows)

@@ -79,9 +79,14 @@ class ViTConfig(Config):
                 raise ValueError(f"{name} is for the task {task!r}, but the task is {self.task!r}")
 
     @property
+    def num_rows(self) -> int:
+        """Whole patches from top to bottom, and from left to right."""
+        return self.image_size // self.patch_size
+
+    @property
     def num_patches(self) -> int:
         """Whole patches of an image."""
-        return (self.image_size // self.patch_size) ** 2
+        return self.num_rows**2
 
     @property
     def num_special_tokens(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zoo.nn import FeedForward, MultiHeadAttention, init_truncated_normal
+from zoo.nn import FeedForward, MultiHeadAttention, init_truncated_normal, resize_grid
 from zoo_plugins.vit.config import ViTConfig
 
 INIT_STD = 0.02
@@ -90,3 +90,10 @@ class ViT(nn.Module):
                 logits = (logits + self.distillation_head(x[:, 1])) / 2
             return {"logits": logits}
         return {"last_hidden_state": x} | ({"pooler_output": torch.tanh(self.pooler(x[:, 0]))} if self.pooler else {})
+
+    def adapt_tensor(self, name: str, tensor: Tensor, old: ViTConfig) -> Tensor | None:
+        """Positions of another image size: those of the patches are interpolated, those of the special tokens stay."""
+        if name != "embeddings.position" or old.num_special_tokens != self.config.num_special_tokens:
+            return None
+        special, grid = tensor.split((old.num_special_tokens, old.num_patches), dim=1)
+        return torch.cat((special, resize_grid(grid, self.config.num_rows)), dim=1)

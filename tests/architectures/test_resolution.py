@@ -1,0 +1,308 @@
+"""Positions of images and texts in a model of another size: transformers, the formula by hand, and the laws of both."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+from transformers import DeiTForImageClassificationWithTeacher, DeiTModel, ViTForImageClassification, ViTModel
+from zoo_export import export_model, load_session
+from zoo_plugins.vit.config import ViTConfig
+from zoo_plugins.vit.model import ViT
+
+import zoo as library
+from tests.architectures.test_vit import FEATURES, images, make, transformers_twin
+from zoo import models
+from zoo.checkpoints import export_checkpoint, import_checkpoint
+from zoo.nn import resize_grid
+
+Zoo = Callable[..., Any]
+
+
+def resized(ours: ViT, image_size: int) -> ViT:
+    """The same weights in a model of another image size, in float64, as ``zoo adapt`` makes them."""
+    config = ViTConfig.from_dict({**ours.config.to_dict(), "image_size": image_size})
+    larger = ViT(config).double().eval().requires_grad_(False)
+    position = larger.adapt_tensor("embeddings.position", ours.embeddings.position, ours.config)
+    assert position is not None
+    larger.load_state_dict({**ours.state_dict(), "embeddings.position": position})
+    return larger
+
+
+@pytest.mark.parametrize("image_size", [4, 8, 12, 15, 16, 20, 40])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"distilled": True},
+        {**FEATURES, "pooler": True},
+        {**FEATURES, "distilled": True},
+        {"image_size": 4, "num_channels": 1},
+    ],
+    ids=["vit", "deit", "features", "deit, features", "one patch"],
+)
+def test_equals_transformers_at_another_resolution(options: dict[str, Any], image_size: int) -> None:
+    """With one special token and with two; smaller, larger, the same, and with a border that is not seen."""
+    ours = make(**options)
+    larger = resized(ours, image_size)
+    pixels = images(larger.config)
+    actual, expected = larger(pixels), transformers_twin(ours)(pixels, interpolate_pos_encoding=True)
+    for name, value in actual.items():
+        assert_close(value, expected[name], atol=1e-10, rtol=0)
+
+
+def keys(t: float, a: float = -0.75) -> float:
+    """The cubic convolution kernel (Keys 1981, equation 15)."""
+    t = abs(t)
+    if t <= 1:
+        return (a + 2) * t**3 - (a + 3) * t**2 + 1
+    return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+
+def by_hand(grid: np.ndarray[Any, Any], side: int, a: float = -0.75) -> np.ndarray[Any, Any]:
+    """(before, before, E) -> (side, side, E): the centres of pixels lie at halves, and the border is repeated."""
+    before = len(grid)
+    weights = np.zeros((side, before))
+    for row in range(side):
+        centre = (row + 0.5) * before / side - 0.5
+        for tap in range(math.floor(centre) - 1, math.floor(centre) + 3):
+            weights[row, min(max(tap, 0), before - 1)] += keys(centre - tap, a)
+    return np.einsum("ri,cj,ije->rce", weights, weights, grid)
+
+
+@settings(deadline=None, max_examples=40)
+@given(before=st.integers(1, 15), side=st.integers(1, 25))
+def test_the_interpolation_by_hand(before: int, side: int) -> None:
+    """From any number of patches to any other."""
+    grid = np.random.default_rng(0).normal(size=(before, before, 3))
+    found = resize_grid(torch.tensor(grid).reshape(1, -1, 3), side)
+    np.testing.assert_allclose(found.reshape(side, side, 3), by_hand(grid, side), atol=1e-12)
+
+
+def test_smoothing_is_another_interpolation() -> None:
+    """timm's: bicubic with a = -0.5 where it smooths, and so another grid, of more patches as well as of fewer."""
+    grid = torch.randn(1, 49, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for side in (4, 12):
+        image = grid.unflatten(1, (7, 7)).movedim(-1, 1)
+        smooth = F.interpolate(image, (side, side), mode="bicubic", align_corners=False, antialias=True)
+        difference = (smooth.flatten(2).transpose(1, 2) - resize_grid(grid, side)).std() / grid.std()
+        assert 0.02 < difference < 1
+    larger = F.interpolate(grid.unflatten(1, (7, 7)).movedim(-1, 1), (12, 12), mode="bicubic", antialias=True)
+    wanted = by_hand(grid.reshape(7, 7, 8).numpy(), 12, a=-0.5)
+    inside = slice(3, -3)  # it leaves out what lies beyond the border, instead of repeating that
+    np.testing.assert_allclose(larger[0].movedim(0, -1)[inside, inside], wanted[inside, inside], atol=1e-12)
+
+
+def test_a_flat_grid_stays_flat_and_the_same_size_is_the_same() -> None:
+    """The weights of each new position add up to one; at the old places they are one and three zeros."""
+    flat = torch.full((1, 9, 4), 0.7, dtype=torch.float64)
+    for side in (1, 2, 3, 7):
+        assert_close(resize_grid(flat, side), torch.full((1, side * side, 4), 0.7, dtype=torch.float64))
+    grid = torch.randn(1, 9, 4)
+    assert torch.equal(resize_grid(grid, 3), grid)
+
+
+# Directories.
+
+
+def build(zoo: Zoo, name: str, *settings: str, dtype: str = "float32") -> Path:
+    """A model directory of the preset's name, whose weights are all random."""
+    options = [word for setting in settings for word in ("--set", setting)]
+    assert zoo("build", name, "-o", "raw", "--dtype", dtype, "--force", *options).status == 0
+    model = library.load("raw")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return library.save(model, name, tokenizer="bytes" if hasattr(model.config, "vocab_size") else None)
+
+
+def tensors(folder: Path | str) -> dict[str, torch.Tensor]:
+    return models.stored_tensors(library.load(folder))[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("distilled", [False, True])
+def test_a_directory_of_another_resolution(zoo: Zoo, dtype: str, distilled: bool) -> None:
+    """One tensor is made in float64 and rounded once; every other has the same bits."""
+    build(zoo, "vit-tiny", f"distilled={str(distilled).lower()}", dtype=dtype)
+    result = zoo("adapt", "vit-tiny", "--set", "image_size=12", "-o", "larger")
+    special = 2 if distilled else 1
+    shapes = f"(1, {16 + special}, 64) became (1, {36 + special}, 64)"
+    assert (result.status, result.err) == (0, "")
+    assert result.out.splitlines()[1:] == [f"embeddings.position: {shapes}"]
+    before, after = tensors("vit-tiny"), tensors("larger")
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        assert tensor.dtype == getattr(torch, dtype)
+        if name != "embeddings.position":
+            assert torch.equal(tensor, before[name]), name
+    old, new = before["embeddings.position"], after["embeddings.position"]
+    assert torch.equal(new[:, :special], old[:, :special])
+    grid = old[0, special:].double().reshape(4, 4, 64).detach().numpy()
+    wanted = torch.tensor(by_hand(grid, 6)).reshape(36, 64)
+    assert_close(new[0, special:].double(), wanted, atol=1e-15, rtol=torch.finfo(new.dtype).eps)
+
+
+@pytest.mark.parametrize("image_size", [8, 9])
+def test_the_same_grid_is_the_same_file(zoo: Zoo, image_size: int) -> None:
+    """9 pixels are as many patches as 8: what is left of the image is not seen."""
+    build(zoo, "vit-tiny")
+    zoo("adapt", "vit-tiny", "--set", f"image_size={image_size}", "-o", "same")
+    assert Path("same/model.safetensors").read_bytes() == Path("vit-tiny/model.safetensors").read_bytes()
+    assert library.load("same").config.image_size == image_size
+
+
+def test_there_and_back_is_not_the_same(zoo: Zoo) -> None:
+    """A larger grid keeps most of a smooth one, and nothing promises more."""
+    build(zoo, "vit-tiny")
+    library.adapt("vit-tiny", "larger", image_size=16)
+    library.adapt("larger", "back", image_size=8)
+    before, after = (tensors(folder)["embeddings.position"] for folder in ("vit-tiny", "back"))
+    assert before.shape == after.shape
+    assert not torch.equal(before, after)
+
+
+def test_what_was_adapted_is_exported_and_run(zoo: Zoo) -> None:
+    """The gate passes, and images of the new size are answered as the model in torch does."""
+    build(zoo, "vit-tiny", "distilled=true")
+    library.adapt("vit-tiny", "larger", image_size=12)
+    assert export_model(Path("larger")).passed
+    library.adapt("larger", "again", image_size=14)
+    assert {path.name for path in Path("again").iterdir()} == {
+        "README.md", "config.json", "manifest.json", "model.safetensors",
+    }  # fmt: skip
+    image = np.random.default_rng(0).integers(0, 256, (12, 12), np.uint8)
+    with torch.inference_mode():
+        pixels = torch.tensor((image / 255 - 0.5) / 0.5, dtype=torch.float32)[None, None]
+        wanted = library.load("larger")(pixels)["logits"].softmax(-1)[0]
+    with load_session("larger") as session:
+        np.testing.assert_allclose(session.run(image)["probabilities"], wanted.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", [ViTForImageClassification, ViTModel, DeiTModel, DeiTForImageClassificationWithTeacher]
+)
+def test_a_checkpoint_at_another_resolution(tmp_path: Path, kind: Any) -> None:
+    """Imported, adapted and written for transformers again: it computes what it did with interpolated positions."""
+    config = kind.config_class(
+        image_size=12, patch_size=4, hidden_size=15, num_hidden_layers=2, num_attention_heads=3, intermediate_size=22,
+        num_labels=3, attn_implementation="sdpa",
+    )  # fmt: skip
+    theirs = kind(config).eval().requires_grad_(False)
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path / "hub")
+    sizes = {"size": {"height": 16, "width": 16}, "crop_size": 12, "resample": 3, "do_normalize": True}
+    (tmp_path / "hub/preprocessor_config.json").write_text(json.dumps(sizes))
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    library.adapt(tmp_path / "ours", tmp_path / "larger", image_size=20)
+    export_checkpoint(tmp_path / "larger", tmp_path / "back")
+    again = kind.from_pretrained(tmp_path / "back", attn_implementation="sdpa").eval()
+    pixels = torch.randn(2, 3, 20, 20)
+    with torch.inference_mode():
+        found, wanted = again(pixels), theirs(pixels, interpolate_pos_encoding=True)
+    for name in wanted:
+        assert_close(found[name], wanted[name], atol=1e-5, rtol=1e-5)
+    written = json.loads((tmp_path / "back/preprocessor_config.json").read_text())
+    assert written == {**sizes, "size": {"height": 26, "width": 26}, "crop_size": 20}  # 16 x 20 / 12, cut off
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "another patch": (("patch_size=4",), ("embeddings.patch.weight has shape (64, 1, 2, 2), not (64, 1, 4, 4)",)),
+    "another width": (("hidden_size=32", "image_size=12"), ("embeddings.position has shape (1, 17, 64)", "norm.bias")),
+    "classes": (
+        ("num_classes=7", "image_size=16"),
+        ("head.weight has shape (10, 64), not (7, 64); head.bias has shape (10,), not (7,): vit-tiny",),
+    ),
+    "another token": (("distilled=true",), ("distillation_token would be new", "(1, 17, 64), not (1, 18, 64)")),
+    "as many tokens": (("distilled=true", "distillation_head=true"), ("distillation_head.weight would be new",)),
+    "no head": (("task=image-feature-extraction",), ("head.weight would be lost; head.bias would be lost",)),
+    "a pooler": (("task=image-feature-extraction", "pooler=true"), ("pooler.weight would be new", "would be lost")),
+    "fewer layers": (("num_layers=1",), ("blocks.1.norm_1.weight would be lost",)),
+    "more layers": (("num_layers=3",), ("blocks.2.norm_1.weight would be new",)),
+    "two sides": (("image_size=[8, 12]",), ("image_size must be int, got [8, 12]",)),
+    "no patch": (("image_size=1",), ("patch_size 2 is larger than image_size 1: vit-tiny",)),
+    "an unknown key": (("image_siz=12",), ("unknown key 'image_siz'", "did you mean 'image_size'")),
+}
+
+
+@pytest.mark.parametrize(("settings", "fragments"), REFUSED.values(), ids=REFUSED)
+def test_what_no_image_model_becomes(zoo: Zoo, settings: tuple[str, ...], fragments: tuple[str, ...]) -> None:
+    build(zoo, "vit-tiny")
+    options = [word for setting in settings for word in ("--set", setting)]
+    zoo("adapt", "vit-tiny", *options, "-o", "new").failed(2, *fragments)
+    assert not Path("new").exists()
+
+
+# Learned positions of texts.
+
+TEXTS = {
+    "gpt": ("gpt-tiny", (), ("position_embedding.weight",)),
+    "bert": ("bert-tiny", (), ("embeddings.position.weight",)),
+    "roberta": ("bert-tiny", ("skip_padding=true", "pad_token_id=3"), ("embeddings.position.weight",)),
+    "bart": (
+        "transformer-tiny",
+        ("positions=learned", "position_offset=2"),
+        ("encoder_embedding.position.weight", "decoder_embedding.position.weight"),
+    ),
+}
+
+
+def outputs(folder: str, ids: torch.Tensor) -> list[torch.Tensor]:
+    model = library.load(folder)
+    with torch.inference_mode():
+        found = model(ids, ids) if model.config.task == "text2text-generation" else model(ids)
+    return list(found.values()) if isinstance(found, dict) else [found]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_shorter_texts_are_answered_as_before(zoo: Zoo, name: str) -> None:
+    """Rows that no shorter text reads are left out; nothing else changes, to the bit."""
+    preset, settings, positions = TEXTS[name]
+    build(zoo, preset, *settings)
+    result = zoo("adapt", preset, "--set", "max_seq_len=20", "-o", "short", "--json").json
+    assert result["settings"] == {"max_seq_len": {"before": 128, "now": 20}}
+    assert tuple(result["tensors"]) == positions
+    for shapes in result["tensors"].values():
+        assert shapes["before"][0] - shapes["now"][0] == 108
+    ids = torch.randint(4, 256, (2, 20), generator=torch.Generator().manual_seed(0))
+    for before, after in zip(outputs(preset, ids), outputs("short", ids), strict=True):
+        assert torch.equal(before, after)
+    assert Path("short/tokenizer.json").read_bytes() == Path(preset, "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_longer_texts_have_positions_that_nobody_learned(zoo: Zoo, name: str) -> None:
+    preset, settings, positions = TEXTS[name]
+    build(zoo, preset, *settings)
+    reasons = [f"{tensor} has shape" for tensor in positions]
+    zoo("adapt", preset, "--set", "max_seq_len=130", "-o", "long").failed(2, *reasons, "positions 2 were never learned")
+
+
+def test_other_rows_for_padding_are_refused(zoo: Zoo) -> None:
+    """They come first: the table would be cut at the wrong end."""
+    build(zoo, "bert-tiny", "skip_padding=true", "pad_token_id=3")
+    zoo("adapt", "bert-tiny", "--set", "pad_token_id=5", "--set", "max_seq_len=20", "-o", "new").failed(
+        2, "embeddings.position.weight has shape (132, 64), not (26, 64): bert-tiny"
+    )
+
+
+def test_positions_without_weights_may_be_more(zoo: Zoo) -> None:
+    """Rotations and sinusoids are computed: nothing is stored that would have to change."""
+    for preset in ("llama-tiny", "transformer-tiny"):
+        build(zoo, preset)
+        result = zoo("adapt", preset, "--set", "max_seq_len=500", "-o", f"long-{preset}", "--json").json
+        assert result["tensors"] == {}
+        assert library.load(f"long-{preset}").config.max_seq_len == 500
