@@ -14,7 +14,8 @@ from zoo import hookspecs
 
 DOCS = ROOT / "docs"
 MODULES = {"zoo.config": 4, "zoo.contract": 6, "zoo.cost": 4, "zoo.models": 4, "zoo.nn.attention": 3, "zoo.nn.cache": 3,
-           "zoo.nn.masks": 3, "zoo.nn.pooling": 1, "zoo.nn.positions": 2, "zoo.nn.relative": 1}  # fmt: skip
+           "zoo.nn.loss": 4, "zoo.nn.masks": 3, "zoo.nn.pooling": 1, "zoo.nn.positions": 2,
+           "zoo.nn.relative": 1}  # fmt: skip
 """Modules with examples, and how many they have at least."""
 EXAMPLES = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = sorted(path for path in DOCS.rglob("*.md") if EXAMPLES.search(path.read_text(encoding="utf-8")))
