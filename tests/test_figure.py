@@ -1,0 +1,252 @@
+"""Drawings of models: every part once, counts that add up, and XML that a stranger's names do not break."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import full, nth_call
+from zoo import models
+from zoo.anatomy import Anatomy, Part, dissect
+from zoo.discovery import BUILT_IN
+from zoo.errors import PluginError
+from zoo.figure import figure
+from zoo.registry import ModelSpec, registry
+from zoo.testing import find_subject
+
+ARCHITECTURES = sorted(BUILT_IN.keys() - {"onnx"})
+"""Every built-in plugin but the exporter."""
+TIMES = "\N{MULTIPLICATION SIGN}"
+SVG = "{http://www.w3.org/2000/svg}"
+PUBLISHED = (
+    "gpt-small", "bert-base", "transformer-base", "llama2-7b", "t5-small", "vit-base", "kim-2014", "bilstm-tagger",
+    "rnnsearch-50", "adaptive-span-12l", "all-attention-18l", "linformer-base", "longformer-base", "perceiver-io",
+    "performer-base", "product-key-memory-12l", "reformer-enwik8", "albert-base", "sutskever-2014",
+)  # fmt: skip
+
+
+def named(name: str) -> ModelSpec:
+    """The preset, or the smallest of the architecture."""
+    return registry().resolve(name) if name in registry().names() else find_subject(name).spec
+
+
+def count_layers(parts: tuple[Part, ...], kind: str) -> int:
+    """How many modules of a class the parts stand for."""
+    return sum(part.count * (1 if part.kind == kind else count_layers(part.parts, kind)) for part in parts)
+
+
+def walk(parts: tuple[Part, ...]) -> Iterator[Part]:
+    """Every part, whatever its depth."""
+    for part in parts:
+        yield part
+        yield from walk(part.parts)
+
+
+def shapes(graph: Anatomy) -> dict[str, Any]:
+    """What the outermost modules return."""
+    return {part.name: part.shape for part in graph.parts}
+
+
+def texts(drawing: str) -> list[str]:
+    """What a reader sees and may select, line by line."""
+    return [" ".join("".join(element.itertext()).split()) for element in ET.fromstring(drawing).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *PUBLISHED])
+def test_counts_add_up_to_the_model(name: str) -> None:
+    """Each parameter once, though graphs share modules, and modules parameters; and parts add up to what is around."""
+    spec = named(name)
+    graphs = dissect(spec)
+    assert [graph.graph for graph in graphs] == list(spec.graphs)
+    assert sum(part.count * part.parameters for graph in graphs for part in graph.parts) == models.count_parameters(
+        models.build_on_meta(spec)
+    )
+    for graph in graphs:
+        for part in walk(graph.parts):
+            if part.parts:
+                assert part.parameters == sum(inner.count * inner.parameters for inner in part.parts), part.name
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *PUBLISHED])
+def test_every_outermost_module_is_drawn_once(name: str) -> None:
+    """All that has parameters is in a graph, and none is there twice."""
+    spec = named(name)
+    model = models.build_on_meta(spec)
+    graphs = dissect(spec)
+    drawn = [[part.name.split(".")[0].split(" ")[0] for part in graph.parts] for graph in graphs]
+    for names, graph in zip(drawn, graphs, strict=True):
+        assert len({part.name for part in graph.parts}) == len(names)
+    wanted = {child for child, module in model.named_children() if any(True for _ in module.parameters())}
+    assert wanted <= {item for names in drawn for item in names}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "field"),
+    [
+        ("gpt-small", "GPTBlock", "num_layers"),
+        ("bert-base", "BERTBlock", "num_layers"),
+        ("llama2-7b", "LlamaBlock", "num_layers"),
+        ("vit-huge", "ViTBlock", "num_layers"),
+        ("linformer-base", "BERTBlock", "num_layers"),
+        ("adaptive-span-12l", "AdaptiveSpanBlock", "num_layers"),
+        ("all-attention-18l", "AllAttentionBlock", "num_layers"),
+        ("product-key-memory-12l", "ProductKeyMemoryBlock", "num_layers"),
+        ("reformer-enwik8", "ReformerBlock", "num_layers"),
+        ("transformer-n8", "EncoderBlock", "num_layers"),
+        ("t5-base", "EncoderBlock", "num_layers"),
+    ],
+)
+def test_equal_neighbours_are_counted(name: str, kind: str, field: str) -> None:
+    """Also where blocks of two kinds take turns, or one of them is special."""
+    spec = registry().resolve(name)
+    first = dissect(spec)[0]
+    assert count_layers(first.parts, kind) == getattr(spec.config, field)
+    assert len([part for part in walk(first.parts) if part.kind == kind]) <= 3
+
+
+def test_the_drawing_of_gpt() -> None:
+    """In the order of calls, with the shapes of the paper's figure."""
+    graph = dissect(registry().resolve("gpt-small"))[0]
+    assert [(part.name, part.kind, part.count) for part in graph.parts] == [
+        ("token_embedding", "Embedding", 1),
+        ("position_embedding", "Embedding", 1),
+        ("blocks", "GPTBlock", 12),
+        ("norm", "LayerNorm", 1),
+        ("head", "Linear", 1),
+    ]
+    assert shapes(graph)["blocks"] == ("batch", "sequence", 768)
+    assert shapes(graph)["head"] == ("batch", "sequence", 50257)
+    assert [part.name for part in graph.parts[2].parts] == ["norm_1", "attention", "norm_2", "mlp"]
+    assert (graph.parts[-1].parameters, graph.parts[-1].shared) == (0, True)
+    drawn = texts(figure(registry().resolve("gpt-small")))
+    assert f"blocks {TIMES} 12 GPTBlock" in drawn
+    assert f"12 {TIMES} 7,087,872" in drawn
+    assert "(batch, sequence, 50257)" in drawn
+    assert "(batch, past_sequence + sequence)" in drawn
+    assert "shared" in drawn
+
+
+def test_encoder_and_decoder_share_a_block() -> None:
+    """The encoder's graph projects the keys and values of the decoder's cross-attention, and each counts its part."""
+    encoder, decoder = dissect(registry().resolve("transformer-base"))
+    cross = [next(part for part in graph.parts if part.name == "decoder") for graph in (encoder, decoder)]
+    assert [part.count for part in cross] == [6, 6]
+    inner = [next(part for part in outer.parts if part.name == "cross") for outer in cross]
+    assert [[part.name for part in outer.parts] for outer in inner] == [["key", "value"], ["query", "output"]]
+    assert [outer.parameters for outer in inner] == [2 * 512 * 512] * 2
+    assert inner[0].parts[0].shape == ("batch", "encoder_sequence", 512)
+
+
+def test_lengths_that_are_padded_are_not_taken_for_fixed_ones() -> None:
+    """And a module that runs at each step says how often."""
+    reformer = dissect(registry().resolve("reformer-enwik8"))[0]
+    attention = next(part for part in walk(reformer.parts) if part.name == "attention")
+    assert attention.shape == ("batch", "?", 1024)
+    decoder = dissect(registry().resolve("rnnsearch-50"))[1]
+    assert next(part for part in decoder.parts if part.kind == "GRUCell").calls == "sequence"
+    shared = dissect(registry().resolve("albert-base"))[0]
+    assert next(part for part in walk(shared.parts) if part.kind == "BERTBlock").calls == 12
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_figure_is_xml_and_always_the_same(name: str) -> None:
+    """With a description, within its frame, and on the page's colours where it is part of a page."""
+    spec = named(name)
+    drawing = figure(spec, standalone=False)
+    assert drawing == figure(named(name), standalone=False)
+    svg = ET.fromstring(drawing)
+    assert svg.tag == f"{SVG}svg"
+    assert spec.name in svg.attrib["aria-label"]
+    assert svg.find(f"{SVG}style") is None
+    assert ET.fromstring(figure(spec)).find(f"{SVG}style") is not None
+    width, height = (float(svg.attrib[side]) for side in ("width", "height"))
+    for element in svg.iter(f"{SVG}rect"):
+        x, y, w, h = (float(element.attrib[side]) for side in ("x", "y", "width", "height"))
+        assert 0 <= x < x + w <= width
+        assert 0 <= y < y + h <= height
+    for element in svg.iter(f"{SVG}text"):
+        assert 0 <= float(element.attrib["x"]) <= width
+        assert 0 <= float(element.attrib["y"]) <= height
+    shown = texts(drawing)
+    for graph in spec.graphs:
+        for tensor in graph.inputs:
+            assert f"in {tensor.name}" in shown
+
+
+def test_the_figures_of_strangers(stranger: Callable[[str], None]) -> None:
+    """As ours are."""
+    for name in ("aft", "mixer", "sliding"):
+        stranger(name)
+        spec = find_subject(name).spec
+        graphs = dissect(spec)
+        assert sum(part.count * part.parameters for graph in graphs for part in graph.parts) == spec.parameters()
+        ET.fromstring(figure(spec))
+
+
+def test_names_that_xml_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class may be called anything."""
+    spec = registry().resolve("gpt-tiny")
+    monkeypatch.setattr(nn.LayerNorm, "__name__", "<Norm> & \x07 \x1b é")
+    assert "norm <Norm> & ? ? é" in texts(figure(spec))
+
+
+def test_a_model_that_cannot_be_called(zoo: Any, monkeypatch: pytest.MonkeyPatch, snapshot: Any) -> None:
+    """Its plugin is named, and nothing is written."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    spec = registry().resolve("gpt-tiny")
+    monkeypatch.setattr(spec.model_class(), "forward", broken)
+    with pytest.raises(PluginError, match=r"gpt.*cannot call gpt-tiny.*shapes do not fit"):
+        figure(spec)
+    zoo("show", "gpt-tiny", "--figure", "gpt.svg").failed(5, "gpt", "shapes do not fit")
+    assert snapshot() == {}
+
+
+def test_no_weight_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 175 billion parameters is drawn as quickly as another."""
+    made: list[int] = []
+    original = torch.empty
+
+    def watched(*size: Any, **options: Any) -> torch.Tensor:
+        tensor = original(*size, **options)
+        if tensor.device.type != "meta":
+            made.append(tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", watched)
+    assert "174,604,259,328" in figure(registry().resolve("gpt3-175b"))
+    assert max(made, default=0) < 1000
+
+
+def test_the_command_writes_a_figure(zoo: Any) -> None:
+    """What there was is kept unless it is to be replaced."""
+    done = zoo("show", "gpt-tiny", "--figure", "figures/gpt.svg")
+    assert (done.status, done.err) == (0, "")
+    assert done.out == "figures/gpt.svg: the parts of gpt-tiny, 124,928 parameters\n"
+    first = Path("figures/gpt.svg").read_text(encoding="utf-8")
+    assert first == figure(registry().resolve("gpt-tiny"))
+    zoo("show", "gpt-tiny", "--figure", "figures/gpt.svg").failed(2, "already exists", "--force")
+    done = zoo("show", "gpt-tiny", "--set", "num_layers=3", "--figure", "figures/gpt.svg", "--force", "--json")
+    assert done.json["figure"] == "figures/gpt.svg"
+    assert done.json["config"]["num_layers"] == 3
+    assert f"blocks {TIMES} 3 GPTBlock" in texts(Path("figures/gpt.svg").read_text(encoding="utf-8"))
+    assert stat.S_IMODE(os.stat("figures/gpt.svg").st_mode) & 0o111 == 0  # noqa: PTH116
+
+
+def test_a_full_disk_leaves_the_old_figure(zoo: Any, snapshot: Any) -> None:
+    """Whatever was there before."""
+    Path("gpt.svg").write_text("mine")
+    before = snapshot()
+    with nth_call("fsync", 1, full):
+        zoo("show", "gpt-tiny", "--figure", "gpt.svg", "--force").failed(6, "gpt.svg")
+    assert snapshot() == before
