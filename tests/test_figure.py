@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import full, nth_call
 from zoo import models
@@ -27,11 +28,7 @@ ARCHITECTURES = sorted(BUILT_IN.keys() - {"onnx"})
 """Every built-in plugin but the exporter."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 SVG = "{http://www.w3.org/2000/svg}"
-PUBLISHED = (
-    "gpt-small", "bert-base", "transformer-base", "llama2-7b", "t5-small", "vit-base", "kim-2014", "bilstm-tagger",
-    "rnnsearch-50", "adaptive-span-12l", "all-attention-18l", "linformer-base", "longformer-base", "perceiver-io",
-    "performer-base", "product-key-memory-12l", "reformer-enwik8", "albert-base", "sutskever-2014",
-)  # fmt: skip
+PUBLISHED = ("transformer-base", "rnnsearch-50", "product-key-memory-12l", "reformer-enwik8", "albert-base")
 
 
 def named(name: str) -> ModelSpec:
@@ -93,26 +90,20 @@ def test_every_outermost_module_is_drawn_once(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "field"),
+    ("name", "kind"),
     [
-        ("gpt-small", "GPTBlock", "num_layers"),
-        ("bert-base", "BERTBlock", "num_layers"),
-        ("llama2-7b", "LlamaBlock", "num_layers"),
-        ("vit-huge", "ViTBlock", "num_layers"),
-        ("linformer-base", "BERTBlock", "num_layers"),
-        ("adaptive-span-12l", "AdaptiveSpanBlock", "num_layers"),
-        ("all-attention-18l", "AllAttentionBlock", "num_layers"),
-        ("product-key-memory-12l", "ProductKeyMemoryBlock", "num_layers"),
-        ("reformer-enwik8", "ReformerBlock", "num_layers"),
-        ("transformer-n8", "EncoderBlock", "num_layers"),
-        ("t5-base", "EncoderBlock", "num_layers"),
+        ("gpt-small", "GPTBlock"),
+        ("bert-base", "BERTBlock"),
+        ("product-key-memory-12l", "ProductKeyMemoryBlock"),
+        ("reformer-enwik8", "ReformerBlock"),
+        ("transformer-n8", "EncoderBlock"),
+        ("t5-small", "EncoderBlock"),
     ],
 )
-def test_equal_neighbours_are_counted(name: str, kind: str, field: str) -> None:
+def test_equal_neighbours_are_counted(name: str, kind: str) -> None:
     """Also where blocks of two kinds take turns, or one of them is special."""
-    spec = registry().resolve(name)
     first = graphs_of(name)[0]
-    assert count_layers(first.parts, kind) == getattr(spec.config, field)
+    assert count_layers(first.parts, kind) == named(name).config.to_dict()["num_layers"]
     assert len([part for part in walk(first.parts) if part.kind == kind]) <= 3
 
 
@@ -161,16 +152,13 @@ def test_lengths_that_are_padded_are_not_taken_for_fixed_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_figure_is_xml_and_always_the_same(name: str) -> None:
-    """With a description, within its frame, and on the page's colours where it is part of a page."""
-    spec = named(name)
-    drawing = figure(spec, standalone=False)
-    assert drawing == figure(named(name), standalone=False)
+def test_a_figure_is_xml_within_its_frame(name: str) -> None:
+    """With a description, and in the page's colours where it is part of a page."""
+    spec, drawing = named(name), figure(named(name), standalone=False)
     svg = ET.fromstring(drawing)
     assert svg.tag == f"{SVG}svg"
     assert spec.name in svg.attrib["aria-label"]
     assert svg.find(f"{SVG}style") is None
-    assert ET.fromstring(figure(spec)).find(f"{SVG}style") is not None
     width, height = (float(svg.attrib[side]) for side in ("width", "height"))
     for element in svg.iter(f"{SVG}rect"):
         x, y, w, h = (float(element.attrib[side]) for side in ("x", "y", "width", "height"))
@@ -216,7 +204,7 @@ def test_a_model_that_cannot_be_called(zoo: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_weight_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of 175 billion parameters is drawn as quickly as another."""
+    """A model of 27 GB is drawn as quickly as another."""
     made: list[int] = []
     original = torch.empty
 
@@ -227,7 +215,7 @@ def test_no_weight_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         return tensor
 
     monkeypatch.setattr(torch, "empty", watched)
-    assert "174,604,259,328" in figure(registry().resolve("gpt3-175b"))
+    assert "6,738,415,616" in figure(registry().resolve("llama2-7b"))
     assert max(made, default=0) < 1000
 
 
@@ -237,7 +225,8 @@ def test_the_command_writes_a_figure(zoo: Any) -> None:
     assert (done.status, done.err) == (0, "")
     assert done.out == "figures/gpt.svg: the parts of gpt-tiny, 124,928 parameters\n"
     first = Path("figures/gpt.svg").read_text(encoding="utf-8")
-    assert first == figure(registry().resolve("gpt-tiny"))
+    assert first == figure(registry().resolve("gpt-tiny"))  # whenever it is drawn
+    assert ET.fromstring(first).find(f"{SVG}style") is not None
     zoo("show", "gpt-tiny", "--figure", "figures/gpt.svg").failed(2, "already exists", "--force")
     done = zoo("show", "gpt-tiny", "--set", "num_layers=3", "--figure", "figures/gpt.svg", "--force", "--json")
     assert done.json["figure"] == "figures/gpt.svg"
@@ -253,3 +242,43 @@ def test_a_full_disk_leaves_the_old_figure(zoo: Any, snapshot: Any) -> None:
     with nth_call("fsync", 1, full):
         zoo("show", "gpt-tiny", "--figure", "gpt.svg", "--force").failed(6, "gpt.svg")
     assert snapshot() == before
+
+
+class _Odd(nn.Module):
+    """What the built-in models do not do: modules in a row, one under two names, one that is read and not called."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, 8)
+        self.row = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.again = self.row
+        self.read = nn.Linear(8, 8, bias=False)
+        self.idle = nn.Identity()
+        self.head = nn.Linear(8, config.vocab_size)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.idle(self.again(self.row(self.embedding(input_ids)))) @ self.read.weight
+        return self.head(torch.cat((x, x[:, :1], x[:, :1]), dim=1))[:, :-2]
+
+
+def test_what_strangers_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each parameter is counted once all the same, and what does nothing is left out."""
+    spec = registry().resolve("textcnn-tiny")
+    graph = replace(spec.graphs[0], inputs=spec.graphs[0].inputs[:1])
+    odd = replace(spec)
+    monkeypatch.setitem(vars(odd), "graphs", (graph,))
+    monkeypatch.setattr(models, "construct", lambda _: _Odd(spec.config))
+    parts = dissect(odd)[0].parts
+    assert [(part.name, part.kind, part.calls, part.parameters) for part in parts] == [
+        ("read.weight", "Parameter", 1, 64),
+        ("embedding", "Embedding", 1, 260 * 8),
+        ("row", "Sequential", 2, 3 * 72),
+        ("head", "Linear", 1, 9 * 260),
+    ]
+    assert [(part.name, part.count, part.kind) for part in parts[2].parts] == [
+        ("0-1", 2, "Linear"),
+        ("2", 1, "Tanh"),
+        ("3", 1, "Linear"),
+    ]
+    assert parts[3].shape == ("batch", "sequence + 2", 260)

@@ -88,7 +88,7 @@ def dissect(spec: ModelSpec) -> list[Anatomy]:
         calls = [[_watch(model, graph, sizes) for sizes in pair] for graph in spec.graphs]
     read = _read_by(model, {path for first, _ in calls for path in first})
     seen: set[int] = set()
-    found = []
+    found: list[Anatomy] = []
     for graph, (first, second) in zip(spec.graphs, calls, strict=True):
         names = _Names(graph, pair)
         nodes = {"": _Node("", model)}
@@ -97,7 +97,7 @@ def dissect(spec: ModelSpec) -> list[Anatomy]:
             node = _place(path, model, nodes)
             node.shape, node.calls = names.of_shape(shape, other_shape), names.of(count, other_count)
         for path, node in nodes.items():
-            if path in first or not path:
+            if path in first or not (path or found):  # nothing tells which graph reads those of the model itself
                 node.tensors = read.get(path, {})
         found.append(Anatomy(graph, _parts(nodes[""], seen)))
     return found
@@ -184,11 +184,13 @@ def _read_by(model: nn.Module, called: set[str]) -> dict[str, dict[str, Tensor]]
     Those of a module that no graph calls are read by one around it.
     """
     found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        path = name.rpartition(".")[0]
-        while path and path not in called:
-            path = path.rpartition(".")[0]
-        found.setdefault(path, {})[name.removeprefix(f"{path}." if path else "")] = tensor
+    for path, module in model.named_modules():
+        reader = path
+        while reader and reader not in called:
+            reader = reader.rpartition(".")[0]
+        for name, tensor in module.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            found.setdefault(reader, {})[full.removeprefix(f"{reader}." if reader else "")] = tensor
     return found
 
 
@@ -277,9 +279,9 @@ def _likeness(part: Part) -> Part:
 def _run_name(run: Sequence[Part], owner: nn.Module) -> str:
     """``blocks``, or ``blocks 3`` and ``blocks 3-5`` of a list with others besides."""
     container, _, first = run[0].name.rpartition(".")
-    if not (container and first.isdigit()):
+    if not first.isdigit():
         return run[0].name
-    last = run[-1].name.rpartition(".")[2]
-    if len(run) == sum(1 for _ in owner.get_submodule(container).children()):
+    if container and len(run) == sum(1 for _ in owner.get_submodule(container).children()):
         return container
-    return f"{container} {first}" if first == last else f"{container} {first}-{last}"
+    last = run[-1].name.rpartition(".")[2]
+    return f"{container} {first if first == last else f'{first}-{last}'}".strip()
