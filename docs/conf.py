@@ -14,7 +14,7 @@ author = "The zoo authors"
 release = version = zoo.__version__
 html_theme = "furo"
 html_title = f"zoo {release}"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "zoo_docs"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "zoo_docs", "zoo_figures"]
 exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]

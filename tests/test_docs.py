@@ -11,11 +11,14 @@ import pytest
 
 from tests.packaging.conftest import ROOT
 from zoo import hookspecs
+from zoo.discovery import BUILT_IN
+from zoo.registry import registry
 
 DOCS = ROOT / "docs"
 MODULES = {
-    "zoo.adapting": 4, "zoo.config": 4, "zoo.contract": 6, "zoo.cost": 4, "zoo.models": 4, "zoo.nn.attention": 3,
-    "zoo.nn.cache": 3, "zoo.nn.masks": 3, "zoo.nn.pooling": 1, "zoo.nn.positions": 2, "zoo.nn.relative": 1,
+    "zoo.adapting": 4, "zoo.config": 4, "zoo.contract": 8, "zoo.cost": 4, "zoo.models": 4, "zoo.nn.attention": 3,
+    "zoo.nn.cache": 3, "zoo.nn.loss": 4, "zoo.nn.masks": 3, "zoo.nn.pooling": 1, "zoo.nn.positions": 2,
+    "zoo.nn.recording": 4, "zoo.nn.relative": 1,
 }  # fmt: skip
 """Modules with examples, and how many they have at least."""
 EXAMPLES = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -68,3 +71,34 @@ def test_the_statuses_of_the_reference_are_those_of_the_classes() -> None:
     for name in ("UsageError", "ArtifactError", "ParityError", "PluginError", "StorageError"):
         code = getattr(errors, name).exit_code
         assert re.search(rf"\{{class\}}`zoo\.{name}` (?:is status )?{code}\b", text), name
+
+
+SECTIONS = ("Its parts", "Sizes", "Parity", "What is tested", "Reference", "What it loses")
+"""Of the page of an architecture, in this order."""
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"onnx"}))
+def test_every_architecture_has_a_page(name: str) -> None:
+    """With its parts drawn, counted and compared by the build, and tests that there are."""
+    text = (DOCS / "architectures" / f"{name}.md").read_text(encoding="utf-8")
+    assert re.match(r"# \S.*\n\n\S", text)
+    found = [heading for heading in re.findall(r"^## (.+)$", text, re.MULTILINE) if heading in SECTIONS]
+    assert tuple(found) == SECTIONS
+    idea = text.partition("\n## ")[0]
+    assert re.search(r"\$\$.+?\$\$", idea, re.DOTALL), "no equation"
+    directives = dict(re.findall(r"^```\{([\w-]+)\} (.+)$", text, re.MULTILINE))
+    assert registry().resolve(directives["zoo-figure"]).architecture.name == name
+    assert directives["zoo-presets"] == name
+    assert directives["run"] == f"zoo export {name}-tiny --onnx"
+    fields = re.findall(r"^:fields: (.+)$", text, re.MULTILINE)
+    assert set(" ".join(fields).split()) <= registry().resolve(f"{name}-tiny").config.field_types().keys()
+    tests = re.findall(r"`(tests/[\w/]+(?:\.py)?)`", text)
+    assert f"tests/architectures/test_{name.replace('-', '_')}.py" in tests
+    for test in tests:
+        assert (ROOT / test).exists(), test
+
+
+def test_every_page_of_an_architecture_is_in_the_index() -> None:
+    """By one line that takes them all, and there are no others."""
+    assert "\n:glob:\n\narchitectures/*\n" in (DOCS / "index.md").read_text(encoding="utf-8")
+    assert {path.stem for path in (DOCS / "architectures").glob("*.md")} == BUILT_IN.keys() - {"onnx"}

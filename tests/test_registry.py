@@ -152,6 +152,12 @@ def test_arguments_and_settings_are_the_last_word() -> None:
         ("gpt-tiny", "num_layers=two", "num_layers must be int, got 'two' (str): --set"),
         ("gpt-tiny", "task=fill-mask", "task must be one of 'text-generation', got 'fill-mask' (str): --set"),
         (
+            "bert-tiny",
+            "attention=linfomer",
+            "attention must be one of 'full', 'linformer', 'performer', 'longformer', got 'linfomer' (str): --set:"
+            " did you mean 'linformer' or 'longformer'?",
+        ),
+        (
             "gpt-tiny",
             "num_heads=7",
             "hidden_size 64 is not divisible by num_heads 7: gpt-tiny --set num_heads=7",

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from zoo.contract import Graph
 from zoo.cost import Cost
-from zoo.errors import UsageError, nearest
+from zoo.errors import UsageError, close_to, nearest
 
 __all__ = ["Activation", "Config", "Settings", "shortest_period"]
 
@@ -59,7 +59,12 @@ class Settings:
             if matched is not _NO_MATCH:
                 return matched
         wanted = " or ".join(_name(alternative) for alternative in _alternatives(kind))
-        raise UsageError(f"{key} must be {wanted}, got {value!r} ({type(value).__name__})", where)
+        remedy = None
+        if isinstance(value, str):
+            literals = filter(_is_literal, _alternatives(kind))
+            choices = [choice for literal in literals for choice in typing.get_args(literal)]
+            remedy = close_to(value, [choice for choice in choices if isinstance(choice, str)])
+        raise UsageError(f"{key} must be {wanted}, got {value!r} ({type(value).__name__})", where, remedy)
 
     @classmethod
     def _field_type(cls, key: str, where: object) -> Any:

@@ -60,12 +60,18 @@ class StorageError(ZooError):
     exit_code = 6
 
 
+def close_to(name: str, choices: Iterable[str]) -> str | None:
+    """A remedy that names the choices closest to ``name``, where some are close."""
+    close = difflib.get_close_matches(name, sorted(choices), n=3, cutoff=0.6)
+    return "did you mean " + " or ".join(map(repr, close)) + "?" if close else None
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """A remedy that names the choices closest to ``name``, or a few of them when none is close."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
+    close = close_to(name, choices)
     if close:
-        return "did you mean " + " or ".join(map(repr, close)) + "?"
+        return close
     if not choices:
         return "there are none"
     shown = ", ".join(choices[:12])

@@ -43,6 +43,31 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "negative width": (["build", "bert-tiny", "--set", "hidden_size=-64"], 2, ("must be positive, got -64",)),
     "no tokens": (["build", "transformer-tiny", "--set", "vocab_size=0"], 2, ("must be positive, got 0",)),
     "no key-value heads": (["build", "gpt-tiny", "--set", "num_kv_heads=0"], 2, ("num_kv_heads", "positive, got 0")),
+    "unknown variant": (["build", "bert-tiny", "--set", "attention=linfomer"], 2, ("did you mean 'linformer' or",)),
+    "unknown variant of scores": (["build", "seq2seq-tiny", "--set", "attention=dott"], 2, ("did you mean 'dot'?",)),
+    "more memories than there are": (
+        ["build", "product-key-memory-tiny", "--set", "memory_top_k=17"],
+        2,
+        ("memory_top_k 17 is above memory_keys 16",),
+    ),
+    "no features": (["build", "performer-tiny", "--set", "attention_rank=0"], 2, ("must be positive, got 0",)),
+    "more keys than tokens": (
+        ["build", "linformer-tiny", "--set", "attention_rank=129"],
+        2,
+        ("attention_rank 129 exceeds max_seq_len 128",),
+    ),
+    "filters of no words": (["build", "textcnn-tiny", "--set", "kernel_sizes=[0]"], 2, ("kernel_sizes", "[0]")),
+    "no latents": (["build", "perceiver-tiny", "--set", "num_latents=0"], 2, ("num_latents must be positive, got 0",)),
+    "chunks of nothing": (
+        ["build", "reformer-tiny", "--set", "lsh_chunk_length=0"],
+        2,
+        ("lsh_chunk_length must be positive, got 0",),
+    ),
+    "odd window": (["build", "longformer-tiny", "--set", "attention_window=15"], 2, ("must be even", "got 15")),
+    "figure that exists": (["show", "gpt-tiny", "--figure", "drawn.svg"], 2, ("already exists", "use --force")),
+    "figure of another kind": (["show", "gpt-tiny", "--figure", "file"], 2, ("a figure is SVG", "name it .svg")),
+    "nothing to replace": (["show", "gpt-tiny", "--force"], 2, ("name a file with --figure",)),
+    "figure that cannot be": (["show", "gpt-tiny", "--figure", "/proc/a.svg"], 6, ("cannot write (", "/proc")),
     "shards of nothing": (["build", "gpt-tiny", "--max-shard-size", "0"], 2, ("max-shard-size", "0")),
     "negative shards": (["build", "gpt-tiny", "--max-shard-size", "-5"], 2, ("max-shard-size", "-5")),
     "negative seed": (["build", "gpt-tiny", "--seed", "-1"], 2, ("--seed", "-1")),
@@ -90,6 +115,7 @@ def test_bad_input_is_one_line_and_changes_nothing(case: str, zoo, snapshot) -> 
     Path("folder").mkdir()
     Path("folder/notes.txt").write_text("mine")
     Path("file").write_text("mine")
+    Path("drawn.svg").write_text("mine")
     before = snapshot()
     arguments, status, fragments = BAD_INPUT[case]
     zoo(*arguments).failed(status, *fragments)

@@ -182,19 +182,45 @@ def test_permutation_equivariance(order: list[int], num_kv_heads: int) -> None:
     assert_close(layer(x, memory=shuffled), layer(x, memory=plain), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("num_heads", [1, 2, 4])
-def test_stacked_single_heads_equal_the_fused_layer(num_heads: int) -> None:
-    """With W^O the identity, the layer is the concatenation of its heads, each run alone."""
-    fused, x, size = make(num_heads, bias=False), normal(2, 5, HIDDEN), HIDDEN // num_heads
-    fused.output.weight.copy_(torch.eye(HIDDEN))
-    mask, outputs = build_mask(5, 5, causal=True), []
+@settings(deadline=None, max_examples=40)
+@given(
+    num_heads=st.integers(1, 5),
+    head_dim=st.integers(1, 4),
+    length=st.integers(1, 6),
+    memory=st.integers(0, 6),
+    bias=st.booleans(),
+)
+def test_stacked_single_heads_equal_the_fused_layer(
+    num_heads: int, head_dim: int, length: int, memory: int, bias: bool
+) -> None:
+    """With W^O = I the layer is the concatenation of its heads, each a layer of its own with its slice of the weights.
+
+    Causal over the tokens themselves, or across to another sequence.
+    """
+    hidden = num_heads * head_dim
+    generator = torch.Generator().manual_seed(7)
+    fused = MultiHeadAttention(hidden, num_heads, bias=bias, output_bias=False).double().requires_grad_(False)
+    for parameter in fused.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    fused.output.weight.copy_(torch.eye(hidden))
+    x = normal(2, length, hidden)
+    other = normal(2, memory, hidden, seed=2) if memory else None
+
+    def attend(layer: MultiHeadAttention) -> Tensor:
+        if other is None:
+            return layer(x, mask=build_mask(length, length, causal=True))
+        return layer(x, memory=layer.keys_values(other))
+
+    heads = []
     for head in range(num_heads):
-        single = make(1, head_dim=size, bias=False)
+        single = MultiHeadAttention(hidden, 1, head_dim=head_dim, bias=bias).double().requires_grad_(False)
+        rows = slice(head * head_dim, (head + 1) * head_dim)
         for name in ("query", "key", "value"):
-            getattr(single, name).weight.copy_(getattr(fused, name).weight[head * size : (head + 1) * size])
-        single.output = nn.Identity()
-        outputs.append(single(x, mask=mask))
-    assert_close(torch.cat(outputs, dim=-1), fused(x, mask=mask), atol=1e-12, rtol=0)
+            for part, parameter in getattr(single, name).named_parameters():
+                parameter.copy_(getattr(getattr(fused, name), part)[rows])
+        single.output = nn.Identity()  # (B, T, D), which W^O = I would leave as it is
+        heads.append(attend(single))
+    assert_close(torch.cat(heads, dim=-1), attend(fused), atol=1e-12, rtol=0)
 
 
 def test_head_dim_and_value_head_dim() -> None:

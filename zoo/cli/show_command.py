@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from zoo.cli.output import bytes_text, columns, emit_json, json_option
 from zoo.contract import Graph
+from zoo.errors import UsageError
+from zoo.figure import write_figure
 from zoo.registry import ModelSpec, registry
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -44,13 +47,31 @@ def _graph(graph: Graph) -> dict[str, Any]:
     }
 
 
+def _draw(spec: ModelSpec, target: Path, force: bool, as_json: bool) -> None:
+    write_figure(spec, target, force=force)
+    if as_json:
+        emit_json("show", {**describe(spec), "figure": str(target)})
+    else:
+        click.echo(f"{target}: the parts of {spec.name}, {spec.parameters():,} parameters")
+
+
 @click.command("show")
 @click.argument("name")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@click.option(
+    "--figure", "target", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw its parts, as SVG, instead."
+)
+@click.option("--force", is_flag=True, help="Replace an existing figure.")
 @json_option
-def command(name: str, settings: tuple[str, ...], as_json: bool) -> None:
+def command(name: str, settings: tuple[str, ...], target: Path | None, force: bool, as_json: bool) -> None:
     """Show the preset NAME: configuration, exact parameter count, memory and FLOPs. No weight is allocated."""
-    facts = describe(registry().resolve(name, settings))
+    spec = registry().resolve(name, settings)
+    if target is not None:
+        _draw(spec, target, force, as_json)
+        return
+    if force:
+        raise UsageError("--force has nothing to replace", None, "name a file with --figure")
+    facts = describe(spec)
     if as_json:
         emit_json("show", facts)
         return

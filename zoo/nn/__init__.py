@@ -10,6 +10,7 @@ from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_li
 from zoo.nn.linear_attention import LinearAttention
 from zoo.nn.linformer import LinformerAttention
 from zoo.nn.longformer import LongformerAttention
+from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
 from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import normalize, pool
@@ -73,6 +74,7 @@ __all__ = [
     "interpolate_frequencies",
     "interpolate_low_frequencies",
     "is_recording",
+    "label_smoothing_loss",
     "mix_values",
     "normalize",
     "orthogonal_features",

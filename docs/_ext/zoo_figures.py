@@ -1,0 +1,73 @@
+"""What the pages of architectures take from the models themselves: drawings, and tables of presets.
+
+``{zoo-figure} PRESET`` draws a preset's modules. ``{zoo-presets} ARCHITECTURE`` lists the presets of an architecture by
+size, with the values of the fields that ``:fields:`` names and with their parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import zoo
+from zoo.figure import figure
+from zoo.registry import ModelSpec, Summary, registry
+
+__all__ = ["setup"]
+
+
+class Figure(SphinxDirective):
+    """A drawing in the page itself, so that it has the page's colours, and its text can be searched and copied."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """SVG for HTML; other formats have none."""
+        self.env.note_reread()
+        try:
+            drawing = figure(registry().resolve(self.arguments[0]), standalone=False)
+        except zoo.ZooError as error:
+            raise self.error(str(error)) from error
+        return [nodes.raw("", f'<div class="zoo-figure">{drawing}</div>', format="html")]
+
+
+class Presets(SphinxDirective):
+    """A table of an architecture's presets."""
+
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {"fields": directives.unchanged_required}
+
+    def run(self) -> list[nodes.Node]:
+        """The smallest first."""
+        self.env.note_reread()
+        fields = self.options.get("fields", "").split()
+        found = [item for item in registry().search(architecture=self.arguments[0]) if isinstance(item, Summary)]
+        if not found:
+            raise self.error(f"no preset of {self.arguments[0]}")
+        specs = sorted((registry().resolve(item.name) for item in found), key=ModelSpec.parameters)
+        rows = [f"| preset | {''.join(f'`{field}` | ' for field in fields)}parameters |"]
+        rows.append(f"| --- |{' ---: |' * (len(fields) + 1)}")
+        for spec in specs:
+            values = [_text(getattr(spec.config, field)) for field in fields]
+            rows.append(f"| {' | '.join([f'`{spec.name}`', *values, f'{spec.parameters():,}'])} |")
+        return self.parse_text_to_nodes("\n".join(rows))
+
+
+def _text(value: object) -> str:
+    """A value as a reader writes it."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives."""
+    app.add_directive("zoo-figure", Figure)
+    app.add_directive("zoo-presets", Presets)
+    return {"version": zoo.__version__, "parallel_read_safe": False}
