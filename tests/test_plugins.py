@@ -401,7 +401,7 @@ def test_built_in_plugin_can_be_switched_off(zoo) -> None:
     """Its presets stay listed, as unavailable, and asking for one says what is missing."""
     models = zoo("-P", "no:gpt", "list", "--json").json["models"]
     assert {model["name"] for model in models if not model["available"]} == {
-        name for name in registry().names() if name.startswith("gpt")
+        name for name in registry().names() if registry().resolve(name).architecture.name == "gpt"
     }
     assert "zoo_plugins.gpt" not in {module.__name__ for module in imported_plugins()}
     zoo("-P", "no:gpt", "show", "gpt-small").failed(5, "'gpt'", "[models.gpt-small]", "disabled: gpt")
@@ -501,7 +501,7 @@ def test_preset_of_a_distribution_means_the_architecture_of_that_distribution(in
 
 def test_clash_with_a_built_in_architecture_names_both(install, zoo) -> None:
     """zoo neither prefers its own nor lets itself be replaced; without the intruder all is well."""
-    others = {name for name in registry().names() if not name.startswith("gpt")}
+    others = {name for name in registry().names() if registry().resolve(name).architecture.name != "gpt"}
     plugin(install, "zoo-rival", version="6.6", provides="gpt", presets="schema = 1")
     listed = zoo("list", "--json")
     assert listed.status == 0

@@ -80,6 +80,7 @@ class Plugins:
     """The plugins of a selection. Construction reads them; ``retry`` reads those again that were broken."""
 
     def __init__(self, selection: Selection, *, retry: bool = False) -> None:
+        self.selection = selection
         self.all = discover()
         known = {plugin.name for plugin in self.all}
         if selection.lock is not None:

@@ -95,16 +95,19 @@ def compare(
     declared: Sequence[Graph] | None = None,
     provider: Provider = "cpu",
     whole_grid: bool = False,
+    longest: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compare serialised graphs, by name, with the model over the grid and at each optimisation level.
+
+    The grid ends at ``longest`` tokens, by default with the longest input of the model.
 
     Raises :class:`ParityError` when the comparison cannot be made at all: no evidence is a failure. A provider that
     does not load, or does not compute in the model's dtype, is a :class:`UsageError`.
     """
     check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored)
-    comparison = Comparison(stored, graphs, provider, declared)
+    comparison = Comparison(stored, graphs, provider, declared, longest)
     report = comparison.run(whole_grid, progress)
     wider = {name: widen(graph) for name, graph in graphs.items()} if stored.dtype in _HALVES else {}
     if wider:
@@ -161,11 +164,14 @@ class Comparison:
         graphs: Mapping[str, bytes],
         provider: Provider,
         declared: Sequence[Graph] | None = None,
+        longest: int | None = None,
     ) -> None:
         self.stored, self.files, self.provider = stored, graphs, provider
         self.graphs = tuple(declared or stored.spec.graphs)
         self.epsilon = epsilon(stored.dtype)
         self.longest = int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX))
+        if longest is not None:
+            self.longest = min(self.longest, longest)
         while self._numbers(Point(1, self.longest, 0, "none")) > _NUMBERS:
             self.longest //= 2
         self.yardstick = TorchExecutor(self._model())

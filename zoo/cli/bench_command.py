@@ -8,32 +8,63 @@ from typing import Any
 import click
 
 from zoo.cli.export_command import parity_progress, provider_option
-from zoo.cli.output import columns, emit_json, json_option
+from zoo.cli.output import SIZE, columns, emit_json, json_option
 from zoo.errors import UsageError
 
 BUSY = 0.1
 """Threads that wait for a core for this part of the time measure what else runs, more than the model."""
+LAYERS = "layer-*"
+"""What curves are drawn of by default: presets of one layer each."""
+
+
+class Lengths(list[int]):
+    """Lengths of texts."""
+
+    curve = False
+    """Whether they were written as a range, which asks for a curve."""
 
 
 def parse_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:
     """``1,8`` as positive numbers, each once."""
+    return None if text is None else _numbers(text, parameter.opts[0], "write 1,8")
+
+
+def parse_lengths(context: click.Context, parameter: click.Parameter, text: str | None) -> Lengths | None:
+    """``128,500`` as numbers; ``128..1000`` as 128, 256, 512 and 1000, each twice the one before up to the last."""
     if text is None:
         return None
+    option, remedy = parameter.opts[0], "write 1,8 or 128..16384"
+    ends = text.split("..")
+    if len(ends) == 1:
+        return Lengths(_numbers(text, option, remedy))
+    if len(ends) > 2 or not all(end.isascii() and end.isdigit() and int(end) for end in ends):
+        raise UsageError(f"{text!r} is not a range of positive numbers", option, remedy)
+    start, stop = map(int, ends)
+    if start > stop:
+        raise UsageError(f"no length lies in {text}", option, f"write {stop}..{start}")
+    lengths = Lengths([*(start << n for n in range((stop // start).bit_length()) if start << n < stop), stop])
+    lengths.curve = True
+    return lengths
+
+
+def _numbers(text: str, option: str, remedy: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise UsageError(f"{text!r} is not a list of positive numbers", parameter.opts[0], "write 1,8")
+        raise UsageError(f"{text!r} is not a list of positive numbers", option, remedy)
     return list(dict.fromkeys(numbers))
 
 
 @click.command("bench")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("names", metavar="[DIRECTORY | MODEL...]", nargs=-1)
 @click.option("--batch", "batches", metavar="B,...", default="1", show_default=True, callback=parse_numbers,
               help="Rows computed at once.")  # fmt: skip
-@click.option("--lengths", metavar="N,...", callback=parse_numbers,
+@click.option("--lengths", metavar="N,...|A..B", callback=parse_lengths,
               help="Tokens of a prompt, or of an input.  [default: 128, or as many as fit]")  # fmt: skip
+@click.option("--baseline", metavar="MODEL", help="What curves are beside.  [default: layer-full, or the first]")
+@click.option("--max-memory", type=SIZE, metavar="BYTES", help="That a point of a curve may take.  [default: the free]")
 @provider_option
 @click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]), help="Which precision to run.")
 @click.option("--variant", metavar="NAME", help="Which export to run.  [default: the best for the provider]")
@@ -47,8 +78,42 @@ def parse_numbers(context: click.Context, parameter: click.Parameter, text: str 
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option("--unverified", is_flag=True, help="Run an export that was not shown equal to the model.")
 @json_option
-def command(directory: Path, plot: Path | None, force: bool, as_json: bool, **options: Any) -> None:
-    """Measure the exported model in DIRECTORY beside torch and beside the limits of this machine."""
+def command(names: tuple[str, ...], plot: Path | None, force: bool, as_json: bool,
+            baseline: str | None, max_memory: int | None, **options: Any) -> None:  # fmt: skip
+    """Measure the exported model in DIRECTORY beside torch and beside the limits of this machine.
+
+    Or draw curves: time and memory of each MODEL against the length of a text, which --lengths gives as a range that
+    doubles, 128..16384. A MODEL is a preset, a glob of presets, or a directory; without one it is "layer-*".
+    """
+    lengths = options["lengths"]
+    if len(names) == 1 and not (lengths and (lengths.curve or not Path(names[0]).is_dir())):
+        _refuse("is of curves", "baseline", "max_memory")
+        _measure(Path(names[0]), plot, force, as_json, **options)
+        return
+    if lengths is None:
+        remedy = "name the directory of an exported model, or give --lengths 128..16384"
+        raise UsageError("curves need lengths" if names else "nothing to measure", None, remedy)
+    given = [name for name in options if name not in ("lengths", "threads", "seconds")]
+    _refuse("is of one model, not of curves", *given)
+    from zoo.cli.bench_curves import show_curves
+
+    show_curves(
+        names or (LAYERS,), sorted(lengths), plot=plot, force=force, as_json=as_json, baseline=baseline,
+        max_memory=max_memory, threads=options["threads"], seconds=options["seconds"],
+    )  # fmt: skip
+
+
+def _refuse(why: str, *names: str) -> None:
+    """Raise :class:`UsageError` where one of these options was given."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source == click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"{parameter.opts[0]} {why}", None, "leave it out")
+
+
+def _measure(directory: Path, plot: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+    """One model beside torch."""
     from zoo_export.bench import bench_model
 
     if plot is not None:

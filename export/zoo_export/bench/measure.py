@@ -23,7 +23,7 @@ from zoo_export.runtime import Session, load_session
 from zoo_export.runtime.decoder import Array
 from zoo_export.session import Provider
 
-__all__ = ["Times", "bench_model", "check_outputs", "in_turns"]
+__all__ = ["Times", "bench_model", "check_outputs", "cpu_name", "in_turns", "thread_times"]
 
 _ROUNDS, _LEAST_ROUNDS = 10, 3
 """Turns of each call, and how many there are at least where calls take long."""
@@ -109,7 +109,7 @@ def bench_model(
         "dtype": session.stored.dtype,
         "provider": provider,
         "threads": threads,
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "seconds": seconds,
         "versions": versions(),
         "left_out": left_out,
@@ -149,9 +149,9 @@ def _measure(
 ) -> dict[str, Any]:
     """Time calls of a case and its limits, in turns."""
     limits = Limits(session, case, feeds, count)
-    before = _thread_times()
+    before = thread_times()
     times = in_turns({**calls, **limits.calls}, seconds)
-    ran, waited = (after - earlier for after, earlier in zip(_thread_times(), before, strict=True))
+    ran, waited = (after - earlier for after, earlier in zip(thread_times(), before, strict=True))
     limit = limits.describe({name: times.pop(name).best for name in limits.calls})
     return {
         "graph": case.graph.name,
@@ -214,7 +214,7 @@ def in_turns(calls: Mapping[str, Call], seconds: float) -> dict[str, Times]:
     return {name: Times(values) for name, values in turns.items()}
 
 
-def _thread_times() -> tuple[float, float]:
+def thread_times() -> tuple[float, float]:
     """Seconds for which the threads of this process ran, and for which they waited for a core; 0 where nobody tells."""
     ran, waited = 0, 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
@@ -224,7 +224,8 @@ def _thread_times() -> tuple[float, float]:
     return ran / 1e9, waited / 1e9
 
 
-def _cpu_name() -> str | None:
+def cpu_name() -> str | None:
+    """What the processor calls itself, None where it does not."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

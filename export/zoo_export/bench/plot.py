@@ -10,9 +10,11 @@ from typing import Any
 from zoo.errors import UsageError
 from zoo.storage import check_file_target, new_file
 
-__all__ = ["check_plot", "draw_plot"]
+__all__ = ["check_plot", "draw_curves", "draw_plot"]
 
 SUFFIXES = (".png", ".svg")
+_MARKERS = "osDv^<>P"
+"""One a curve, so that colours need not be told apart."""
 
 
 def check_plot(path: Path, *, force: bool) -> None:
@@ -57,3 +59,49 @@ def draw_plot(result: Mapping[str, Any], path: Path) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     with new_file(path, force=True) as file:
         figure.savefig(file, format=path.suffix.lower()[1:])
+
+
+def draw_curves(result: Mapping[str, Any], path: Path) -> None:
+    """Write time and memory against length, both on logarithmic axes, with lines that grow with n and with n^2.
+
+    Args:
+        result: of :func:`zoo_export.bench.curves.bench_curves`.
+        path: .png or .svg. It is replaced if it exists, and appears when it is complete.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    panels = figure.subplots(1, 2)
+    lengths = result["lengths"]
+    for axes, key, unit, label in zip(
+        panels, ("best_seconds", "memory"), (1e3, 1e-6), ("milliseconds", "megabytes"), strict=True
+    ):
+        for number, model in enumerate(result["models"]):
+            found = [(point["length"], point[key] * unit) for point in model["points"] if point[key]]
+            if found:
+                own = model["name"] == result["baseline"]
+                style = "k-" if own else f"C{number}-"
+                axes.plot(*zip(*found, strict=True), style, marker=_MARKERS[number % len(_MARKERS)], markersize=4,
+                          linewidth=2.5 if own else 1.2, label=model["name"])  # fmt: skip
+        start, stop = lengths[0], lengths[-1]
+        low = min((value for line in axes.get_lines() for value in line.get_ydata()), default=1.0)
+        for power, style in ((1, ":"), (2, "--")):
+            ends = (low / 2, low / 2 * (stop / start) ** power)
+            axes.plot((start, stop), ends, style, color="grey", linewidth=1, label=f"n^{power}")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [str(length) for length in lengths], rotation=45)
+        axes.minorticks_off()
+        axes.set_xlabel("tokens, n")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+    panels[-1].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
+    figure.suptitle(f"one text at a time, {result['cpu']}", fontsize="medium")
+    # Text stays text, and the same figures give the same file.
+    with new_file(path, force=True) as file, rc_context({"svg.fonttype": "none", "svg.hashsalt": "zoo"}):
+        kind = path.suffix.lower()[1:]
+        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)

@@ -1,0 +1,213 @@
+"""Time and memory of models against the length of a text, beside one of them: the baseline."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo import models
+from zoo.artifact import LOOP, ModelDirectory
+from zoo.errors import ParityError, UsageError, nearest
+from zoo.exporting import Progress
+from zoo.registry import ModelSpec, registry
+from zoo_export.bench.measure import cpu_name
+from zoo_export.bench.points import MEASURED, measure_point
+from zoo_export.evidence import versions, write_export
+from zoo_export.exporter import make_graphs
+from zoo_export.parity import compare, free_memory
+from zoo_export.runtime import load_session
+
+__all__ = ["COMPARED", "FULL", "below_from", "bench_curves", "growth"]
+
+FULL = "layer-full"
+"""The preset that others are seen beside by default."""
+COMPARED = 512
+"""Tokens up to which the graph of a preset is compared with the model: float64 takes minutes and more beyond."""
+_OCTAVES = 2
+"""The last of a curve, over which its growth is fitted."""
+_SCORES = 2
+"""Matrices of scores that a text takes at least in full attention: before the softmax, and after it."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model to measure."""
+
+    name: str
+    spec: ModelSpec
+    directory: Path | None
+    """Where it lies, None for a preset, which is built."""
+
+
+def bench_curves(
+    names: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    baseline: str | None = None,
+    threads: int | None = None,
+    seconds: float = 2.0,
+    max_memory: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure models at several lengths, each at each in a process of its own, one text at a time, on the CPU.
+
+    Presets are built, exported and compared with their graphs on up to :data:`COMPARED` tokens; longer texts are only
+    measured. A length that may not fit into memory is not tried: memory is taken to grow with the square of the length.
+
+    Args:
+        names: presets, globs of presets, and model directories with a verified export.
+        lengths: tokens of a text, ascending.
+        baseline: one of the models; by default :data:`FULL` where it is measured, else the first.
+        threads: of the sessions.
+        seconds: how long to measure each point; one pass is made at least.
+        max_memory: bytes that a point may take; what is free by default.
+        progress: called with each step and their number.
+
+    Returns:
+        Plain data: what was measured, under ``models`` a curve for each, and what it grows with.
+
+    Raises:
+        UsageError: no such model, length or baseline.
+        ArtifactError: a directory is no sound model with an export.
+        ParityError: a graph is not equal to its model.
+    """
+    sources = [source for name in names for source in _find(name)]
+    sources = list({source.name: source for source in sources}.values())
+    known = [source.name for source in sources]
+    chosen = baseline or (FULL if FULL in known else known[0])
+    if chosen not in known:
+        raise UsageError(f"the baseline {chosen!r} is not measured", "--baseline", nearest(chosen, known))
+    sources.sort(key=lambda source: source.name != chosen)  # it comes first, the others as they were named
+    known = [source.name for source in sources]
+    for source in sources:
+        _check_lengths(source, lengths)
+    steps, total = 0, len(sources) * (1 + len(lengths))
+    with tempfile.TemporaryDirectory() as folder:
+        places = {}
+        for source in sources:
+            steps = _step(progress, steps, total)
+            places[source.name] = _prepare(source, Path(folder), min(COMPARED, max(lengths)))
+        curves: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
+        for length in lengths:  # what else the machine does meanwhile falls on all models alike
+            for source in sources:
+                steps = _step(progress, steps, total)
+                free = free_memory() if max_memory is None else min(max_memory, free_memory())
+                reason = _reason_against(source, curves[source.name], length, free)
+                point = (
+                    {"length": length, "failure": reason, **dict.fromkeys(MEASURED)}
+                    if reason
+                    else measure_point(places[source.name], length, seconds=seconds, threads=threads, memory=free)
+                )
+                curves[source.name].append(point)
+    built = [source.name for source in sources if source.directory is None]
+    return {
+        "baseline": chosen,
+        "lengths": list(lengths),
+        "compared_to": {name: min(COMPARED, max(lengths)) if name in built else None for name in known},
+        "threads": threads,
+        "cpu": cpu_name(),
+        "seconds": seconds,
+        "versions": versions(),
+        "models": [{"name": name, **_describe(points, curves[chosen])} for name, points in curves.items()],
+    }
+
+
+def _step(progress: Progress | None, done: int, total: int) -> int:
+    if progress is not None:
+        progress(done + 1, total)
+    return done + 1
+
+
+def _find(name: str) -> list[_Source]:
+    """The models of a name: a directory, the presets of a glob, or one preset."""
+    if Path(name).is_dir():
+        return [_Source(name, ModelDirectory.open(name).spec, Path(name))]
+    known = registry()
+    found = [preset for preset in known.names() if fnmatchcase(preset, name)]
+    if not found and any(character in name for character in "*?["):
+        raise UsageError(f"no preset matches {name!r}", None, "see zoo list")
+    return [_Source(preset, known.resolve(preset), None) for preset in found or [name]]
+
+
+def _check_lengths(source: _Source, lengths: Sequence[int]) -> None:
+    """Raise :class:`UsageError` unless a model reads texts of these lengths."""
+    if not {name for graph in source.spec.graphs for name in graph.dim_names()} - {"batch"}:
+        raise UsageError("its inputs have one length", source.name, "choose a model that reads texts")
+    longest = getattr(source.spec.config, "max_seq_len", None)
+    for length in lengths:
+        if longest is not None and length > longest:
+            what = f"the model has {longest} positions"
+            raise UsageError(what, f"{source.name}, length {length}", f"choose at most {longest}")
+
+
+def _prepare(source: _Source, folder: Path, longest: int) -> Path:
+    """The model's directory with a verified export, made in a folder where there is none."""
+    if source.directory is not None:
+        with load_session(source.directory) as session:
+            if session.export.variant == LOOP:
+                raise UsageError("one graph of all of generation reads no text", source.name, "zoo export it plainly")
+        return source.directory
+    target = folder / source.name
+    model = models.build(source.spec, seed=0, dtype="float32")
+    stored = ModelDirectory.open(models.save_spec(source.spec, model, target, seed=0))
+    graphs = make_graphs(stored)
+    report = compare(stored, graphs, longest=longest)
+    if not report.passed:
+        raise ParityError(report.verdict(), source.name, "nothing was measured")
+    write_export(stored.export(), graphs, report.evidence)
+    return target
+
+
+def _reason_against(source: _Source, points: Sequence[Mapping[str, Any]], length: int, free: float) -> str | None:
+    """Why a length is not tried: a shorter one failed, or it may not fit into memory."""
+    failed = next((point["length"] for point in points if point["failure"]), None)
+    if failed is not None:
+        return f"not tried, as {failed} tokens were not measured"
+    last = next((point for point in reversed(points) if point["memory"]), None)
+    scores = 4 * _SCORES * getattr(source.spec.config, "num_heads", 0) * length**2
+    expected = scores if last is None else last["memory"] * (length / last["length"]) ** 2
+    if expected <= free:
+        return None
+    return f"not tried, as it may take {expected / 1e9:.3g} GB of memory and {free / 1e9:.3g} GB may be used"
+
+
+def _describe(points: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A curve beside the baseline's."""
+    facts: dict[str, Any] = {}
+    ratios: dict[str, dict[int, float]] = {}
+    for key, what, less in (("best_seconds", "time", "faster"), ("memory", "memory", "smaller")):
+        own, other = (
+            {point["length"]: float(point[key]) for point in curve if point[key]} for curve in (points, others)
+        )
+        facts[f"{what}_growth"] = growth(own)
+        facts[f"{less}_from"] = below_from(own, other)
+        ratios[what] = {length: value / other[length] for length, value in own.items() if length in other}
+    compared = [
+        {**point, **{f"{what}_ratio": found.get(point["length"]) for what, found in ratios.items()}} for point in points
+    ]
+    return {**facts, "points": compared}
+
+
+def growth(values: Mapping[int, float]) -> float | None:
+    """The power of the length that positive values grow with over the last octaves, None where there is only one."""
+    lengths = [length for length in values if length * 2**_OCTAVES >= max(values)]
+    if len(lengths) < 2:
+        return None
+    slope, _ = np.polyfit(np.log(lengths), np.log([values[length] for length in lengths]), 1)
+    return float(slope)
+
+
+def below_from(own: Mapping[int, float], other: Mapping[int, float]) -> int | None:
+    """The length from which on values are below the others, None where even the last is not."""
+    first = None
+    for length in sorted(own.keys() & other.keys(), reverse=True):
+        if own[length] >= other[length]:
+            break
+        first = length
+    return first

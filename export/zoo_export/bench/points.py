@@ -1,0 +1,150 @@
+"""One point of a curve: how long a text of N tokens takes and how much memory, in a process of its own.
+
+Only there is the peak that of one run alone, and only there is running out of memory an answer and not the end.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo import isolation, plugins
+from zoo_export.bench.cases import Call, Case, OnnxBackend, feeds_of
+from zoo_export.bench.measure import thread_times
+from zoo_export.runtime import Session, load_session
+
+__all__ = ["MEASURED", "OUT_OF_MEMORY", "measure_point"]
+
+MEASURED = ("seconds", "best_seconds", "runs", "memory", "waited")
+"""What is None of a point that could not be measured."""
+OUT_OF_MEMORY = "out of memory"
+_EXHAUSTED = ("bad_alloc", "bad allocation", "allocate memory", "out of memory")
+"""How the runtime says so."""
+_LEAST_LIMIT, _LIMIT = 120.0, 60.0
+"""Seconds after which a point is given up: at least, and in multiples of what measuring it should take."""
+
+
+def measure_point(
+    directory: Path, length: int, *, seconds: float, threads: int | None, memory: float
+) -> dict[str, Any]:
+    """Time one pass over a text, by every graph of an exported model, in another process.
+
+    Args:
+        directory: a model directory with a verified export.
+        length: N.
+        seconds: how long to repeat the pass after a first one; it is made once more at least.
+        threads: of the session.
+        memory: bytes that the pass may take; infinity sets no limit.
+
+    Returns:
+        ``length``; ``seconds``, the median over ``runs``, and ``best_seconds``; ``memory``, the peak of resident bytes
+        above what the process had with the session open, or None where the system does not tell; ``waited``, the part
+        of their time for which threads waited for a core; and ``failure``, None or why there is no measurement.
+    """
+    request = {
+        "selection": _plain(plugins.active().selection),
+        "directory": str(directory),
+        "length": length,
+        "seconds": seconds,
+        "threads": threads,
+        "memory": None if memory == float("inf") else int(memory),
+    }
+    limit = max(_LEAST_LIMIT, _LIMIT * seconds)
+    (outcome,) = isolation.run(f"{__name__}:run_point", {str(length): request}, seconds=limit)
+    found = {"failure": outcome.failure} if outcome.failure is not None else outcome.value
+    return {"length": length, "failure": None, **dict.fromkeys(MEASURED), **found}
+
+
+def run_point(_: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """What the other process does."""
+    plugins.select(_selection(request["selection"]))
+    try:
+        with load_session(request["directory"], threads=request["threads"]) as session:
+            _text(session, 1)()  # what any first pass takes is not this length's
+            _limit_memory(request["memory"])
+            return _measure(_text(session, request["length"]), request["seconds"])
+    except Exception as error:  # the runtime raises a dozen classes without a common base
+        if isinstance(error, MemoryError) or any(words in str(error) for words in _EXHAUSTED):
+            return {"failure": OUT_OF_MEMORY}
+        return {"failure": str(error).strip().partition("\n")[0] or type(error).__name__}
+
+
+def _measure(call: Call, seconds: float) -> dict[str, Any]:
+    before = _resident("VmRSS")
+    with suppress(OSError):  # where it cannot be reset, the peak so far counts too
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    outputs = call()
+    peak = _resident("VmHWM")
+    if not all(np.isfinite(np.asarray(output, np.float32)).all() for output in outputs):
+        return {"failure": "gives numbers that are not finite"}
+    del outputs
+    runs: list[float] = []
+    earlier = thread_times()
+    while not runs or sum(runs) < seconds:
+        started = time.perf_counter()
+        call()
+        runs.append(time.perf_counter() - started)
+    ran, waited = (now - then for now, then in zip(thread_times(), earlier, strict=True))
+    return {
+        "seconds": statistics.median(runs),
+        "best_seconds": min(runs),
+        "runs": len(runs),
+        "memory": None if before is None or peak is None else max(0, peak - before),
+        "waited": waited / (ran + waited) if ran else None,
+    }
+
+
+def _text(session: Session, length: int) -> Call:
+    """A pass over one text by each graph in turn."""
+    backend = OnnxBackend(session)
+    cases = [Case(graph, "prefill" if graph.past else "encode", 1, length) for graph in session.graphs]
+    calls = [backend(case, feeds_of(session, case)) for case in cases]
+
+    def call() -> list[Any]:
+        return [output for each in calls for output in each()]
+
+    return call
+
+
+def _resident(what: str) -> int | None:
+    """Bytes that the process has in memory, now (``VmRSS``) or at most (``VmHWM``)."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(f"{what}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _limit_memory(count: int | None) -> None:
+    """Let the process map so many more bytes, so that one byte more is an error of its own and of nobody else."""
+    with suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        if count is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            most = pages * os.sysconf("SC_PAGE_SIZE") + count
+            resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _plain(selection: plugins.Selection) -> dict[str, Any]:
+    """As JSON, for another process."""
+    return {
+        "third_party": selection.third_party,
+        "only": None if selection.only is None else sorted(selection.only),
+        "disabled": sorted(selection.disabled),
+        "lock": selection.lock and str(selection.lock),
+    }
+
+
+def _selection(data: Mapping[str, Any]) -> plugins.Selection:
+    only, lock = data["only"], data["lock"]
+    return plugins.Selection(
+        data["third_party"], None if only is None else frozenset(only), frozenset(data["disabled"]), lock and Path(lock)
+    )

@@ -1,0 +1,291 @@
+"""Curves: lengths as they are written, real measurements in real processes, and what is concluded from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zoo_export.bench import curves, points
+from zoo_export.bench.curves import below_from, bench_curves, growth
+from zoo_export.bench.plot import draw_curves
+from zoo_export.bench.points import MEASURED, OUT_OF_MEMORY, measure_point
+from zoo_export.evidence import write_export
+from zoo_export.exporter import make_graphs
+from zoo_export.parity import Report, compare
+
+from zoo import plugins
+from zoo.artifact import ModelDirectory
+from zoo.cli.bench_command import command
+from zoo.cli.bench_curves import growth_rows, table_rows
+from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.registry import registry
+
+Exported = Callable[..., Path]
+
+TINY = """schema = 1
+[models.curve-full]
+base = "bert-tiny"
+config = { vocab_size = 20, max_seq_len = 64, hidden_size = 8, num_layers = 1, num_heads = 2 }
+[models.curve-linformer]
+base = "curve-full"
+config = { attention = "linformer", attention_rank = 4 }
+"""
+"""Models so small that their comparison takes a second."""
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two presets at two lengths, really measured."""
+    folder = tmp_path_factory.mktemp("curves")
+    (folder / "zoo.toml").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        patch.chdir(folder)
+        plugins.select(plugins.Selection(third_party=False))
+        found = bench_curves(["curve-*"], [8, 16], baseline="curve-linformer", threads=1, seconds=0.01)
+        plugins.select(plugins.Selection())
+        assert [path.name for path in folder.iterdir()] == ["zoo.toml"]
+    return found
+
+
+def lengths(text: str) -> list[int]:
+    """What ``--lengths`` makes of a text."""
+    return command.make_context("bench", ["--lengths", text]).params["lengths"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("128..1024", [128, 256, 512, 1024]),
+        ("128..1000", [128, 256, 512, 1000]),
+        ("3..3", [3]),
+        ("1..2", [1, 2]),
+        ("500,128,128", [500, 128]),
+    ],
+)
+def test_a_range_doubles_up_to_its_end(text: str, wanted: list[int]) -> None:
+    assert lengths(text) == wanted
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_every_range_rises_from_its_start_to_its_end_by_two_at_most(first: int, last: int) -> None:
+    if first > last:
+        with pytest.raises(UsageError, match=f"no length lies in {first}..{last}: --lengths: write {last}..{first}"):
+            lengths(f"{first}..{last}")
+        return
+    found = lengths(f"{first}..{last}")
+    assert (found[0], found[-1]) == (first, last)
+    assert all(one < other <= 2 * one for one, other in pairwise(found))
+    assert all(other == 2 * one for one, other in pairwise(found[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["--lengths", "0..8"], ("'0..8' is not a range of positive numbers", "--lengths", "write 1,8 or 128..16384")),
+        (["--lengths", "..8"], ("'..8' is not a range",)),
+        (["--lengths", "1..2..3"], ("'1..2..3' is not a range",)),
+        (["--lengths", "1.5..8"], ("'1.5..8' is not a range",)),
+        (["--lengths", "some..more"], ("'some..more' is not a range",)),
+        (["--lengths", "8..4"], ("no length lies in 8..4", "write 4..8")),
+        (["absent-*", "--lengths", "8..16"], ("no preset matches 'absent-*'", "zoo list")),
+        (["gpt-tin", "--lengths", "8..16"], ("unknown model 'gpt-tin'", "did you mean 'gpt-tiny'")),
+        (["vit-tiny", "--lengths", "8..16"], ("its inputs have one length: vit-tiny",)),
+        (["gpt-tiny", "--lengths", "8..129"], ("the model has 128 positions: gpt-tiny, length 129", "at most 128")),
+        (["gpt-tiny", "--lengths", "8..9", "--baseline", "gpt"], ("baseline 'gpt' is not measured", "known: gpt-tiny")),
+        (["gpt-tiny", "bert-tiny"], ("curves need lengths", "--lengths 128..16384")),
+        ([], ("nothing to measure", "--lengths 128..16384")),
+        (["gpt-tiny", "--lengths", "8..9", "--batch", "2"], ("--batch is of one model, not of curves",)),
+        (["gpt-tiny", "--lengths", "8..9", "--no-torch"], ("--torch is of one model, not of curves",)),
+        (["folder", "--baseline", "gpt-tiny"], ("--baseline is of curves",)),
+        (["gpt-tiny", "--lengths", "8..9", "--plot", "a.gif"], ("unknown kind of drawing: a.gif",)),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(
+    arguments: list[str], fragments: tuple[str, ...], zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "_prepare", lambda *_: pytest.fail("it was built"))
+    zoo("bench", *arguments).failed(2, *fragments)
+
+
+@given(st.floats(-1, 4), st.floats(1e-6, 1e6), st.integers(1, 100))
+def test_powers_are_found_again(power: float, factor: float, start: int) -> None:
+    values = {start << number: factor * (start << number) ** power for number in range(5)}
+    assert growth(values) == pytest.approx(power, abs=1e-6)
+
+
+def test_what_growth_is_fitted_to_are_the_last_octaves() -> None:
+    """What a short text costs besides does not count."""
+    values = {128 << number: max(1.0, 4.0**number / 16) for number in range(7)}
+    assert growth(values) == pytest.approx(2)
+    assert growth({128: 1.0}) is growth({}) is None
+    assert growth({128: 1.0, 2048: 2.0}) is None
+
+
+def test_a_curve_is_below_from_where_it_stays_below() -> None:
+    other = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0}
+    assert below_from({1: 3.0, 2: 6.0, 4: 12.0, 8: 24.0}, other) == 4
+    assert below_from({1: 0.5, 2: 5.0, 4: 12.0, 8: 24.0}, other) == 4  # once above, it was by chance
+    assert below_from({1: 0.5, 2: 1.0, 4: 1.0, 8: 64.0}, other) is None
+    assert below_from(other, other) is below_from({}, other) is None
+    assert below_from({4: 1.0, 16: 1.0}, other) == 4  # lengths that both have
+
+
+def test_each_point_is_measured_beside_the_baseline(result: dict[str, Any]) -> None:
+    assert (result["baseline"], result["lengths"]) == ("curve-linformer", [8, 16])
+    assert result["compared_to"] == {"curve-full": 16, "curve-linformer": 16}
+    assert [model["name"] for model in result["models"]] == ["curve-linformer", "curve-full"]
+    for model in result["models"]:
+        assert [point["length"] for point in model["points"]] == [8, 16]
+        for point in model["points"]:
+            assert point["failure"] is None
+            assert 0 < point["best_seconds"] <= point["seconds"]
+            assert point["runs"] >= 1
+            assert point["memory"] is None or point["memory"] >= 0
+        assert math.isfinite(model["time_growth"])
+    first, second = result["models"]
+    assert [point["time_ratio"] for point in first["points"]] == [1, 1]
+    for own, other in zip(second["points"], first["points"], strict=True):
+        assert own["time_ratio"] * other["best_seconds"] == pytest.approx(own["best_seconds"])
+
+
+def test_memory_is_that_of_the_run(exported_build: Exported) -> None:
+    """A text of 1,200 tokens has matrices of scores of its square, beside which nothing else is large."""
+    model = exported_build("bert-tiny", "max_seq_len=2048", "num_layers=1")
+    stored = ModelDirectory.open(model)
+    graphs = make_graphs(stored)
+    report = compare(stored, graphs, longest=5)
+    assert max(point["length"] for point in report.evidence["grid"]["points"]) == 5
+    write_export(stored.export(), graphs, report.evidence)
+    scores = 4 * 4 * 1200**2
+    found = measure_point(model, 1200, seconds=0.001, threads=1, memory=10e9)
+    assert found["failure"] is None
+    assert scores < found["memory"] < 6 * scores
+    # Where only a third of that may be had, the process says so, and this one goes on.
+    found = measure_point(model, 1200, seconds=0.001, threads=1, memory=scores / 3)
+    assert found == {"length": 1200, "failure": OUT_OF_MEMORY, **dict.fromkeys(MEASURED)}
+
+
+def test_a_process_that_dies_is_a_point_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it kills itself, as the system kills whoever takes too much."""
+    code = "import os, signal\ndef run_point(name, request):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "deadly.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(points, "__name__", "deadly")
+    found = measure_point(tmp_path, 8, seconds=0.01, threads=1, memory=math.inf)
+    assert found == {"length": 8, "failure": "ended the process with SIGKILL", **dict.fromkeys(MEASURED)}
+
+
+@pytest.mark.parametrize(
+    ("fails", "tried", "reasons"),
+    [
+        (
+            99,
+            [4, 8, 16],
+            [None, None, None, "not tried, as it may take 6.4e-05 GB of memory and 3.3e-05 GB may be used"],
+        ),
+        (8, [4, 8], [None, OUT_OF_MEMORY, *["not tried, as 8 tokens were not measured"] * 2]),
+    ],
+)
+def test_what_may_not_fit_is_not_tried(
+    fails: int, tried: list[int], reasons: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is taken to grow with the square of the length."""
+    found = []
+
+    def measured(_: Path, length: int, **limits: Any) -> dict[str, Any]:
+        found.append(length)
+        values = (
+            dict.fromkeys(MEASURED) if length == fails else {**dict.fromkeys(MEASURED, 1.0), "memory": 1000 * length}
+        )
+        return {"length": length, "failure": OUT_OF_MEMORY if length == fails else None, **values}
+
+    monkeypatch.setattr(curves, "measure_point", measured)
+    monkeypatch.setattr(curves, "_prepare", lambda *_: Path())
+    result = bench_curves(["bert-tiny"], [4, 8, 16, 32], max_memory=33_000)
+    assert found == tried
+    assert [point["failure"] for point in result["models"][0]["points"]] == reasons
+
+
+def test_a_directory_is_measured_as_it_was_exported(exported_model: Exported, copy_of: Callable[..., Path]) -> None:
+    folder = str(exported_model("bert-tiny"))
+    result = bench_curves([folder], [4], seconds=0.001)
+    assert (result["baseline"], result["compared_to"]) == (folder, {folder: None})
+    assert result["models"][0]["points"][0]["best_seconds"] > 0
+    copy_of("bert-tiny")
+    with pytest.raises(ArtifactError, match="bert-tiny"):  # it was not exported
+        bench_curves(["./bert-tiny"], [4])
+
+
+def test_a_graph_that_is_not_the_model_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "make_graphs", lambda _: {})
+    monkeypatch.setattr(curves, "compare", lambda *_, **__: Report({}, ["it differs"]))
+    monkeypatch.setattr(curves, "measure_point", lambda *_, **__: pytest.fail("it was measured"))
+    with pytest.raises(ParityError, match="not equal to the model: it differs: bert-tiny: nothing was measured"):
+        bench_curves(["bert-tiny"], [4])
+
+
+def test_tables_have_a_row_a_length_and_say_what_is_missing(result: dict[str, Any]) -> None:
+    first, second = result["models"]
+    points = [{**point, "memory": 3_000_000, "memory_ratio": 1.5} for point in second["points"]]
+    points[1] |= {**dict.fromkeys(MEASURED), "failure": OUT_OF_MEMORY, "time_ratio": None, "memory_ratio": None}
+    shown = {**result, "models": [first, {**second, "points": points, "faster_from": 16, "smaller_from": None}]}
+    header, *rows = table_rows(shown, "MS")
+    assert header == ("MS", "curve-linformer", "curve-full")
+    assert [row[0] for row in rows] == ["8", "16"]
+    assert len(rows[0][1].split()) == 1
+    number, ratio = rows[0][2].split()
+    assert float(number) == pytest.approx(points[0]["best_seconds"] * 1e3, rel=0.01)
+    assert float(ratio.strip("(x)")) == pytest.approx(points[0]["time_ratio"], rel=0.06)
+    assert [row[2].split() for row in table_rows(shown, "MB")] == [["curve-full"], ["3", "(1.5x)"], ["-"]]
+    header, *rows = growth_rows(shown)
+    assert header[3:] == ("FASTER FROM", "SMALLER FROM")
+    assert [(row[0], *row[3:]) for row in rows] == [
+        ("curve-linformer", "baseline", "baseline"),
+        ("curve-full", "16", "never"),
+    ]
+
+
+def test_the_command_prints_json_or_tables_and_draws(
+    result: dict[str, Any], zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def measured(names: Any, lengths: Any, **options: Any) -> dict[str, Any]:
+        given.append((tuple(names), list(lengths)))
+        return result
+
+    monkeypatch.setattr(curves, "bench_curves", measured)
+    plot = ("--plot", "a.svg") if find_spec("matplotlib") else ()
+    done = zoo("bench", "--lengths", "8..40", "--json", *plot)
+    assert given == [(("layer-*",), [8, 16, 32, 40])]
+    assert done.json == {"schema": "zoo.bench-curves/1", **json.loads(json.dumps(result))}
+    if plot:
+        drawing = Path("a.svg").read_text()
+        assert all(text in drawing for text in ("curve-full", "curve-linformer", "n^1", "n^2", "tokens, n"))
+        zoo("bench", "--lengths", "8..40", *plot).failed(2, "already exists: a.svg")
+        before = Path("a.svg").read_bytes()
+        draw_curves(result, Path("a.svg"))
+        assert Path("a.svg").read_bytes() == before
+    lines = zoo("bench", "bert-tiny", "--lengths", "8,16").out.splitlines()
+    assert lines[1] == "presets: each graph was shown equal to its model on up to 16 tokens"
+    assert sum(line.split()[:1] in (["MS"], ["MB"], ["MODEL"]) for line in lines) == 3
+
+
+def test_layers_are_of_one_width() -> None:
+    """One layer on bytes each, whatever the architecture."""
+    layers = [registry().resolve(preset) for preset in registry().names() if preset.startswith("layer-")]
+    assert curves.FULL in [layer.name for layer in layers]
+    for layer in layers:
+        config = layer.config
+        facts = {key: getattr(config, key) for key in ("hidden_size", "num_layers", "num_heads", "max_seq_len")}
+        assert facts == {"hidden_size": 256, "num_layers": 1, "num_heads": 4, "max_seq_len": 16384}, layer.name
+        assert (config.vocab_size, config.intermediate_size) == (260, 1024), layer.name
