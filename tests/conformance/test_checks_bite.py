@@ -57,7 +57,11 @@ def test_each_edit_fails_its_check_alone(check: str, install: Callable[..., Path
             "'tokens' of",
         ),
         ("declaration", ("config", "(zoo.real(", '(zoo.real("logits", "batch", 1), zoo.real('), "'logits', twice"),
-        ("declaration", ("config", '"past_sequence + sequence"', '"past + sequence"'), "'past' of attention_mask"),
+        (
+            "declaration",
+            ("config", 'length="past_sequence + sequence"', 'length="past + sequence"'),
+            "'past' of attention_mask",
+        ),
         (
             "signature",
             ("model", "attention_mask, past_key_values):", "attention_mask, past_key_values, more):"),
