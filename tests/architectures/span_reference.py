@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def share(distance: int, z: float, ramp: int) -> float:
-    """m_z(x), equation 3 of Sukhbaatar et al. 2019a."""
+    """m_z(x) of Sukhbaatar et al. 2019a, section 2.2."""
     return min(max((ramp + z - distance) / ramp, 0.0), 1.0)
 
 

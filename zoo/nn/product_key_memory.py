@@ -12,13 +12,13 @@ __all__ = ["ProductKeyMemory"]
 
 
 class ProductKeyMemory(nn.Module):
-    """sum over heads and over the k best slots of softmax(score) value (Lample et al. 2019, equations 1 to 5).
+    """sum over heads and over the k best slots of softmax(score) value (Lample et al. 2019, section 3).
 
     Slot (i, j) has the key [c_i ; c'_j] and so the score q_1 c_i + q_2 c'_j, where q_1 and q_2 are the halves of a
     query. The k best of all n^2 slots are among the k x k pairs of the k best half-keys of either side, so that the
     search is exact. Every head has half-keys of its own; all share the values.
 
-    In training the query is normalised over all tokens of the batch (section 3.3), those that come later and those of
+    In training the query is normalised over all tokens of the batch, those that come later and those of
     padding among them: an output then depends on them. In evaluation it does not.
 
     Args:

@@ -31,7 +31,7 @@ def distances_of(
 
 
 class AdaptiveSpan(nn.Module):
-    """m_z(x) = clamp((R + z - x) / R, 0, 1), how much of a key at distance x counts (Sukhbaatar et al. 2019a, eq. 3).
+    """m_z(x) = clamp((R + z - x) / R, 0, 1), how much of a key at distance x counts (Sukhbaatar et al. 2019a, section 2.2).
 
     ``length``, one z for each head, is a parameter in tokens. It acts clamped to [0, ``limit``]. Beyond these it has no
     gradient, so that training should call :meth:`clamp` after each step.
@@ -68,8 +68,8 @@ class SpanAttention(nn.Module):
     """Multi-head attention to the last tokens and to vectors that belong to no token.
 
     A query scores the key at distance x with q (k + p_x) / sqrt(D), where p_x is the embedding of that distance
-    (Sukhbaatar et al. 2019a, equation 1), and a persistent vector with q k / sqrt(D) (Sukhbaatar et al. 2019b,
-    equation 9). Weights are in proportion to m_z(x) exp(score), and to exp(score) for persistent vectors, which are
+    (Sukhbaatar et al. 2019a, section 2.1), and a persistent vector with q k / sqrt(D) (Sukhbaatar et al. 2019b,
+    section 4). Weights are in proportion to m_z(x) exp(score), and to exp(score) for persistent vectors, which are
     seen from everywhere. Projections have no biases.
 
     Args:
@@ -109,7 +109,7 @@ class SpanAttention(nn.Module):
         self.output = nn.Linear(hidden_size, hidden_size, bias=False)
         self.adaptive = None if ramp is None else AdaptiveSpan(num_heads, limit=span, ramp=ramp, initial=initial_span)
         if num_memories:
-            # With the variance of the keys and values of tokens that are normalised (section 4.1 of 2019b).
+            # With the variance of the keys and values of tokens that are normalised, as 2019b wants it.
             shape = (num_heads, num_memories, hidden_size // num_heads)
             self.memory_key = nn.Parameter(torch.randn(shape))
             self.memory_value = nn.Parameter(torch.randn(shape))

@@ -77,7 +77,7 @@ class AdaptiveSpanDecoder(nn.Module):
         return torch.stack([span.clamped() for span in self._spans()])
 
     def span_penalty(self) -> Tensor:
-        """lambda times the mean of z, which training adds to the loss (equation 4)."""
+        """lambda times the mean of z, which training adds to the loss (section 2.2)."""
         return self.config.span_penalty * self.spans().mean()
 
     def clamp_spans(self) -> None:
