@@ -31,7 +31,7 @@ def distances_of(
 
 
 class AdaptiveSpan(nn.Module):
-    """m_z(x) = clamp((R + z - x) / R, 0, 1), how much of a key at distance x counts (Sukhbaatar et al. 2019a, sec. 2.2).
+    """m_z(x) = clamp((R + z - x) / R, 0, 1): how much of a key at distance x counts (Sukhbaatar et al. 2019a, 2.2).
 
     ``length``, one z for each head, is a parameter in tokens. It acts clamped to [0, ``limit``]. Beyond these it has no
     gradient, so that training should call :meth:`clamp` after each step.
