@@ -39,8 +39,8 @@ from zoo import cli, hookspecs
 __all__ = ["setup"]
 
 _SECONDS = 300
-_folders: dict[str, Path] = {}
-"""Of each page that runs commands, the directory in which it does."""
+_places: list[Path] = []
+"""Where the pages that run commands have a directory each, whichever process reads them."""
 
 
 class Run(SphinxDirective):
@@ -70,10 +70,9 @@ class Run(SphinxDirective):
 
 def page_folder(page: str) -> Path:
     """The directory that the commands of a page share. It is empty at first."""
-    if page not in _folders:
-        _folders[page] = Path(tempfile.mkdtemp(prefix="zoo-docs-")).resolve()
-        (_folders[page] / "work").mkdir()
-    return _folders[page]
+    folder = _places[-1] / page.replace("/", "-")
+    (folder / "work").mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def run_command(command: str, folder: Path) -> tuple[int, str]:
@@ -252,12 +251,6 @@ class Checks(Written):
             yield from (".. py:currentmodule:: zoo", "", *check.explanation.splitlines(), "```", "")
 
 
-def _clean() -> None:
-    for folder in _folders.values():
-        shutil.rmtree(folder, ignore_errors=True)
-    _folders.clear()
-
-
 def read_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Make fields of a docstring's ``Args:``, ``Returns:`` and ``Raises:``. Those of attributes are sentences alone."""
     if what in ("function", "method", "class", "exception"):
@@ -274,5 +267,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("missing-reference", find_short)
     app.connect("source-read", name_directories)
-    app.connect("build-finished", lambda *_: _clean())
-    return {"version": zoo.__version__, "parallel_read_safe": False}
+    app.connect("builder-inited", lambda _: _places.append(Path(tempfile.mkdtemp(prefix="zoo-docs-")).resolve()))
+    app.connect("build-finished", lambda *_: shutil.rmtree(_places.pop(), ignore_errors=True))
+    return {"version": zoo.__version__, "parallel_read_safe": True}

@@ -70,4 +70,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("zoo-figure", Figure)
     app.add_directive("zoo-presets", Presets)
-    return {"version": zoo.__version__, "parallel_read_safe": False}
+    return {"version": zoo.__version__, "parallel_read_safe": True}

@@ -16,7 +16,9 @@ from zoo import models
 LONGEST = 32
 
 
-@pytest.mark.parametrize("name", ["linformer-tiny", "performer-tiny", "longformer-tiny"])
+@pytest.mark.parametrize(
+    "name", ["linformer-tiny", "performer-tiny", pytest.param("longformer-tiny", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("profile", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_every_length_and_batch(name: str, profile: str, exported_build: Callable[..., Path]) -> None:
     """All lengths up to the longest, which the gate does not try, with rows of every number of tokens."""
