@@ -24,6 +24,7 @@ __all__ = [
     "embedding",
     "feed_forward",
     "gated_feed_forward",
+    "head",
     "layer_norm",
     "linear",
     "product_key_memory",
@@ -58,6 +59,11 @@ def linear(inputs: int, outputs: int, *, bias: bool = True) -> Cost:
 def tied_linear(inputs: int, outputs: int) -> Cost:
     """A dense layer that owns no weights."""
     return Cost(0, 2 * inputs * outputs)
+
+
+def head(inputs: int, outputs: int, *, tied: bool) -> Cost:
+    """The projection to a vocabulary, without a bias, whose weights may be those of the embedding."""
+    return tied_linear(inputs, outputs) if tied else linear(inputs, outputs, bias=False)
 
 
 def embedding(rows: int, hidden_size: int) -> Cost:

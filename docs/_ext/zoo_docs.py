@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -96,7 +97,7 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
     return done.returncode, printed
 
 
-class Written(SphinxDirective):
+class Written(SphinxDirective, ABC):
     """Base of directives that write Markdown, which is then read as if it stood in the page."""
 
     def run(self) -> list[nodes.Node]:
@@ -104,9 +105,9 @@ class Written(SphinxDirective):
         self.env.note_reread()
         return self.parse_text_to_nodes("\n".join(self.lines()), allow_section_headings=True)
 
+    @abstractmethod
     def lines(self) -> Iterator[str]:
         """The Markdown."""
-        raise NotImplementedError
 
 
 class Models(Written):

@@ -6,6 +6,7 @@ x1 = y1 - f(x2). So the backward pass computes each layer's input again, and mem
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,21 +18,21 @@ from torch.autograd.function import once_differentiable
 __all__ = ["ReversibleBlock", "run_reversible"]
 
 
-class ReversibleBlock(nn.Module):
+class ReversibleBlock(nn.Module, ABC):
     """A layer of two halves. Neither may change a buffer; dropout is repeated as it was."""
 
+    @abstractmethod
     def decide(self, x: Tensor, tokens: Tensor) -> Tensor | None:
         """Integers that :meth:`attend` computes from ``x`` by a comparison, which a rounding error might turn: they are
         kept, and given back to it when it is run again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attend(self, x: Tensor, tokens: Tensor, decisions: Tensor | None = None) -> Tensor:
         """f: (B, T, E) -> (B, T, E)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def feed(self, x: Tensor) -> Tensor:
         """g: (B, T, E) -> (B, T, E)."""
-        raise NotImplementedError
 
 
 def run_reversible(

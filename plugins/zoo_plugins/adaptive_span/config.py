@@ -85,10 +85,9 @@ class AdaptiveSpanConfig(Config):
             + cost.span_attention(self.hidden_size, self.num_heads, context=self.max_seq_len, adaptive=True)
             + cost.feed_forward(self.hidden_size, self.intermediate_size or 0)
         )
-        head = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
         return (
             cost.embedding(self.vocab_size, self.hidden_size)
             + cost.embedding(self.span, self.head_dim)
             + self.num_layers * block
-            + head(self.hidden_size, self.vocab_size)
+            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

@@ -87,10 +87,9 @@ class AllAttentionConfig(Config):
             adaptive=self.span_ramp is not None,
             num_memories=self.num_memories,
         )
-        head = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
         return (
             cost.embedding(self.vocab_size, self.hidden_size)
             + cost.embedding(self.span, self.head_dim)
             + self.num_layers * block
-            + head(self.hidden_size, self.vocab_size)
+            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

@@ -197,9 +197,8 @@ class BERTConfig(Config):
         if self.pooler:
             total += Cost(cost.linear(hidden, hidden).parameters)
         if self.task in _MASKED:
-            decoder = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
             total += cost.linear(hidden, width) + cost.layer_norm(width)
-            total += decoder(width, self.vocab_size) + Cost(self.vocab_size)
+            total += cost.head(width, self.vocab_size, tied=self.tie_embeddings) + Cost(self.vocab_size)
         if self.task in _POOLED:
             total += Cost(cost.linear(hidden, 2 if self.task == "pretraining" else self.num_classes).parameters)
         if self.task == "token-classification":

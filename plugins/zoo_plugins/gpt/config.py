@@ -105,10 +105,9 @@ class GPTConfig(Config):
             )
             + cost.feed_forward(self.hidden_size, self.intermediate_size or 0)
         )
-        head = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
         return (
             cost.embedding(self.vocab_size + self.max_seq_len, self.hidden_size)
             + self.num_layers * block
             + cost.layer_norm(self.hidden_size)
-            + head(self.hidden_size, self.vocab_size)
+            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

@@ -128,10 +128,9 @@ class LlamaConfig(Config):
             )
             + cost.gated_feed_forward(self.hidden_size, self.intermediate_size, bias=self.mlp_bias)
         )
-        head = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
         return (
             cost.embedding(self.vocab_size, self.hidden_size)
             + self.num_layers * block
             + cost.rms_norm(self.hidden_size)
-            + head(self.hidden_size, self.vocab_size)
+            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

@@ -105,12 +105,11 @@ class ProductKeyMemoryConfig(Config):
             query_size=self.memory_query_size,
         )
         memories = len(self.memory_layers or ())
-        head = cost.tied_linear if self.tie_embeddings else lambda i, o: cost.linear(i, o, bias=False)
         return (
             cost.embedding(self.vocab_size + self.max_seq_len, self.hidden_size)
             + cost.layer_norm(self.hidden_size)
             + self.num_layers * attention
             + memories * memory
             + (self.num_layers - memories) * cost.feed_forward(self.hidden_size, self.intermediate_size or 0)
-            + head(self.hidden_size, self.vocab_size)
+            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )
