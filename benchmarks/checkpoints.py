@@ -1,9 +1,10 @@
-"""Every family of checkpoints: imported, compared with the original, exported to ONNX and back. Prints a table.
+"""Import each family of checkpoints, compare it with the original, export it to ONNX and back, and print a table.
 
     python benchmarks/checkpoints.py [FAMILY ...]
 
-Each is a small model of transformers with random weights and unusual sizes. The errors are relative to the largest
-output: in float64 between ours and the original; in float32 ours and the original's, from the original in float64.
+Each checkpoint is a small model of transformers with random weights and unusual sizes. Errors are relative to the
+largest output: the difference of zoo's and the original model in float64, and the error of each in float32 with respect
+to the original in float64.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 
 import torch
 import transformers
-from zoo_export import export_model
 
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ZooError
+from zoo.models.count import parameter_count
+from zoo_export import export_model
 
 _ENCODER = {
     "vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 2,
@@ -48,7 +50,7 @@ _VISION = {
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers and a configuration that is unlike its defaults."""
+    """A class of transformers and a configuration that differs from its defaults."""
 
     cls: str
     config: dict[str, Any]
@@ -93,7 +95,7 @@ _COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original
 
 
 def main() -> None:
-    """Measure the families that are named, or all, and print a table in Markdown."""
+    """Measure the named families, or all, and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], metavar="FAMILY")
     names = parser.parse_args().families or list(FAMILIES)
@@ -107,7 +109,7 @@ def main() -> None:
 
 
 def measure(family: Family, folder: Path) -> list[str]:
-    """The cells of one row."""
+    """Return the cells of one row."""
     cls = getattr(transformers, family.cls)
     torch.manual_seed(0)
     model = cls(cls.config_class(**family.config)).eval().requires_grad_(False)
@@ -120,7 +122,7 @@ def measure(family: Family, folder: Path) -> list[str]:
     points = len(report.evidence["grid"]["points"])
     return [
         f"`{family.cls}`",
-        f"{imported.spec.parameters():,}",
+        f"{parameter_count(imported.spec):,}",
         f"{compared.exact:.1e}",
         f"{compared.error:.1e}",
         f"{compared.original_error:.1e}",
@@ -130,7 +132,7 @@ def measure(family: Family, folder: Path) -> list[str]:
 
 
 def round_trip(folder: Path) -> str:
-    """Whether the model comes back from the hub's layout bit for bit, and the original gives its outputs there too."""
+    """Export to the hub's layout and import again; describe whether configuration and weights survive unchanged."""
     try:
         made = export_checkpoint(folder / "ours", folder / "out", verify=True)
     except ZooError as error:
@@ -138,7 +140,7 @@ def round_trip(folder: Path) -> str:
     import_checkpoint(folder / "out", folder / "again", verify=False)
     first, second = (ModelDirectory.open(folder / name) for name in ("ours", "again"))
     same = first.spec.config == second.spec.config and first.weight_digests() == second.weight_digests()
-    return f"bit for bit, as {made.kind}" if same else "no"
+    return f"bit for bit, as {made.model_type}" if same else "no"
 
 
 if __name__ == "__main__":

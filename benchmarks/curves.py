@@ -1,6 +1,6 @@
-"""The page about cost curves: `python benchmarks/curves.py` measures, and fills in docs/explanation/cost-curves.md.
+"""Measures cost curves and writes them into docs/explanation/cost-curves.md: `python benchmarks/curves.py`.
 
-It takes about ten minutes on two cores that do nothing else. `--losses` fills in the second table alone.
+It takes about ten minutes on two idle cores. `--losses` fills in only the tables of approximation errors.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import losses
+
 from zoo_export.bench.curves import bench_curves
 from zoo_export.bench.plot import draw_curves
-
-from zoo.cli.bench_curves import growth_rows, table_rows
+from zoo_export.cli.curves import growth_rows, table_rows
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "cost-curves.md"
 PLOT = PAGE.with_suffix(".svg")
@@ -22,7 +22,7 @@ LENGTHS = [128 << number for number in range(8)]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table of rows, the first of which is the header, in words and not in capitals."""
+    """Format rows as a Markdown table. The first row is the header; its upper-case words become lower case."""
     header, *others = rows
     aligned = ["---", *["---:"] * (len(header) - 1)]
     names = [cell.lower() if cell.isupper() else cell for cell in header]
@@ -31,24 +31,24 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def fill(name: str, text: str) -> None:
-    """Put a text between the page's markers ``<!-- NAME -->`` and ``<!-- end of NAME -->``."""
+    """Replace the text between the page's markers ``<!-- NAME -->`` and ``<!-- end of NAME -->``."""
     page = PAGE.read_text(encoding="utf-8")
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, _, rest = page.partition(start)
     _, found, after = rest.partition(end)
     if not found:
-        raise SystemExit(f"{PAGE} has no markers of {name}")
+        raise SystemExit(f"{PAGE} has no markers for {name}")
     PAGE.write_text(f"{before}{start}\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def curves(result: Mapping[str, Any]) -> str:
-    """What the page says of a measurement."""
+    """Return the page's text about a measurement."""
     tools = ", ".join(f"{name} {result['versions'][name]}" for name in ("onnxruntime-gpu", "onnxruntime")
                       if name in result["versions"])  # fmt: skip
     parts = [f"Measured on {result['cpu']}, {tools}."]
-    for title, text in (("MS", "Milliseconds of one text"), ("MB", "Peak of memory, in megabytes")):
+    for title, text in (("MS", "Milliseconds per text"), ("MB", "Peak memory in megabytes")):
         rows = [["tokens", *row[1:]] if number == 0 else row for number, row in enumerate(table_rows(result, title))]
-        parts += [f"{text}, and how many times that of `{result['baseline']}`:", markdown(rows)]
+        parts += [f"{text}, and ratio to `{result['baseline']}`:", markdown(rows)]
     failures = [
         f"- `{model['name']}`, {point['length']} tokens: {point['failure']}."
         for model in result["models"]
@@ -56,15 +56,15 @@ def curves(result: Mapping[str, Any]) -> str:
         if point["failure"]
     ]
     parts += ["\n".join(failures)] if failures else []
-    parts += ["What they grow with over the last two octaves, and from where on they beat full attention:"]
+    parts += ["Growth over the last two octaves, and the length from which each beats full attention:"]
     return "\n\n".join([*parts, markdown(growth_rows(result))])
 
 
 def main() -> None:
     """Measure everything, and write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--losses", action="store_true", help="fill in what is lost alone")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure each point")
+    parser.add_argument("--losses", action="store_true", help="fill in only the tables of approximation errors")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time to measure each point")
     options = parser.parse_args()
     if not options.losses:
         result = bench_curves(["layer-*"], LENGTHS, seconds=options.seconds, progress=lambda n, of: print(f"{n}/{of}"))

@@ -1,13 +1,13 @@
-"""Exporting GPT-2 small, side by side with other exporters: time, peak memory and bytes written.
+"""Export of GPT-2 small compared with other exporters: time, peak memory and bytes written.
 
     python benchmarks/export.py [--optimum ENV] [--mobius ENV] [--repeat 3]
 
-ENV is a virtual environment that holds the other exporter, whose dependencies differ from ours:
+ENV is a virtual environment with the other exporter, whose dependencies differ from zoo's:
 
     python -m venv optimum && optimum/bin/pip install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0'
     python -m venv mobius && mobius/bin/pip install torch==2.13.0 mobius-onnx==0.1.0
 
-Every export is a process of its own; the best of a few counts. How the graphs run: see benchmarks/sessions.py.
+Every export is a separate process; the best of a few runs is reported. Speed of the graphs: benchmarks/sessions.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GPT2LMHeadModel(GPT2Config()).save_pretrained(sys.argv[1])
 
 
 def measure(command: list[str], folder: Path, **variables: str) -> tuple[float, float]:
-    """Wall-clock seconds and peak resident MB of one process and its children."""
+    """Return wall-clock seconds and peak resident MB of one process and its children."""
     started = time.perf_counter()
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **variables}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
@@ -44,13 +44,13 @@ def measure(command: list[str], folder: Path, **variables: str) -> tuple[float, 
 
 
 def written(folder: Path) -> float:
-    """MB in a folder, weights of ours apart."""
+    """Return the MB in a folder, without zoo's weights."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors")
     return sum(path.stat().st_size for path in files) / 1e6
 
 
 def export_table(folder: Path, repeat: int, optimum: Path | None, mobius: Path | None) -> None:
-    """Print one row for each export."""
+    """Print one row per export."""
     print("| export | seconds | peak MB | MB written |\n| --- | ---: | ---: | ---: |")
 
     def row(label: str, command: list[str], output: Path, *, times: int = repeat, **variables: str) -> None:
@@ -83,7 +83,7 @@ def export_table(folder: Path, repeat: int, optimum: Path | None, mobius: Path |
 
 
 def make_checkpoint(folder: Path, *environments: Path | None) -> Path:
-    """Write a GPT-2 small for the others to ``folder/checkpoint``. Returns a Python that has transformers."""
+    """Write GPT-2 small to ``folder/checkpoint`` for the other exporters. Returns a Python that has transformers."""
     python = next((environment / "bin/python" for environment in environments if environment), Path(sys.executable))
     measure([str(python), "-c", CHECKPOINT, "checkpoint"], folder)
     return python

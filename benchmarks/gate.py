@@ -1,13 +1,13 @@
-"""What the gate catches and what it lets pass, beside what other exporters check.
+"""Detection rate and false alarms of zoo's export check, compared with the checks of other exporters.
 
     python benchmarks/gate.py faults [--every 1] [--jobs 2] [--log faults.jsonl]
     python benchmarks/gate.py honest [--count 1000] [--jobs 2] [--log honest.jsonl]
 
-``faults`` seeds every fault of tests/export/faults.py into the graphs of small models of every architecture, and asks
-the gate, optimum's rule and torch's (tests/export/judges.py). A fault that the gate misses is evaluated in float64 on
-random weights: one that moves no output there is no fault, and does not count for anyone; nor does one that moves all
-by less than a unit in the last place of the model's own dtype, which is listed apart. ``honest`` exports random
-small models and counts those that the gate refuses. With a log both go on where they were stopped.
+``faults`` seeds every fault of tests/export/faults.py into the graphs of small models of every architecture, and runs
+zoo's check (the gate), optimum's and torch's (tests/export/judges.py). A fault that the gate misses is evaluated in
+float64 on random weights. Changes that affect no output there are not faults, and are not counted; changes of less than
+a unit in the last place of the model's dtype are not counted either, and are listed separately. ``honest`` exports
+random small models and counts those that the gate rejects. With a log, an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the faults are kept with the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the faults are defined in the tests
 
 Row = dict[str, Any]
 EQUIVALENT = 1e-12
-"""The relative effect in float64 below which there is none: rounding there is 1e-16."""
+"""Relative effect in float64 below which a change counts as no effect; rounding is 1e-16."""
 UNITS = {"float32": 2.0**-23, "float16": 2.0**-10}
-"""A unit in the last place: no graph in that dtype can be held to less."""
+"""Unit in the last place of a dtype: smaller changes cannot be told from rounding."""
 
 
 def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[str, str]]) -> list[Row]:
-    """Verdicts on each ``every``-th fault of a study, of which this process takes one ``part``."""
+    """Return the verdicts on every ``every``-th fault of a study, restricted to one ``part`` of ``parts``."""
     import torch
 
     from tests.export.judges import STUDIES, Subject, effect, gate, kept_references, optimum, torch_verify
@@ -43,7 +43,7 @@ def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, kept_references():
         subject = Subject.build(STUDIES[study], Path(folder))
-        # optimum compares other dtypes with other tolerances, and nobody else knows our profiles
+        # optimum has other tolerances for other dtypes, and other exporters do not have zoo's profiles
         peers = STUDIES[study].dtype == "float32" and STUDIES[study].profile == "portable"
         for name, fault in list(subject.faults())[::every][part::parts]:
             site = f"{name}: {fault.site}"
@@ -60,12 +60,12 @@ def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[
 
 
 def export_honest(seeds: list[int]) -> list[Row]:
-    """Export each configuration, never from the cache, and compare."""
+    """Export each configuration without the cache, and compare the graphs with the model."""
     import torch
-    from zoo_export.exporter import PORTABLE, Options, make_graphs
-    from zoo_export.parity import compare
 
     from tests.export.configurations import draw_configuration
+    from zoo_export.parity.compare import compare
+    from zoo_export.trace.make import PORTABLE, Options, make_graphs
 
     torch.set_num_threads(1)
     rows = []
@@ -76,7 +76,7 @@ def export_honest(seeds: list[int]) -> list[Row]:
                 stored = configuration.build(Path(folder))
                 graphs = make_graphs(stored, Options(profile=profile), cached=False)
                 failures = compare(stored, graphs).failures
-            except Exception as error:  # an export that fails at all is a false alarm too
+            except Exception as error:  # a failed export is a false alarm, too
                 failures = [f"{type(error).__name__}: {error}"]
         shape = " ".join((configuration.preset, configuration.dtype, profile, *configuration.settings))
         rows.append({"seed": seed, "configuration": shape, "failures": failures})
@@ -84,7 +84,7 @@ def export_honest(seeds: list[int]) -> list[Row]:
 
 
 def run(calls: Iterable[tuple[Any, ...]], function: Callable[..., list[Row]], jobs: int, log: Path | None) -> None:
-    """Make the calls in processes of their own, and write down each result as it comes."""
+    """Make the calls in separate processes, and log each result as it arrives."""
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(jobs, maxtasksperchild=16) as pool:
         for rows in pool.imap_unordered(partial(_apply, function), calls):
@@ -103,13 +103,13 @@ ROWS: list[Row] = []
 
 
 def counts(rows: Iterable[Row], judge: str) -> str:
-    """How many of the faults that a judge was asked about it caught."""
+    """Return the number of faults that a judge caught, out of those that it judged."""
     asked = [row[judge] == "caught" for row in rows if judge in row]
     return f"{sum(asked)}/{len(asked)}"
 
 
 def fault_report() -> Iterator[str]:
-    """A table by kind, then what the gate missed and what was no fault."""
+    """Yield a table by kind of fault, the changes that are not counted, and the faults that the gate missed."""
     equivalent = [row for row in ROWS if row.get("effect", 1) <= EQUIVALENT]
     unseen = [row for row in ROWS if EQUIVALENT < row.get("effect", 1) <= UNITS[row.get("dtype", "float32")]]
     faults = [row for row in ROWS if row not in equivalent and row not in unseen]
@@ -120,10 +120,10 @@ def fault_report() -> Iterator[str]:
     for kind, rows in [*kinds.items(), ("**all**", faults)]:
         yield f"| {kind} | {counts(rows, 'zoo')} | {counts(rows, 'optimum')} | {counts(rows, 'torch')} |"
     for some, what in (
-        (equivalent, "no output in float64"),
-        (unseen, "no output by a unit in the last place"),
+        (equivalent, "affect no output in float64"),
+        (unseen, "affect outputs by less than a unit in the last place"),
     ):
-        yield f"\n{len(some)} changes move {what} and are not counted:"
+        yield f"\n{len(some)} changes {what} and are not counted:"
         yield from (f"- {kind}: {number}" for kind, number in Counter(row["kind"] for row in some).items())
     escapes = [row for row in faults if row["zoo"] == "passed"]
     yield f"\nmissed by the gate: {len(escapes)} of {len(faults)}"
@@ -131,7 +131,7 @@ def fault_report() -> Iterator[str]:
 
 
 def honest_report() -> Iterator[str]:
-    """How many exports were made and which were refused."""
+    """Yield the number of exports and the list of those rejected."""
     alarms = [row for row in ROWS if row["failures"]]
     yield f"{len(ROWS)} honest exports of {len({row['configuration'] for row in ROWS})} configurations"
     yield f"false alarms: {len(alarms)}"
@@ -139,14 +139,14 @@ def honest_report() -> Iterator[str]:
 
 
 def main() -> None:
-    """Run one of the two, and print the report."""
+    """Run one of the two studies, and print its report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("faults", "honest"))
-    parser.add_argument("--every", type=int, default=1, help="take each n-th fault of a model")
-    parser.add_argument("--study", action="append", help="only these models")
-    parser.add_argument("--count", type=int, default=1000, help="configurations")
+    parser.add_argument("--every", type=int, default=1, help="judge only every n-th fault of a model")
+    parser.add_argument("--study", action="append", help="judge only this model (repeatable)")
+    parser.add_argument("--count", type=int, default=1000, help="number of configurations")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--log", type=Path, help="results so far; more are added")
+    parser.add_argument("--log", type=Path, help="file of results, to resume from and to append to")
     options = parser.parse_args()
     if options.log is not None and options.log.exists():
         ROWS.extend(json.loads(line) for line in options.log.read_text(encoding="utf-8").splitlines())

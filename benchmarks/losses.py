@@ -1,7 +1,7 @@
-"""What attention that is cheaper than full attention loses: `python benchmarks/losses.py`.
+"""Approximation error of efficient attention: `python benchmarks/losses.py`.
 
 Each variant gets the projections of full attention, and its outputs are compared with those of full attention on the
-same random inputs: the L2 norm of the difference, relative to that of what full attention gives. Nothing is trained.
+same random inputs: L2 norm of the difference, relative to the norm of full attention's output. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from zoo.nn import LinformerAttention, LongformerAttention, LSHAttention, MultiH
 HIDDEN, HEADS, BUDGET = 256, 4, 256
 LENGTHS, SEEDS = (512, 2048), (0, 1)
 SPREADS = (0.25, 1.0, 4.0)
-"""Standard deviations of the scores, before the softmax: from all tokens alike to a few that are all that counts."""
+"""Standard deviations of the scores before the softmax, from nearly uniform attention to attention to a few tokens."""
 RUN = 64
-"""Over so many tokens inputs are alike, where they are not drawn one by one."""
+"""Number of neighbouring tokens over which smooth inputs are correlated."""
 CHUNK, HASHES = 64, (1, 2, 4, 8, 16)
 
 
 def inputs(length: int, spread: float, *, smooth: bool) -> Tensor:
-    """A text (1, T, E) on which projections of unit gain make scores of this spread."""
+    """Draw inputs (1, T, E) for which projections of unit gain give scores of this standard deviation."""
     drawn = torch.randn(1, length + RUN, HIDDEN)
     sums = drawn.cumsum(1)
     x = (sums[:, RUN:] - sums[:, :-RUN]) * RUN**-0.5 if smooth else drawn[:, :length]
@@ -33,7 +33,7 @@ def inputs(length: int, spread: float, *, smooth: bool) -> Tensor:
 
 
 def unit_gain(module: nn.Module) -> nn.Module:
-    """Projections that keep the variance of what they are given."""
+    """Initialise projections so that they preserve the variance of their input."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -43,7 +43,7 @@ def unit_gain(module: nn.Module) -> nn.Module:
 
 
 def average_neighbours(module: LinformerAttention) -> LinformerAttention:
-    """Mixtures that are means of neighbours, as training might find where neighbours are alike."""
+    """Set the projections of Linformer to means of neighbours, as training might learn if neighbours are similar."""
     rank, length = module.key_mixture.shape
     mixture = torch.eye(rank).repeat_interleave(length // rank, 1) * rank / length
     module.key_mixture.data = module.value_mixture.data = mixture
@@ -61,7 +61,7 @@ VARIANTS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def losses(length: int, spread: float, *, smooth: bool) -> dict[str, float]:
-    """How far each variant is from full attention with the same projections: the mean over seeds."""
+    """Return the relative error of each variant with respect to full attention, as a mean over seeds."""
     total: Counter[str] = Counter()
     for seed in SEEDS:
         torch.manual_seed(seed)
@@ -79,10 +79,10 @@ def losses(length: int, spread: float, *, smooth: bool) -> dict[str, float]:
 
 
 def hashing_losses(length: int, spread: float, *, smooth: bool) -> dict[str, float]:
-    """How far Reformer's attention is from attention to all earlier tokens, which is its own in one chunk."""
+    """Return the relative errors of Reformer's attention with respect to its own attention with a single chunk."""
     options: dict[str, Any] = {"head_dim": HIDDEN // HEADS, "num_buckets": (2 * length // CHUNK,)}
     whole = unit_gain(LSHAttention(HIDDEN, HEADS, chunk_length=length, num_hashes=1, **options))
-    # Keys have length 1 here, so that only a query's length spreads the scores.
+    # Keys have length 1, so the spread of the scores depends only on the queries.
     x, tokens = inputs(length, spread**2, smooth=smooth), torch.ones(1, length, dtype=torch.bool)
     wanted = whole(x, tokens)
     found = {}
@@ -94,12 +94,12 @@ def hashing_losses(length: int, spread: float, *, smooth: bool) -> dict[str, flo
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    """Relative, in the L2 norm."""
+    """Return the relative error in the L2 norm."""
     return float((found - wanted).norm() / wanted.norm())
 
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """In Markdown."""
+    """Format a Markdown table."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     lines += [[name, *(f"{number:.2g}" for number in numbers)] for name, numbers in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -107,9 +107,9 @@ def table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) ->
 
 @torch.inference_mode()
 def report() -> str:
-    """A table for each kind of text."""
+    """Return a table for independent and one for correlated inputs."""
     parts = []
-    for smooth, title in ((False, "Tokens drawn one by one"), (True, f"Tokens like those within {RUN} of them")):
+    for smooth, title in ((False, "Independent tokens"), (True, f"Tokens correlated within {RUN}")):
         columns = {
             f"{length}, {spread:g}": losses(length, spread, smooth=smooth) for length in LENGTHS for spread in SPREADS
         }

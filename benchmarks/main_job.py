@@ -1,8 +1,8 @@
-"""Time and peak memory of the main job, each step a whole process, as a table.
+"""Time and peak memory of building, exporting and verifying a model, as a table. Each step is a separate process.
 
     python benchmarks/main_job.py [--model gpt-small] [--repeat 3]
 
-The start-up of a bare interpreter and of `import torch` on the same machine stand beside them for scale.
+The table includes the start-up of a bare interpreter and of `import torch` for comparison.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 
 def measure(command: list[str], folder: Path) -> tuple[float, float]:
-    """Wall-clock seconds and peak resident MB of one process."""
+    """Return wall-clock seconds and peak resident MB of one process."""
     started = time.perf_counter()
     child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)  # this child's own usage, not the sum over all
+    _, status, usage = os.wait4(child.pid, 0)  # usage of this child only
     child.returncode = status
     if status:
         raise SystemExit(f"{' '.join(command)} failed")
@@ -31,7 +31,7 @@ def main() -> None:
     """Run every step in a temporary directory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gpt-small")
-    parser.add_argument("--repeat", type=int, default=3, help="of the quick steps; the best counts")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions of fast steps; the best is reported")
     options = parser.parse_args()
     name, zoo = options.model, [str(Path(sys.executable).with_name("zoo"))]
     steps: list[tuple[str, list[str], int]] = [

@@ -1,7 +1,7 @@
-"""How much longer `zoo list` takes with many plugins installed: `python benchmarks/plugins.py`.
+"""Time of `zoo list` with few and with many plugins installed: `python benchmarks/plugins.py`.
 
-Each plugin is an installed package with an architecture, a configuration with a closed-form cost, and a preset. The two
-folders are timed in turns, so that what else the machine does meets both.
+Each plugin is an installed package with an architecture, a configuration with a closed-form cost, and a preset. Both
+cases are timed in turns, so that other load on the machine affects them equally.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Config(zoo.Config):
     hidden_size: int = 8
 
     def graphs(self):
-        hidden = zoo.real("last_hidden_state", "batch", "sequence", self.hidden_size)
+        hidden = zoo.floats("last_hidden_state", "batch", "sequence", self.hidden_size)
         return (zoo.Graph(inputs=(zoo.token_ids("input_ids", self.vocab_size),), outputs=(hidden,)),)
 
     def cost(self):
@@ -75,7 +75,7 @@ PRESETS = 'schema = 1\n\n[models.many-{number}-tiny]\narch = "many-{number}"\nco
 
 
 def install(folder: Path, count: int) -> Path:
-    """Put so many plugins where pip would."""
+    """Create ``count`` installed plugins in a folder, as pip would."""
     for number in range(count):
         package = folder / f"zoo_many_{number}"
         package.mkdir(parents=True)
@@ -91,7 +91,7 @@ def install(folder: Path, count: int) -> Path:
 
 
 def listing(folder: Path, cache: Path) -> float:
-    """Seconds that one `zoo list` takes."""
+    """Return the seconds that one `zoo list` takes."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(cache)}
     environment.pop("ZOO_CACHE", None)
     started = time.perf_counter()

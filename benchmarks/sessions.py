@@ -1,14 +1,14 @@
-"""How exported graphs run on the CPU, side by side with other exporters' graphs and with CTranslate2.
+"""Speed of exported graphs on the CPU, compared with other exporters' graphs and with CTranslate2.
 
     python benchmarks/sessions.py [--optimum ENV] [--mobius ENV] [--ctranslate2 ENV] [--quantized]
 
-ENV is a virtual environment that holds the other tool: see benchmarks/export.py, and
+ENV is a virtual environment with the other tool: see benchmarks/export.py, and
 
     python -m venv ctranslate2 && ctranslate2/bin/pip install ctranslate2==4.8.5
 
-GPT-2 small and BERT base, freshly initialised: time does not depend on the values of weights. Everything is called in
-turns in one process, so that what else the machine does falls on all alike: compare the columns of one run, not the
-figures of two. Caches of graphs that write in place, and of nobody else, are bound to the memory they are read from.
+The models are GPT-2 small and BERT base with random weights; speed does not depend on the values. All candidates are
+called in turns in one process, so that other load on the machine affects them equally: compare numbers of one run, not
+of different runs. For graphs that update their cache in place, cache inputs and outputs are bound to the same memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Call = Callable[[], object]
 
 
 def session(path: Path, **entries: str) -> ort.InferenceSession:
-    """A session with default options and these configuration entries."""
+    """Create a session with default options and these configuration entries."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # several sessions share the cores
@@ -60,7 +60,7 @@ def session(path: Path, **entries: str) -> ort.InferenceSession:
 
 
 def step(model: ort.InferenceSession, batch: int, tokens: int, past: int) -> Call:
-    """A call on random tokens behind a random past; its results are not copied out of the runtime."""
+    """Return a call on random tokens after a random past; its results are not copied out of the runtime."""
     rng = np.random.default_rng(0)
     names = {item.name for item in model.get_inputs()}
     in_place = "past_length" in names
@@ -93,7 +93,7 @@ def step(model: ort.InferenceSession, batch: int, tokens: int, past: int) -> Cal
 
 
 def in_turns(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """The median milliseconds of each call, made in turns."""
+    """Make the calls in turns, and return the median milliseconds of each."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 2):
         for name, call in calls.items():
@@ -105,7 +105,7 @@ def in_turns(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
 
 
 def generate(generator: Any, prompt: int, new: int) -> Call:
-    """A call of CTranslate2 that reads a prompt and generates ``new`` tokens."""
+    """Return a CTranslate2 call that reads a prompt and generates ``new`` tokens."""
     tokens = [f"t{number}" for number in range(prompt)]
     return lambda: generator.generate_batch(
         [tokens], max_length=new, min_length=new, include_prompt_in_result=False, sampling_topk=1
@@ -113,7 +113,7 @@ def generate(generator: Any, prompt: int, new: int) -> Call:
 
 
 def table(title: str, results: Mapping[str, Mapping[str, float]]) -> None:
-    """Print one row for each way to run, one column for each case."""
+    """Print one row per candidate and one column per case."""
     cases = list(results)
     rows = dict.fromkeys(name for found in results.values() for name in found)
     print(f"\n| {title}, ms | {' | '.join(cases)} |\n| --- |{' ---: |' * len(cases)}")
@@ -123,7 +123,7 @@ def table(title: str, results: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def decoder_table(models: Mapping[str, Path], generators: Mapping[str, Any], rounds: int) -> None:
-    """Prefill and decode. CTranslate2 has no single step: it is what 16 more tokens take, divided by 16."""
+    """Time prefill and decoding. A step of CTranslate2 is the time of 16 additional tokens divided by 16."""
     sessions = {name: session(path) for name, path in models.items()}
     halves = np.split(np.ones(124_439_808 // 2, np.float64), 2)
     pool = ThreadPoolExecutor(2)
@@ -144,13 +144,13 @@ def decoder_table(models: Mapping[str, Path], generators: Mapping[str, Any], rou
 
 
 def encoder_table(models: Mapping[str, Path], rounds: int) -> None:
-    """BERT base on 8 sequences of 128 tokens."""
+    """Time BERT base on 8 sequences of 128 tokens."""
     calls = {name: step(session(path), 8, 128, 0) for name, path in models.items()}
     table("BERT base", {"8 x 128": in_turns(calls, rounds)})
 
 
 def memory_table(graphs: Mapping[str, Path]) -> None:
-    """What a session takes with weights mapped, and with weights repacked, and how fast each decodes."""
+    """Measure memory and decoding speed of sessions with mapped and with repacked weights."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import sessions as b; from pathlib import Path\n"
         "model = b.session(Path(sys.argv[2]), session__disable_prepacking=sys.argv[3])\n"
@@ -170,7 +170,7 @@ def memory_table(graphs: Mapping[str, Path]) -> None:
 
 
 def packages(environment: Path) -> str:
-    """Where the packages of a virtual environment lie."""
+    """Return the site-packages folder of a virtual environment."""
     command = [str(environment / "bin/python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--mobius", type=Path, help="virtual environment of mobius")
     parser.add_argument("--ctranslate2", type=Path, help="virtual environment of CTranslate2")
     parser.add_argument(
-        "--quantized", action="store_true", help="smaller precisions too, which takes minutes to certify"
+        "--quantized", action="store_true", help="include int8 and int4, whose certification takes minutes"
     )
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
@@ -197,7 +197,7 @@ def main() -> None:
             zoo("build", preset)
             zoo("export", preset, "--onnx", "--graph-only")
             zoo("export", preset, "--onnx", "--graph-only", "--profile", "cpu", "--force")
-        zoo("export", "gpt-small", "--onnx", "--graph-only", "--inline", "-o", "flat")
+        zoo("export", "gpt-small", "--onnx", "--graph-only", "--option", "functions=false", "-o", "flat")
         ours = folder / "gpt-small"
         decoders = {
             "zoo": ours / "model.onnx",
@@ -207,7 +207,7 @@ def main() -> None:
         encoders = {"zoo": folder / "bert-base/model.onnx", "zoo, profile cpu": folder / "bert-base/model.cpu.onnx"}
         for precision in ("int8", "int4") if options.quantized else ():
             for preset, models in (("gpt-small", decoders), ("bert-base", encoders)):
-                zoo("export", preset, "--onnx", "--quantize", precision)
+                zoo("quantize", preset, "--dtype", precision)
                 models[f"zoo, {precision}"] = folder / preset / f"model.{precision}.onnx"
         if mobius is not None:
             build = [str(mobius / "bin/mobius"), "build", "--config", "checkpoint", "--ep", "cpu"]

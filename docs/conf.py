@@ -14,7 +14,11 @@ author = "The zoo authors"
 release = version = zoo.__version__
 html_theme = "furo"
 html_title = f"zoo {release}"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "zoo_docs", "zoo_figures"]
+html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["zoo.css"]
+html_math_renderer = "mathml"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_design", "zoo_docs", "zoo_figures", "zoo_math"]
 exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
@@ -26,5 +30,5 @@ autodoc_preserve_defaults = True
 
 # Names of other libraries, and of types that only a type checker reads.
 _LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|pathlib|torch|types|typing"
-_TYPES = r"nn\.Module|Arrays|Path|Provider|dict\[str|zoo_export\.runtime\.runner\.Item|zoo\.nn\.recurrent\.S"
+_TYPES = r"nn\.Module|Arrays|Path|Provider|dict\[str|zoo_runtime\.runner\.Item|zoo\.nn\.recurrent\.S"
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]

@@ -1,4 +1,4 @@
-"""What every test shares: isolation from the user's files, the command in process, small models, stray plugins."""
+"""Shared fixtures: isolation from the user's files, the command in process, small models, third-party plugins."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +22,16 @@ import pytest
 from zoo import cli, plugins
 
 THIRD_PARTY = Path(__file__).with_name("third_party")
-"""Distributions of strangers."""
-collect_ignore = [THIRD_PARTY.name]  # their own tests want them installed: see tests/packaging
+"""Third-party distributions."""
+collect_ignore = [THIRD_PARTY.name]  # their own tests need them installed: see tests/packaging
 
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
-    # torch and ONNX Runtime take a thread for each core they may use. Each worker gets a core of its own; else their
-    # threads, which spin, stand in each other's way.
+    # torch and ONNX Runtime start a thread per available core, and their spinning threads would slow each other down:
+    # pin each worker to one core.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
 
-# The functions through which every change to the disk goes.
+# The functions that make all changes to the disk.
 CALLS = {
     "fsync": (os, "fsync"),
     "rename": (Path, "rename"),
@@ -43,9 +44,23 @@ CALLS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="run one part of N of the chosen tests, by the name of the test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the part that was asked for; each belongs to one part, whatever others there are."""
+    if (part := config.getoption("--part")) is None:
+        return
+    number, count = map(int, part.split("/"))
+    kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == number % count]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
 @dataclass(frozen=True)
 class Result:
-    """What one command did."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -53,18 +68,18 @@ class Result:
 
     @property
     def json(self) -> Any:
-        """Standard output, which must be JSON and nothing else."""
+        """Standard output, parsed; it must be a single JSON document."""
         return json.loads(self.out)
 
     @property
     def warnings(self) -> list[str]:
-        """The lines on standard error, each of which must be a warning."""
+        """Lines of standard error, all of which must be warnings."""
         lines = self.err.splitlines()
         assert all(line.startswith("warning: ") for line in lines), self.err
         return lines
 
     def failed(self, status: int, *fragments: str) -> str:
-        """Assert a failure: this status, one error line that holds every fragment, nothing on standard output."""
+        """Assert a failure: this status, a single error line with all fragments, and no standard output."""
         assert (self.status, self.out) == (status, ""), f"{self.status}\n{self.out}\n{self.err}"
         assert self.err.startswith("error: "), self.err
         assert self.err.endswith("\n"), self.err
@@ -77,7 +92,7 @@ class Result:
 
 @contextlib.contextmanager
 def nth_call(name: str, number: int, action: Callable[[], None]) -> Iterator[list[str]]:
-    """Run ``action`` instead of, or before, the Nth call of a function. Yields the calls so far."""
+    """Run ``action`` before the ``number``-th call of a function; it may raise instead. Yields the calls so far."""
     calls: list[str] = []
     owner, attribute = CALLS[name]
     original = getattr(owner, attribute)
@@ -95,20 +110,20 @@ def nth_call(name: str, number: int, action: Callable[[], None]) -> Iterator[lis
 
 
 def _changes_the_disk(name: str, arguments: tuple[object, ...], options: Mapping[str, object]) -> bool:
-    """Reading does not, and shutil.rmtree, which gives dir_fd, may fail to clean up."""
+    """Return False for reads, and for shutil.rmtree (recognised by dir_fd), whose failures are tolerated."""
     if name == "Path.open":
         return not {"w", "x", "a", "+"}.isdisjoint(str(options.get("mode", (*arguments, "r")[1])))
     return not (name == "os.open" and "dir_fd" in options)
 
 
 def full() -> None:
-    """The disk is full."""
+    """Raise the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Traced graphs are kept for the session, and the user's own are neither read nor written."""
+    """Cache traced graphs for the session, apart from the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZOO_CACHE", str(folder))
@@ -119,10 +134,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def isolated(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Every test starts in an empty directory, without the user's presets and choice of plugins."""
+    """Run each test in an empty directory, without the user's presets and plugin selection."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user")))
     monkeypatch.delenv("ZOO_PLUGINS", raising=False)
-    monkeypatch.delenv("ZOO_LOCKED", raising=False)
     monkeypatch.chdir(tmp_path)
     plugins.select(plugins.Selection())
     yield
@@ -131,7 +145,7 @@ def isolated(
 
 @pytest.fixture
 def zoo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Run ``zoo`` with the given arguments in this process, and what it reads."""
+    """Run ``zoo`` in this process, with the given arguments and standard input."""
 
     def run(*arguments: object, stdin: bytes = b"") -> Result:
         capsys.readouterr()
@@ -145,7 +159,7 @@ def zoo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Build a preset with these options, once a session. Whoever changes the result takes a copy."""
+    """Build a preset with these options, once per session. Tests that modify the model must copy it."""
     made: dict[tuple[str, ...], Path] = {}
 
     def build(name: str, *options: str) -> Path:
@@ -154,7 +168,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
                 patch.setenv("XDG_CONFIG_HOME", str(folder / "user"))
                 patch.delenv("ZOO_PLUGINS", raising=False)
-                patch.delenv("ZOO_LOCKED", raising=False)
                 patch.chdir(folder)
                 assert cli.main(["build", name, "-o", str(folder / name), *options]) == 0
             plugins.select(plugins.Selection())
@@ -166,7 +179,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def copy_of(built: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a built model, in the current directory, to be changed."""
+    """Copy a built model to the current directory, to be modified."""
 
     def copy(name: str, *options: str) -> Path:
         return Path(shutil.copytree(built(name, *options), tmp_path / name))
@@ -176,7 +189,7 @@ def copy_of(built: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def seal() -> Callable[[Path], None]:
-    """Write a model's manifest anew, as somebody would who wants a change to look genuine."""
+    """Rewrite a model's manifest to match its files, as an attacker would do to hide a change."""
 
     def write(model: Path) -> None:
         files = {
@@ -191,7 +204,7 @@ def seal() -> Callable[[Path], None]:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Callable[[], dict[str, bytes | None]]:
-    """Every path below the current directory with its content, to be compared before and after."""
+    """Return every path below the current directory with its content, for comparison before and after."""
 
     def take() -> dict[str, bytes | None]:
         return {
@@ -204,9 +217,9 @@ def snapshot(tmp_path: Path) -> Callable[[], dict[str, bytes | None]]:
 
 @pytest.fixture
 def install(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Put a distribution with one plugin on the path: its metadata, its module and what lies beside it.
+    """Create a distribution with one plugin on the path, from its metadata, module and other files.
 
-    The module is named as the distribution, with underscores; ``{module}`` in its files becomes that name.
+    The module's name is the distribution's with underscores, and replaces ``{module}`` in its files.
     """
     modules: set[str] = set()
 
@@ -239,7 +252,7 @@ def install(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def stranger(install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def third_party(install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Put a distribution of tests/third_party on the path, as if it were installed."""
 
     def put(name: str) -> None:

@@ -1,4 +1,4 @@
-"""``zoo adapt``: what is kept, what an architecture makes of a tensor, what is refused, and that nothing is lost."""
+"""``zoo adapt``: which tensors are kept, how architectures adapt them, what is rejected, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tests.conftest import full, nth_call
-from zoo import ArtifactError, PluginError, StorageError, UsageError, adapt, create_model, load, models, plugins, save
+from zoo import ArtifactError, PluginError, StorageError, UsageError, adapt, create_model, load, plugins, save
 from zoo.artifact import ModelDirectory
+from zoo.models.tensors import stored_tensors
 
 Zoo = Callable[..., Any]
 PLUGIN = """
@@ -39,7 +40,7 @@ class TableConfig(zoo.Config):
 
     def graphs(self):
         return (zoo.Graph(inputs=(zoo.token_ids("input_ids", self.rows),),
-                          outputs=(zoo.real("last_hidden_state", "batch", "sequence", self.columns),)),)
+                          outputs=(zoo.floats("last_hidden_state", "batch", "sequence", self.columns),)),)
 """
 MODEL = """
 import torch
@@ -66,7 +67,7 @@ TWICE = "return tensor.repeat_interleave(2, dim=0) if self.config.rows == 2 * ol
 
 @pytest.fixture
 def table(install: Callable[..., Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A saved model of a stranger's architecture, whose ``adapt_tensor`` ends with the given line."""
+    """Save a model of a third-party architecture whose ``adapt_tensor`` ends with the given line."""
 
     def make(body: str) -> Path:
         files = {"{module}_config.py": CONFIG, "{module}_model.py": MODEL.replace("{body}", body)}
@@ -78,11 +79,11 @@ def table(install: Callable[..., Path], tmp_path: Path) -> Callable[[str], Path]
 
 
 def tensors(folder: Path | str) -> dict[str, torch.Tensor]:
-    return models.stored_tensors(load(folder))[0]
+    return stored_tensors(load(folder))[0]
 
 
-def test_a_strangers_tensors_become_what_it_says(table: Callable[[str], Path], zoo: Zoo) -> None:
-    """Real ones in float64, others as they are, and each result in its own dtype; what it prints is no result."""
+def test_a_third_party_adapts_its_tensors(table: Callable[[str], Path], zoo: Zoo) -> None:
+    """Floats come in float64, other tensors unchanged; each result keeps its tensor's dtype; output is suppressed."""
     old = table(TWICE)
     result = zoo("adapt", old, "--set", "rows=8", "-o", "new", "--json")
     assert result.json == {
@@ -109,10 +110,10 @@ def test_a_strangers_tensors_become_what_it_says(table: Callable[[str], Path], z
     ],
     ids=["none", "unchanged", "a reason", "no tensor", "broken"],
 )
-def test_what_a_stranger_cannot_adapt(
+def test_what_a_third_party_cannot_adapt(
     table: Callable[[str], Path], zoo: Zoo, body: str, status: int, fragments: tuple[str, ...]
 ) -> None:
-    """Every tensor is listed, and a failure is its owner's."""
+    """All such tensors are listed, and a failure is blamed on the plugin."""
     old = table(body)
     result = zoo("adapt", old, "--set", "rows=6", "-o", "new")
     assert (result.status, result.out) == (status, "")
@@ -131,7 +132,7 @@ def test_without_the_method_every_changed_shape_is_refused(
 
 
 def test_what_alters_no_shape_is_changed_and_no_bit_with_it(copy_of: Callable[..., Path]) -> None:
-    """Dropout, and a task whose model has the same tensors."""
+    """Dropout, or a task whose model has the same tensors."""
     old = copy_of("bert-tiny", "--set", "pooler=false")
     new = adapt(old, "new", dropout=0.3, task="sentence-embedding", labels=("a", "b"))
     assert (new / "model.safetensors").read_bytes() == (old / "model.safetensors").read_bytes()
@@ -143,7 +144,7 @@ def test_what_alters_no_shape_is_changed_and_no_bit_with_it(copy_of: Callable[..
 
 
 def test_a_tied_head_stays_tied(copy_of: Callable[..., Path]) -> None:
-    """And to untie it would need a tensor that is not there."""
+    """Untying it would need a tensor that does not exist."""
     old = copy_of("gpt-tiny")
     model = load(adapt(old, "new", max_seq_len=9))
     assert model.head.weight is model.token_embedding.weight
@@ -160,19 +161,20 @@ def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
 
 
 def test_the_card_says_where_the_weights_come_from(copy_of: Callable[..., Path]) -> None:
-    """Each time, with what was known before; nothing says that they are those of a seed."""
+    """The card lists each adaptation with the previous origin, and does not call the weights freshly initialised."""
     old = copy_of("vit-tiny")
     larger = adapt(old, "larger", image_size=12)
     adapt(larger, "largest", name="the largest", image_size=16, dropout=0.5)
     (line,) = (text for text in Path("largest/README.md").read_text().splitlines() if text.startswith("- Weights"))
     assert line == (
-        "- Weights: those of larger, with image_size 16 instead of 12, dropout 0.5 instead of 0.0, "
-        "tensor embeddings.position adapted from (1, 37, 64) to (1, 65, 64); there: those of vit-tiny, with "
-        "image_size 12 instead of 8, tensor embeddings.position adapted from (1, 17, 64) to (1, 37, 64); there: "
-        "random initialisation from seed 0; it has not been trained"
+        "- Weights: adapted from larger (image_size 16 instead of 12, dropout 0.5 instead of 0.0, "
+        "tensor embeddings.position adapted from (1, 37, 64) to (1, 65, 64)); before that: adapted from vit-tiny "
+        "(image_size 12 instead of 8, tensor embeddings.position adapted from (1, 17, 64) to (1, 37, 64)); before "
+        "that: randomly initialised from seed 0, not trained"
     )
     description = json.loads(Path("largest/config.json").read_text())
-    assert (description["name"], description["seed"]) == ("the largest", None)
+    assert (description["name"], description["origin"]["kind"]) == ("the largest", "adapted")
+    assert description["origin"]["parent"]["parent"]["seed"] == 0
 
 
 COMPANIONS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
@@ -220,7 +222,7 @@ def test_what_came_along_follows(
     before: dict[str, Any],
     after: dict[str, Any],
 ) -> None:
-    """Sizes of images keep their proportion, the longest text that was the model's still is."""
+    """Image sizes keep their proportions, and a maximum length equal to the model's follows it."""
     old = copy_of(preset)
     (old / name).write_text(json.dumps(before))
     seal(old)
@@ -240,7 +242,7 @@ def test_a_companion_that_is_no_json_is_an_error(copy_of: Callable[..., Path], s
 
 
 def test_in_its_own_place(copy_of: Callable[..., Path], zoo: Zoo) -> None:
-    """With --force alone; what was exported from the old weights is gone with them."""
+    """Only with --force, which also removes exports of the old weights."""
     old = copy_of("vit-tiny")
     before = tensors(old)
     zoo("adapt", old, "--set", "image_size=12", "-o", old).failed(2, "already exists", "--force")
@@ -254,7 +256,7 @@ def test_in_its_own_place(copy_of: Callable[..., Path], zoo: Zoo) -> None:
 def test_a_full_disk_leaves_the_old_model(
     call: str, copy_of: Callable[..., Path], snapshot: Callable[[], dict[str, bytes | None]]
 ) -> None:
-    """Whichever call of writing over itself fails."""
+    """Whichever call fails while the model is being replaced."""
     old = copy_of("vit-tiny")
     before = snapshot()
     for number in itertools.count(1):

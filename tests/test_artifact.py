@@ -1,4 +1,4 @@
-"""The model directory: what is saved is what is loaded, and whatever has been tampered with is refused."""
+"""The model directory: saved models load unchanged, and tampered directories are rejected."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import resource
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import full, nth_call
 from zoo import ArtifactError, PluginError, StorageError, UsageError, __version__, create_model, load, save
-from zoo.artifact import ModelDirectory
+from zoo.artifact import ModelDirectory, directory
 
 TINY = (
     "gpt-tiny",
@@ -34,7 +36,7 @@ TINY = (
     "transformer-tiny",
     "vit-tiny",
 )
-# The tensors that each architecture shares between modules, by the paper.
+# Tensors that each architecture shares between modules, according to the paper.
 TIES = {
     "gpt-tiny": {"token_embedding.weight", "head.weight"},
     "bert-tiny": set(),
@@ -52,12 +54,12 @@ tampering = settings(
 
 
 def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and persistent buffer, under every name."""
+    """Return all parameters and persistent buffers, under every name."""
     return model.state_dict()
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether two models hold the same bits under the same names."""
+    """Return whether two models have the same bits under the same names."""
     ours, theirs = state(one), state(other)
     return list(ours) == list(theirs) and all(
         ours[name].dtype == theirs[name].dtype
@@ -67,14 +69,14 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a JSON file."""
+    """Edit a JSON file."""
     data = json.loads(path.read_text(encoding="utf-8"))
     change(data)
     path.write_text(json.dumps(data), encoding="utf-8")
 
 
 def refused(model: Path) -> str:
-    """Assert that a directory is refused as a bad artefact, in one line that names it."""
+    """Assert that a directory is rejected as a bad artefact, with a single line that names it."""
     with pytest.raises(ArtifactError) as caught:
         load(model)
     assert caught.value.exit_code == 3
@@ -86,9 +88,9 @@ def refused(model: Path) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", TINY)
 def test_loaded_model_is_the_saved_one_bit_for_bit(name: str, dtype: str) -> None:
-    """Weights, names, dtype, configuration and outputs."""
+    """Weights, names, dtype, configuration and outputs are equal."""
     model = create_model(name, seed=3, dtype=dtype)
-    path = save(model, "saved", seed=3)
+    path = save(model, "saved")
     loaded = load(path)
     assert same(loaded, model)
     assert {str(tensor.dtype) for tensor in loaded.parameters()} == {f"torch.{dtype}"}
@@ -101,7 +103,7 @@ def test_loaded_model_is_the_saved_one_bit_for_bit(name: str, dtype: str) -> Non
 
 @pytest.mark.parametrize("name", TINY)
 def test_shared_tensors_are_stored_once_and_one_parameter_after_loading(name: str, built) -> None:
-    """The file is as large as the distinct parameters, and what is shared is the same object again."""
+    """The file has the size of the distinct parameters, and shared tensors are one object after loading."""
     loaded = load(built(name))
     names: dict[int, set[str]] = {}
     for key, parameter in loaded.named_parameters(remove_duplicate=False):
@@ -114,7 +116,7 @@ def test_shared_tensors_are_stored_once_and_one_parameter_after_loading(name: st
 
 @pytest.mark.parametrize("name", TINY)
 def test_weights_are_read_by_the_safetensors_library(name: str, built) -> None:
-    """Its own loader gives the same tensors under our first names."""
+    """safetensors' own loader gives the same tensors under the first names."""
     stored = load_file(built(name) / "model.safetensors")
     ours = dict(load(built(name)).named_parameters())
     assert stored.keys() == ours.keys()
@@ -122,7 +124,7 @@ def test_weights_are_read_by_the_safetensors_library(name: str, built) -> None:
 
 
 def test_seed_alone_decides_the_weights() -> None:
-    """Same seed, same weights, however the global generator stands; another seed, other weights."""
+    """Equal seeds give equal weights whatever the state of the global generator; other seeds give others."""
     first = create_model("gpt-tiny", seed=5)
     torch.manual_seed(1234)
     assert same(create_model("gpt-tiny", seed=5), first)
@@ -131,7 +133,7 @@ def test_seed_alone_decides_the_weights() -> None:
 
 
 def test_global_generator_is_left_alone() -> None:
-    """Making, saving and loading draw nothing from it."""
+    """Building, saving and loading do not draw from it."""
     torch.manual_seed(99)
     before = torch.get_rng_state()
     load(save(create_model("bert-tiny", seed=1), "saved"))
@@ -139,7 +141,7 @@ def test_global_generator_is_left_alone() -> None:
 
 
 def test_directory_of_a_build(built) -> None:
-    """Its files, and a manifest that knows each of them but itself."""
+    """It has its files, and a manifest that lists all of them except itself."""
     model = built("gpt-tiny")
     names = {"README.md", "config.json", "manifest.json", "model.safetensors", "tokenizer.json"}
     assert {path.name for path in model.iterdir()} == names
@@ -157,21 +159,21 @@ def test_directory_of_a_build(built) -> None:
     config = json.loads((model / "config.json").read_text())
     assert config["plugin"] == {"name": "gpt", "distribution": "attention-zoo", "version": __version__}
     assert (config["name"], config["architecture"], config["task"]) == ("gpt-tiny", "gpt", "text-generation")
-    assert (config["dtype"], config["seed"], config["tokenizer"]) == ("float32", 0, "bytes")
+    assert (config["dtype"], config["origin"]["seed"], config["tokenizer"]) == ("float32", 0, "bytes")
     assert config["config"] == json.loads(json.dumps(create_model("gpt-tiny").config.to_dict()))
 
 
 def test_card_says_what_the_model_is(built) -> None:
-    """Parameters, origin of the weights, and every setting."""
+    """Parameters, origin of the weights, and all settings."""
     card = (built("bert-tiny", "--seed", "7") / "README.md").read_text()
     assert "129,216 parameters in float32" in card
-    assert "random initialisation from seed 7" in card
+    assert "randomly initialised from seed 7, not trained" in card
     assert "| hidden_size | 64 |" in card
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_modes_follow_the_umask(mask: int) -> None:
-    """Of every file, the weights included."""
+    """For every file, including the weights."""
     previous = os.umask(mask)
     try:
         path = save(create_model("gpt-tiny"), "saved", tokenizer="bytes", max_shard_bytes=100_000)
@@ -183,7 +185,7 @@ def test_modes_follow_the_umask(mask: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 70_000, 100_000])
 def test_shards_hold_what_one_file_would(limit: int) -> None:
-    """No shard is larger than the limit unless it holds one tensor, and the index is the usual one."""
+    """Shards do not exceed the limit unless they hold a single tensor, and have the usual index."""
     model = create_model("gpt-tiny", seed=2)
     path = save(model, "saved", max_shard_bytes=limit)
     files = sorted(path.glob("*.safetensors"))
@@ -204,7 +206,7 @@ def test_shards_hold_what_one_file_would(limit: int) -> None:
 
 
 def test_weights_below_the_limit_are_one_file() -> None:
-    """The limit itself is no reason to split."""
+    """Weights of exactly the limit are not split."""
     size = sum(parameter.nbytes for parameter in create_model("gpt-tiny").parameters())
     path = save(create_model("gpt-tiny"), "whole", max_shard_bytes=size)
     assert [file.name for file in path.glob("*.safetensors*")] == ["model.safetensors"]
@@ -213,7 +215,7 @@ def test_weights_below_the_limit_are_one_file() -> None:
 
 
 def test_model_that_no_plugin_provides_is_not_saved(snapshot) -> None:
-    """It could not be loaded again."""
+    """It could not be loaded."""
 
     class Foreign(torch.nn.Linear):
         config = create_model("gpt-tiny").config
@@ -224,7 +226,7 @@ def test_model_that_no_plugin_provides_is_not_saved(snapshot) -> None:
 
 
 def test_model_of_two_dtypes_is_not_saved(snapshot) -> None:
-    """config.json names one."""
+    """config.json records a single dtype."""
     model = create_model("gpt-tiny")
     model.norm.half()
     with pytest.raises(UsageError, match="float16, float32"):
@@ -232,18 +234,23 @@ def test_model_of_two_dtypes_is_not_saved(snapshot) -> None:
     assert snapshot() == {}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "half", ""])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_dtype_of_torch_is_as_good_as_its_name(dtype: torch.dtype) -> None:
+    assert {tensor.dtype for tensor in create_model("gpt-tiny", dtype=dtype).parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "half", "", torch.float64, None])
 def test_unknown_dtype_is_refused(dtype: str) -> None:
-    """A model is float32, float16 or bfloat16."""
+    """Models are float32, float16 or bfloat16."""
     with pytest.raises(UsageError, match="unknown dtype "):
         create_model("gpt-tiny", dtype=dtype)
 
 
 def test_existing_target_is_kept_without_force_and_replaced_with_it(copy_of, snapshot) -> None:
-    """--force leaves nothing of the old model."""
+    """With --force nothing of the old model remains."""
     model = copy_of("gpt-tiny")
     before = snapshot()
-    with pytest.raises(UsageError, match=r"^already exists: .*gpt-tiny: use --force to replace it$"):
+    with pytest.raises(UsageError, match=r"^already exists: .*gpt-tiny: use force=True to replace it$"):
         save(create_model("bert-tiny"), model)
     assert snapshot() == before
     save(create_model("bert-tiny", seed=4), model, force=True)
@@ -263,7 +270,7 @@ def test_existing_target_is_kept_without_force_and_replaced_with_it(copy_of, sna
     ids=["papers", "checkpoint", "web app", "browser extension"],
 )
 def test_force_does_not_replace_what_is_no_model(files: dict[str, str], snapshot) -> None:
-    """manifest.json is a common name."""
+    """manifest.json is a common file name."""
     Path("mine").mkdir()
     for name, text in files.items():
         Path("mine", name).write_text(text)
@@ -273,15 +280,76 @@ def test_force_does_not_replace_what_is_no_model(files: dict[str, str], snapshot
     assert snapshot() == before
 
 
+@pytest.mark.parametrize("added", ["notes.txt", "mydata/train.csv", "empty/", ".git/config", "link"])
+def test_force_does_not_delete_what_the_manifest_does_not_list(added: str, copy_of, snapshot) -> None:
+    """The error names the file. Once it is moved, the model is replaced."""
+    model = copy_of("gpt-tiny")
+    path = model / added
+    path.parent.mkdir(exist_ok=True)
+    if added == "link":
+        path.symlink_to("config.json")
+    elif added.endswith("/"):
+        path.mkdir()
+    else:
+        path.write_text("mine")
+    before = snapshot()
+    name = added if "/" not in added else f"{added.split('/')[0]}/"
+    with pytest.raises(UsageError, match=rf"other than those zoo wrote \({re.escape(name)}\): .*gpt-tiny: move them"):
+        save(create_model("gpt-tiny", seed=1), model, force=True)
+    assert snapshot() == before
+    (model / name).rename("elsewhere")
+    assert same(load(save(create_model("gpt-tiny", seed=1), model, force=True)), create_model("gpt-tiny", seed=1))
+
+
+def test_error_names_a_few_of_many_files(copy_of) -> None:
+    """The error stays short for any number of files."""
+    model = copy_of("gpt-tiny")
+    for number in range(9):
+        (model / f"{number}.txt").touch()
+    with pytest.raises(UsageError, match=r"\(0\.txt, 1\.txt, 2\.txt and 6 more\)"):
+        save(create_model("gpt-tiny"), model, force=True)
+
+
+def test_force_replaces_listed_files_in_any_state(copy_of, snapshot) -> None:
+    """A damaged model can be built again, even next to leftovers of a killed writer."""
+    before = snapshot()
+    model = copy_of("gpt-tiny")
+    (model / "README.md").write_text("edited")
+    (model / "config.json").unlink()
+    (model / ".zoo-stage-0").mkdir()
+    (model / ".zoo-stage-0" / "model.onnx").touch()
+    save(create_model("gpt-tiny"), model, force=True)
+    assert ModelDirectory.open(model)
+    assert not (model / ".zoo-stage-0").exists()
+    shutil.rmtree(model)
+    assert snapshot() == before
+
+
+def test_commands_replace_only_what_the_manifest_lists(built, copy_of, zoo, snapshot) -> None:
+    """For all commands that write the directory."""
+    model, source = copy_of("gpt-tiny").rename("model"), built("gpt-tiny")
+    (model / "notes.txt").write_text("mine")
+    before = snapshot()
+    for command in (
+        ("build", "gpt-tiny"),
+        ("import", source),
+        ("adapt", source, "--set", "max_seq_len=16"),
+        ("export", source, "--onnx"),
+        ("export", "gpt-tiny", "--onnx", "--graph-only", "--set", "max_seq_len=16"),
+    ):
+        zoo(*command, "-o", model, "--force").failed(2, "notes.txt", "model: move them elsewhere")
+    assert snapshot() == before
+
+
 def test_force_fills_an_empty_directory() -> None:
-    """There is nothing to lose."""
+    """An empty directory has nothing to lose."""
     Path("mine").mkdir()
     assert same(load(save(create_model("gpt-tiny"), "mine", force=True)), create_model("gpt-tiny"))
 
 
 @pytest.mark.parametrize("target", ["file/model", "/proc/model"])
 def test_unwritable_target_is_a_storage_error(target: str, snapshot) -> None:
-    """Also for root."""
+    """For root, too."""
     Path("file").write_text("")
     before = snapshot()
     with pytest.raises(StorageError, match=r"^cannot write \("):
@@ -309,7 +377,7 @@ def test_full_disk_leaves_the_old_model(call: str, copy_of, snapshot) -> None:
 
 
 def test_disk_that_fills_up_in_the_middle_leaves_the_old_model(copy_of, snapshot) -> None:
-    """The system itself refuses to let the weights grow beyond a limit."""
+    """The operating system limits the size of the weights file."""
     model = copy_of("gpt-tiny")
     before = snapshot()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -324,7 +392,7 @@ def test_disk_that_fills_up_in_the_middle_leaves_the_old_model(copy_of, snapshot
 
 @pytest.mark.parametrize("moves", [0, 1, 2])
 def test_addition_that_died_after_its_commit_is_finished_by_the_next_to_open(moves: int, copy_of) -> None:
-    """However many of its files had been moved."""
+    """For any number of files moved before the crash."""
     model = copy_of("gpt-tiny")
     original = Path.replace
     done = []
@@ -349,7 +417,7 @@ def test_addition_that_died_after_its_commit_is_finished_by_the_next_to_open(mov
 
 
 def test_addition_that_fails_leaves_the_model(copy_of, snapshot) -> None:
-    """No stage, no file, no change of the manifest."""
+    """No stage, file or manifest entry remains."""
     model = copy_of("gpt-tiny")
     before = snapshot()
     with pytest.raises(ZeroDivisionError), ModelDirectory.open(model).adding() as stage:
@@ -358,13 +426,132 @@ def test_addition_that_fails_leaves_the_model(copy_of, snapshot) -> None:
     assert snapshot() == before
 
 
+def add(stored: ModelDirectory, *names: str, **options: Any) -> None:
+    """Add files with different contents to a model directory."""
+    with stored.adding(**options) as stage:
+        for name in names:
+            (stage / name).write_text(f"{name} {os.urandom(4).hex()}")
+
+
+def test_additions_of_commands_at_once_are_all_listed(copy_of) -> None:
+    """Each opened the directory before the others wrote to it."""
+    model = copy_of("gpt-tiny")
+    one, two, three = (ModelDirectory.open(model) for _ in range(3))
+    with one.adding() as stage:
+        (stage / "one").touch()
+        add(two, "two")
+    add(three, "three")
+    add(ModelDirectory.open(model), "four", removed=["one"])
+    assert {*ModelDirectory.open(model).files} == {*one.files, "two", "three", "four"}
+    assert not (model / "one").exists()
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_additions_of_processes_at_once_are_all_listed(rounds: int, copy_of) -> None:
+    """Eight processes add while others read."""
+    model = copy_of("gpt-tiny")
+    names = [f"{number}.bin" for number in range(8)]
+    for number in range(rounds):
+        children = []
+        for name in names:
+            child = os.fork()
+            if child == 0:
+                try:
+                    stored = ModelDirectory.open(model)
+                    time.sleep(0.05)
+                    add(stored, name, removed=[name] if number else [])
+                    ModelDirectory.open(model)
+                except BaseException:
+                    os._exit(1)
+                os._exit(0)
+            children.append(child)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(names)
+        assert {*names} <= {*ModelDirectory.open(model).files}
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_model_that_is_replaced_is_not_added_to(when: str, copy_of) -> None:
+    """Files made from the old model do not belong in the new one."""
+    model = copy_of("gpt-tiny")
+    stored = ModelDirectory.open(model)
+    with pytest.raises(ArtifactError, match="the model was changed while it was exported"):
+        if when == "before":
+            save(create_model("gpt-tiny", seed=1), model, force=True)
+            add(stored, "model.onnx")
+        else:
+            with stored.adding() as stage:
+                save(create_model("gpt-tiny", seed=1), model, force=True)
+                (stage / "model.onnx").touch()
+    assert {path.name for path in model.iterdir()} == {*ModelDirectory.open(model).files, "manifest.json"}
+    assert same(load(model), create_model("gpt-tiny", seed=1))
+
+
+def test_model_that_is_replaced_by_its_like_is_not_added_to(copy_of) -> None:
+    """The stage disappeared with the old directory."""
+    model = copy_of("gpt-tiny")
+    new = load(model)
+    with pytest.raises(ArtifactError, match="the model was changed while it was verified"):  # noqa: SIM117
+        with ModelDirectory.open(model).adding(action="verified") as stage:
+            save(new, model, force=True)
+            (stage / "model.onnx").touch()
+    assert "model.onnx" not in ModelDirectory.open(model).files
+
+
+@pytest.mark.parametrize("case", ["same file", "removed file", "weights"])
+def test_commands_at_once_do_not_undo_each_other(case: str, copy_of) -> None:
+    """Two that change the same file; and one that changes the weights while another adds a graph for them."""
+    model = copy_of("gpt-tiny")
+    add(ModelDirectory.open(model), "old.onnx")
+    one, two = ModelDirectory.open(model), ModelDirectory.open(model)
+    add(one, "new.onnx" if case == "weights" else "old.onnx")
+    entry = one.files["model.safetensors"]
+    options: dict[str, Any] = {
+        "same file": {},
+        "removed file": {"removed": ["old.onnx"]},
+        "weights": {"listed": {"model.safetensors": {**entry, "size": 1}}},
+    }[case]
+    before = (model / "manifest.json").read_bytes()
+    with pytest.raises(ArtifactError, match="was changed while"):
+        add(two, *(["old.onnx"] if case == "same file" else []), **options)
+    assert (model / "manifest.json").read_bytes() == before
+    assert ModelDirectory.open(model)
+
+
+def test_addition_does_not_replace_what_the_manifest_does_not_list(copy_of, snapshot) -> None:
+    """Such a file may belong to the user."""
+    model = copy_of("gpt-tiny")
+    (model / "model.onnx").write_text("mine")
+    before = snapshot()
+    with pytest.raises(UsageError, match=r"exists and is not in the manifest: .*model\.onnx: move it"):
+        add(ModelDirectory.open(model), "model.onnx")
+    assert snapshot() == before
+
+
+def test_reader_waits_for_the_manifest_of_new_files(copy_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has replaced a file but not yet the manifest, while this one compares digests."""
+    model = copy_of("gpt-tiny")
+    other = Path(shutil.copytree(model, "other"))
+    add(ModelDirectory.open(other), "README.md")
+    check = directory.check_file
+
+    def commit(path: Path, entry: Any, digests: Any) -> None:
+        if (model / "README.md").read_bytes() != (other / "README.md").read_bytes():
+            (model / ".zoo-commit").mkdir()
+            shutil.copy(other / "manifest.json", model / ".zoo-commit")
+            shutil.copy(other / "README.md", model)
+        check(path, entry, digests)
+
+    monkeypatch.setattr(directory, "check_file", commit)
+    assert ModelDirectory.open(model).files == ModelDirectory.open(other).files
+
+
 LISTED = ("config.json", "model.safetensors", "tokenizer.json", "README.md")
 
 
 @pytest.mark.parametrize("name", LISTED)
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "extended", "a directory"])
 def test_damaged_file_is_named(name: str, damage: str, copy_of) -> None:
-    """Before anything of it is used."""
+    """It is named before any of it is used."""
     path = copy_of("gpt-tiny") / name
     content = path.read_bytes()
     path.unlink()
@@ -378,7 +565,7 @@ def test_damaged_file_is_named(name: str, damage: str, copy_of) -> None:
 @tampering
 @given(data=st.data())
 def test_no_byte_of_any_listed_file_can_be_changed(data: st.DataObject, copy_of) -> None:
-    """Every file, every place, every value."""
+    """For every file, position and value."""
     model = Path("gpt-tiny") if Path("gpt-tiny").exists() else copy_of("gpt-tiny")
     path = model / data.draw(st.sampled_from(LISTED))
     content = path.read_bytes()
@@ -393,7 +580,7 @@ def test_no_byte_of_any_listed_file_can_be_changed(data: st.DataObject, copy_of)
 @tampering
 @given(place=st.floats(0, 1, exclude_max=True), removed=st.integers(0, 2), added=st.binary(max_size=2))
 def test_damaged_manifest_is_refused_unless_it_says_the_same(place: float, removed: int, added: bytes, copy_of) -> None:
-    """White space aside, a change of the manifest is noticed as well."""
+    """Any change of the manifest except white space is noticed."""
     model = Path("gpt-tiny") if Path("gpt-tiny").exists() else copy_of("gpt-tiny")
     path = model / "manifest.json"
     content = path.read_bytes()
@@ -411,7 +598,7 @@ def test_damaged_manifest_is_refused_unless_it_says_the_same(place: float, remov
 
 @pytest.mark.parametrize("kind", ["absent", "empty", "file", "no manifest", "manifest is a directory"])
 def test_what_is_no_model_directory_is_refused(kind: str, copy_of) -> None:
-    """With the command that makes one, where a directory is there."""
+    """The error names the command that makes a model directory, if there is a directory."""
     path = Path("gpt-tiny")
     if kind == "file":
         path.write_text("")
@@ -436,7 +623,7 @@ GOOD = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
     ids=lambda name: ascii(name)[:20],
 )  # fmt: skip
 def test_manifest_cannot_name_a_file_elsewhere(name: str, copy_of, tmp_path: Path) -> None:
-    """Nor one that no file system can hold, nor itself; though the digest be right."""
+    """Nor a file name that no file system allows, nor the manifest itself, even with a correct digest."""
     model = copy_of("gpt-tiny")
     (model / "folder").mkdir()
     for path in (tmp_path / "empty", model / "folder/empty"):
@@ -473,7 +660,7 @@ def test_manifest_cannot_name_a_file_elsewhere(name: str, copy_of, tmp_path: Pat
     ids=lambda content: repr(content[:60]),
 )
 def test_manifest_that_is_none_is_refused(content: bytes, copy_of) -> None:
-    """Any JSON, and what is not even that."""
+    """Arbitrary JSON, and files that are not JSON."""
     model = copy_of("gpt-tiny")
     (model / "manifest.json").write_bytes(content)
     assert "gpt-tiny" in refused(model)
@@ -493,7 +680,7 @@ def test_manifest_that_is_none_is_refused(content: bytes, copy_of) -> None:
     ids=["newer", "text", "flag", "twice", "unknown key", "file twice", "no configuration"],
 )
 def test_manifest_of_another_form_is_refused(change: Callable[[str], str], copy_of) -> None:
-    """Each differs from a sound one in a single place."""
+    """Each differs from a valid manifest in one place."""
     path = copy_of("gpt-tiny") / "manifest.json"
     changed = change(path.read_text())
     assert changed != path.read_text()
@@ -503,7 +690,7 @@ def test_manifest_of_another_form_is_refused(change: Callable[[str], str], copy_
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json", "README.md"])
 def test_link_in_place_of_a_file_is_refused(name: str, copy_of, tmp_path: Path) -> None:
-    """Even if it leads to the very same bytes: a directory holds its model."""
+    """Even if it leads to identical bytes: a directory contains its model."""
     path = copy_of("gpt-tiny") / name
     shutil.move(path, tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -511,13 +698,13 @@ def test_link_in_place_of_a_file_is_refused(name: str, copy_of, tmp_path: Path) 
 
 
 def test_link_to_a_model_is_a_model(built) -> None:
-    """Only the files inside must be real."""
+    """Only the files inside must not be links."""
     Path("link").symlink_to(built("gpt-tiny"))
     assert same(load("link"), load(built("gpt-tiny")))
 
 
 def test_weights_must_be_listed(copy_of) -> None:
-    """Weights that nobody vouches for are not loaded."""
+    """Weights without a digest are not loaded."""
     model = copy_of("gpt-tiny")
     edit(model / "manifest.json", lambda manifest: manifest["files"].pop("model.safetensors"))
     assert "model.safetensors is not in the manifest" in refused(model)
@@ -525,7 +712,7 @@ def test_weights_must_be_listed(copy_of) -> None:
 
 @pytest.mark.parametrize("outside", ["../shard.safetensors", "{absolute}", "folder/shard.safetensors"])
 def test_index_cannot_lead_outside(outside: str, copy_of, seal, tmp_path: Path) -> None:
-    """With a manifest that agrees, and a sound shard where it points."""
+    """Even with a matching manifest and a valid shard at its target."""
     model = copy_of("gpt-tiny", "--max-shard-size", "100K")
     index = json.loads((model / "model.safetensors.index.json").read_text())
     moved = index["weight_map"]["norm.weight"]
@@ -563,7 +750,7 @@ def test_index_cannot_lead_outside(outside: str, copy_of, seal, tmp_path: Path) 
 def test_configuration_that_makes_no_sense_is_refused(
     change: Callable[[dict[str, Any]], object], cause: str, copy_of, seal
 ) -> None:
-    """Though its digest be right; the file and the key are named."""
+    """Even with a correct digest. The error names file and key."""
     model = copy_of("gpt-tiny")
     edit(model / "config.json", change)
     seal(model)
@@ -585,7 +772,7 @@ def test_configuration_that_makes_no_sense_is_refused(
 def test_weights_of_another_model_are_refused(
     change: Callable[[dict[str, Any]], object], cause: str, copy_of, seal
 ) -> None:
-    """Tensor for tensor, all that does not fit is listed."""
+    """The error lists all tensors that do not match."""
     model = copy_of("gpt-tiny")
     edit(model / "config.json", change)
     seal(model)
@@ -599,7 +786,7 @@ def test_weights_of_another_model_are_refused(
     [lambda c: c["plugin"].update(distribution="zoo-nowhere", version="9.8"), lambda c: c.update(architecture="gtp")],
 )
 def test_model_of_a_missing_plugin_says_who_made_it(change: Callable[[dict[str, Any]], object], copy_of, seal) -> None:
-    """And what to install."""
+    """It also says what to install."""
     model = copy_of("gpt-tiny")
     edit(model / "config.json", change)
     seal(model)
@@ -611,8 +798,8 @@ def test_model_of_a_missing_plugin_says_who_made_it(change: Callable[[dict[str, 
     assert caught.value.exit_code == 5
 
 
-def test_commit_that_a_stranger_planted_moves_nothing_from_elsewhere(copy_of, tmp_path: Path) -> None:
-    """A downloaded directory is only data: opening it must not take files of the user's."""
+def test_commit_planted_by_a_third_party_moves_nothing_from_elsewhere(copy_of, tmp_path: Path) -> None:
+    """A downloaded directory is untrusted data: opening it must not move the user's files."""
     model = copy_of("gpt-tiny")
     (tmp_path / "private").mkdir()
     (tmp_path / "private/key").write_text("secret")
@@ -627,6 +814,6 @@ def test_commit_that_a_stranger_planted_moves_nothing_from_elsewhere(copy_of, tm
 
 @pytest.mark.parametrize("name", ["bert-tiny", "linformer-tiny", "longformer-tiny"])
 def test_architectures_that_share_a_model_class_are_told_apart(name: str) -> None:
-    """By the class of the configuration."""
+    """The class of the configuration decides."""
     save(create_model(name), "mine")
     assert json.loads(Path("mine/config.json").read_text())["architecture"] == name.removesuffix("-tiny")

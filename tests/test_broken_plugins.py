@@ -1,4 +1,4 @@
-"""Fifty broken plugins, ten kinds of five: unrelated commands are as without them, and each culprit is named."""
+"""Fifty broken plugins, five of each of ten kinds: they do not affect unrelated commands, and are named."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NEIGHBOURS = {
     "exporter": f"{HEAD}@zoo.hookimpl\ndef zoo_exporters():\n    return [zoo.Exporter(name='hide', export='a:b')]\n",
     "task": f"{HEAD}@zoo.hookimpl\ndef zoo_tasks():\n    return [zoo.Task(name='graze', run='zebra:Graze')]\n",
 }
-"""What zoo-aaa provides under a name of zoo-zebra's, which does the same."""
-# For each kind five modules, and what the line that names the culprit must say.
+"""Code of zoo-aaa: for each kind of contribution, a name that zoo-zebra provides, too."""
+# For each kind, five modules and the text that the line about the plugin must contain.
 KINDS: dict[str, dict[str, tuple[str | None, str]]] = {
     "import error": {
         "missing module": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
@@ -48,14 +48,14 @@ KINDS: dict[str, dict[str, tuple[str | None, str]]] = {
         "in a hook": (architectures("[][exit(0)]"), "SystemExit: 0"),
     },
     "os._exit": {
-        "status 0": ("import os\nos._exit(0)", "ended the process with status 0 while it was loaded"),
+        "status 0": ("import os\nos._exit(0)", "ended the process with status 0 while loading"),
         "status 9": ("import os\nos._exit(9)", "ended the process with status 9"),
         "in a hook": (architectures("[][__import__('os')._exit(1)]"), "ended the process with status 1"),
         "a signal": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended the process with SIGKILL"),
         "a crash": ("import ctypes\nctypes.string_at(0)", "ended the process with SIGSEGV"),
     },
     "hang": {
-        "sleeps": ("import time\ntime.sleep(600)", "did not finish within 1 s while it was loaded"),
+        "sleeps": ("import time\ntime.sleep(600)", "did not finish within 1 s while loading"),
         "loops": ("while True:\n    pass", "did not finish within 1 s"),
         "waits for a lock": ("import threading as t\na = t.Lock()\na.acquire()\na.acquire()", "did not finish"),
         "ignores signals": (
@@ -65,11 +65,11 @@ KINDS: dict[str, dict[str, tuple[str | None, str]]] = {
         "in a hook": (architectures("[][__import__('time').sleep(600)]"), "did not finish"),
     },
     "wrong API version": {
-        "newer": ("ZOO_API = 2", "written for ZOO_API 2, this zoo has 1: update attention-zoo"),
-        "older": ("ZOO_API = 0", "written for ZOO_API 0, this zoo has 1: update it"),
-        "none": ("import zoo", "written for ZOO_API None, this zoo has 1: state ZOO_API"),
-        "a flag": ("ZOO_API = True", "written for ZOO_API True, this zoo has 1: state ZOO_API"),
-        "text": ("ZOO_API = '1'", "written for ZOO_API '1', this zoo has 1: state ZOO_API"),
+        "newer": ("ZOO_API = 2", "written for ZOO_API 2, but this version of zoo has 1: update attention-zoo"),
+        "older": ("ZOO_API = 0", "written for ZOO_API 0, but this version of zoo has 1: update the plugin"),
+        "none": ("import zoo", "written for ZOO_API None, but this version of zoo has 1: set ZOO_API"),
+        "a flag": ("ZOO_API = True", "written for ZOO_API True, but this version of zoo has 1: set ZOO_API"),
+        "text": ("ZOO_API = '1'", "written for ZOO_API '1', but this version of zoo has 1: set ZOO_API"),
     },
     "raising hook": {
         "raises": (architectures("1 / 0"), "ZeroDivisionError: division by zero"),
@@ -105,15 +105,15 @@ CASES = [(kind, case) for kind, cases in KINDS.items() for case in cases]
 
 
 @functools.cache
-def torch_as_it_was() -> object:
-    """What the plugins above would change."""
+def original_torch() -> object:
+    """Return the parts of torch that the plugins above change, as they were first."""
     import torch
 
     return torch.matmul, torch.nn.Linear.forward, torch.get_default_dtype(), torch.get_num_threads(), torch.Tensor
 
 
 def unrelated(zoo: Callable[..., Result]) -> list[str]:
-    """What commands say that have nothing to do with a third party."""
+    """Return the output of commands that do not involve a third party."""
     done = [zoo("list", "g*", "--json"), zoo("show", "gpt-tiny", "--json"), zoo("why", "bert-base", "--json")]
     assert [one.status for one in done] == [0, 0, 0]
     return [one.out for one in done]
@@ -127,8 +127,8 @@ def test_there_are_fifty() -> None:
 def test_a_broken_plugin_disturbs_nothing_and_is_named(
     kind: str, case: str, install, zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole of each unrelated command's output stays, its neighbour is well, and one line says who is to blame."""
-    before, patched = torch_as_it_was(), kind == "monkey-patching torch"
+    """The output of unrelated commands is unchanged, the valid plugin works, and one line names the broken one."""
+    before, patched = original_torch(), kind == "monkey-patching torch"
     monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "1" if kind == "hang" else "60")
     code, cause = KINDS[kind][case]
     duplicate = kind == "duplicate name"
@@ -148,11 +148,11 @@ def test_a_broken_plugin_disturbs_nothing_and_is_named(
     loaded = kind == "printing on import" or (patched and case != "in a hook")
     assert rows["zoo-aaa"]["status"] == ("ok" if loaded else "conflict" if duplicate else "broken")
     assert rows["zoo-zebra"]["status"] == ("conflict" if duplicate else "ok")
-    assert torch_as_it_was.__wrapped__() == before
+    assert original_torch.__wrapped__() == before
 
 
 def test_a_hang_costs_its_time_once(install, zoo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is remembered, until ``zoo plugins list`` or a change of the plugin asks again."""
+    """The result is remembered until ``zoo plugins list`` or a change of the plugin."""
     monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "1")
     log = tmp_path / "log"
     hang = f"import time\nopen({str(log)!r}, 'a').write('x')\ntime.sleep(600)"

@@ -1,4 +1,4 @@
-"""Configurations: strict types, messages that name both values, and the round trip through plain data."""
+"""Configurations: strict types, messages that name both values, and round trips through plain data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Literal, Optional
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from zoo import Config, UsageError
 from zoo_plugins.bert.config import BERTConfig
 from zoo_plugins.gpt.config import GPTConfig
 from zoo_plugins.transformer.config import TransformerConfig
-
-from zoo import Config, UsageError
 
 quick = settings(deadline=None, max_examples=100)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(Config):
-    """One field of every type a configuration may have."""
+    """One field of each type that a configuration may have."""
 
     count: int = 1
     ratio: float = 0.5
@@ -30,13 +30,14 @@ class Sample(Config):
     mode: Literal["x", "y"] = "x"
     level: Literal[1, 2] = 1
     limit: int | None = None
-    scale: Optional[float] = None  # noqa: UP045  (the older spelling is as good)
+    scale: Optional[float] = None  # noqa: UP045  (the older spelling is supported, too)
     sizes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demanding(Config):
-    """A field without a default."""
+    """A configuration with a required field."""
 
     count: int
 
@@ -102,7 +103,7 @@ def test_value_of_the_right_type_is_kept(key: str, value: object, expected: obje
     ],
 )
 def test_value_of_another_type_is_refused(key: str, value: object, wanted: str) -> None:
-    """The message names the key, the type wanted, the value, its type and the place."""
+    """The message names the key, the expected type, the value, its type and the source."""
     with pytest.raises(UsageError) as caught:
         Sample.from_dict({key: value}, "somewhere.toml")
     assert str(caught.value) == f"{key} must be {wanted}, got {value!r} ({type(value).__name__}): somewhere.toml"
@@ -114,11 +115,11 @@ def test_value_of_another_type_is_refused(key: str, value: object, wanted: str) 
         (Sample, "cuont", "did you mean 'count'?"),
         (GPTConfig, "hiden_size", "did you mean 'hidden_size'?"),
         (GPTConfig, "n_layer", "did you mean 'num_layers'?"),
-        (Sample, "zzz", "known: count, flag, label, level, limit, mode, ratio, scale, sizes"),
+        (Sample, "zzz", "known: count, flag, label, level, limit, mode, names, ratio, scale, sizes"),
     ],
 )
 def test_unknown_key_is_refused_with_the_nearest(cls: type[Config], key: str, remedy: str) -> None:
-    """Neither from a file nor from the command line is a misspelling swallowed."""
+    """Misspelt keys are rejected in files and on the command line."""
     for attempt in (lambda: cls.from_dict({key: 1}, "x.toml"), lambda: cls.parse_setting(key, "1", "x.toml")):
         with pytest.raises(UsageError) as caught:
             attempt()
@@ -126,7 +127,7 @@ def test_unknown_key_is_refused_with_the_nearest(cls: type[Config], key: str, re
 
 
 def test_missing_field_is_refused() -> None:
-    """A field without a default must be given."""
+    """Fields without a default are required."""
     with pytest.raises(UsageError, match=r"count.*: x\.toml$"):
         Demanding.from_dict({}, "x.toml")
     assert Demanding.from_dict({"count": 2}).count == 2
@@ -157,10 +158,23 @@ def test_missing_field_is_refused() -> None:
         ("sizes", "1, -2", (1, -2)),
         ("sizes", "1", (1,)),
         ("sizes", "[]", ()),
+        ("sizes", "[1, 2,]", (1, 2)),
+        ("names", "[neg,pos]", ("neg", "pos")),
+        ("names", "[ so so , good ]", ("so so", "good")),
+        ("names", "neg, pos", ("neg", "pos")),
+        ("names", "[yes]", ("yes",)),
+        ("names", "yes", ("yes",)),
+        ("names", "[0, true]", ("0", "true")),
+        ("names", "0,1", ("0", "1")),
+        ("names", "don't,do", ("don't", "do")),
+        ("names", '["neg", "a, b"]', ("neg", "a, b")),
+        ("names", "\"a, b\",'c',d", ("a, b", "c", "d")),
+        ("names", '["", "[x]"]', ("", "[x]")),
+        ("names", "[]", ()),
     ],
 )
 def test_setting_is_read_as_its_field_says(key: str, text: str, expected: object) -> None:
-    """TOML, a bare word for a string, ``none`` for an optional."""
+    """As TOML, as a bare word for a string, or as ``none`` for an optional field."""
     found = Sample.parse_setting(key, text)
     assert found == expected
     assert type(found) is type(expected)
@@ -188,10 +202,18 @@ def test_setting_is_read_as_its_field_says(key: str, text: str, expected: object
         ("sizes", ""),
         ("sizes", "[1, 2.5]"),
         ("sizes", "[1"),
+        ("sizes", "1]"),
+        ("names", ""),
+        ("names", "[neg"),
+        ("names", "neg]"),
+        ("names", "[neg,]"),
+        ("names", "[neg,,pos]"),
+        ("names", "[[neg],pos]"),
+        ("names", '["neg,pos]'),
     ],
 )
 def test_setting_of_another_type_is_refused(key: str, text: str) -> None:
-    """Nothing is guessed, and nothing of the text is left unread."""
+    """Nothing is guessed, and trailing text is an error."""
     with pytest.raises(UsageError, match=f"^{key} must be .*: --set$"):
         Sample.parse_setting(key, text)
 
@@ -202,7 +224,7 @@ def test_setting_of_another_type_is_refused(key: str, text: str) -> None:
     ids=["digits", "overflow", "nesting"],
 )
 def test_absurd_setting_is_a_usage_error(key: str, text: str) -> None:
-    """Numbers and nesting that Python's own readers give up on."""
+    """Numbers and nesting beyond the limits of Python's parsers."""
     with pytest.raises(UsageError):
         Sample.parse_setting(key, text)
 
@@ -215,7 +237,7 @@ ACTIVATIONS = st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"])
 
 @st.composite
 def gpt_configs(draw: st.DrawFn) -> GPTConfig:
-    """Any valid GPT."""
+    """Draw any valid GPT configuration."""
     kv_heads, groups = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     return GPTConfig(
         vocab_size=draw(SIZES),
@@ -235,7 +257,7 @@ def gpt_configs(draw: st.DrawFn) -> GPTConfig:
 
 @st.composite
 def bert_configs(draw: st.DrawFn) -> BERTConfig:
-    """Any valid BERT."""
+    """Draw any valid BERT configuration."""
     tasks = ["feature-extraction", "sentence-embedding", "fill-mask", "text-classification", "token-classification"]
     task = draw(st.sampled_from(tasks))
     num_heads, num_classes = draw(st.integers(1, 8)), draw(SIZES)
@@ -271,7 +293,7 @@ def bert_configs(draw: st.DrawFn) -> BERTConfig:
 
 @st.composite
 def transformer_configs(draw: st.DrawFn) -> TransformerConfig:
-    """Any valid encoder-decoder."""
+    """Draw any valid encoder-decoder configuration."""
     num_heads = 2 * draw(st.integers(1, 4))
     return TransformerConfig(
         vocab_size=draw(st.integers(8, 64)),
@@ -308,7 +330,7 @@ def test_plain_data_gives_back_an_equal_configuration(config: Config) -> None:
 @quick
 @given(any_config)
 def test_every_value_can_be_written_as_a_setting(config: Config) -> None:
-    """What ``zoo show --json`` prints can be given to ``--set``."""
+    """Values printed by ``zoo show --json`` are valid for ``--set``."""
     for key, value in config.to_dict().items():
         text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
         assert config.parse_setting(key, text) == value
@@ -339,7 +361,7 @@ TRANSFORMER_SIZES = (
     ],
 )
 def test_size_that_is_not_positive_is_refused(cls: type[Config], key: str, value: int) -> None:
-    """Zero too, also where None stands for a default."""
+    """Including zero, and fields for which None selects a default."""
     with pytest.raises(UsageError) as caught:
         cls.from_dict({key: value}, "x.toml")
     shown = float(value) if key == "norm_eps" else value
@@ -383,13 +405,13 @@ def test_size_that_is_not_positive_is_refused(cls: type[Config], key: str, value
     ],
 )
 def test_values_that_do_not_go_together_are_both_named(cls: type[Config], values: dict[str, Any], message: str) -> None:
-    """Each value is fine on its own."""
+    """Each value is valid on its own."""
     with pytest.raises(UsageError) as caught:
         cls.from_dict(values, "x.toml")
     assert str(caught.value) == f"{message}: x.toml"
 
 
 def test_heads_of_their_own_width_need_not_divide_the_hidden_size() -> None:
-    """The paper's d_k and d_v are free when both are given."""
+    """The paper's d_k and d_v are free if both are given."""
     config = TransformerConfig.from_dict({"num_heads": 7, "head_dim": 5, "value_head_dim": 3})
     assert (config.head_dim, config.value_head_dim) == (5, 3)

@@ -1,4 +1,4 @@
-"""Drawings of models: every part once, counts that add up, and XML that a stranger's names do not break."""
+"""Drawings of models: each part once, correct counts, and valid XML for any names."""
 
 from __future__ import annotations
 
@@ -16,61 +16,62 @@ import torch
 from torch import nn
 
 from tests.conftest import full, nth_call
-from zoo import models
-from zoo.anatomy import Anatomy, Part, dissect
-from zoo.discovery import BUILT_IN
 from zoo.errors import PluginError
-from zoo.figure import figure
+from zoo.figures.anatomy import Anatomy, Part, dissect
+from zoo.figures.drawing import figure
+from zoo.models import create
+from zoo.models.count import parameter_count
+from zoo.plugins.discovery import BUILT_IN
 from zoo.registry import ModelSpec, registry
 from zoo.testing import find_subject
 
-ARCHITECTURES = sorted(BUILT_IN.keys() - {"onnx"})
-"""Every built-in plugin but the exporter."""
+ARCHITECTURES = sorted(BUILT_IN.keys() - {"onnx", "runtime"})
+"""All built-in plugins except exporter and runtime."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 SVG = "{http://www.w3.org/2000/svg}"
 PUBLISHED = ("transformer-base", "rnnsearch-50", "product-key-memory-12l", "reformer-enwik8", "albert-base")
 
 
 def named(name: str) -> ModelSpec:
-    """The preset, or the smallest of the architecture."""
+    """Return the preset, or the architecture's smallest preset."""
     return registry().resolve(name) if name in registry().names() else find_subject(name).spec
 
 
 @cache
 def graphs_of(name: str) -> list[Anatomy]:
-    """Its graphs in parts, found out once."""
+    """Return its graphs as parts, cached."""
     return dissect(named(name))
 
 
 def count_layers(parts: tuple[Part, ...], kind: str) -> int:
-    """How many modules of a class the parts stand for."""
+    """Return the number of modules of a class in the parts."""
     return sum(part.count * (1 if part.kind == kind else count_layers(part.parts, kind)) for part in parts)
 
 
 def walk(parts: tuple[Part, ...]) -> Iterator[Part]:
-    """Every part, whatever its depth."""
+    """Iterate over all parts, at any depth."""
     for part in parts:
         yield part
         yield from walk(part.parts)
 
 
 def shapes(graph: Anatomy) -> dict[str, Any]:
-    """What the outermost modules return."""
+    """Return the output shapes of the outermost modules."""
     return {part.name: part.shape for part in graph.parts}
 
 
 def texts(drawing: str) -> list[str]:
-    """What a reader sees and may select, line by line."""
+    """Return the visible, selectable text, line by line."""
     return [" ".join("".join(element.itertext()).split()) for element in ET.fromstring(drawing).iter(f"{SVG}text")]
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *PUBLISHED])
 def test_counts_add_up_to_the_model(name: str) -> None:
-    """Each parameter once, though graphs share modules, and modules parameters; and parts add up to what is around."""
+    """Parameters count once although graphs share modules and modules share parameters; parts add up to parents."""
     spec, graphs = named(name), graphs_of(name)
     assert [graph.graph for graph in graphs] == list(spec.graphs)
-    assert sum(part.count * part.parameters for graph in graphs for part in graph.parts) == models.count_parameters(
-        models.build_on_meta(spec)
+    assert sum(part.count * part.parameters for graph in graphs for part in graph.parts) == create.count_parameters(
+        create.build_on_meta(spec)
     )
     for graph in graphs:
         for part in walk(graph.parts):
@@ -80,8 +81,8 @@ def test_counts_add_up_to_the_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *PUBLISHED])
 def test_every_outermost_module_is_drawn_once(name: str) -> None:
-    """All that has parameters is in a graph, and none is there twice."""
-    model, graphs = models.build_on_meta(named(name)), graphs_of(name)
+    """Every module with parameters is in a graph, and only once."""
+    model, graphs = create.build_on_meta(named(name)), graphs_of(name)
     drawn = [[part.name.split(".")[0].split(" ")[0] for part in graph.parts] for graph in graphs]
     for names, graph in zip(drawn, graphs, strict=True):
         assert len({part.name for part in graph.parts}) == len(names)
@@ -101,14 +102,14 @@ def test_every_outermost_module_is_drawn_once(name: str) -> None:
     ],
 )
 def test_equal_neighbours_are_counted(name: str, kind: str) -> None:
-    """Also where blocks of two kinds take turns, or one of them is special."""
+    """Also if blocks of two kinds alternate, or one of them differs."""
     first = graphs_of(name)[0]
     assert count_layers(first.parts, kind) == named(name).config.to_dict()["num_layers"]
     assert len([part for part in walk(first.parts) if part.kind == kind]) <= 3
 
 
 def test_the_drawing_of_gpt() -> None:
-    """In the order of calls, with the shapes of the paper's figure."""
+    """Parts are in the order of calls, with the shapes of the paper's figure."""
     graph = graphs_of("gpt-small")[0]
     assert [(part.name, part.kind, part.count) for part in graph.parts] == [
         ("token_embedding", "Embedding", 1),
@@ -130,7 +131,7 @@ def test_the_drawing_of_gpt() -> None:
 
 
 def test_encoder_and_decoder_share_a_block() -> None:
-    """The encoder's graph projects the keys and values of the decoder's cross-attention, and each counts its part."""
+    """The encoder's graph projects keys and values of the decoder's cross-attention; each counts its own part."""
     encoder, decoder = graphs_of("transformer-base")
     cross = [next(part for part in graph.parts if part.name == "decoder") for graph in (encoder, decoder)]
     assert [part.count for part in cross] == [6, 6]
@@ -141,7 +142,7 @@ def test_encoder_and_decoder_share_a_block() -> None:
 
 
 def test_lengths_that_are_padded_are_not_taken_for_fixed_ones() -> None:
-    """And a module that runs at each step says how often."""
+    """A module that runs at every step is labelled with its number of runs."""
     reformer = graphs_of("reformer-enwik8")[0]
     attention = next(part for part in walk(reformer.parts) if part.name == "attention")
     assert attention.shape == ("batch", "?", 1024)
@@ -153,7 +154,7 @@ def test_lengths_that_are_padded_are_not_taken_for_fixed_ones() -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_figure_is_xml_within_its_frame(name: str) -> None:
-    """With a description, and in the page's colours where it is part of a page."""
+    """It has a description, and uses the page's colours when embedded in one."""
     spec, drawing = named(name), figure(named(name), standalone=False)
     svg = ET.fromstring(drawing)
     assert svg.tag == f"{SVG}svg"
@@ -173,24 +174,24 @@ def test_a_figure_is_xml_within_its_frame(name: str) -> None:
             assert f"in {tensor.name}" in shown
 
 
-def test_the_figures_of_strangers(stranger: Callable[[str], None]) -> None:
-    """As ours are."""
+def test_the_figures_of_third_parties(third_party: Callable[[str], None]) -> None:
+    """They fulfil the same requirements as those of built-in models."""
     for name in ("aft", "mixer", "sliding"):
-        stranger(name)
+        third_party(name)
         spec = find_subject(name).spec
         graphs = dissect(spec)
-        assert sum(part.count * part.parameters for graph in graphs for part in graph.parts) == spec.parameters()
+        assert sum(part.count * part.parameters for graph in graphs for part in graph.parts) == parameter_count(spec)
         ET.fromstring(figure(spec))
 
 
 def test_names_that_xml_cannot_hold() -> None:
-    """A preset may be called anything."""
+    """A preset may have any name."""
     spec = replace(registry().resolve("gpt-tiny"), name="<Norm> & \x07 \x1b é")
     assert texts(figure(spec))[0].startswith("<Norm> & ? ? é gpt, ")
 
 
 def test_a_model_that_cannot_be_called(zoo: Any, monkeypatch: pytest.MonkeyPatch, snapshot: Any) -> None:
-    """Its plugin is named, and nothing is written."""
+    """The error names its plugin, and nothing is written."""
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("shapes do not fit")
@@ -204,7 +205,7 @@ def test_a_model_that_cannot_be_called(zoo: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_weight_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of 27 GB is drawn as quickly as another."""
+    """A model of 27 GB is drawn without allocating its weights."""
     made: list[int] = []
     original = torch.empty
 
@@ -220,12 +221,12 @@ def test_no_weight_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_writes_a_figure(zoo: Any) -> None:
-    """What there was is kept unless it is to be replaced."""
+    """An existing file is kept unless it is to be replaced."""
     done = zoo("show", "gpt-tiny", "--figure", "figures/gpt.svg")
     assert (done.status, done.err) == (0, "")
-    assert done.out == "figures/gpt.svg: the parts of gpt-tiny, 124,928 parameters\n"
+    assert done.out == "figures/gpt.svg: diagram of gpt-tiny, 124,928 parameters\n"
     first = Path("figures/gpt.svg").read_text(encoding="utf-8")
-    assert first == figure(registry().resolve("gpt-tiny"))  # whenever it is drawn
+    assert first == figure(registry().resolve("gpt-tiny"))  # the drawing is deterministic
     assert ET.fromstring(first).find(f"{SVG}style") is not None
     zoo("show", "gpt-tiny", "--figure", "figures/gpt.svg").failed(2, "already exists", "--force")
     done = zoo("show", "gpt-tiny", "--set", "num_layers=3", "--figure", "figures/gpt.svg", "--force", "--json")
@@ -236,7 +237,7 @@ def test_the_command_writes_a_figure(zoo: Any) -> None:
 
 
 def test_a_full_disk_leaves_the_old_figure(zoo: Any, snapshot: Any) -> None:
-    """Whatever was there before."""
+    """With and without an old file."""
     Path("gpt.svg").write_text("mine")
     before = snapshot()
     with nth_call("fsync", 1, full):
@@ -245,7 +246,7 @@ def test_a_full_disk_leaves_the_old_figure(zoo: Any, snapshot: Any) -> None:
 
 
 class _Odd(nn.Module):
-    """What the built-in models do not do: modules in a row, one under two names, one that is read and not called."""
+    """Features that built-in models lack: modules in a sequence, a module with two names, a weight read directly."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -262,13 +263,13 @@ class _Odd(nn.Module):
         return self.head(torch.cat((x, x[:, :1], x[:, :1]), dim=1))[:, :-2]
 
 
-def test_what_strangers_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each parameter is counted once all the same, and what does nothing is left out."""
+def test_what_third_parties_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each parameter still counts once, and modules without effect are left out."""
     spec = registry().resolve("textcnn-tiny")
     graph = replace(spec.graphs[0], inputs=spec.graphs[0].inputs[:1])
     odd = replace(spec)
     monkeypatch.setitem(vars(odd), "graphs", (graph,))
-    monkeypatch.setattr(models, "construct", lambda _: _Odd(spec.config))
+    monkeypatch.setattr("zoo.models.create.construct", lambda _: _Odd(spec.config))
     parts = dissect(odd)[0].parts
     assert [(part.name, part.kind, part.calls, part.parameters) for part in parts] == [
         ("read.weight", "Parameter", 1, 64),

@@ -1,4 +1,4 @@
-"""A job may do what it likes: the others are done, and it alone is to blame."""
+"""Isolated jobs: whatever a job does, the others run, and only it is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.isolation import Outcome, run
+from zoo.plugins.isolation import Outcome, run
 
 JOBS = """
 import os, signal, subprocess, sys, time
@@ -33,7 +33,7 @@ def call(name, argument):
             file.write(str(child.pid))
         time.sleep(600)
     if name == "nests":
-        from zoo.isolation import run
+        from zoo.plugins.isolation import run
         list(run("jobs_of_a_test:call", {"hangs": argument}, seconds=600))
     if name == "prints":
         print("by print")
@@ -57,7 +57,7 @@ def call(name, argument):
 
 @pytest.fixture
 def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A function that does what each job is called."""
+    """A function that acts according to the name of its job."""
     (tmp_path / "jobs_of_a_test.py").write_text(JOBS)
     monkeypatch.syspath_prepend(tmp_path)
     return "jobs_of_a_test:call"
@@ -83,7 +83,7 @@ def test_jobs_share_a_process_of_their_own(function: str) -> None:
         ("exits", "ended the process with status 0"),
         ("dies", "ended the process with SIGSEGV"),
         ("returns an object", "TypeError: Object of type object is not JSON serializable"),
-        ("scribbles", "wrote where its answers are read"),
+        ("scribbles", "wrote to the result channel"),
     ],
 )
 def test_a_bad_job_costs_the_others_nothing(bad: str, failure: str, function: str) -> None:
@@ -96,7 +96,7 @@ def test_a_bad_job_costs_the_others_nothing(bad: str, failure: str, function: st
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
 @pytest.mark.parametrize("job", ["hangs", "nests"])
 def test_a_job_that_hangs_is_ended_with_what_it_started(job: str, function: str, tmp_path: Path) -> None:
-    """Even what runs in a process of its own again."""
+    """Including processes with a process group of their own."""
     done = outcomes(function, {job: str(tmp_path / "pid"), "last": None}, seconds=3)
     assert done[job].failure == "did not finish within 3 s"
     assert done["last"].value == "last"
@@ -107,7 +107,7 @@ def test_a_job_that_hangs_is_ended_with_what_it_started(job: str, function: str,
             break
         time.sleep(0.05)
     else:
-        pytest.fail("what it started goes on")
+        pytest.fail("its child process is still running")
 
 
 def test_what_a_job_prints_is_its_own_and_no_answer(function: str) -> None:
@@ -120,7 +120,7 @@ def test_what_a_job_prints_is_its_own_and_no_answer(function: str) -> None:
 
 def test_a_function_that_cannot_be_found_fails_every_job() -> None:
     done = outcomes("no_such_module:call", {"first": None, "last": None})
-    reason = "no process could be started for it (ModuleNotFoundError: No module named 'no_such_module')"
+    reason = "could not start a process (ModuleNotFoundError: No module named 'no_such_module')"
     assert [outcome.failure for outcome in done.values()] == [reason] * 2
 
 

@@ -1,4 +1,4 @@
-"""What plugins contribute is read in another process, once, and again when anything it follows from changes."""
+"""Plugins' contributions are read in a subprocess, cached, and read again after any relevant change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.test_plugins import CONFIG, HEAD, MODEL, architecture, architectures, plugin
-from zoo import cache, isolation, plugins
+from zoo import memo, plugins
+from zoo.plugins import isolation
 
 COMMAND = f"""{HEAD}
 @zoo.hookimpl
@@ -42,7 +43,7 @@ def greet(name, fail):
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """The distributions that were read in another process, one list for each process."""
+    """Record the distributions read in subprocesses, one list per subprocess."""
     done: list[list[str]] = []
     run = isolation.run
 
@@ -55,13 +56,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
 
 def restart() -> plugins.Plugins:
-    """What the next process would find."""
+    """Reset in-memory state, as in a new process."""
     plugins.select(plugins.Selection())
     return plugins.active()
 
 
 def test_a_third_party_is_not_imported_until_it_is_used(install, zoo) -> None:
-    """Neither for other models, nor to list its own."""
+    """Neither for other models, nor for listing its own."""
     folder = install("zoo-acme", None)
     (folder / "zoo_acme").mkdir()
     code = architectures(f"[{architecture('acme')}]") + "@zoo.hookimpl\ndef zoo_presets():\n"
@@ -87,7 +88,7 @@ def test_a_third_party_is_not_imported_until_it_is_used(install, zoo) -> None:
 
 
 def test_what_is_remembered_is_what_was_read(install, reads: list[list[str]]) -> None:
-    """All of it, and without another process."""
+    """Everything is remembered, without another subprocess."""
     code = (
         architectures(f"[{architecture('acme')}]")
         + """
@@ -113,7 +114,6 @@ def zoo_commands():
     first, second = ([found for found in restart().all if not found.built_in] for _ in range(2))
     assert reads == [["zoo-acme"]]
     (one,), (other,) = first, second
-    one.source = other.source = None
     assert one == other
     assert one.status == "ok"
     assert [len(getattr(one, kind)) for kind in ("architectures", "importers", "exporters", "tasks", "commands")] == [
@@ -142,7 +142,7 @@ def install_another(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [change_module, touch, change_version, install_another])
 def test_a_change_is_read(change: Callable[[Path], None], install, reads: list[list[str]]) -> None:
-    """Of the plugin, and of what is installed beside it: it may have waited for that."""
+    """A change of the plugin, or of other installed distributions, on which it may depend."""
     folder = install("zoo-acme", HEAD)
     restart()
     time.sleep(0.01)
@@ -166,10 +166,10 @@ def test_a_file_below_the_package_counts(install, reads: list[list[str]]) -> Non
 
 
 def test_a_damaged_memory_is_none(install, reads: list[list[str]]) -> None:
-    """And one that cannot be written costs time alone."""
+    """A cache that cannot be written only costs time."""
     install("zoo-acme", HEAD)
     restart()
-    (entry,) = (path for path in cache.directory().glob("plugins-*"))  # type: ignore[union-attr]
+    (entry,) = (path for path in memo.directory().glob("plugins-*"))  # type: ignore[union-attr]
     entry.write_bytes(entry.read_bytes()[:-1])
     restart()
     restart()
@@ -188,7 +188,7 @@ def test_without_a_cache_every_process_reads(
 
 
 def test_one_that_imports_torch_does_not_hide_the_next(install, reads: list[list[str]]) -> None:
-    """Both are named, each is read in a process that has no torch yet."""
+    """Both are reported, and each is read in a process without torch."""
     for name in ("zoo-aaa", "zoo-bbb", "zoo-ccc"):
         install(name, HEAD + ("" if name == "zoo-ccc" else "import torch\n"))
     with pytest.warns(plugins.ZooWarning, match="imports torch when it is loaded") as caught:
@@ -200,15 +200,15 @@ def test_one_that_imports_torch_does_not_hide_the_next(install, reads: list[list
 
 
 def test_a_plugin_that_asks_for_plugins_while_it_is_loaded(install, reads: list[list[str]]) -> None:
-    """It sees the built-in ones, and nothing starts over."""
+    """It sees the built-in plugins, and there is no recursion."""
     install("zoo-acme", f"{HEAD}assert 'gpt-tiny' in zoo.list_models()")
-    with pytest.warns(plugins.ZooWarning, match="imports torch"):  # zoo.list_models does
+    with pytest.warns(plugins.ZooWarning, match="imports torch"):  # caused by zoo.list_models
         assert [found.reason for found in restart().all if not found.built_in] == [None]
     assert len(reads) == 1
 
 
 def test_a_deprecation_names_the_plugin(install, zoo) -> None:
-    """Whether its module, or code that it calls later, uses what will go."""
+    """Whether the deprecated use is in its module or in code called later."""
     use = "from zoo.plugins import deprecated\ndeprecated('zoo.old', 'use zoo.new')\n"
     folder = plugin(install, "zoo-acme", version="2.5", config=CONFIG + use)
     says = "warning: plugin 'zoo-acme' (zoo-acme 2.5): zoo.old is deprecated: use zoo.new"
@@ -221,7 +221,7 @@ def test_a_deprecation_names_the_plugin(install, zoo) -> None:
 
 
 def test_a_command_of_a_plugin_is_one_of_zoos(install, zoo) -> None:
-    """In the help, with its owner, with its arguments, its errors and its exit status."""
+    """It appears in the help with its owner, and has its own arguments, errors and exit status."""
     install("zoo-acme", COMMAND, version="2.5", files={"{module}_command.py": GREET})
     helped = zoo("--help")
     assert helped.status == 0
@@ -236,7 +236,7 @@ def test_a_command_of_a_plugin_is_one_of_zoos(install, zoo) -> None:
     assert (broken.status, broken.out) == (5, "so far\n")
     assert broken.err == "error: plugin 'zoo-acme' (zoo-acme 2.5) fails in zoo greet (KeyError: 'x')\n"
     zoo("gret").failed(2, "did you mean 'greet'?")
-    zoo("--no-plugins", "greet").failed(2, "No such command 'greet'")
+    zoo("--no-plugins", "greet").failed(5, "No such command 'greet'", "plugin 'zoo-acme'", "is disabled")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_command_that_cannot_be_had_is_its_plugins_fault(edit: tuple[str, str]
 
 
 def test_a_command_of_zoos_own_name_is_a_conflict(install, zoo) -> None:
-    """zoo's own is the one that runs."""
+    """zoo's own command runs."""
     install("zoo-acme", COMMAND.replace('"greet"', '"list"'))
     listed = zoo("list")
     assert listed.warnings == ["warning: plugin 'zoo-acme' (zoo-acme 1.0): conflict: command 'list' is zoo's own"]
@@ -267,11 +267,11 @@ def test_two_commands_of_one_name_are_an_error_naming_both(install, zoo) -> None
     done = zoo("greet")
     assert done.status == 5
     assert "plugin 'zoo-one' (zoo-one 1.0) and plugin 'zoo-two' (zoo-two 1.0)" in done.err
-    assert zoo("-P", "no:zoo-two", "greet").out == "hello you\n"
+    assert zoo("--disable-plugin", "zoo-two", "greet").out == "hello you\n"
 
 
 def test_a_list_follows_from_the_files(install, zoo) -> None:
-    """What is known of a preset is forgotten with its configuration's code, or its values."""
+    """Cached facts about a preset expire when its configuration's code or its values change."""
     folder = plugin(install, "zoo-acme")
 
     def listed() -> int:
@@ -291,23 +291,23 @@ def test_a_list_follows_from_the_files(install, zoo) -> None:
 
 def test_a_memo_keeps_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache, "_KEPT", 2)
+    monkeypatch.setattr(memo, "_KEPT", 2)
     for number in range(4):
-        memo = cache.Memo("m")
-        assert memo.get(["facts", number]) is None
-        assert memo.put(["facts", number], 10 * number) == memo.get(["facts", number]) == 10 * number
-        assert memo.put(None, "nothing to remember it by") == "nothing to remember it by"
-        memo.keep()
-    memo = cache.Memo("m")
-    assert [memo.get(["facts", number]) for number in range(4)] == [None, 10, 20, 30]
-    assert memo.get(None) is None
-    assert len(json.loads(cache.read("m") or b"")) == 3
+        kept = memo.Memo("m")
+        assert kept.get(["facts", number]) is None
+        assert kept.put(["facts", number], 10 * number) == kept.get(["facts", number]) == 10 * number
+        assert kept.put(None, "nothing to remember it by") == "nothing to remember it by"
+        kept.keep()
+    kept = memo.Memo("m")
+    assert [kept.get(["facts", number]) for number in range(4)] == [None, 10, 20, 30]
+    assert kept.get(None) is None
+    assert len(json.loads(memo.read("m") or b"")) == 3
 
 
 def test_a_configuration_that_hangs_or_exits_is_unavailable_and_no_more(
     install, zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list needs its size, which is computed where it can do no harm."""
+    """Listing needs its size, which is computed in a subprocess."""
     monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "2")
     healthy = zoo("list").out
     plugin(install, "zoo-aaa", config="import time\ntime.sleep(600)\n")

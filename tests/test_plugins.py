@@ -1,4 +1,4 @@
-"""The guarded loader: what a plugin does wrong stays its own affair, and is blamed on its distribution and version."""
+"""The plugin loader: faults of a plugin do not affect others, and are blamed on its distribution and version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from zoo import PluginError, UsageError, __version__, load, plugins
 from zoo.plugins import BUILT_IN, Plugins, Selection
-from zoo.presets import user_presets
+from zoo.plugins.presets import user_presets
 from zoo.registry import registry
 
 CONFIG = """
@@ -31,7 +31,7 @@ class Settings(zoo.Config):
     hidden_size: int = 8
 
     def graphs(self):
-        hidden = zoo.real("last_hidden_state", "batch", "sequence", self.hidden_size)
+        hidden = zoo.floats("last_hidden_state", "batch", "sequence", self.hidden_size)
         return (zoo.Graph(inputs=(zoo.token_ids("input_ids", self.vocab_size),), outputs=(hidden,)),)
 
     def cost(self):
@@ -53,12 +53,12 @@ HEAD = "import zoo\nfrom pathlib import Path\nZOO_API = 1\n"
 
 
 def architectures(result: str) -> str:
-    """A hook that returns, or fails with, ``result``."""
+    """Write a hook that returns ``result``, or fails with it."""
     return f"{HEAD}@zoo.hookimpl\ndef zoo_architectures():\n    return {result}\n"
 
 
 def architecture(name: str) -> str:
-    """An architecture whose configuration and model lie beside the plugin's module."""
+    """Write an architecture with configuration and model in modules beside the plugin's."""
     return (
         f'zoo.Architecture(name="{name}", tasks=("feature-extraction",), config="{{module}}_config:Settings", '
         'model="{module}_model:Model", reference="A test")'
@@ -75,7 +75,7 @@ def plugin(
     config: str = CONFIG,
     model: str = MODEL,
 ) -> Path:
-    """Install a sound plugin with one architecture and one preset, both named as the distribution by default."""
+    """Install a valid plugin with one architecture and one preset, both named after the distribution by default."""
     name = provides or distribution
     code = architectures(f"[{architecture(name)}]")
     code += '@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
@@ -89,13 +89,13 @@ def plugin(
 
 
 def only_presets(install: Callable[..., Path], distribution: str, presets: str, *, version: str = "1.0") -> Path:
-    """Install a plugin that has presets and nothing else."""
+    """Install a plugin with presets only."""
     code = f'{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
     return install(distribution, code, version=version, files={"presets.toml": f"schema = 1\n{presets}"})
 
 
 def row(zoo, distribution: str, *options: str) -> dict[str, object]:
-    """What ``zoo plugins list`` says of a distribution's only plugin."""
+    """Return the row of ``zoo plugins list`` for a distribution's only plugin."""
     (found,) = (
         found
         for found in zoo(*options, "plugins", "list", "--json").json["plugins"]
@@ -105,7 +105,7 @@ def row(zoo, distribution: str, *options: str) -> dict[str, object]:
 
 
 def test_built_in_plugins_load_through_the_same_door(zoo) -> None:
-    """With the distribution and version they are shipped in."""
+    """They are listed with the distribution and version that contains them."""
     listed = zoo("plugins", "list", "--json")
     assert listed.err == ""
     built_in = [found for found in listed.json["plugins"] if found["built_in"]]
@@ -113,12 +113,13 @@ def test_built_in_plugins_load_through_the_same_door(zoo) -> None:
     for found in built_in:
         assert (found["distribution"], found["version"]) == ("attention-zoo", __version__)
         assert (found["status"], found["reason"]) == ("ok", None)
-        provided = "exporters" if found["name"] == "onnx" else "architectures"
-        assert found["provides"][provided] == [found["name"]]
+        expected = {"onnx": ("exporters", "onnx"), "runtime": ("commands", "run")}
+        kind, name = expected.get(found["name"], ("architectures", found["name"]))
+        assert name in found["provides"][kind]
 
 
 def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
-    """Its architecture and presets stand beside the built-in ones."""
+    """Its architecture and presets are listed with the built-in ones."""
     plugin(install, "zoo-acme", version="2.5")
     found = row(zoo, "zoo-acme")
     seconds = found.pop("import_seconds")
@@ -152,7 +153,7 @@ def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
 
 
 def test_two_plugins_of_one_name_are_both_loaded(install, zoo) -> None:
-    """Neither is silently skipped."""
+    """Both are loaded."""
     for number in (1, 2):
         install(f"zoo-acme{number}", HEAD, plugin="same")
     found = [found for found in zoo("plugins", "list", "--json").json["plugins"] if found["name"] == "same"]
@@ -160,7 +161,7 @@ def test_two_plugins_of_one_name_are_both_loaded(install, zoo) -> None:
 
 
 PRESETS_HOOK = f'{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
-# What a plugin does, the presets it ships, and what its owner must read.
+# Faulty plugin code, its presets, and the expected message.
 BROKEN: dict[str, tuple[str | None, str | None, str]] = {
     "unprintable error": (
         "class Unprintable(Exception):\n    def __str__(self):\n        raise ValueError('no text')\nraise Unprintable",
@@ -183,7 +184,7 @@ BROKEN: dict[str, tuple[str | None, str | None, str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> None:
-    """Unrelated commands go on as if it were not there, its neighbour included, and it leaves nothing behind."""
+    """Unrelated commands and other plugins work as if it were not installed, and it leaves nothing behind."""
     plugin(install, "zoo-zebra")
     healthy = zoo("list").out
     code, presets, cause = BROKEN[case]
@@ -201,7 +202,7 @@ def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> No
 
 
 def test_asking_for_what_only_a_broken_plugin_provides_names_it(install, zoo) -> None:
-    """The plugin's status is the remedy."""
+    """The remedy is the plugin's status."""
     install("zoo-aaa", "import no_such_module", version="3.1.4", plugin="faulty")
     user_presets().parent.mkdir(parents=True)
     user_presets().write_text('schema = 1\n[models.mine]\narch = "aaa"\n')
@@ -219,7 +220,7 @@ def test_asking_for_what_only_a_broken_plugin_provides_names_it(install, zoo) ->
     ids=["no metadata", "empty metadata", "malformed entry points"],
 )
 def test_damaged_installation_does_not_spoil_unrelated_commands(metadata: Mapping[str, str | None], install, zoo):
-    """What an interrupted pip may leave behind."""
+    """As an interrupted pip may leave behind."""
     plugin(install, "zoo-zebra")
     healthy = zoo("list").out
     folder = install("zoo-aaa", HEAD)
@@ -235,7 +236,7 @@ def test_damaged_installation_does_not_spoil_unrelated_commands(metadata: Mappin
 
 @pytest.mark.parametrize("value", ["not a module", "zoo_aaa:absent", "zoo_aaa:"])
 def test_entry_point_that_leads_nowhere_is_broken(value: str, install, zoo) -> None:
-    """The distribution is sound, what it points to is not."""
+    """The distribution is valid, but its entry point is not."""
     folder = install("zoo-aaa", HEAD, version="2.0")
     (folder / "zoo_aaa-2.0.dist-info/entry_points.txt").write_text(f"[zoo.plugins]\nfaulty = {value}\n")
     importlib.invalidate_caches()
@@ -247,7 +248,7 @@ def test_entry_point_that_leads_nowhere_is_broken(value: str, install, zoo) -> N
 
 @pytest.mark.parametrize("place", ["plugin", "hook", "configuration", "cost", "model", "constructor"])
 def test_printing_never_reaches_a_result(place: str, install, zoo) -> None:
-    """Whenever a plugin's code runs, standard output belongs to zoo."""
+    """Output of plugin code never goes to standard output."""
     noise = "print('noise')"
     config = {
         "configuration": f"{noise}\n{CONFIG}",
@@ -272,7 +273,7 @@ def test_printing_never_reaches_a_result(place: str, install, zoo) -> None:
         assert done.err.splitlines() == ["noise"] * done.err.count("noise") != []
 
 
-# What the configuration or the model of a plugin does wrong once it is used.
+# Faults of a plugin's configuration or model when it is used.
 MISBEHAVING = {
     "configuration does not import": ("import no_such_module", MODEL, "no_such_module"),
     "configuration exits": ("import sys\nsys.exit(0)", MODEL, "SystemExit"),
@@ -288,7 +289,7 @@ MISBEHAVING = {
 
 @pytest.mark.parametrize("case", MISBEHAVING)
 def test_configuration_that_misbehaves_is_its_plugins_fault(case: str, install, zoo) -> None:
-    """Its preset is unavailable, all others are listed; asking for it is a plugin error with the owner's name."""
+    """Its preset is unavailable and all others are listed; using it is a plugin error that names the owner."""
     healthy = zoo("list", "--json").json["models"]
     config, model, cause = MISBEHAVING[case]
     plugin(install, "zoo-aaa", version="3.1.4", config=config, model=model)
@@ -303,7 +304,7 @@ def test_configuration_that_misbehaves_is_its_plugins_fault(case: str, install, 
 
 @pytest.mark.parametrize("case", ["configuration does not import", "check fails", "check exits"])
 def test_stored_model_of_a_plugin_that_misbehaves_names_the_plugin(case: str, install, zoo) -> None:
-    """It was sound when the model was made, and has been replaced since."""
+    """The plugin was valid when the model was built, and has since been replaced."""
     folder = plugin(install, "zoo-aaa", version="3.1.4")
     assert zoo("build", "zoo-aaa-tiny").status == 0
     config, _, cause = MISBEHAVING[case]
@@ -322,12 +323,12 @@ def test_stored_model_of_a_plugin_that_misbehaves_names_the_plugin(case: str, in
         ("import no_such_module", "no_such_module"),
         (MODEL.replace("self.config = c", "raise KeyError('fault')"), "fault"),
         (MODEL.replace("self.config = c", "raise SystemExit(0)"), "SystemExit"),
-        (MODEL.replace("self.config = c", "pass"), "keeps no .config"),
+        (MODEL.replace("self.config = c", "pass"), "must keep its configuration as .config"),
     ],
     ids=["does not import", "raises", "exits", "keeps no configuration"],
 )
 def test_model_that_cannot_be_made_is_its_plugins_fault(model: str, cause: str, install, zoo, snapshot) -> None:
-    """Nothing is left of the model directory."""
+    """No part of the model directory remains."""
     plugin(install, "zoo-aaa", version="3.1.4", model=model)
     zoo("build", "zoo-aaa-tiny").failed(5, "zoo-aaa 3.1.4", cause)
     assert snapshot() == {}
@@ -335,12 +336,12 @@ def test_model_that_cannot_be_made_is_its_plugins_fault(model: str, cause: str, 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interruption_is_not_swallowed(install, tmp_path: Path) -> None:
-    """Control-C while a plugin is read stops zoo, and the process in which it is read."""
+    """Control-C while a plugin is being read stops zoo and the subprocess that reads it."""
     marker = tmp_path / "started"
     folder = install("zoo-aaa", f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
     code = """
 import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background passes on that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits that SIGINT is ignored
 from zoo.cli import main
 sys.exit(main(["list"]))"""
     command = [sys.executable, "-c", code]
@@ -360,17 +361,17 @@ sys.exit(main(["list"]))"""
     ("options", "listed"),
     [
         (["--no-plugins"], None),
-        (["-P", "no:zoo-aaa"], None),
+        (["--disable-plugin", "zoo-aaa"], None),
         ([], ""),
         ([], "zoo-zebra"),
         (["--no-plugins"], "zoo-aaa"),
-        (["-P", "no:zoo-aaa"], "zoo-aaa,zoo-zebra"),
+        (["--disable-plugin", "zoo-aaa"], "zoo-aaa,zoo-zebra"),
     ],
 )
 def test_disabled_plugin_is_not_imported(
     options: list[str], listed: str | None, install, zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However it was switched off; the built-in ones do not mind."""
+    """Whichever way it was disabled; built-in plugins are not affected."""
     install("zoo-aaa", "raise RuntimeError('imported')")
     install("zoo-zebra", HEAD)
     if listed is not None:
@@ -387,7 +388,7 @@ def test_disabled_plugin_is_not_imported(
 def test_zoo_plugins_names_the_third_parties_to_load(
     listed: str, install, zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blanks do not matter, and the built-in ones are loaded anyway."""
+    """White space is ignored, and built-in plugins are loaded anyway."""
     install("zoo-aaa", HEAD)
     install("zoo-zebra", HEAD)
     monkeypatch.setenv("ZOO_PLUGINS", listed)
@@ -398,42 +399,39 @@ def test_zoo_plugins_names_the_third_parties_to_load(
 
 
 def test_built_in_plugin_can_be_switched_off(zoo) -> None:
-    """Its presets stay listed, as unavailable, and asking for one says what is missing."""
+    """Its presets are listed as unavailable, and using one reports the disabled plugin."""
     own = {name for name in registry().names() if registry().resolve(name).architecture.name == "gpt"}
-    models = zoo("-P", "no:gpt", "list", "--json").json["models"]
+    models = zoo("--disable-plugin", "gpt", "list", "--json").json["models"]
     assert {model["name"] for model in models if not model["available"]} == own
     assert "zoo_plugins.gpt" not in {module.__name__ for module in imported_plugins()}
-    zoo("-P", "no:gpt", "show", "gpt-small").failed(5, "'gpt'", "[models.gpt-small]", "disabled: gpt")
+    zoo("--disable-plugin", "gpt", "show", "gpt-small").failed(5, "'gpt'", "[models.gpt-small]", "disabled: gpt")
 
 
 def imported_plugins() -> list[object]:
-    """The modules that the selection in force allowed to load."""
+    """Return the modules of plugins that the current selection allows."""
     return [sys.modules[found.module] for found in plugins.active().loaded()]
 
 
 @pytest.mark.parametrize(
     ("options", "listed", "message"),
     [
-        (["-P", "no:nope"], None, "no plugin 'nope'"),
-        (["-P", "no:gtp"], None, "did you mean 'gpt'?"),
+        (["--disable-plugin", "nope"], None, "no plugin 'nope'"),
+        (["--disable-plugin", "gtp"], None, "did you mean 'gpt'?"),
         ([], "nope", "no plugin 'nope'"),
         ([], "gpt,brt", "did you mean 'bert'?"),
-        (["-P", "gpt"], None, "-P takes no:NAME, got 'gpt'"),
-        (["-P", "no:"], None, "-P takes no:NAME, got 'no:'"),
-        (["-P", "yes:gpt"], None, "-P takes no:NAME, got 'yes:gpt'"),
     ],
 )
 def test_unknown_plugin_in_a_selection_is_a_usage_error(
     options: list[str], listed: str | None, message: str, zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A misspelling would otherwise load what was to be kept out."""
+    """A misspelt name would load a plugin that should be disabled."""
     if listed is not None:
         monkeypatch.setenv("ZOO_PLUGINS", listed)
     zoo(*options, "list").failed(2, message)
 
 
 def test_two_providers_of_an_architecture_are_an_error_naming_both(install, zoo) -> None:
-    """Each is marked, other commands work, and the distribution's name resolves it."""
+    """Both are marked, other commands work, and the distribution's name selects one."""
     plugin(install, "zoo-one", version="1.1", provides="twin", presets="schema = 1")
     plugin(install, "zoo-two", version="2.2", provides="twin", presets="schema = 1")
     both = ("plugin 'zoo-one' (zoo-one 1.1)", "plugin 'zoo-two' (zoo-two 2.2)")
@@ -458,7 +456,7 @@ def test_two_providers_of_an_architecture_are_an_error_naming_both(install, zoo)
 
 
 def test_two_providers_of_a_preset_are_an_error_naming_both(install, zoo) -> None:
-    """``distribution:name`` says which one is meant."""
+    """``distribution:name`` selects one."""
     for name, version, layers in (("zoo-one", "1.1", 1), ("zoo-two", "2.2", 3)):
         text = f'[models.shared]\nbase = "gpt-tiny"\nconfig = {{ num_layers = {layers} }}'
         only_presets(install, name, text, version=version)
@@ -470,14 +468,14 @@ def test_two_providers_of_a_preset_are_an_error_naming_both(install, zoo) -> Non
     assert error == f"error: model 'shared' is provided by {both}: write zoo-one:shared"
     for name, layers in (("zoo-one", 1), ("zoo-two", 3)):
         assert zoo("show", f"{name}:shared", "--json").json["config"]["num_layers"] == layers
-    assert zoo("-P", "no:zoo-one", "show", "shared", "--json").json["config"]["num_layers"] == 3
+    assert zoo("--disable-plugin", "zoo-one", "show", "shared", "--json").json["config"]["num_layers"] == 3
     listed = zoo("list", "--json")
     assert listed.status == 0
     assert [model["available"] for model in listed.json["models"] if model["name"] == "shared"] == [False]
 
 
 def test_remedy_of_a_preset_conflict_also_works_as_a_base(install) -> None:
-    """What the message says to write can be written."""
+    """The name that the message suggests is valid as a base."""
     for name, layers in (("zoo-one", 1), ("zoo-two", 3)):
         only_presets(
             install, name, f'[models.shared]\nbase = "gpt-tiny"\nconfig = {{ num_layers = {layers} }}'
@@ -489,7 +487,7 @@ def test_remedy_of_a_preset_conflict_also_works_as_a_base(install) -> None:
 
 
 def test_preset_of_a_distribution_means_the_architecture_of_that_distribution(install, zoo) -> None:
-    """Two forks of one plugin: whose preset is asked for, his architecture it is."""
+    """For two forks of a plugin, a preset of one distribution uses that distribution's architecture."""
     for name in ("zoo-one", "zoo-two"):
         plugin(install, name, provides="twin")
     for name in ("zoo-one", "zoo-two"):
@@ -499,7 +497,7 @@ def test_preset_of_a_distribution_means_the_architecture_of_that_distribution(in
 
 
 def test_clash_with_a_built_in_architecture_names_both(install, zoo) -> None:
-    """zoo neither prefers its own nor lets itself be replaced; without the intruder all is well."""
+    """Neither takes precedence; without the third-party plugin everything works."""
     others = {name for name in registry().names() if registry().resolve(name).architecture.name != "gpt"}
     plugin(install, "zoo-rival", version="6.6", provides="gpt", presets="schema = 1")
     listed = zoo("list", "--json")
@@ -510,11 +508,11 @@ def test_clash_with_a_built_in_architecture_names_both(install, zoo) -> None:
     error = shown.err.splitlines()[-1]
     assert "attention-zoo 0." in error
     assert "zoo-rival 6.6" in error
-    assert zoo("-P", "no:zoo-rival", "show", "gpt-small").status == 0
+    assert zoo("--disable-plugin", "zoo-rival", "show", "gpt-small").status == 0
 
 
 def test_clash_with_a_built_in_preset_names_both(install, zoo) -> None:
-    """A plugin cannot change gpt-small under its user's feet."""
+    """A plugin cannot change gpt-small unnoticed."""
     only_presets(install, "zoo-rival", "[models.gpt-small]\nconfig = { num_layers = 1 }", version="6.6")
     shown = zoo("show", "gpt-small")
     assert (shown.status, shown.out) == (5, "")
@@ -525,7 +523,7 @@ def test_clash_with_a_built_in_preset_names_both(install, zoo) -> None:
 
 
 def test_two_importers_of_one_checkpoint_type_are_an_error_naming_both(install) -> None:
-    """Not whichever was loaded last."""
+    """The order of loading does not decide."""
     code = f"{HEAD}@zoo.hookimpl\ndef zoo_importers():\n    return ["
     code += "zoo.Importer(name='bert', architecture='bert', layout='a:B')]\n"
     install("zoo-rival", code, version="6.6")
@@ -538,14 +536,14 @@ def test_two_importers_of_one_checkpoint_type_are_an_error_naming_both(install) 
 
 
 def test_importer_of_an_unknown_checkpoint_type_is_a_usage_error() -> None:
-    """With what can be imported, and how more could be."""
+    """The error lists known types, and says how to add others."""
     known = r"known: .*\bbert\b.*; a plugin adds one with the hook zoo_importers$"
     with pytest.raises(UsageError, match=rf"^no importer for model_type 'brt': x: {known}"):
         Plugins(Selection()).importer("brt", "x")
 
 
 def test_plugin_that_provides_a_name_twice_conflicts_with_itself(install, zoo) -> None:
-    """One warning, and no other command is disturbed."""
+    """There is one warning, and other commands work."""
     install("zoo-aaa", architectures(f"[{architecture('twin')}, {architecture('twin')}]"), version="3.1.4")
     listed = zoo("list")
     assert listed.status == 0

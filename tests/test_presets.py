@@ -1,4 +1,4 @@
-"""Preset files: what a sound one holds, and one line for everything else."""
+"""Preset files: valid contents, and one-line errors for everything else."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zoo import UsageError
-from zoo.presets import Preset, built_in_presets, read_presets
+from zoo.plugins.presets import Preset, built_in_presets, read_presets
 
 
 def write(text: str | bytes) -> Path:
-    """A preset file in the current directory."""
+    """Write a preset file to the current directory."""
     path = Path("presets.toml")
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
 def test_tables_are_read_as_written() -> None:
-    """Inheritance is not the reader's business."""
+    """The reader does not resolve inheritance."""
     path = write(
         """
         schema = 1
@@ -47,14 +47,14 @@ def test_tables_are_read_as_written() -> None:
 
 
 def test_label_stands_for_the_path() -> None:
-    """In messages about a file whose place is no news."""
+    """In messages about a file whose path is not informative."""
     assert read_presets(write("schema = 1\n[models.a]"), "label")["a"].where == "label [models.a]"
     with pytest.raises(UsageError, match=r"^schema must be 1, got 2: label$"):
         read_presets(write("schema = 2"), "label")
 
 
 def test_file_without_models_is_empty() -> None:
-    """A user may keep the file and remove every model."""
+    """A user may keep the file after removing every model."""
     assert read_presets(write("schema = 1")) == {}
 
 
@@ -103,7 +103,7 @@ def test_file_without_models_is_empty() -> None:
     ids=lambda text: repr(text[:40]),
 )
 def test_anything_else_is_one_line_that_names_the_file(text: str | bytes, message: str) -> None:
-    """File, key and nearest name."""
+    """The message has the file, the key and the nearest name."""
     with pytest.raises(UsageError) as caught:
         read_presets(write(text))
     assert str(caught.value).startswith(message)
@@ -113,7 +113,7 @@ def test_anything_else_is_one_line_that_names_the_file(text: str | bytes, messag
 
 @pytest.mark.parametrize("path", [Path("absent.toml"), Path()])
 def test_file_that_cannot_be_read_is_a_usage_error(path: Path) -> None:
-    """Absent, or a directory."""
+    """For a missing file and for a directory."""
     with pytest.raises(UsageError, match=r"^cannot read "):
         read_presets(path)
 
@@ -129,7 +129,7 @@ BUILT_IN = built_in_presets().read_bytes()
 )
 @example(place=len(BUILT_IN), removed=0, added=b"x = [" + b"[" * 5000)
 def test_damaged_file_is_read_or_refused(place: int, removed: int, added: bytes) -> None:
-    """Bytes removed and inserted anywhere in the built-in file end in presets or in a UsageError, never elsewhere."""
+    """With bytes removed and inserted anywhere, the built-in file gives presets or a UsageError, and no other error."""
     path = write(BUILT_IN[:place] + added + BUILT_IN[place + removed :])
     try:
         presets = read_presets(path)

@@ -1,4 +1,4 @@
-"""The distributions of strangers use what is public alone. What they lack then is missing from the contract."""
+"""Third-party distributions and built-in architectures use public names only."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import zoo_plugins
 from tests.conftest import THIRD_PARTY
 
-PUBLIC = ("zoo", "zoo.checkpoints", "zoo.cost", "zoo.exporting", "zoo.nn", "zoo.testing", "zoo_export")
-"""Modules for plugins, as far as their ``__all__`` goes."""
-OURS = ("zoo", "zoo_export", "zoo_plugins")
+PUBLIC = ("zoo", "zoo.checkpoints", "zoo.cost", "zoo.exporters", "zoo.nn", "zoo.testing", "zoo_export", "zoo_runtime")
+"""Modules for plugins, whose names in ``__all__`` are public."""
+OURS = ("zoo", "zoo_export", "zoo_plugins", "zoo_runtime")
+BUILT_IN = Path(zoo_plugins.__file__).parent
 MODULE = re.compile(rf"(?:{'|'.join(OURS)})\.[\w.]+(?::\w+)?")
 DISTRIBUTIONS = sorted(path.parent.name for path in THIRD_PARTY.glob("*/pyproject.toml"))
 
 
 def is_public(module: str, name: str) -> bool:
-    """Whether ``from module import name`` is for everybody."""
+    """Whether ``from module import name`` is public API."""
     return f"{module}.{name}" in PUBLIC or (module in PUBLIC and name in importlib.import_module(module).__all__)
 
 
 def private_names(trees: list[ast.AST]) -> Iterator[str]:
-    """What a distribution takes of ours that is not public."""
+    """Return the private names of zoo that a distribution uses."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
@@ -59,11 +62,20 @@ def _top(module: str) -> str:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_stranger_uses_public_names(distribution: str) -> None:
+def test_a_third_party_uses_public_names(distribution: str) -> None:
     paths = sorted((THIRD_PARTY / distribution).rglob("*.py"))
     assert paths
     trees: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in paths]
     assert list(private_names(trees)) == []
+
+
+@pytest.mark.parametrize("architecture", sorted(path.name for path in BUILT_IN.iterdir() if path.is_dir()))
+def test_a_built_in_architecture_uses_public_names(architecture: str) -> None:
+    """They are written like third-party plugins. Other built-in architectures count as their own code."""
+    trees: list[ast.AST] = [
+        ast.parse(path.read_text(encoding="utf-8")) for path in (BUILT_IN / architecture).rglob("*.py")
+    ]
+    assert [name for name in private_names(trees) if not name.startswith("zoo_plugins.")] == []
 
 
 def test_every_distribution_is_looked_at() -> None:
@@ -79,14 +91,14 @@ def test_every_distribution_is_looked_at() -> None:
         ("import zoo as z\nz.plugins.active()", ["zoo.plugins"]),
         ("from zoo import plugins", ["zoo.plugins"]),
         ("from zoo.nn import attention", ["zoo.nn.attention"]),
-        ("from zoo_export.runtime.tasks import softmax", ["zoo_export.runtime.tasks.softmax"]),
+        ("from zoo_runtime.tasks.text import softmax", ["zoo_runtime.tasks.text.softmax"]),
         ("from zoo_plugins.gpt.model import GPT", ["zoo_plugins.gpt.model.GPT"]),
         ("from zoo import nn\nnn.masks", ["zoo.nn.masks"]),
         ("def run(session):\n    return session._sessions", ["_sessions"]),
         ("import importlib\nimportlib.import_module('zoo.registry')", ["zoo.registry"]),
         ("class A:\n    def f(self):\n        self._a = self._b()", ["_b"]),
         ("import zoo\nfrom zoo import cost\nzoo.Graph, zoo.cost.linear, cost.linear, __name__", []),
-        ("import zoo.nn\nfrom zoo_export import Runner\nclass A(Runner):\n    def _b(self):\n        self._b()", []),
+        ("import zoo.nn\nfrom zoo_runtime import Runner\nclass A(Runner):\n    def _b(self):\n        self._b()", []),
     ],
 )
 def test_what_is_private_is_found(code: str, found: list[str]) -> None:

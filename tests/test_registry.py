@@ -1,4 +1,4 @@
-"""The registry: which value wins and why, inheritance, and presets that cannot be resolved."""
+"""The registry: precedence of values, inheritance, and presets that cannot be resolved."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from zoo import PluginError, UsageError
-from zoo.presets import built_in_presets, user_presets
+from zoo.models.count import parameter_count, within_size
+from zoo.plugins.presets import built_in_presets, user_presets
 from zoo.registry import Summary, registry
 
 BUILT_IN = tomllib.loads(built_in_presets().read_text(encoding="utf-8"))["models"]
-# Each class of error, and a preset of a user's that runs into it.
+# For each class of error, a user's preset that causes it.
 BROKEN = {
     "cycle": ('[models.mine]\nbase = "mine"', UsageError, "mine -> mine"),
     "base": ('[models.mine]\nbase = "gpt-smal"', UsageError, "did you mean 'gpt-small'"),
@@ -27,7 +28,7 @@ BROKEN = {
 
 
 def write_user(text: str) -> Path:
-    """The user's own presets."""
+    """Write the user's own presets."""
     path = user_presets()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"schema = 1\n{text}", encoding="utf-8")
@@ -35,7 +36,7 @@ def write_user(text: str) -> Path:
 
 
 def write_project(text: str, folder: Path = Path()) -> Path:
-    """The presets of a project."""
+    """Write a project's presets."""
     path = folder.absolute() / "zoo.toml"
     path.write_text(f"schema = 1\n{text}", encoding="utf-8")
     return path
@@ -43,7 +44,7 @@ def write_project(text: str, folder: Path = Path()) -> Path:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_preset_says_what_its_file_says(name: str) -> None:
-    """Its own table wins over all it inherits."""
+    """A preset's own table takes precedence over inherited values."""
     spec = registry().resolve(name)
     values = spec.config.to_dict()
     written = BUILT_IN[name].get("config", {})
@@ -55,7 +56,7 @@ def test_every_built_in_preset_says_what_its_file_says(name: str) -> None:
 
 
 def test_precedence(zoo) -> None:
-    """Default < base < preset < user < project < --set: every value, its source and all that it replaced."""
+    """Default < base < preset < user < project < --set: each value, its source and all values that it replaced."""
     base, preset = (f"built-in registry.toml [models.{name}]" for name in ("gpt-small", "gpt-medium"))
     user_file = write_user(
         "[models.gpt-medium]\nconfig = { num_layers = 10, max_seq_len = 100, dropout = 0.3, vocab_size = 300 }"
@@ -86,26 +87,26 @@ def test_precedence(zoo) -> None:
 
 
 def test_why_for_people_names_the_winner_and_the_replaced(zoo) -> None:
-    """One line a value."""
+    """One line per value."""
     path = write_user("[models.gpt-medium]\nconfig = { num_layers = 10 }")
     lines = [line.split() for line in zoo("why", "gpt-medium").out.splitlines()]
     assert [line[0] for line in lines] == list(registry().resolve("gpt-medium").config.to_dict())
     line = " ".join(next(line for line in lines if line[0] == "num_layers"))
     assert line == (
-        f"num_layers 10 {path} [models.gpt-medium] instead of 24 of built-in registry.toml [models.gpt-medium]; "
-        "instead of 12 of built-in registry.toml [models.gpt-small]"
+        f"num_layers 10 {path} [models.gpt-medium] instead of 24 from built-in registry.toml [models.gpt-medium]; "
+        "instead of 12 from built-in registry.toml [models.gpt-small]"
     )
 
 
 def test_overlay_of_a_base_reaches_what_inherits_but_yields_to_it() -> None:
-    """A user's gpt-small is the base of gpt-medium, which still has its own sizes."""
+    """A user's gpt-small becomes the base of gpt-medium, which keeps its own sizes."""
     write_user("[models.gpt-small]\nconfig = { num_layers = 3, dropout = 0.25 }")
     config = registry().resolve("gpt-medium").config.to_dict()
     assert (config["num_layers"], config["dropout"]) == (24, 0.25)
 
 
 def test_overlay_may_change_the_base_and_the_text() -> None:
-    """Base, description and tokenizer merge as values do."""
+    """Base, description and tokenizer are merged like values."""
     write_user('[models.gpt-medium]\nbase = "gpt-tiny"\ndescription = "Mine"')
     spec = registry().resolve("gpt-medium")
     assert (spec.config.to_dict()["vocab_size"], spec.description, spec.tokenizer) == (260, "Mine", "bytes")
@@ -114,7 +115,7 @@ def test_overlay_may_change_the_base_and_the_text() -> None:
 def test_project_is_found_from_below_and_the_nearest_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """zoo.toml of the nearest directory at or above the current one, alone."""
+    """Only zoo.toml of the nearest directory at or above the current one applies."""
     deep, inner = tmp_path / "a/b/c", tmp_path / "a"
     deep.mkdir(parents=True)
     monkeypatch.chdir(deep)
@@ -130,7 +131,7 @@ def test_project_is_found_from_below_and_the_nearest_one_counts(
 
 
 def test_arguments_and_settings_are_the_last_word() -> None:
-    """Python arguments over files, settings over arguments, the last setting over the one before."""
+    """Python arguments override files, settings override arguments, and later settings override earlier ones."""
     spec = registry().resolve(
         "gpt-tiny", ["dropout=0.2", "dropout=0.3"], values={"dropout": 0.1, "max_seq_len": 64}
     )  # fmt: skip
@@ -165,7 +166,7 @@ def test_arguments_and_settings_are_the_last_word() -> None:
     ],
 )
 def test_bad_setting(name: str, setting: str, message: str) -> None:
-    """What was wanted, and where it was said."""
+    """The message has the expected type and the source of the value."""
     with pytest.raises(UsageError) as caught:
         registry().resolve(name, [setting])
     assert str(caught.value) == message
@@ -176,7 +177,7 @@ def test_bad_setting(name: str, setting: str, message: str) -> None:
     [({"num_layers": "2"}, "num_layers must be int"), ({"layers": 2}, "unknown key 'layers'")],
 )
 def test_bad_argument(values: Mapping[str, object], error: str) -> None:
-    """Python callers get the same check."""
+    """Python arguments are checked in the same way."""
     with pytest.raises(UsageError, match=error):
         registry().resolve("gpt-tiny", values=values)
 
@@ -185,13 +186,13 @@ def test_bad_argument(values: Mapping[str, object], error: str) -> None:
     ("name", "nearest"), [("gpt-smal", "'gpt-small'"), ("bert_base", "'bert-base'"), ("", "known: adaptive-span")]
 )
 def test_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -> None:
-    """The names that come closest, or some when none does."""
+    """The message has the nearest names, or some names if none is near."""
     with pytest.raises(UsageError, match=f"^unknown model {name!r}: .*{nearest}"):
         registry().resolve(name)
 
 
 def test_unknown_distribution_of_a_known_model_is_refused() -> None:
-    """``distribution:name`` never falls back to the name alone."""
+    """``distribution:name`` never falls back to the name only."""
     with pytest.raises(UsageError, match=r"^unknown model "):
         registry().resolve("nobody:gpt-small")
 
@@ -206,7 +207,7 @@ def test_unknown_distribution_of_a_known_model_is_refused() -> None:
     ],
 )
 def test_cycle_is_spelt_out(tables: Mapping[str, str], cycle: str) -> None:
-    """Of any length, also through a built-in preset."""
+    """Cycles of any length, also through a built-in preset."""
     path = write_user("\n".join(f'[models.{name}]\nbase = "{base}"' for name, base in tables.items()))
     with pytest.raises(UsageError) as caught:
         registry().resolve(next(iter(tables)))
@@ -215,7 +216,7 @@ def test_cycle_is_spelt_out(tables: Mapping[str, str], cycle: str) -> None:
 
 
 def test_long_chain_is_resolved_or_refused() -> None:
-    """Inheritance deeper than Python's stack is no internal error."""
+    """Inheritance deeper than Python's stack is not an internal error."""
     links = "\n".join(f'[models.a{n}]\nbase = "a{n + 1}"' for n in range(2000))
     write_user(f'{links}\n[models.a2000]\nbase = "gpt-tiny"\nconfig = {{ num_layers = 5 }}')
     try:
@@ -226,7 +227,7 @@ def test_long_chain_is_resolved_or_refused() -> None:
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_preset_that_cannot_be_resolved_says_why(case: str) -> None:
-    """One line with the file or the preset in it."""
+    """A one-line message names the file or the preset."""
     text, kind, message = BROKEN[case]
     write_user(text)
     with pytest.raises(kind) as caught:
@@ -238,7 +239,7 @@ def test_preset_that_cannot_be_resolved_says_why(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["nothing", "key", "type", "value", "architecture"])
 def test_error_in_a_file_names_the_file(case: str) -> None:
-    """And the table."""
+    """It also names the table."""
     text, kind, _ = BROKEN[case]
     path = write_user(text)
     with pytest.raises(kind) as caught:
@@ -248,7 +249,7 @@ def test_error_in_a_file_names_the_file(case: str) -> None:
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_listing_survives_a_preset_that_cannot_be_resolved(case: str, zoo) -> None:
-    """It is one row with its reason; every other row is as it was, and nothing is written to stderr."""
+    """It is one row with its reason; other rows are unchanged, and nothing goes to standard error."""
     text, _, message = BROKEN[case]
     healthy = zoo("list").out.splitlines()
     write_user(text)
@@ -263,9 +264,9 @@ def test_listing_survives_a_preset_that_cannot_be_resolved(case: str, zoo) -> No
     assert message in row["reason"]
 
 
-@pytest.mark.parametrize("filters", [{"task": "text-generation"}, {"architecture": "gpt"}, {"min_parameters": 1}])
+@pytest.mark.parametrize("filters", [{"task": "text-generation"}, {"architecture": "gpt"}])
 def test_filter_leaves_out_what_cannot_be_judged(filters: Mapping[str, object]) -> None:
-    """A preset that has no architecture matches no filter but a name."""
+    """A preset without a resolvable architecture matches only name filters."""
     write_user(BROKEN["architecture"][0])
     assert all(isinstance(item, Summary) for item in registry().search(**filters))
     ((name, error),) = registry().search("min*e")
@@ -276,7 +277,7 @@ def test_filter_leaves_out_what_cannot_be_judged(filters: Mapping[str, object]) 
 @pytest.mark.parametrize("text", ["models = ", "colour = 1", "[models.a]\nconfig = 3"])
 @pytest.mark.parametrize("write", [write_user, write_project])
 def test_broken_file_of_the_user_or_project_is_named(write, text: str, zoo) -> None:
-    """It could hold anything, so no command guesses what it meant."""
+    """Its contents are unknown, so every command fails."""
     path = write(text)
     for arguments in (["list"], ["show", "gpt-tiny"], ["why", "gpt-tiny"], ["build", "gpt-tiny"]):
         zoo(*arguments).failed(2, str(path))
@@ -291,6 +292,7 @@ def test_broken_file_of_the_user_or_project_is_named(write, text: str, zoo) -> N
         ("*-tiny", {}),
         ("gpt-[ml]*", {}),
         ("GPT-*", {}),
+        ("bert", {}),
         ("*", {"task": "sentence-embedding"}),
         ("*", {"architecture": "transformer"}),
         ("*", {"min_parameters": 124_439_808}),
@@ -301,23 +303,26 @@ def test_broken_file_of_the_user_or_project_is_named(write, text: str, zoo) -> N
     ],
 )
 def test_search(pattern: str, filters: Mapping[str, object]) -> None:
-    """Every filter must hold; both ends of the parameter range belong to it."""
+    """All filters must match; both bounds of the parameter range are inclusive."""
     specs = [registry().resolve(name) for name in BUILT_IN]
     expected = {
         spec.name
         for spec in specs
-        if fnmatchcase(spec.name, pattern)
+        if (fnmatchcase(spec.name, pattern) if set(pattern) & set("*[") else pattern in spec.name)
         and filters.get("task", spec.config.task) == spec.config.task
         and filters.get("architecture", spec.architecture.name) == spec.architecture.name
-        and filters.get("min_parameters", 0) <= spec.parameters() <= filters.get("max_parameters", 10**15)
+        and filters.get("min_parameters", 0) <= parameter_count(spec) <= filters.get("max_parameters", 10**15)
     }
-    found = [item.name for item in registry().search(pattern, **filters) if isinstance(item, Summary)]
-    assert found == sorted(expected)
+    chosen = {key: filters[key] for key in ("task", "architecture") if key in filters}
+    found = [item for item in registry().search(pattern, **chosen) if isinstance(item, Summary)]
+    sized = within_size(registry(), found, filters.get("min_parameters"), filters.get("max_parameters"))
+    assert [item.name for item in sized] == sorted(expected)
 
 
 def test_search_finds_the_published_sizes() -> None:
-    """BERT-large, GPT-2 medium and ViT-L/16 have between 300 and 400 million parameters, their neighbours have not."""
-    matches = registry().search(min_parameters=300_000_000, max_parameters=400_000_000)
-    found = {item.name for item in matches if isinstance(item, Summary)}
+    """BERT-large, GPT-2 medium and ViT-L/16 have between 300 and 400 million parameters; adjacent sizes do not."""
+    known = registry()
+    summaries = [item for item in known.search() if isinstance(item, Summary)]
+    found = {item.name for item in within_size(known, summaries, 300_000_000, 400_000_000)}
     assert {"bert-large", "gpt-medium", "vit-large"} <= found
     assert not {"bert-base", "gpt-small", "gpt-large", "vit-base", "vit-huge"} & found

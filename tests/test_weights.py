@@ -1,4 +1,4 @@
-"""The layout of weights: agreement with the safetensors library, and refusal of everything that is not one."""
+"""The layout of weights: agreement with the safetensors library, and rejection of invalid files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from zoo import ArtifactError
-from zoo.weights import StoredTensor, load_json, plain_name, read_header, read_layout
+from zoo.artifact.weights import StoredTensor, load_json, plain_name, read_header, read_layout
 
 FILE = Path("model.safetensors")
 INDEX = Path("model.safetensors.index.json")
@@ -23,7 +23,7 @@ DATA = bytes(range(8))
 
 
 def write(header: object, data: bytes = DATA) -> Path:
-    """A safetensors file with this header: bytes or text as they are, anything else as JSON."""
+    """Write a safetensors file with this header: bytes or text verbatim, anything else as JSON."""
     if not isinstance(header, bytes):
         header = (header if isinstance(header, str) else json.dumps(header)).encode()
     FILE.write_bytes(len(header).to_bytes(8, "little") + header + data)
@@ -31,12 +31,12 @@ def write(header: object, data: bytes = DATA) -> Path:
 
 
 def entry(**changes: object) -> dict[str, object]:
-    """A header whose only tensor differs from a sound one."""
+    """Build a header whose only tensor differs from a valid one."""
     return {"a": {**ENTRY, **changes}}
 
 
 def of_library(path: Path) -> dict[str, tuple[str, list[int], bytes]] | None:
-    """Names, dtypes, shapes and bytes as the safetensors library reads them, or None where it refuses."""
+    """Return names, dtypes, shapes and bytes as the safetensors library reads them, or None if it rejects the file."""
     try:
         with safe_open(path, framework="pt") as file:
             return {
@@ -52,7 +52,7 @@ def of_library(path: Path) -> dict[str, tuple[str, list[int], bytes]] | None:
 
 
 def of_zoo(path: Path) -> dict[str, tuple[str, list[int], bytes]] | None:
-    """The same as zoo reads them."""
+    """Return the same as read by zoo."""
     try:
         tensors = read_header(path)
     except ArtifactError as error:
@@ -71,7 +71,7 @@ def of_zoo(path: Path) -> dict[str, tuple[str, list[int], bytes]] | None:
      "uint64", "uint32", "uint16", "uint8", "bool"],
 )  # fmt: skip
 def test_every_dtype_of_the_library_is_read(dtype: str) -> None:
-    """A matrix, a scalar and an empty tensor of each."""
+    """For each, a matrix, a scalar and an empty tensor."""
     kind = getattr(torch, dtype)
     tensors = {"matrix": torch.ones(2, 3), "scalar": torch.tensor(1.0), "empty": torch.ones(0, 4)}
     save_file({name: tensor.to(kind) for name, tensor in tensors.items()}, FILE, {"format": "pt"})
@@ -82,14 +82,14 @@ def test_every_dtype_of_the_library_is_read(dtype: str) -> None:
 
 
 def test_place_of_a_tensor_is_its_place_in_the_file() -> None:
-    """Offsets count from the file's first byte, as the ONNX graph wants them."""
+    """Offsets are relative to the start of the file, as the ONNX graph needs them."""
     header = json.dumps(entry())
     assert read_header(write(header)) == {
         "a": StoredTensor(file="model.safetensors", dtype="F32", shape=(2,), offset=8 + len(header), length=8)
     }
 
 
-# Each would be read as something, were it not for a check.
+# Headers that would be accepted without a specific check.
 REFUSED: dict[str, tuple[object, bytes]] = {
     "no json": ("{", DATA),
     "no object": ([], b""),
@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[object, bytes]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_unsound_header_is_refused(case: str) -> None:
-    """One line that names the file. The library refuses all of them too, but for two that it reads and we do not."""
+    """A one-line message names the file. The library rejects them as well, except for two that only zoo rejects."""
     path = write(*REFUSED[case])
     assert of_library(path) is None or case in ("duplicate tensor", "list as entry")
     with pytest.raises(ArtifactError) as caught:
@@ -168,7 +168,7 @@ def test_unsound_header_is_refused(case: str) -> None:
      (100_000_001).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"{}"],
 )  # fmt: skip
 def test_header_size_is_never_trusted(content: bytes) -> None:
-    """Neither a short file nor a size of 2^63 makes anyone read or allocate."""
+    """A short file or a size of 2^63 does not cause a large read or allocation."""
     FILE.write_bytes(content)
     with pytest.raises(ArtifactError, match=r"model\.safetensors"):
         read_header(FILE)
@@ -176,7 +176,7 @@ def test_header_size_is_never_trusted(content: bytes) -> None:
 
 @pytest.mark.parametrize("path", [Path("absent.safetensors"), Path()], ids=["absent", "directory"])
 def test_what_cannot_be_read_is_refused(path: Path) -> None:
-    """The system's reason is told."""
+    """The message has the system's reason."""
     with pytest.raises(ArtifactError, match=r"^(missing|cannot read \(Is a directory\)): "):
         read_header(path)
 
@@ -213,7 +213,7 @@ ENTRIES = st.fixed_dictionaries(
 def test_header_is_refused_or_read_as_the_library_reads_it(
     header: dict[str, object], metadata: object, data: bytes
 ) -> None:
-    """Whatever is written into the fields."""
+    """For arbitrary values of the fields."""
     path = write(header if metadata is None else {"__metadata__": metadata, **header}, data)
     found = of_zoo(path)
     assert found is None or found == of_library(path)
@@ -229,7 +229,7 @@ SOUND = Path("sound.safetensors")
     added=st.binary(max_size=3) | st.sampled_from([b"0", b"-", b'"', b"[", b"]", b"}", b",", b" ", b"1e3", b"\\u0000"]),
 )
 def test_damaged_file_is_refused_or_read_as_the_library_reads_it(place: float, removed: int, added: bytes) -> None:
-    """Bytes flipped, removed and inserted anywhere."""
+    """With bytes flipped, removed and inserted anywhere."""
     tensors = {"a": torch.arange(4.0), "b.c": torch.ones(2, 3, dtype=torch.bfloat16), "d": torch.zeros(0, 2)}
     save_file(tensors, SOUND, {"format": "pt", "tied": "a"})
     content = SOUND.read_bytes()
@@ -240,7 +240,7 @@ def test_damaged_file_is_refused_or_read_as_the_library_reads_it(place: float, r
 
 
 def shards() -> None:
-    """Two sound shards and their index."""
+    """Write two valid shards and their index."""
     save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, "one.safetensors")
     save_file({"c": torch.zeros(4)}, "two.safetensors")
     weight_map = {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}
@@ -248,7 +248,7 @@ def shards() -> None:
 
 
 def test_shards_are_read_as_one() -> None:
-    """Every tensor with its own file."""
+    """Every tensor refers to its own file."""
     shards()
     layout = read_layout(Path())
     assert {name: (tensor.file, tensor.shape) for name, tensor in layout.items()} == {
@@ -286,7 +286,7 @@ def test_shards_are_read_as_one() -> None:
 def test_index_that_is_not_the_shards_is_refused(
     weight_map: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missing, misplaced and invented tensors, and files that lie elsewhere though they are sound."""
+    """Missing, misplaced and extra tensors, and valid files elsewhere."""
     model = tmp_path / "model"
     (model / "folder").mkdir(parents=True)
     monkeypatch.chdir(model)
@@ -318,7 +318,7 @@ def test_index_that_is_not_the_shards_is_refused(
     ids=lambda value: repr(value[:20]),
 )
 def test_json_that_is_no_object_is_refused(content: bytes, cause: str) -> None:
-    """The file is named, and the cause."""
+    """The message has the file and the cause."""
     path = Path("x.json")
     path.write_bytes(content)
     with pytest.raises(ArtifactError) as caught:
@@ -328,19 +328,19 @@ def test_json_that_is_no_object_is_refused(content: bytes, cause: str) -> None:
 
 
 def test_json_that_is_absent_or_vast_is_refused() -> None:
-    """A sparse file of a terabyte is not read at all."""
+    """A sparse file of a terabyte is not read."""
     path = Path("x.json")
     with pytest.raises(ArtifactError, match=r"^missing: x\.json$"):
         load_json(path)
     with path.open("wb") as file:
         file.truncate(10**12)
-    with pytest.raises(ArtifactError, match="too large"):
+    with pytest.raises(ArtifactError, match="larger than 100,000,000 bytes"):
         load_json(path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "a", "..a", "...", "a b", "é", ".hidden", "x" * 255])
 def test_plain_names(name: str) -> None:
-    """A file of any such name can lie in a directory."""
+    """Names that are valid for files in a directory."""
     assert plain_name(name)
     Path(name).write_bytes(b"")
     assert [path.name for path in Path().iterdir()] == [name]
@@ -348,10 +348,10 @@ def test_plain_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "/", "/etc/passwd", "a/b", "../a", "a/", "a\\b", "a\0", "a\n", "x" * 256, "é" * 128, "\ud800", 1,
-     None, [], b"a"],
+    ["", ".", "..", "/", "/etc/passwd", "a/b", "../a", "a/", "a\\b", "C:a", "a\0", "a\n", "x" * 256, "é" * 128,
+     "\ud800", 1, None, [], b"a"],
     ids=lambda name: ascii(name)[:20],
 )  # fmt: skip
 def test_names_that_mean_another_place_or_none(name: object) -> None:
-    """Separators, control characters, and what is too long for a file system or cannot be encoded."""
+    """Separators, control characters, Windows drives, and names too long or not encodable."""
     assert not plain_name(name)

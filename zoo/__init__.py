@@ -1,11 +1,11 @@
-"""zoo: transformer architectures as plugins, and ONNX models shown to equal them."""
+"""zoo: transformer architectures as plugins, exported to ONNX and verified against PyTorch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from zoo import cost
-from zoo.config import Activation, Config, Settings
+from zoo.config import Activation, Config, ProblemType, Settings, shortest_period
 from zoo.contract import (
     Architecture,
     Command,
@@ -17,21 +17,19 @@ from zoo.contract import (
     TensorSpec,
     attentions,
     causal_graph,
+    floats,
     mask,
-    real,
     token_ids,
 )
 from zoo.cost import Cost
 from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, ZooError
 from zoo.hookspecs import ZOO_API, hookimpl
+from zoo.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from zoo_export.runtime import load_session
-
-    from zoo.adapting import adapt
-    from zoo.models import create_model, list_models, load, save
-
-__version__ = "0.1.0"
+    from zoo.models.adapt import adapt
+    from zoo.models.create import create_model, list_models
+    from zoo.models.persist import load, save
 
 __all__ = [
     "ZOO_API",
@@ -47,6 +45,7 @@ __all__ = [
     "KeyValues",
     "ParityError",
     "PluginError",
+    "ProblemType",
     "Settings",
     "StorageError",
     "Task",
@@ -58,23 +57,32 @@ __all__ = [
     "causal_graph",
     "cost",
     "create_model",
+    "floats",
     "hookimpl",
     "list_models",
     "load",
-    "load_session",
     "mask",
-    "real",
     "save",
+    "shortest_period",
     "token_ids",
 ]
 
-_HOMES = dict.fromkeys(("create_model", "list_models", "load", "save"), "zoo.models")
-_HOMES["adapt"] = "zoo.adapting"
-_HOMES["load_session"] = "zoo_export.runtime"
+_HOMES = {
+    "adapt": "zoo.models.adapt",
+    "create_model": "zoo.models.create",
+    "list_models": "zoo.models.create",
+    "load": "zoo.models.persist",
+    "save": "zoo.models.persist",
+}
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what computes only when it is asked for, so that describing models never loads torch."""
+    """Import the modules that need torch on first use, so that describing models never loads it."""
     if name in _HOMES:
         from importlib import import_module
 

@@ -1,8 +1,9 @@
-"""Typed, torch-free configurations: frozen dataclasses, read from TOML or JSON without a lenient cast."""
+"""Typed, torch-free configurations: frozen dataclasses, read from TOML or JSON with strict type checks."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import tomllib
 import types
@@ -14,33 +15,35 @@ from typing import Any, Literal, Self, TypeVar
 
 from zoo.contract import Graph
 from zoo.cost import Cost
-from zoo.errors import UsageError, close_to, nearest
+from zoo.errors import UsageError, Wording, close_to, nearest
 
-__all__ = ["Activation", "Config", "Settings", "shortest_period"]
+__all__ = ["Activation", "Config", "ProblemType", "Settings", "shortest_period"]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 """The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation."""
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+"""How a classifier is trained; the values are those of transformers' ``problem_type``."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of what a plugin lets people choose: a model's configuration, an exporter's options.
+    """Base class of user settings: a model's configuration, an exporter's options.
 
     A subclass is a frozen, keyword-only dataclass whose fields are ``int``, ``float``, ``bool``, ``str``,
-    ``Literal``, ``tuple[T, ...]`` or an optional of these, each with a docstring. ``__post_init__`` checks what
-    types cannot say and raises ``ValueError`` with both offending values in the message.
+    ``Literal``, ``tuple[T, ...]`` or an optional of these, each with a docstring. ``__post_init__`` checks
+    constraints between fields and raises ``ValueError`` with both offending values in the message.
     """
 
     @classmethod
     def field_types(cls) -> Mapping[str, Any]:
-        """The type of each field, in declaration order."""
-        kind: Any = cls  # a class is hashable, which its metaclass's stub denies
+        """Return the type of each field, in declaration order."""
+        kind: Any = cls  # the type stubs wrongly make this class unhashable
         return _field_types(kind)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: object = None) -> Self:
-        """Make settings from plain data.
+        """Build settings from plain data.
 
         Raises :class:`UsageError` for an unknown key, a wrong type or an invalid combination, naming ``where``.
         """
@@ -52,7 +55,7 @@ class Settings:
 
     @classmethod
     def check_field(cls, key: str, value: Any, where: object = None) -> Any:
-        """``value`` as the field ``key`` holds it, or a :class:`UsageError` that says what was wanted."""
+        """Return ``value`` converted for the field ``key``, or raise :class:`UsageError` with the expected type."""
         kind = cls._field_type(key, where)
         for alternative in _alternatives(kind):
             matched = _match(alternative, value)
@@ -75,9 +78,9 @@ class Settings:
 
     @classmethod
     def parse_setting(cls, key: str, text: str, where: object = "--set") -> Any:
-        """Read ``text`` as a value for the field ``key``: TOML, a bare word for a string, ``none`` for None.
+        """Parse ``text`` as a value for the field ``key``: TOML, a bare word for a string, ``none`` for None.
 
-        A list may be written without its brackets: ``1,2,3``.
+        Brackets around a list and quotes around its strings are optional: ``1,2,3``, ``[negative, positive]``.
         """
         kinds = _alternatives(cls._field_type(key, where))
         if type(None) in kinds and text.lower() == "none":
@@ -88,27 +91,29 @@ class Settings:
         try:
             return cls.check_field(key, value, where)
         except UsageError:
-            if isinstance(value, list) or not any(typing.get_origin(kind) is tuple for kind in kinds):
+            items = [typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind) is tuple]
+            parts = _read_list(text, as_text=any(map(_takes_text, items))) if items else None
+            if parts is None:
                 raise
-        return cls.check_field(key, [_read_toml(part.strip()) for part in text.split(",")], where)
+        return cls.check_field(key, parts, where)
 
     @classmethod
     def parse_settings(cls, texts: Iterable[str], option: str = "--option") -> dict[str, Any]:
-        """The fields that ``KEY=VALUE`` texts of a command-line option name, each as the field holds it."""
+        """Parse the ``KEY=VALUE`` texts of a command-line option into field values."""
         values = {}
         for text in texts:
             key, separator, value = text.partition("=")
             if not separator:
-                raise UsageError(f"{text!r} is not KEY=VALUE", option)
-            values[key] = cls.parse_setting(key, value, f"{option} {text}")
+                raise UsageError(f"{text!r} is not KEY=VALUE", Wording("settings", option))
+            values[key] = cls.parse_setting(key, value, Wording(f"setting {text!r}", f"{option} {text}"))
         return values
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data, such that ``from_dict`` gives back equal settings."""
+        """Return every field as plain data, from which ``from_dict`` restores equal settings."""
         return dataclasses.asdict(self)
 
     def default(self, name: str, value: Any) -> None:
-        """Give a field that is None the value that follows from other fields; for use in ``__post_init__``."""
+        """Set a field that is None to a value derived from other fields; for use in ``__post_init__``."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
 
@@ -133,7 +138,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """Base of every architecture's configuration.
+    """Base class of every architecture's configuration.
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class TinyConfig(Config):
@@ -156,20 +161,20 @@ class Config(Settings):
 
     @property
     def task(self) -> str:
-        """What this configuration is for: one of the architecture's tasks."""
+        """The task of this configuration, one of the architecture's tasks."""
         raise NotImplementedError(f"{type(self).__name__} declares no task")
 
     def graphs(self) -> tuple[Graph, ...]:
-        """The graphs that an export holds, in the order in which they run."""
+        """Return the graphs to export, in the order in which they run."""
         raise NotImplementedError(f"{type(self).__name__} declares no graphs")
 
     def cost(self) -> Cost | None:
-        """Parameters and FLOPs in closed form, or None: then they are counted on the meta device."""
+        """Return parameters and FLOPs in closed form, or None to have them counted on the meta device."""
         return None
 
 
 def shortest_period(items: Sequence[T]) -> tuple[T, ...]:
-    """The fewest of the first items that give them all when they are repeated."""
+    """Return the shortest prefix whose repetition yields the sequence."""
     repeating = (
         length
         for length in range(1, len(items))
@@ -193,7 +198,7 @@ def _takes_text(kind: Any) -> bool:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type alone."""
+    """Return the members of a union, or the type itself."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return typing.get_args(kind)
     return (kind,)
@@ -208,7 +213,7 @@ def _name(kind: Any) -> str:
 
 
 def _read_toml(text: str) -> Any:
-    """What a text is as a value of TOML, or the text itself where it is none."""
+    """Parse a text as a TOML value; return text that is not TOML unchanged."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -216,11 +221,32 @@ def _read_toml(text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
+_ITEM = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,\[\]"'][^,\[\]]*?)\s*(,|$)""")
+"""An item of a list, quoted or a bare word, and its terminator."""
+
+
+def _read_list(text: str, *, as_text: bool) -> list[Any] | None:
+    """Parse a list with or without brackets, or return None. ``as_text`` keeps bare words as strings."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    items: list[Any] = []
+    place, more = 0, ","
+    while more:
+        match = _ITEM.match(text, place)
+        if match is None:
+            return None
+        item, more = match.groups()
+        items.append(item if as_text and item[0] not in "\"'" else _read_toml(item))
+        place = match.end()
+    return items
+
+
 _NO_MATCH = object()
 
 
 def _match(kind: Any, value: Any) -> Any:
-    """``value`` as one of ``kind``, or ``_NO_MATCH``. An int is a float; a bool is never a number."""
+    """Return ``value`` as a ``kind``, or ``_NO_MATCH``. An int matches float; a bool is never a number."""
     if kind is type(None):
         return None if value is None else _NO_MATCH
     if _is_literal(kind):
@@ -232,5 +258,5 @@ def _match(kind: Any, value: Any) -> Any:
         items = tuple(_match(typing.get_args(kind)[0], item) for item in value)
         return _NO_MATCH if _NO_MATCH in items else items
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) <= sys.float_info.max else _NO_MATCH  # neither is an infinity, or NaN
+        return float(value) if abs(value) <= sys.float_info.max else _NO_MATCH  # rejects infinities and NaN
     return value if type(value) is kind else _NO_MATCH

@@ -1,7 +1,7 @@
-"""The model contract: what a model's graphs take and give, with named dimensions.
+"""The model contract: the inputs and outputs of a model's graphs, with named dimensions.
 
-Everything downstream follows from these declarations: the exported signature, the dynamic shapes, the parity
-inputs and the runtime's feeds. The module is torch-free, so describing a model never loads torch.
+The exported signature, the dynamic shapes, the parity inputs and the runtime's feeds all follow from these
+declarations. The module is torch-free, so describing a model never loads torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 __all__ = [
+    "RESERVED_COMMANDS",
     "Architecture",
     "Command",
     "Exporter",
@@ -23,18 +24,21 @@ __all__ = [
     "attentions",
     "causal_graph",
     "dim_size",
+    "floats",
     "mask",
-    "real",
     "token_ids",
 ]
 
+RESERVED_COMMANDS = frozenset({"adapt", "build", "import", "list", "plugins", "show", "tokenizer", "why"})
+"""Names of zoo's own commands, which plugins cannot use."""
+
 Dim = str | int
-"""A fixed size, or the name of a dimension that is free at run time; a sum such as
-``past_sequence + sequence`` is a dimension whose size is the sum of the named ones, and of numbers."""
+"""A fixed size, or the name of a dimension that is free at run time. A sum of names and numbers, such as
+``past_sequence + sequence``, is a dimension of that size."""
 
 
 def dim_size(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """The size of ``dim`` when each named dimension has its size in ``sizes``."""
+    """Return the size of ``dim``, given the size of each named dimension."""
     if isinstance(dim, int):
         return dim
     parts = (part.strip() for part in dim.split("+"))
@@ -47,27 +51,27 @@ class TensorSpec:
 
     name: str
     dims: tuple[Dim, ...]
-    dtype: Literal["real", "int64"] = "real"
-    """``real`` follows the model's own dtype."""
+    dtype: Literal["float", "int64"] = "float"
+    """``float`` follows the model's own dtype."""
     upper: int | None = None
-    """Integers lie in ``[0, upper)``: a vocabulary size, a number of types."""
+    """Integers lie in ``[0, upper)``: a vocabulary size, a number of token types."""
     is_mask: bool = False
-    """1 marks a position that counts, 0 one that is padding."""
+    """Whether this is a padding mask: 1 marks a token, 0 padding."""
     padding: Literal["both", "left", "right"] = "both"
-    """Of a mask: the side of a row on which padding changes nothing at the positions that count."""
+    """For a mask: the side of a row on which padding leaves the results for the tokens unchanged."""
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The concrete shape when each named dimension has its size in ``sizes``."""
+        """Return the concrete shape, given the size of each named dimension."""
         return tuple(dim_size(dim, sizes) for dim in self.dims)
 
 
 def token_ids(name: str, upper: int, *, length: str = "sequence") -> TensorSpec:
-    """Integers of shape (batch, ``length``) in ``[0, upper)``."""
+    """Declare integers in ``[0, upper)`` of shape (batch, ``length``)."""
     return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=upper)
 
 
 def mask(name: str, *, length: str = "sequence", padding: Literal["both", "left", "right"] = "both") -> TensorSpec:
-    """A padding mask of shape (batch, ``length``): 1 for a token, 0 for padding, which may lie on these sides.
+    """Declare a padding mask of shape (batch, ``length``): 1 for a token, 0 for padding, on the side ``padding``.
 
     >>> mask("attention_mask").shape({"batch": 2, "sequence": 7})
     (2, 7)
@@ -75,20 +79,20 @@ def mask(name: str, *, length: str = "sequence", padding: Literal["both", "left"
     return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=2, is_mask=True, padding=padding)
 
 
-def real(name: str, *dims: Dim) -> TensorSpec:
-    """A tensor of the model's dtype and the given dimensions."""
+def floats(name: str, *dims: Dim) -> TensorSpec:
+    """Declare a tensor of the model's dtype with the given dimensions."""
     return TensorSpec(name=name, dims=dims)
 
 
 def attentions(
     num_layers: int, num_heads: int, *, queries: Dim = "sequence", keys: Dim = "sequence", name: str = "attentions"
 ) -> tuple[TensorSpec, ...]:
-    """Attention weights of every layer: ``NAME.N``, (batch, heads, queries, keys).
+    """Declare the attention weights of every layer: ``NAME.N``, (batch, heads, queries, keys).
 
     >>> attentions(12, 8)[3].name, attentions(12, 8)[3].dims
     ('attentions.3', ('batch', 8, 'sequence', 'sequence'))
     """
-    return tuple(real(f"{name}.{layer}", "batch", num_heads, queries, keys) for layer in range(num_layers))
+    return tuple(floats(f"{name}.{layer}", "batch", num_heads, queries, keys) for layer in range(num_layers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,16 +107,16 @@ class KeyValues:
     length: str = "past_sequence"
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """Two tensors a layer, key before value."""
+        """Return two tensors per layer, key before value."""
         sizes = (("key", self.head_dim), ("value", self.value_head_dim or self.head_dim))
         return tuple(
-            real(f"{self.name}.{layer}.{part}", "batch", self.num_heads, self.length, size)
+            floats(f"{self.name}.{layer}.{part}", "batch", self.num_heads, self.length, size)
             for layer in range(self.num_layers)
             for part, size in sizes
         )
 
     def elements_per_token(self) -> int:
-        """Numbers kept for one token of one sequence."""
+        """Return the number of elements stored per token of one sequence."""
         return self.num_layers * self.num_heads * (self.head_dim + (self.value_head_dim or self.head_dim))
 
 
@@ -120,18 +124,18 @@ class KeyValues:
 class Graph:
     """One exported graph, ``NAME.onnx``: a method of the model with named inputs and outputs.
 
-    The method takes each input by its name; a :class:`KeyValues` arrives as one :class:`zoo.nn.Cache`. It returns
-    a tensor when it has a single output, else a mapping from output names to tensors (or caches).
+    The method takes each input as the argument of that name; a :class:`KeyValues` arrives as one
+    :class:`zoo.nn.Cache`. It returns a tensor if it has a single output, otherwise a mapping from output names to
+    tensors (or caches).
 
-    ``past`` is what a decoder keeps between calls. It adds the inputs ``past_key_values.N.key`` and ``.value``,
-    handed to the method as ``past_key_values``, which the method extends in place, and the outputs
-    ``present.N.key`` and ``.value``. A graph with a past obeys one law that the export checks: a call on a prefix
-    followed by a call on the rest equals one call on the whole. The tokens of a call lie along a dimension named
-    ``sequence``.
+    ``past`` declares a decoder's cache. It adds the inputs ``past_key_values.N.key`` and ``.value``, passed to the
+    method as ``past_key_values``, which the method extends in place, and the outputs ``present.N.key`` and
+    ``.value``. For a graph with a past, the export checks that a call on a prefix followed by a call on the rest
+    equals one call on the whole sequence. The tokens of a call lie along a dimension named ``sequence``.
 
     >>> graph = Graph(
     ...     inputs=(token_ids("input_ids", 260), mask("attention_mask")),
-    ...     outputs=(real("logits", "batch", 3),),
+    ...     outputs=(floats("logits", "batch", 3),),
     ... )
     >>> [tensor.name for tensor in graph.input_tensors()]
     ['input_ids', 'attention_mask']
@@ -145,26 +149,26 @@ class Graph:
     outputs: tuple[TensorSpec | KeyValues, ...]
     past: KeyValues | None = None
     causal: bool | None = None
-    """Whether an output along a length depends on nothing that comes later along it (True), or on that too (False).
-    None leaves it open; a graph with a past is causal in any case."""
+    """Whether outputs at a position are independent of later positions (True) or depend on them (False).
+    None leaves it unspecified; a graph with a past is always causal."""
     attentions: tuple[TensorSpec, ...] = ()
-    """The attention weights that the method computes, in the order in which it does: :func:`attentions` of a layer's
-    own tokens, and ``cross_attentions`` to others. They are no outputs unless asked for: :meth:`with_attentions`."""
+    """The attention weights, in the order in which the method computes them: :func:`attentions` for self-attention,
+    ``cross_attentions`` for cross-attention. They are outputs only after :meth:`with_attentions`."""
 
     def input_tensors(self) -> tuple[TensorSpec, ...]:
-        """Every input tensor in the order of the exported signature, the past last."""
+        """Return every input tensor in the order of the exported signature, the past last."""
         return _flatten((*self.inputs, *([self.past] if self.past else [])))
 
     def output_tensors(self) -> tuple[TensorSpec, ...]:
-        """Every output tensor in the order of the exported signature, the present last."""
+        """Return every output tensor in the order of the exported signature, the present last."""
         return (*_flatten(self.outputs), *self.present_tensors())
 
     def present_tensors(self) -> tuple[TensorSpec, ...]:
-        """The past after this call, named ``present.N.key`` and ``present.N.value``."""
+        """Return the past after this call, named ``present.N.key`` and ``present.N.value``."""
         if self.past is None:
             return ()
         return tuple(
-            real(
+            floats(
                 tensor.name.replace(self.past.name, "present", 1),
                 *(f"{dim} + sequence" if dim == self.past.length else dim for dim in tensor.dims),
             )
@@ -172,15 +176,15 @@ class Graph:
         )
 
     def with_attentions(self) -> Graph:
-        """The same graph, whose outputs are followed by its attention weights."""
+        """Return the graph with its attention weights added as last outputs."""
         return replace(self, outputs=(*self.outputs, *self.attentions))
 
     def recorded(self) -> tuple[TensorSpec, ...]:
-        """The attention weights that are outputs: all of them or none."""
+        """Return the attention weights that are outputs: all of them or none."""
         return self.attentions if set(self.attentions) <= set(self.outputs) else ()
 
     def dim_names(self) -> tuple[str, ...]:
-        """The free dimensions of the inputs, each once, sums taken apart."""
+        """Return the free dimensions of the inputs, each once; a sum counts as its terms."""
         names = [
             name.strip()
             for tensor in self.input_tensors()
@@ -200,9 +204,10 @@ def causal_graph(
     num_heads: int | None = None,
     num_memories: int = 0,
 ) -> Graph:
-    """The one graph of a causal decoder: logits of the next token for ``input_ids``, with a mask and a past.
+    """Declare the single graph of a causal decoder: next-token logits for ``input_ids``, with a mask and a past.
 
-    With ``num_heads``, each layer has attention weights of so many heads, over ``num_memories`` keys of no token first.
+    With ``num_heads``, it also declares each layer's attention weights: that many heads, over the keys of the tokens
+    preceded by ``num_memories`` learned keys.
 
     >>> graph = causal_graph(vocab_size=260, num_layers=1, num_kv_heads=4, head_dim=16)
     >>> for tensor in graph.input_tensors():
@@ -215,7 +220,7 @@ def causal_graph(
     keys = " + ".join(filter(None, (str(num_memories or ""), "past_sequence", "sequence")))
     return Graph(
         inputs=(token_ids("input_ids", vocab_size), mask("attention_mask", length="past_sequence + sequence")),
-        outputs=(real("logits", "batch", "sequence", vocab_size),),
+        outputs=(floats("logits", "batch", "sequence", vocab_size),),
         past=KeyValues(name="past_key_values", num_layers=num_layers, num_heads=num_kv_heads, head_dim=head_dim),
         attentions=attentions(num_layers, num_heads, keys=keys) if num_heads else (),
     )
@@ -234,38 +239,38 @@ class Architecture:
     config: str
     """A :class:`zoo.Config` subclass; its module must not import torch."""
     model: str
-    """A ``torch.nn.Module`` made by ``Model(config)``, which keeps its configuration as ``.config``."""
+    """A ``torch.nn.Module`` class, called as ``Model(config)``; instances keep the configuration as ``.config``."""
     reference: str
-    """The paper, as a reader would cite it."""
+    """A citation of the paper."""
     expected_failures: Mapping[str, str] = field(default_factory=dict)
-    """Checks of :mod:`zoo.testing` that it is known to fail, each with the reason; if one passes, that is a failure."""
+    """Checks of :mod:`zoo.testing` known to fail, each with the reason. A listed check that passes is a failure."""
 
     def check(self) -> None:
-        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        """Raise ``ValueError`` for a malformed field."""
         _check_name("architecture", self.name)
         _check_reference("config", self.config)
         _check_reference("model", self.model)
         if not isinstance(self.expected_failures, Mapping) or not all(
             isinstance(text, str) and text for item in self.expected_failures.items() for text in item
         ):
-            raise ValueError(f"expected_failures of {self.name!r} must map names of checks to reasons")
+            raise ValueError(f"expected_failures of {self.name!r} must map check names to reasons")
         if not isinstance(self.tasks, tuple | list) or not all(isinstance(task, str) for task in self.tasks):
-            raise ValueError(f"the tasks of architecture {self.name!r} must be texts, got {self.tasks!r}")
+            raise ValueError(f"the tasks of architecture {self.name!r} must be strings, got {self.tasks!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importer:
-    """How checkpoints of a foreign layout become ours, and ours theirs, by reference."""
+    """Conversion between a foreign checkpoint layout and an architecture, in both directions, by reference."""
 
     name: str
-    """``model_type`` in the checkpoint's config.json, or what people write: ``zoo import SOURCE --kind NAME``."""
+    """``model_type`` in the checkpoint's config.json, or NAME in ``zoo import SOURCE --model-type NAME``."""
     architecture: str
-    """The architecture they become."""
+    """The architecture of the imported models."""
     layout: str
     """``module:OBJECT``, a :class:`zoo.checkpoints.Layout`."""
 
     def check(self) -> None:
-        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        """Raise ``ValueError`` for a malformed field."""
         _check_name("importer", self.name)
         _check_name("architecture", self.architecture)
         _check_reference("layout", self.layout)
@@ -273,49 +278,62 @@ class Importer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A command of a plugin's own, by reference: ``zoo NAME``."""
+    """A command added by a plugin, ``zoo NAME``, by reference."""
 
     name: str
-    """What people write."""
+    """NAME in ``zoo NAME``."""
     help: str
-    """One line for ``zoo --help``, a sentence."""
+    """A one-line sentence for ``zoo --help``."""
     command: str
-    """``module:OBJECT``, a ``click.Command``. Its module should not import torch; what it raises of
-    :class:`zoo.ZooError` is one line and its exit status."""
+    """``module:OBJECT``, a ``click.Command``. Its module should not import torch. A :class:`zoo.ZooError` that it
+    raises is printed as one line and sets the exit status."""
+    section: str = "From plugins"
+    """The heading in ``zoo --help`` under which the command is listed."""
 
     def check(self) -> None:
-        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        """Raise ``ValueError`` for a malformed field."""
         _check_name("command", self.name)
         _check_reference("command", self.command)
         if not isinstance(self.help, str) or not self.help or "\n" in self.help:
             raise ValueError(f"the help of command {self.name!r} must be one line, got {self.help!r}")
+        if not isinstance(self.section, str) or not self.section or "\n" in self.section:
+            raise ValueError(f"the section of command {self.name!r} must be one line, got {self.section!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exporter:
-    """A format that models are exported to, by reference. What its functions take and return: :mod:`zoo.exporting`."""
+    """An export format, by reference. :mod:`zoo.exporters` documents the arguments and results of its functions."""
 
     name: str
-    """What people write: ``zoo export MODEL --format NAME``."""
+    """NAME in ``zoo export MODEL --format NAME``."""
     export: str
-    """``module:function``, called with a :class:`zoo.exporting.Job`: writes files and returns the evidence for them."""
+    """``module:function``, called with a :class:`zoo.exporters.Job`: writes files and returns the evidence for them."""
     verify: str | None = None
-    """``module:function``, called with a Job: looks at an earlier export and returns the evidence for it."""
+    """``module:function``, called with a Job: checks an existing export and returns the evidence for it."""
     options: str | None = None
-    """``module:Class``, a :class:`zoo.Settings` of what can be chosen. Its module should not import torch."""
+    """``module:Class``, a :class:`zoo.Settings` subclass with the format's options. Its module should not import
+    torch."""
     verifies: bool = True
-    """Whether ``export`` compares what it wrote with the model. What comes from one that does not is marked so."""
+    """Whether ``export`` compares its files with the model. If not, its exports are marked as unverified."""
     evidence: str | None = None
-    """``evidence.NAME`` for an exporter that writes evidence.NAME.json itself, with its ``verified``, ``files`` and
-    ``weights``, since its other files hold the digest of that; by default zoo writes it. ONNX has ``parity``."""
+    """``evidence.NAME`` for an exporter that writes evidence.NAME.json itself; by default zoo writes it.
+
+    The file must have ``verified``; ``files``, a mapping of each file's name to its SHA-256; and ``weights``, the same
+    for the model's weight files. ONNX uses ``parity``."""
+
+    checks: str | None = None
+    """``module:OBJECT``, functions that the conformance kit runs on every architecture, called with a
+    :class:`zoo.testing.Subject`. Their docstrings explain them; they raise :class:`zoo.testing.CheckFailure`. Their
+    module must not import torch."""
 
     def check(self) -> None:
-        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        """Raise ``ValueError`` for a malformed field."""
         if not isinstance(self.name, str) or not re.fullmatch(r"\w[\w-]*", self.name):
             raise ValueError(f"bad exporter name {self.name!r}: use letters, digits, '-' and '_'")
         if self.evidence not in (None, "parity", f"evidence.{self.name}"):
             raise ValueError(f"bad evidence {self.evidence!r}: write 'evidence.{self.name}'")
-        for kind, reference in (("export", self.export), ("verify", self.verify), ("options", self.options)):
+        references = {"export": self.export, "verify": self.verify, "options": self.options, "checks": self.checks}
+        for kind, reference in references.items():
             if reference is not None or kind == "export":
                 _check_reference(kind, reference)
         if not isinstance(self.verifies, bool):
@@ -324,25 +342,25 @@ class Exporter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Something that exported models can do, by reference: ``zoo run DIR --task NAME``."""
+    """A task for which exported models can be run, ``zoo run DIR --task NAME``, by reference."""
 
     name: str
-    """What people write. A model runs the task that it declares unless they do."""
+    """NAME in ``--task NAME``. Without the option, a model runs the task that its configuration declares."""
     run: str
-    """``module:Class``, a subclass of ``zoo_export.Runner``. Its module should not import torch."""
+    """``module:Class``, a subclass of ``zoo_runtime.Runner``. Its module should not import torch."""
     serves: tuple[str, ...] = ()
-    """The tasks that models declare whose graphs it can use; its own name by default."""
+    """Runs models that declare one of these tasks; its own name by default."""
 
     def check(self) -> None:
-        """Raise ``ValueError`` for a name that cannot be asked for, or a reference that cannot be followed."""
+        """Raise ``ValueError`` for a malformed field."""
         if not isinstance(self.serves, tuple | list):
-            raise ValueError(f"what task {self.name!r} serves must be a tuple of names, got {self.serves!r}")
+            raise ValueError(f"serves of task {self.name!r} must be a tuple of task names, got {self.serves!r}")
         for name in (self.name, *self.serves):
             _check_name("task", name)
         _check_reference("run", self.run)
 
     def can_serve(self, declared: str) -> bool:
-        """Whether it is for models that declare this task."""
+        """Return whether it runs models that declare this task."""
         return declared in (self.serves or (self.name,))
 
 

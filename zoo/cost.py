@@ -1,7 +1,7 @@
 """Exact parameter counts and forward FLOPs of the shared blocks, in closed form and without torch.
 
 Each function mirrors the block of the same name in :mod:`zoo.nn`. A FLOP is one multiplication or one addition, so
-a matrix product with m weights is 2 m FLOPs a token (Kaplan et al. 2020, section 2.1). Norms, activations and
+a matrix product with m weights is 2 m FLOPs per token (Kaplan et al. 2020, section 2.1). Norms, activations and
 softmax are not counted. Tests compare the counts with the real modules and with torch's own FLOP counter.
 
 Costs add, and multiply by a layer count:
@@ -57,27 +57,27 @@ def linear(inputs: int, outputs: int, *, bias: bool = True) -> Cost:
 
 
 def tied_linear(inputs: int, outputs: int) -> Cost:
-    """A dense layer that owns no weights."""
+    """A dense layer that shares the weights of another module."""
     return Cost(0, 2 * inputs * outputs)
 
 
 def head(inputs: int, outputs: int, *, tied: bool) -> Cost:
-    """The projection to a vocabulary, without a bias, whose weights may be those of the embedding."""
+    """The projection to the vocabulary, without bias; ``tied`` shares the weights of the embedding."""
     return tied_linear(inputs, outputs) if tied else linear(inputs, outputs, bias=False)
 
 
 def embedding(rows: int, hidden_size: int) -> Cost:
-    """A look-up: no arithmetic."""
+    """A look-up table, without FLOPs."""
     return Cost(rows * hidden_size)
 
 
 def layer_norm(hidden_size: int) -> Cost:
-    """Weight and bias."""
+    """A norm with weight and bias."""
     return Cost(2 * hidden_size)
 
 
 def rms_norm(hidden_size: int) -> Cost:
-    """A weight alone."""
+    """A norm with a weight only."""
     return Cost(hidden_size)
 
 
@@ -92,7 +92,7 @@ def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool =
 
 
 def recurrent(inputs: int, hidden_size: int, *, gates: int) -> Cost:
-    """One step of one direction of a recurrent layer with biases: 3 gates of a GRU, 4 of an LSTM."""
+    """One step of one direction of a recurrent layer with biases; a GRU has 3 gates, an LSTM 4."""
     return linear(inputs, gates * hidden_size) + linear(hidden_size, gates * hidden_size)
 
 
@@ -106,9 +106,9 @@ def attention(
     value_head_dim: int | None = None,
     bias: bool = True,
     output_bias: bool | None = None,
-    query_key_norm: bool = False,
+    qk_norm: bool = False,
 ) -> Cost:
-    """Four projections, norms of queries and keys, and the products of one query with ``context`` keys and values."""
+    """Four projections, optional QK norms, and the products of one query with ``context`` keys and values."""
     num_kv_heads = num_kv_heads or num_heads
     value_head_dim = value_head_dim or head_dim
     scores = Cost(0, 2 * context * num_heads * (head_dim + value_head_dim))
@@ -117,7 +117,7 @@ def attention(
         + linear(hidden_size, num_kv_heads * head_dim, bias=bias)
         + linear(hidden_size, num_kv_heads * value_head_dim, bias=bias)
         + linear(num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias)
-        + (2 if query_key_norm else 0) * rms_norm(head_dim)
+        + (2 if qk_norm else 0) * rms_norm(head_dim)
         + scores
     )
 
@@ -125,7 +125,7 @@ def attention(
 def span_attention(
     hidden_size: int, num_heads: int, *, context: int, adaptive: bool = False, num_memories: int = 0
 ) -> Cost:
-    """Attention without biases, the products of one query with ``context`` distances, and persistent vectors."""
+    """Attention without biases, with the products of one query and ``context`` distances, and persistent vectors."""
     head_dim = hidden_size // num_heads
     return (
         attention(hidden_size, num_heads, head_dim=head_dim, context=context + num_memories, bias=False)
@@ -136,7 +136,7 @@ def span_attention(
 
 
 def product_key_memory(hidden_size: int, *, num_keys: int, top_k: int, num_heads: int, query_size: int) -> Cost:
-    """A normalised query, its products with two sets of half-keys, and a weighted sum of ``top_k`` values a head."""
+    """A normalised query, its products with two sets of half-keys, and a weighted sum of ``top_k`` values per head."""
     width = num_heads * query_size
     return (
         linear(hidden_size, width)

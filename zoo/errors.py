@@ -1,4 +1,4 @@
-"""Errors a user can act on. Each class has one exit status; see "Exit status" in the README."""
+"""Errors that a user can act on. Each class has one exit status; see docs/reference/exit-statuses.md."""
 
 from __future__ import annotations
 
@@ -7,43 +7,89 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 __all__ = [
+    "EXPORT_AGAIN",
+    "OTHER_PLACE",
+    "REPLACE",
     "ArtifactError",
+    "MissingPackageError",
     "ParityError",
     "PluginError",
     "StorageError",
     "UsageError",
+    "Wording",
     "ZooError",
+    "ZooWarning",
+    "argument",
+    "missing_package",
     "nearest",
     "storage_errors",
 ]
 
 
+class Wording(NamedTuple):
+    """Part of a message that differs between Python and the command line."""
+
+    python: str
+    command_line: str
+
+    def __str__(self) -> str:
+        return self.python
+
+
+def argument(name: str, value: object = None, text: str = "{}") -> Wording:
+    """Format ``text`` with a function argument and with the command-line option of the same name.
+
+    >>> argument("force", True, "pass {} to replace it")
+    Wording(python='pass force=True to replace it', command_line='pass --force to replace it')
+    """
+    option = f"--{name.replace('_', '-')}" + ("" if value is None or value is True else f" {value}")
+    return Wording(text.format(name if value is None else f"{name}={value!r}"), text.format(option))
+
+
+REPLACE = argument("force", True, "use {} to replace it")
+EXPORT_AGAIN = argument("force", True, "use {} to export again")
+OTHER_PLACE = Wording("choose another place", "choose another place with -o")
+
+
 class ZooError(Exception):
-    """A failure with its remedy, printed as one line: ``what: where: what to do``."""
+    """A failure and its remedy on one line: ``what: where: what to do``.
+
+    Any part may be a :class:`Wording`: ``str(error)`` has the Python text, ``error.command_line`` the other.
+    """
 
     exit_code = 1
 
-    def __init__(self, what: str, where: object = None, remedy: str | None = None) -> None:
-        parts = [str(part) for part in (what, where, remedy) if part not in (None, "")]
-        super().__init__(" ".join(": ".join(parts).split()))
+    def __init__(self, what: str, where: object = None, remedy: str | Wording | None = None) -> None:
+        parts = [part for part in (what, where, remedy) if part not in (None, "")]
+        super().__init__(_one_line(parts))
+        self.command_line = _one_line(part.command_line if isinstance(part, Wording) else part for part in parts)
+
+
+def _one_line(parts: Iterable[object]) -> str:
+    return " ".join(": ".join(map(str, parts)).split())
+
+
+class ZooWarning(UserWarning):
+    """A non-fatal problem. The command line prints it as one line on stderr."""
 
 
 class UsageError(ZooError):
-    """Unknown name, key or value, wrong type, or a target that exists."""
+    """An unknown name, key or value, a wrong type, or a target that already exists."""
 
     exit_code = 2
 
 
 class ArtifactError(ZooError):
-    """A missing, truncated, altered or meaningless file or input."""
+    """A missing, truncated, altered or invalid file or input."""
 
     exit_code = 3
 
 
 class ParityError(ZooError):
-    """The exported graph does not equal the model, or could not be shown to."""
+    """The exported graph does not equal the model, or could not be compared with it."""
 
     exit_code = 4
 
@@ -54,20 +100,24 @@ class PluginError(ZooError):
     exit_code = 5
 
 
+class MissingPackageError(ZooError):
+    """A package of an optional dependency group is not installed."""
+
+
 class StorageError(ZooError):
-    """The file system refused: unwritable, full, or failing."""
+    """The file system is unwritable, full or failing."""
 
     exit_code = 6
 
 
 def close_to(name: str, choices: Iterable[str]) -> str | None:
-    """A remedy that names the choices closest to ``name``, where some are close."""
+    """Return a remedy that names the choices closest to ``name``, or None when none is close."""
     close = difflib.get_close_matches(name, sorted(choices), n=3, cutoff=0.6)
     return "did you mean " + " or ".join(map(repr, close)) + "?" if close else None
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """A remedy that names the choices closest to ``name``, or a few of them when none is close."""
+    """Return a remedy that names the choices closest to ``name``, or the first few when none is close."""
     choices = sorted(choices)
     close = close_to(name, choices)
     if close:
@@ -78,18 +128,31 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"known: {shown}" + (", ..." if len(choices) > 12 else "")
 
 
+_TORCH_EXTRA = ("onnx", "onnx_ir", "onnxscript", "torch")
+
+
+def missing_package(error: BaseException) -> MissingPackageError | None:
+    """Return the error to report for an ``ImportError`` of PyTorch or an ONNX tool; None for any other error."""
+    while error.__cause__ is not None and not isinstance(error, ImportError):
+        error = error.__cause__
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in _TORCH_EXTRA:
+        return None
+    return MissingPackageError(f"{name} is not installed", None, 'pip install "attention-zoo[torch]"')
+
+
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
-    errno.EROFS: "choose a writable place with -o",
+    errno.EROFS: "choose a writable place",
 }
 
 
 @contextmanager
 def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn any ``OSError`` raised inside into a :class:`StorageError` about ``path``."""
+    """Convert any ``OSError`` raised inside into a :class:`StorageError` about ``path``."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The whole plugin contract.
+"""The complete plugin contract.
 
-A plugin is a torch-free module named by an entry point of the group ``zoo.plugins``. It states the contract it was
-written for and implements any of the hooks below::
+A plugin is a torch-free module named by an entry point of the group ``zoo.plugins``. It declares the version of this
+contract that it was written for, and implements any of the hooks below::
 
     ZOO_API = 1
 
@@ -23,9 +23,9 @@ from zoo.contract import Architecture, Command, Exporter, Importer, Task
 __all__ = ["OLDEST_API", "ZOO_API", "hookimpl", "hookspec"]
 
 ZOO_API = 1
-"""The version of this contract. Hooks and optional fields are added without a new one."""
+"""The version of this contract. New hooks and new optional fields do not change it."""
 OLDEST_API = 1
-"""The oldest one that plugins may be written for."""
+"""The oldest contract version that plugins may declare."""
 
 hookspec = pluggy.HookspecMarker("zoo")
 hookimpl = pluggy.HookimplMarker("zoo")
@@ -48,14 +48,14 @@ def zoo_importers() -> Sequence[Importer]:  # type: ignore[empty-body]
 
 @hookspec
 def zoo_exporters() -> Sequence[Exporter]:  # type: ignore[empty-body]
-    """Formats that models are exported to, by reference."""
+    """Export formats, by reference."""
 
 
 @hookspec
 def zoo_tasks() -> Sequence[Task]:  # type: ignore[empty-body]
-    """What exported models can be run for, by reference."""
+    """Tasks for which exported models can be run, by reference."""
 
 
 @hookspec
 def zoo_commands() -> Sequence[Command]:  # type: ignore[empty-body]
-    """Commands beside zoo's own, by reference."""
+    """Additional commands, by reference."""

@@ -1,59 +1,69 @@
 """Atomic changes to a directory: a crash leaves the old state or the new one, never a mixture.
 
-A new directory is staged beside its target and renamed once. Additions to an existing directory are staged inside it;
-renaming the stage to ``.zoo-commit`` commits them, and whoever opens the directory next finishes the moves. A stage is
-locked while its writer lives, so an abandoned one is recognised and swept.
+A new directory is staged beside its target and renamed once. An existing directory is replaced only if it holds nothing
+but files that zoo wrote. Additions to an existing directory are staged inside it; renaming the stage to ``.zoo-commit``
+commits them, and the next process to open the directory finishes interrupted moves. Writers lock the directory that
+they change. A stage is locked while its writer lives, so that abandoned stages are recognised and removed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import glob
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from zoo.errors import UsageError, storage_errors
+from zoo import system
+from zoo.errors import OTHER_PLACE, REPLACE, UsageError, storage_errors
 
-__all__ = ["add_to_directory", "check_file_target", "check_target", "new_directory", "new_file", "recover"]
+__all__ = [
+    "Owned",
+    "add_to_directory",
+    "check_file_target",
+    "check_target",
+    "new_directory",
+    "new_file",
+    "recover",
+    "settled",
+]
+
+Owned = Callable[[Path], Collection[str] | None]
+"""Lists the files in a directory that zoo wrote, as relative paths; None if zoo did not write the directory."""
 
 STAGE = ".zoo-stage-"
 COMMIT = ".zoo-commit"
 LAST = "manifest.json"
-"""The file that is moved last: until it is, its predecessor does not mention the others."""
+"""The file that is moved last: until then, the old manifest does not list the new files."""
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+_NAMED = 3
+"""Maximum number of directory entries named in an error."""
 
 
 @contextmanager
-def new_directory(
-    target: Path, *, force: bool, replaceable: Callable[[Path], bool], kind: str = "a model directory"
-) -> Iterator[Path]:
-    """Yield an empty directory that becomes ``target`` when the block ends, and vanishes if it raises.
+def new_directory(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> Iterator[Path]:
+    """Yield an empty directory that becomes ``target`` when the block ends, and is removed if the block raises.
 
-    Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not ``replaceable``, which means not
-    of this ``kind``, and ``StorageError`` when the file system refuses.
+    Raises :class:`UsageError` as :func:`check_target` does, and ``StorageError`` when the file system refuses.
     """
-    target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow a link that we replace)
+    target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow links)
     with storage_errors(target):
-        check_target(target, force=force, replaceable=replaceable, kind=kind)
+        check_target(target, force=force, owned=owned, kind=kind)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _stage(target.parent, f".{target.name}{STAGE}", target) as stage:
             yield stage
             _make_durable(stage)
-            check_target(target, force=force, replaceable=replaceable, kind=kind)
-            _publish(stage, target)
+            with settled(target) if target.is_dir() and not target.is_symlink() else nullcontext():
+                check_target(target, force=force, owned=owned, kind=kind)
+                _publish(stage, target)
 
 
 @contextmanager
 def new_file(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield the path of a file to write, which becomes ``target`` when the block ends, and vanishes if it raises.
+    """Yield the path of a file that becomes ``target`` when the block ends, and is removed if the block raises.
 
     Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not a plain file, and
     ``StorageError`` when the file system refuses.
@@ -67,129 +77,158 @@ def new_file(target: Path, *, force: bool) -> Iterator[Path]:
             _make_durable(stage)
             check_file_target(target, force=force)
             (stage / target.name).replace(target)
-            _sync(target.parent)
+            system.sync(target.parent)
 
 
 @contextmanager
-def add_to_directory(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory whose files are moved into ``directory`` when the block ends, all or none."""
+def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] = lambda stage: ()) -> Iterator[Path]:
+    """Yield an empty directory whose files are moved into ``directory`` when the block ends, all or none.
+
+    ``finish`` is called with the stage before the files are moved, while ``directory`` is locked, so that it can take
+    into account what other writers have added meanwhile. It returns the names of files to remove.
+    """
     recover(directory)
     with storage_errors(directory), _stage(directory, STAGE, None) as stage:
         yield stage
-        _make_durable(stage)
-        with _locked(directory):
-            _finish_commit(directory)
+        _make_durable(stage)  # before locking, so that other writers wait less
+        with settled(directory):
+            removed = finish(stage)
+            _make_durable(stage)
             stage.rename(directory / COMMIT)
-            _sync(directory)
+            system.sync(directory)
             _finish_commit(directory)
+            for name in removed:
+                (directory / name).unlink(missing_ok=True)
 
 
 def recover(directory: Path) -> None:
-    """Finish a committed addition that a crash interrupted."""
+    """Finish an addition that a crash interrupted after it was committed, and undo an interrupted replacement."""
+    if not directory.exists() and os.path.isdir(_aside(directory)):  # noqa: PTH112  (false for a name too long)
+        with storage_errors(directory), _locked(directory.parent):
+            _restore(directory)
     commit = directory / COMMIT
     if commit.is_dir() and not commit.is_symlink():
-        with storage_errors(directory), _locked(directory):
-            _finish_commit(directory)
+        with storage_errors(directory), settled(directory):
+            pass
+
+
+@contextmanager
+def settled(directory: Path) -> Iterator[None]:
+    """Finish any committed addition, and keep other writers out of the directory."""
+    with _locked(directory):
+        _finish_commit(directory)
+        yield
 
 
 def _finish_commit(directory: Path) -> None:
-    """Move committed files to their places; the directory is locked."""
+    """Move committed files into place. The caller holds the directory's lock."""
     commit = directory / COMMIT
     if commit.is_dir() and not commit.is_symlink():
         for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
             path.replace(directory / path.name)
-        _sync(directory)
+        system.sync(directory)
         commit.rmdir()
 
 
-def check_target(
-    target: Path, *, force: bool, replaceable: Callable[[Path], bool], kind: str = "a model directory"
-) -> None:
-    """Raise :class:`UsageError` unless ``target`` is free, or may be replaced."""
+def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:
+    """Raise :class:`UsageError` unless ``target`` is free or may be replaced.
+
+    With ``force``, a directory that is empty or holds ``owned`` files only may be replaced. ``kind`` is the kind of
+    directory named in the error.
+    """
     with storage_errors(target):
         if not (target.is_symlink() or target.exists()):
             return
         if not force:
-            raise UsageError("already exists", target, "use --force to replace it")
-        if target.is_symlink() or not replaceable(target):
-            raise UsageError(f"exists and is not {kind}", target, "choose another place with -o")
+            raise UsageError("already exists", target, REPLACE)
+        if target.is_symlink() or not target.is_dir():
+            raise UsageError(f"exists and is not {kind}", target, OTHER_PLACE)
+        recover(target)
+        files = owned(target)
+        foreign = list(_foreign(target, files or ()))
+        if foreign and files is None:
+            raise UsageError(f"exists and is not {kind}", target, OTHER_PLACE)
+        if foreign:
+            names = ", ".join(foreign[:_NAMED]) + (f" and {len(foreign) - _NAMED} more" if foreign[_NAMED:] else "")
+            what = f"contains files other than those zoo wrote ({names})"
+            raise UsageError(what, target, "move them elsewhere first, or choose another place")
+
+
+def _foreign(directory: Path, owned: Collection[str], prefix: str = "") -> Iterator[str]:
+    """Yield the entries of a directory that are not owned. A directory without owned files is one entry."""
+    for path in sorted(directory.iterdir()):
+        name = prefix + path.name
+        if path.is_dir() and not path.is_symlink():
+            if any(file.startswith(f"{name}/") for file in owned):
+                yield from _foreign(path, owned, f"{name}/")
+            elif not name.startswith(STAGE):
+                yield f"{name}/"
+        elif name not in owned:
+            yield name
 
 
 def check_file_target(target: Path, *, force: bool) -> None:
-    """Raise :class:`UsageError` unless ``target`` is free, or is a plain file that may be replaced."""
+    """Raise :class:`UsageError` unless ``target`` is free or a plain file that may be replaced."""
     with storage_errors(target):
         if not (target.is_symlink() or target.exists()):
             return
         if not force:
-            raise UsageError("already exists", target, "use --force to replace it")
+            raise UsageError("already exists", target, REPLACE)
         if target.is_symlink() or not target.is_file():
-            raise UsageError("exists and is not a file", target, "choose another place with -o")
+            raise UsageError("exists and is not a file", target, OTHER_PLACE)
 
 
 @contextmanager
 def _stage(parent: Path, prefix: str, target: Path | None) -> Iterator[Path]:
-    """Yield a new directory, locked as long as its writer lives, and remove what is left under its name."""
+    """Yield a new directory, locked while its writer lives, and finally remove any directory of its name."""
     stage = parent / f"{prefix}{secrets.token_hex(4)}"
-    descriptor = -1
+    release: system.Release | None = None
     try:
-        with _locked(parent):  # nobody may sweep the stage between its making and its locking
+        with _locked(parent):  # no other process may sweep the stage before it is locked
             _sweep(parent, prefix)
             if target is not None:
                 _restore(target)
             stage.mkdir()
-            descriptor = os.open(stage, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            release = system.try_lock(stage)
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        if descriptor >= 0:
-            os.close(descriptor)
+        if release is not None:
+            release()
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY)
+    """Lock a directory, waiting until the lock is free."""
+    release = system.lock(directory)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        release()
 
 
 def _sweep(parent: Path, prefix: str) -> None:
-    """Remove stages whose writer is gone: their lock can be had."""
+    """Remove stages whose lock is free: their writer has ended."""
     for stage in parent.glob(f"{glob.escape(prefix)}*"):
         try:
-            descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            release = None if stage.is_symlink() else system.try_lock(stage)
         except OSError:
-            continue  # swept by someone else meanwhile
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            continue  # another process removed it
+        if release is not None:  # otherwise its writer is alive
             shutil.rmtree(stage, ignore_errors=True)
-        except BlockingIOError:
-            pass  # its writer lives
-        finally:
-            os.close(descriptor)
+            release()
 
 
 def _make_durable(stage: Path) -> None:
-    mode = stage.stat().st_mode & 0o777  # what the umask leaves; libraries may have chosen less
-    for path in sorted(stage.rglob("*"), reverse=True):  # what a directory holds comes before it
+    mode = stage.stat().st_mode & 0o777  # follows the umask; libraries may have set stricter modes
+    for path in sorted(stage.rglob("*"), reverse=True):  # contents before their directory
         path.chmod(mode if path.is_dir() else mode & 0o666)
-        _sync(path)
-    _sync(stage)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        system.sync(path)
+    system.sync(stage)
 
 
 def _publish(stage: Path, target: Path) -> None:
-    """Give the stage the target's name, and the stage's to what was there. On failure nothing has changed."""
+    """Rename the stage to the target, exchanging names if the target exists. On failure nothing has changed."""
     replaces = target.exists()
     try:
         if replaces:
@@ -198,10 +237,10 @@ def _publish(stage: Path, target: Path) -> None:
             stage.rename(target)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise UsageError("already exists", target, "use --force to replace it") from error
+            raise UsageError("already exists", target, REPLACE) from error
         raise
     try:
-        _sync(target.parent)
+        system.sync(target.parent)
     except OSError:
         if replaces:
             _exchange(stage, target)
@@ -211,14 +250,13 @@ def _publish(stage: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two directories in one step (renameat2), or in three where the system has no such call."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is not None:
-        if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.ENOSYS, errno.EINVAL):
-            raise OSError(code, os.strerror(code), str(other))
+    """Swap two directories atomically, or else in three steps that ``recover`` undoes after a crash."""
+    if not system.swap(one, other):
+        with _locked(other.parent):  # so that ``recover`` does not mistake an unfinished swap for a crash
+            _swap_in_steps(one, other)
+
+
+def _swap_in_steps(one: Path, other: Path) -> None:
     aside = _aside(other)
     other.rename(aside)
     try:
@@ -238,7 +276,7 @@ def _aside(target: Path) -> Path:
 
 
 def _restore(target: Path) -> None:
-    """Undo a swap in three steps that a crash interrupted: put the old directory back, unless the new one is there."""
+    """Undo an interrupted swap in three steps: put the old directory back unless the new one is in place."""
     aside = _aside(target)
     if aside.is_dir() and not target.exists():
         aside.rename(target)

@@ -35,7 +35,8 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 import zoo
-from zoo import cli, hookspecs
+from zoo import hookspecs
+from zoo.cli.entry import cli
 
 __all__ = ["setup"]
 
@@ -192,9 +193,9 @@ class Commands(Written):
 
     def lines(self) -> Iterator[str]:
         """A section a command."""
-        context = click.Context(cli.cli, info_name="zoo")
-        yield from ("## zoo", "", *_help(cli.cli, context))
-        yield from _sections(cli.cli, context)
+        context = click.Context(cli, info_name="zoo")
+        yield from ("## zoo", "", *_help(cli, context))
+        yield from _sections(cli, context)
 
 
 def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
@@ -244,9 +245,9 @@ class Checks(Written):
 
     def lines(self) -> Iterator[str]:
         """A section a check."""
-        from zoo.testing import CHECKS
+        from zoo.testing import all_checks
 
-        for check in CHECKS:
+        for check in all_checks():
             subject = "plugin" if check.of_plugin else "model"
             yield from (f"## {check.name}", "", f"Of each {subject}.", "", "```{eval-rst}")
             yield from (".. py:currentmodule:: zoo", "", *check.explanation.splitlines(), "```", "")

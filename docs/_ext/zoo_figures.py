@@ -1,7 +1,7 @@
-"""What the pages of architectures take from the models themselves: drawings, and tables of presets.
+"""Directives for pages about architectures: figures and tables of presets.
 
-``{zoo-figure} PRESET`` draws a preset's modules. ``{zoo-presets} ARCHITECTURE`` lists the presets of an architecture by
-size, with the values of the fields that ``:fields:`` names and with their parameters.
+``{zoo-figure} PRESET`` draws the modules of a preset. ``{zoo-presets} ARCHITECTURE`` lists the presets of an
+architecture by size, with their number of parameters and the fields given in ``:fields:``.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import zoo
-from zoo.figure import figure
-from zoo.registry import ModelSpec, Summary, registry
+from zoo.figures.drawing import figure
+from zoo.models.count import parameter_count
+from zoo.registry import Summary, registry
 
 __all__ = ["setup"]
 
 
 class Figure(SphinxDirective):
-    """A drawing in the page itself, so that it has the page's colours, and its text can be searched and copied."""
+    """Inline SVG, so that it follows the page's colours and its text can be searched and copied."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """SVG for HTML; other formats have none."""
+        """Return the figure for HTML output; other formats omit it."""
         self.env.note_reread()
         try:
             drawing = figure(registry().resolve(self.arguments[0]), standalone=False)
@@ -42,23 +43,23 @@ class Presets(SphinxDirective):
     option_spec: ClassVar[dict[str, Any]] = {"fields": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
-        """The smallest first."""
+        """Return the table, in order of size."""
         self.env.note_reread()
         fields = self.options.get("fields", "").split()
         found = [item for item in registry().search(architecture=self.arguments[0]) if isinstance(item, Summary)]
         if not found:
             raise self.error(f"no preset of {self.arguments[0]}")
-        specs = sorted((registry().resolve(item.name) for item in found), key=ModelSpec.parameters)
+        specs = sorted((registry().resolve(item.name) for item in found), key=parameter_count)
         rows = [f"| preset | {''.join(f'`{field}` | ' for field in fields)}parameters |"]
         rows.append(f"| --- |{' ---: |' * (len(fields) + 1)}")
         for spec in specs:
             values = [_text(getattr(spec.config, field)) for field in fields]
-            rows.append(f"| {' | '.join([f'`{spec.name}`', *values, f'{spec.parameters():,}'])} |")
+            rows.append(f"| {' | '.join([f'`{spec.name}`', *values, f'{parameter_count(spec):,}'])} |")
         return self.parse_text_to_nodes("\n".join(rows))
 
 
 def _text(value: object) -> str:
-    """A value as a reader writes it."""
+    """Format a value for the table."""
     if value is None:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):

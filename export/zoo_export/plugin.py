@@ -1,4 +1,4 @@
-"""ONNX as a plugin: an exporter and tasks like any other's."""
+"""Plugin with the ONNX exporter and its commands."""
 
 from collections.abc import Sequence
 
@@ -12,36 +12,27 @@ def zoo_exporters() -> Sequence[zoo.Exporter]:
     return [
         zoo.Exporter(
             name="onnx",
-            export="zoo_export.exporter:export_onnx",
-            verify="zoo_export.exporter:verify_onnx",
+            export="zoo_export.export:export_onnx",
+            verify="zoo_export.verify:verify_onnx",
+            options="zoo_export.export:Request",
             evidence="parity",
+            checks="zoo_export.conformance:CHECKS",
         )
     ]
 
 
 @zoo.hookimpl
-def zoo_tasks() -> Sequence[zoo.Task]:
-    home, encoders = "zoo_export.runtime", ("feature-extraction", "sentence-embedding")
-    texts = (
-        *encoders, "fill-mask", "pretraining", "question-answering", "replaced-token-detection", "text-classification",
-        "text-generation", "text2text-generation", "token-classification",
-    )  # fmt: skip
-    images = ("image-classification", "image-feature-extraction")
-    masked = ("fill-mask", "pretraining")
+def zoo_commands() -> Sequence[zoo.Command]:
+    commands = {
+        "export": ("Export", "Export a model to ONNX or another format, verified against PyTorch."),
+        "quantize": ("Export", "Write a smaller precision of a model, with a certified error."),
+        "publish": ("Export", "Write a model in a layout that other tools read."),
+        "relink": ("Export", "Make an export use new weights without re-exporting."),
+        "verify": ("Check", "Verify an existing export again."),
+        "diff": ("Check", "Compare an export with its model, module by module."),
+        "bench": ("Check", "Measure the speed of an exported model, compared with PyTorch."),
+    }
     return [
-        zoo.Task(name="attentions", run=f"{home}.weights:Attentions", serves=texts),
-        zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
-        zoo.Task(name="feature-extraction", run=f"{home}.tasks:Features", serves=encoders),
-        zoo.Task(name="fill-mask", run=f"{home}.tasks:FillMask", serves=masked),
-        zoo.Task(name="image-attentions", run=f"{home}.weights:ImageAttentions", serves=images),
-        zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
-        zoo.Task(name="image-feature-extraction", run=f"{home}.images:ImageFeatures"),
-        zoo.Task(name="next-sentence", run=f"{home}.tasks:NextSentence", serves=("pretraining",)),
-        zoo.Task(name="pretraining", run=f"{home}.tasks:FillMask"),
-        zoo.Task(name="replaced-token-detection", run=f"{home}.tasks:ReplacedTokens"),
-        zoo.Task(name="sentence-embedding", run=f"{home}.tasks:Embed", serves=encoders),
-        zoo.Task(name="text-classification", run=f"{home}.tasks:TextClassification"),
-        zoo.Task(name="text-generation", run=f"{home}.generating:Continue"),
-        zoo.Task(name="text2text-generation", run=f"{home}.generating:Translate"),
-        zoo.Task(name="token-classification", run=f"{home}.tasks:TokenClassification"),
+        zoo.Command(name=name, help=help, command=f"zoo_export.cli.{name}:command", section=section)
+        for name, (section, help) in commands.items()
     ]

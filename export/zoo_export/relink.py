@@ -1,54 +1,65 @@
-"""Weights that were put into an exported model's directory: the graphs are pointed at them. Needs no torch."""
+"""Relinking of an export to new weights, without torch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from zoo.artifact import ModelDirectory, digest_file, entry_of, is_weights, write_json
+from zoo.artifact import CARD, CONFIG, Export, ModelDirectory, entry_of, find_exports, is_weights, write_json
+from zoo.artifact.card import model_card
+from zoo.artifact.weights import digest_layout, read_layout
 from zoo.errors import ArtifactError
-from zoo.weights import INDEX, read_layout
-from zoo_export.graph_file import EVIDENCE_KEY, annotate, link
+from zoo.models.count import parameter_count
+from zoo_export.graph.file import link
+from zoo_export.parity.evidence import stage_graphs
 
 __all__ = ["relink"]
 
-REASON = "the weights are not those that were compared"
+REASON = "the weights have changed since verification"
 
 
 def relink(directory: Path) -> bool:
-    """Point the graphs of a model directory at the weights that lie there now, and list those in the manifest.
+    """Make the graphs of a model directory use its current weights, and list those in the manifest.
 
-    Returns whether the evidence still holds: it does when the weights are those that were compared.
+    Returns:
+        Whether the export is still verified, that is, whether the weights are the verified ones.
 
-    Raises :class:`ArtifactError` when the weights are missing, or are not in the layout that the graphs need.
+    Raises:
+        ArtifactError: the weights are missing, or do not have the tensors that the graphs need.
+        ParityError: a graph does not belong to its evidence.
     """
     stored = ModelDirectory.open(directory, weights=False)
-    exports = stored.exports() or [stored.export()]
+    exports = find_exports(stored) or [Export(stored)]
     for export in exports:
         export.check()
+        export.check_files()
     for path in stored.path.iterdir():
         if is_weights(path.name) and path.is_symlink():
-            raise ArtifactError("a link, not a file", path, "runtimes refuse links: copy the file")
+            raise ArtifactError("weights file is a symbolic link", path, "copy the file: runtimes reject links")
     layout = read_layout(stored.path)
-    files = {name: entry for name, entry in stored.files.items() if not is_weights(name)}
-    files |= {path.name: entry_of(path) for path in stored.path.iterdir() if is_weights(path.name)}
-    compared = {name: entry["sha256"] for name, entry in files.items() if is_weights(name) and name != INDEX}
+    weights = {path.name: entry_of(path) for path in stored.path.iterdir() if is_weights(path.name)}
+    files = {name: entry for name, entry in stored.files.items() if not is_weights(name)} | weights
     changed = []
-    for export in exports:
+    for export in (Export(replace(stored, files=files), export.variant) for export in exports):
         graphs = export.read()
         try:
             linked = {name: link(graph, layout) for name, graph in graphs.items()}
         except ArtifactError as error:
-            raise ArtifactError(str(error), directory, "build or export the model that these weights are of") from error
-        verified = bool(export.evidence.get("verified")) and export.evidence.get("weights") == compared
-        if not verified or linked != graphs:
+            raise ArtifactError(str(error), directory, "build or export the model of these weights") from error
+        if not export.is_verified() or linked != graphs:
             changed.append((export, linked))
-    if files == stored.files and not changed:
+    origin = stored.origin.of(digest_layout(stored.path, layout))
+    before = {name: entry for name, entry in stored.files.items() if is_weights(name)}
+    if weights == before and not changed and origin == stored.origin:
         return True
-    with stored.adding(files) as stage:
+    with stored.adding(listed={**dict.fromkeys(before), **weights}, action="relinked") as stage:
+        if origin != stored.origin:
+            write_json(stage / CONFIG, {**stored.description, "origin": origin.to_dict()})
+            (stage / CARD).write_text(
+                model_card(stored.spec, stored.dtype, origin, parameter_count(stored.spec)), encoding="utf-8"
+            )
         for export, linked in changed:
-            evidence = stage / export.evidence_file
-            write_json(evidence, {**export.evidence, "verified": False, "reason": REASON})
-            for name, graph in linked.items():
-                file = stage / export.graph_files[name]
-                file.write_bytes(annotate(graph, {EVIDENCE_KEY: digest_file(evidence)}))
+            evidence = {**export.evidence, "verified": False, "reason": REASON}
+            files_of_export = {export.graph_files[name]: graph for name, graph in linked.items()}
+            stage_graphs(stage, files_of_export, export.evidence_file, evidence)
     return not changed

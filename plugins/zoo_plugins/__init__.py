@@ -1,1 +1,1 @@
-"""The built-in architectures, each written exactly as a third party would."""
+"""The built-in architectures, written as plugins like those of third parties."""

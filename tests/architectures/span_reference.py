@@ -1,4 +1,4 @@
-"""Attention over a span with persistent memory, number by number from the papers' equations."""
+"""Attention over a span with persistent memory, computed in scalar loops from the papers' equations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Array = np.ndarray[Any, Any]
 
 
 def share(distance: int, z: float, ramp: int) -> float:
-    """m_z(x) of Sukhbaatar et al. 2019a, section 2.2."""
+    """Compute m_z(x) of Sukhbaatar et al. 2019a, section 2.2."""
     return min(max((ramp + z - distance) / ramp, 0.0), 1.0)
 
 
 def span_attention(
     x: Array, weights: Mapping[str, Array], positions: Array, padding: list[int], heads: int, ramp: int | None
 ) -> Array:
-    """One row (T, E), one head, one query and one key at a time; ``weights`` are named as in the module."""
+    """Compute one row (T, E), per head, query and key; ``weights`` are named as in the module."""
     length, width = x.shape
     size, span = width // heads, len(positions)
     query, key, value = (x @ weights[f"{name}.weight"].T for name in ("query", "key", "value"))
@@ -51,7 +51,7 @@ def span_attention(
 
 
 def layer_norm(x: Array, weights: Mapping[str, Array], name: str, eps: float) -> Array:
-    """Over the last dimension."""
+    """LayerNorm over the last dimension."""
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
     return scaled * weights[f"{name}.norm.weight"] + weights[f"{name}.norm.bias"]

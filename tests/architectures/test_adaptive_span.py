@@ -1,4 +1,4 @@
-"""Adaptive spans against the paper's equations, number by number, and the laws of a span."""
+"""Adaptive spans against the paper's equations in scalar loops, and properties of spans."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig
-from zoo_plugins.adaptive_span.model import AdaptiveSpanDecoder
 
 from tests.architectures.span_reference import layer_norm, share, span_attention
 from zoo.errors import UsageError
+from zoo.models.count import parameter_count
 from zoo.nn import Cache, SpanAttention, build_mask, distances_of
 from zoo.registry import registry
+from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig
+from zoo_plugins.adaptive_span.model import AdaptiveSpanDecoder
 
 SIZES = {
     "vocab_size": 31,
@@ -29,11 +30,11 @@ SIZES = {
     "norm_eps": 1e-4,
 }
 SPANS = [-2.0, 1.3, 2.0, 0.0, 9.0, 3.6]
-"""One z for each head of both layers: within the limits, on them and beyond."""
+"""One z per head of both layers: within the limits, at them and beyond."""
 
 
 def make(**options: object) -> AdaptiveSpanDecoder:
-    """A small float64 model in evaluation mode whose weights are all random."""
+    """Build a small float64 model in evaluation mode with random weights."""
     model = AdaptiveSpanDecoder(AdaptiveSpanConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -49,7 +50,7 @@ def tokens(batch: int, length: int) -> Tensor:
 
 
 def reference(model: AdaptiveSpanDecoder, ids: list[int], padding: list[int]) -> np.ndarray:
-    """The logits of one row."""
+    """Compute the logits of one row."""
     c = model.config
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     x = weights["token_embedding.weight"][ids]
@@ -66,7 +67,7 @@ def reference(model: AdaptiveSpanDecoder, ids: list[int], padding: list[int]) ->
 
 
 def attention_of(span: int, ramp: int | None, spans: list[float]) -> SpanAttention:
-    """A random float64 attention of two heads with these z."""
+    """Build a random float64 attention of two heads with these z."""
     torch.manual_seed(2)
     attention = SpanAttention(8, 2, span=span, ramp=ramp).double().requires_grad_(False)
     if attention.adaptive is not None:
@@ -75,7 +76,7 @@ def attention_of(span: int, ramp: int | None, spans: list[float]) -> SpanAttenti
 
 
 def weights_of(attention: SpanAttention, length: int) -> Tensor:
-    """The attention weights of a random text, (2, H, T, T)."""
+    """Return the attention weights of a random text, (2, H, T, T)."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(2, length, 8, dtype=torch.float64, generator=generator)
     positions = torch.randn(attention.span, 4, dtype=torch.float64, generator=generator)
@@ -85,7 +86,7 @@ def weights_of(attention: SpanAttention, length: int) -> Tensor:
 
 @pytest.mark.parametrize("padding", [[1] * 14, [0] * 3 + [1] * 11, [1] * 9 + [0] * 5, [1, 0, 0, 1, 1, 0] + [1] * 8])
 def test_equals_the_papers_equations(padding: list[int]) -> None:
-    """Over a text of twice the span, with padding on either side or within."""
+    """For a text of twice the span, with padding on either side or within."""
     model, ids = make(), tokens(2, 14)
     actual = model(ids, torch.tensor([padding, [1] * 14]))
     for row, mask in enumerate((padding, [1] * 14)):
@@ -102,7 +103,7 @@ def test_equals_the_papers_equations(padding: list[int]) -> None:
     length=st.integers(1, 18),
 )
 def test_nothing_counts_beyond_the_span_and_its_ramp(ramp: int, spans: list[float], span: int, length: int) -> None:
-    """Rows sum to 1; a weight is 0, exactly, where m is 0, and above 0 elsewhere."""
+    """Rows sum to 1; weights are exactly 0 where m is 0, and positive elsewhere."""
     weights = weights_of(attention_of(span, ramp, spans), length)
     assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), atol=1e-12, rtol=0)
     for head, z in enumerate(spans):
@@ -119,13 +120,13 @@ def test_nothing_counts_beyond_the_span_and_its_ramp(ramp: int, spans: list[floa
 @settings(deadline=None, max_examples=25)
 @given(ramp=st.integers(1, 12), beyond=st.floats(0, 9), span=st.integers(1, 9), length=st.integers(1, 12))
 def test_a_full_span_is_plain_causal_attention(ramp: int, beyond: float, span: int, length: int) -> None:
-    """With the same positions: m is 1 wherever a key may be, whatever the ramp."""
+    """With the same positions, whatever the ramp: m is 1 for all keys within the span."""
     adaptive, plain = attention_of(span, ramp, [span + beyond] * 2), attention_of(span, None, [])
     assert_close(weights_of(adaptive, length), weights_of(plain, length), atol=1e-14, rtol=0)
 
 
 def test_what_lies_beyond_the_span_in_the_cache_is_irrelevant() -> None:
-    """With every z at its limit of 7: the token reads its own key and six cached ones."""
+    """With every z at its limit of 7, a token reads its own key and six cached ones."""
     model, ids = make(), tokens(2, 12)
     for block in model.blocks:
         block.attention.adaptive.length.fill_(7.0)
@@ -142,7 +143,7 @@ def test_what_lies_beyond_the_span_in_the_cache_is_irrelevant() -> None:
 
 
 def test_padding_between_calls_takes_no_distance() -> None:
-    """A prompt padded on the right, continued: as if the padding were not there."""
+    """Continuing a right-padded prompt gives the same outputs as without padding."""
     model, ids = make(), tokens(1, 9)
     cache = Cache.empty(2)
     padding = torch.tensor([[1] * 5 + [0] * 4])
@@ -152,7 +153,7 @@ def test_padding_between_calls_takes_no_distance() -> None:
 
 
 def test_the_penalty_is_the_mean_span() -> None:
-    """lambda x mean z, with z within its limits, and a gradient for each z within them."""
+    """lambda times the mean of the clamped z, with gradients for z within the limits."""
     model = make(span_penalty=0.5).requires_grad_(True)
     assert_close(model.spans().flatten().tolist(), [0.0, 1.3, 2.0, 0.0, 7.0, 3.6], atol=1e-6, rtol=0)
     penalty = model.span_penalty()
@@ -166,14 +167,14 @@ def test_the_penalty_is_the_mean_span() -> None:
 
 
 def test_the_gradient_of_a_span() -> None:
-    """By differences, where some keys have faded out altogether and others have not begun to."""
+    """By finite differences, with some keys faded out and others not yet fading."""
     model, ids = make().requires_grad_(True), tokens(2, 12)
     model(ids).logsumexp(-1).sum().backward()
     for block in model.blocks:
         length, step = block.attention.adaptive.length, 1e-6
         for head in range(3):
             if abs(length[head].item() - round(length[head].item())) < 0.1:
-                continue  # at a whole number a key just fades in, and the two sides differ
+                continue  # at integers a key starts to fade in, and the one-sided derivatives differ
             with torch.no_grad():
                 sides = []
                 for sign in (1, -1):
@@ -199,7 +200,7 @@ def test_the_gradient_of_a_span() -> None:
 )
 def test_published_sizes(name: str, parameters: int) -> None:
     """39 and 209 million in table 1 of the paper."""
-    assert registry().resolve(name).parameters() == parameters
+    assert parameter_count(registry().resolve(name)) == parameters
     assert round(parameters / 1e6) == {"adaptive-span-12l": 39, "adaptive-span-24l": 209}[name]
 
 
@@ -208,7 +209,7 @@ def test_published_sizes(name: str, parameters: int) -> None:
     [
         ("span=0", "span must be positive, got 0"),
         ("span_ramp=0", "span_ramp must be positive, got 0"),
-        ("initial_span=49", "initial_span 49.0 does not lie within 0 and span 48"),
+        ("initial_span=49", "initial_span 49.0 lies outside 0 ... span 48"),
         ("span_penalty=-1", "span_penalty must not be negative, got -1.0"),
         ("num_heads=5", "hidden_size 64 is not divisible by num_heads 5"),
     ],

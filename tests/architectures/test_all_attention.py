@@ -1,4 +1,4 @@
-"""All-attention against the paper's equations, number by number, and the laws of persistent memory."""
+"""All-attention against the paper's equations in scalar loops, and properties of persistent memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo_plugins.all_attention.config import AllAttentionConfig
-from zoo_plugins.all_attention.model import AllAttention
 
 from tests.architectures.span_reference import layer_norm, span_attention
 from zoo.errors import UsageError
+from zoo.models.count import parameter_count
 from zoo.nn import SpanAttention, build_mask, distances_of
 from zoo.registry import registry
+from zoo_plugins.all_attention.config import AllAttentionConfig
+from zoo_plugins.all_attention.model import AllAttention
 
 SIZES = {
     "vocab_size": 31,
@@ -30,7 +31,7 @@ SIZES = {
 
 
 def make(**options: object) -> AllAttention:
-    """A small float64 model in evaluation mode whose weights are all random."""
+    """Build a small float64 model in evaluation mode with random weights."""
     model = AllAttention(AllAttentionConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -43,7 +44,7 @@ def tokens(batch: int, length: int) -> Tensor:
 
 
 def reference(model: AllAttention, ids: list[int], padding: list[int]) -> np.ndarray:
-    """The logits of one row."""
+    """Compute the logits of one row."""
     c = model.config
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     x = weights["token_embedding.weight"][ids]
@@ -60,7 +61,7 @@ def reference(model: AllAttention, ids: list[int], padding: list[int]) -> np.nda
 @pytest.mark.parametrize("padding", [[1] * 12, [0] * 3 + [1] * 9, [1] * 8 + [0] * 4])
 @pytest.mark.parametrize("options", [{}, {"num_memories": 0}, {"span_ramp": 3}])
 def test_equals_the_papers_equations(padding: list[int], options: dict[str, object]) -> None:
-    """With memory and without, with a fixed span and with learned ones, which begin at 0."""
+    """With and without memory, with a fixed span and with learned spans, initially 0."""
     model, ids = make(**options), tokens(2, 12)
     actual = model(ids, torch.tensor([padding, [1] * 12]))
     for row, mask in enumerate((padding, [1] * 12)):
@@ -70,14 +71,14 @@ def test_equals_the_papers_equations(padding: list[int], options: dict[str, obje
 
 
 def attention_and_input(num_memories: int, span: int = 9) -> tuple[SpanAttention, Tensor, Tensor]:
-    """A random float64 attention of width 12, a text for it, and embeddings of distances that are all 0."""
+    """Build a random float64 attention of width 12, a text, and zero distance embeddings."""
     torch.manual_seed(4)
     attention = SpanAttention(12, 3, span=span, num_memories=num_memories).double().requires_grad_(False)
     return attention, torch.randn(2, 9, 12, dtype=torch.float64), torch.zeros(span, 4, dtype=torch.float64)
 
 
 def test_without_memory_it_is_plain_attention() -> None:
-    """That of torch, whose embeddings of distances are 0."""
+    """Equals torch's attention if distance embeddings are 0."""
     attention, x, positions = attention_and_input(0)
     theirs = nn.MultiheadAttention(12, 3, bias=False, batch_first=True, dtype=torch.float64)
     parts = (attention.query.weight, attention.key.weight, attention.value.weight)
@@ -88,13 +89,13 @@ def test_without_memory_it_is_plain_attention() -> None:
 
 
 def test_equals_x_transformers() -> None:
-    """Whose memory is as persistent, before the keys of the tokens."""
+    """x-transformers also places its memory before the tokens' keys."""
     theirs = pytest.importorskip("x_transformers.x_transformers").Attention(
         12, heads=3, dim_head=4, causal=True, num_mem_kv=5, flash=False
     )
     attention, x, positions = attention_and_input(5)
     theirs = theirs.double()
-    theirs.attend.attn_fn = partial(torch.softmax, dim=-1)  # theirs rounds to float32
+    theirs.attend.attn_fn = partial(torch.softmax, dim=-1)  # its default rounds to float32
     names = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out": "output"}
     state = {f"{its}.weight": getattr(attention, ours).weight for its, ours in names.items()}
     theirs.load_state_dict({**state, "mem_k": attention.memory_key, "mem_v": attention.memory_value})
@@ -103,7 +104,7 @@ def test_equals_x_transformers() -> None:
 
 
 def test_memory_is_seen_from_everywhere() -> None:
-    """By the first token, beyond the span of context, and in a row that is all padding, which sees it alone."""
+    """From the first token, beyond the span, and in rows of padding only, which see only the memory."""
     attention, x, positions = attention_and_input(5, span=2)
     padding = torch.tensor([[1] * 9, [0] * 9])
     mask, distances = build_mask(9, 9, padding=padding, causal=True), distances_of(9, 9, padding=padding)
@@ -119,7 +120,7 @@ def test_memory_is_seen_from_everywhere() -> None:
 
 
 def test_there_is_no_feed_forward_network() -> None:
-    """A block has four projections, the memory and a norm: 4 E^2 + 2 N E + 2 E numbers."""
+    """A block has four projections, the memory and a norm: 4 E^2 + 2 N E + 2 E parameters."""
     c = AllAttentionConfig(**SIZES)
     blocks = AllAttention(c).blocks
     assert {name.split(".", 1)[1].rsplit(".", 1)[0] for name, _ in blocks.named_parameters()} == {
@@ -135,13 +136,13 @@ def test_there_is_no_feed_forward_network() -> None:
 def test_published_sizes(name: str, layers: int, memories: int, millions: int) -> None:
     """39 and 114 million in table 1 of the paper."""
     block = 4 * 512**2 + 2 * memories * 512 + 2 * 512 + 8
-    parameters = registry().resolve(name).parameters()
+    parameters = parameter_count(registry().resolve(name))
     assert parameters == 2 * 205 * 512 + 8192 * 64 + layers * block
     assert round(parameters / 1e6) == millions
 
 
 def test_fresh_memory_has_the_variance_of_keys() -> None:
-    """Keys and values of normalised tokens have a variance of 1, and so have those of the memory."""
+    """The memory has variance 1, like keys and values of normalised tokens."""
     torch.manual_seed(0)
     attention = AllAttention(AllAttentionConfig(hidden_size=128, num_layers=1, span=4)).blocks[0].attention
     x = nn.functional.layer_norm(torch.randn(500, 128), (128,))

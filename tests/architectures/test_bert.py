@@ -1,4 +1,4 @@
-"""BERT and its heads against transformers with the same weights, and the laws of a padded encoder."""
+"""BERT and its heads against transformers with the same weights, and invariances of a padded encoder."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ from transformers import (
     BertModel,
     PreTrainedModel,
 )
-from zoo_plugins.bert.config import BERTConfig
-from zoo_plugins.bert.model import BERT
 
 from zoo.errors import UsageError
 from zoo.registry import registry
+from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.bert.model import BERT
 
 SIZES = {
     "vocab_size": 53,
@@ -32,13 +32,13 @@ SIZES = {
     "norm_eps": 1e-4,
     "num_classes": 5,
 }
-# The names of the same functions in transformers.
+# Names of the activations in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 LENGTHS = [8, 5, 1]
 
 
 def make(**options: object) -> BERT:
-    """A small float64 model in evaluation mode whose weights, biases and norms are all random."""
+    """Build a small float64 model in evaluation mode with random weights, biases and norms."""
     model = BERT(BERTConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -47,7 +47,7 @@ def make(**options: object) -> BERT:
 
 
 def transformers_twin(ours: BERT, kind: type[PreTrainedModel]) -> PreTrainedModel:
-    """A model of transformers with our weights: an encoder, inside one of its heads or by itself."""
+    """Build the transformers model with our weights: a base model, or one with a head."""
     c = ours.config
     theirs = kind(
         BertConfig(
@@ -103,7 +103,7 @@ def transformers_twin(ours: BERT, kind: type[PreTrainedModel]) -> PreTrainedMode
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, a right padding mask with rows of ``LENGTHS``, and token types, in BERT's order."""
+    """Draw token ids, a right padding mask with rows of ``LENGTHS``, and token types, in BERT's order."""
     generator = torch.Generator().manual_seed(0)
     shape = (len(LENGTHS), max(LENGTHS))
     ids = torch.randint(0, SIZES["vocab_size"], shape, generator=generator)
@@ -116,7 +116,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("side", ["left", "right", None])
 @pytest.mark.parametrize("typed", [True, False])
 def test_encoder_equals_transformers(activation: str, side: str | None, typed: bool) -> None:
-    """Hidden states and pooler, with and without padding, which takes positions in BERT, and token types."""
+    """Hidden states and pooler, with and without padding (which BERT counts in positions) and token types."""
     ours, (ids, mask, types) = make(activation=activation), batch()
     if side == "left":
         mask = mask.flip(1)
@@ -141,7 +141,7 @@ def test_encoder_equals_transformers(activation: str, side: str | None, typed: b
     ],
 )
 def test_encoder_equals_transformers_at_other_sizes(sizes: dict[str, float]) -> None:
-    """An odd width, an odd number of heads, a narrow feed-forward network, another eps."""
+    """An odd width, an odd number of heads, a narrow feed-forward network, and another eps."""
     ours, arguments = make(**sizes), batch()
     expected = transformers_twin(ours, BertModel)(*arguments)
     assert_close(ours(*arguments)["pooler_output"], expected.pooler_output, atol=1e-10, rtol=0)
@@ -150,7 +150,7 @@ def test_encoder_equals_transformers_at_other_sizes(sizes: dict[str, float]) -> 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_masked_language_model_equals_transformers(activation: str, tie_embeddings: bool) -> None:
-    """Logits of every token; the head's activation follows the encoder's."""
+    """Logits of every token; the head's activation is the encoder's."""
     ours = make(task="fill-mask", pooler=False, activation=activation, tie_embeddings=tie_embeddings)
     arguments = batch()
     expected, kept = transformers_twin(ours, BertForMaskedLM)(*arguments).logits, arguments[1].bool()
@@ -160,7 +160,7 @@ def test_masked_language_model_equals_transformers(activation: str, tie_embeddin
 
 
 def test_pretraining_equals_transformers() -> None:
-    """Both of its outputs."""
+    """Both outputs."""
     ours, arguments = make(task="pretraining"), batch()
     actual, expected = ours(*arguments), transformers_twin(ours, BertForPreTraining)(*arguments)
     kept = arguments[1].bool()
@@ -170,7 +170,7 @@ def test_pretraining_equals_transformers() -> None:
 
 
 def test_next_sentence_equals_transformers() -> None:
-    """Of the model that has this head alone."""
+    """The model with only this head."""
     ours, arguments = make(task="pretraining"), batch()
     theirs = BertForNextSentencePrediction(transformers_twin(ours, BertForPreTraining).config).double().eval()
     theirs.bert.load_state_dict(transformers_twin(ours, BertForPreTraining).bert.state_dict())
@@ -184,7 +184,7 @@ def test_next_sentence_equals_transformers() -> None:
     ids=lambda layers: str(layers),
 )
 def test_features_equal_transformers(layers: tuple[int, ...]) -> None:
-    """The hidden states of chosen layers, side by side in that order (section 5.3); the rest stays as it is."""
+    """The hidden states of chosen layers, concatenated in that order (section 5.3); other outputs are unchanged."""
     ours, arguments = make(num_layers=4, feature_layers=layers), batch()
     theirs, kept = transformers_twin(ours, BertModel), arguments[1].bool()
     expected = theirs(*arguments, output_hidden_states=True)
@@ -208,7 +208,7 @@ def test_classifier_equals_transformers() -> None:
 
 
 def test_token_classifier_equals_transformers() -> None:
-    """Five classes for each token."""
+    """Five classes per token."""
     ours, arguments = make(task="token-classification", pooler=False), batch()
     expected, kept = transformers_twin(ours, BertForTokenClassification)(*arguments).logits, arguments[1].bool()
     actual = ours(*arguments)
@@ -217,7 +217,7 @@ def test_token_classifier_equals_transformers() -> None:
 
 
 def test_question_answering_equals_transformers() -> None:
-    """Where an answer starts and where it ends."""
+    """Logits of an answer's start and end."""
     ours, arguments = make(task="question-answering", pooler=False, num_classes=2), batch()
     expected, kept = transformers_twin(ours, BertForQuestionAnswering)(*arguments), arguments[1].bool()
     actual = ours(*arguments)
@@ -227,7 +227,7 @@ def test_question_answering_equals_transformers() -> None:
 
 
 def test_argument_order() -> None:
-    """Ids, mask, types. Another order gives another result, so a swap cannot go unnoticed here."""
+    """Ids, mask, types. Other orders give other results, so that a swap shows."""
     model, (ids, mask, types) = make(), batch()
     positional = model(ids, mask, types)["pooler_output"]
     named = model(token_type_ids=types, attention_mask=mask, input_ids=ids)["pooler_output"]
@@ -237,7 +237,7 @@ def test_argument_order() -> None:
 
 
 def test_padding_changes_nothing() -> None:
-    """A sequence alone, and in a batch of longer ones beside any padding token, has the same outputs."""
+    """A sequence has the same outputs alone and padded in a batch, with any padding token."""
     model, (ids, mask, types) = make(), batch()
     for filler in (0, 7):
         outputs = model(ids.masked_fill(mask == 0, filler), mask, types)
@@ -251,7 +251,7 @@ def test_padding_changes_nothing() -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_sentence_embedding(pooling: str, normalize: bool) -> None:
-    """Mean or first of each row's tokens, from transformers' hidden states; of unit length if asked."""
+    """Mean or first of each row's tokens, from transformers' hidden states; optionally of unit length."""
     ours = make(task="sentence-embedding", pooling=pooling, normalize=normalize)
     arguments = batch()
     hidden = transformers_twin(ours, BertModel)(*arguments).last_hidden_state
@@ -265,7 +265,7 @@ def test_sentence_embedding(pooling: str, normalize: bool) -> None:
 
 
 def test_a_row_of_padding_stays_finite() -> None:
-    """Its sentence embedding is 0, and its neighbours do not notice."""
+    """Its sentence embedding is 0, and other rows are not affected."""
     model, (ids, mask, types) = make(task="sentence-embedding"), batch()
     expected = model(ids, mask, types)["sentence_embedding"]
     mask[2] = 0
@@ -276,7 +276,7 @@ def test_a_row_of_padding_stays_finite() -> None:
 
 
 def test_outputs_without_the_pooler() -> None:
-    """The hidden states alone."""
+    """Only the hidden states."""
     model = make(pooler=False)
     assert model(*batch()).keys() == {"last_hidden_state"}
     assert model.pooler is None
@@ -284,7 +284,7 @@ def test_outputs_without_the_pooler() -> None:
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_head_is_the_token_embedding_unless_untied(tie_embeddings: bool) -> None:
-    """One parameter or two."""
+    """The head shares the embedding or not."""
     model = make(task="fill-mask", tie_embeddings=tie_embeddings)
     assert (model.masked_lm.decoder.weight is model.embeddings.token.weight) == tie_embeddings
 
@@ -312,19 +312,19 @@ def test_head_is_the_token_embedding_unless_untied(tie_embeddings: bool) -> None
     ],
 )
 def test_invalid_configurations(settings: list[str], message: str) -> None:
-    """Each is refused with the offending values in the message."""
+    """Each is rejected with a message that names the values."""
     with pytest.raises(UsageError, match=message):
         registry().resolve("bert-tiny", settings)
 
 
 def test_tasks_without_the_pooler_allow_its_absence() -> None:
-    """Only two tasks read it."""
+    """Only two tasks read the pooler."""
     for task in ("feature-extraction", "sentence-embedding", "fill-mask"):
         assert not registry().resolve("bert-tiny", [f"task={task}", "pooler=false"]).config.pooler
 
 
 def test_a_seed_fixes_the_weights() -> None:
-    """The same seed gives the same model, another seed another one; no weight is beyond 2 x 0.02."""
+    """Equal seeds give equal models, different seeds different ones; no weight is beyond 2 x 0.02."""
     spec = registry().resolve("bert-tiny")
     states = []
     for seed in (0, 0, 1):

@@ -1,5 +1,5 @@
-"""What RoBERTa, DistilBERT, ALBERT and ELECTRA change in BERT, each as a law. Their heads are compared with
-transformers where checkpoints are imported."""
+"""What RoBERTa, DistilBERT, ALBERT and ELECTRA change in BERT. Their heads are compared with
+transformers in the tests of checkpoint imports."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ ROBERTA = {"skip_padding": True, "pad_token_id": PAD, "type_vocab_size": 1}
 
 
 def words() -> tuple[Tensor, Tensor]:
-    """Token ids without padding tokens, and a mask of :data:`LENGTHS`."""
+    """Draw token ids without padding tokens, and a mask of :data:`LENGTHS`."""
     ids, mask, _ = batch()
     return ids.masked_fill(ids == PAD, PAD + 1), mask
 
@@ -30,7 +30,7 @@ def test_padding_takes_no_position() -> None:
 
 @given(ids=st.lists(st.integers(0, 6), min_size=1, max_size=12), pad=st.integers(0, 6))
 def test_positions_count_what_is_no_padding(ids: list[int], pad: int) -> None:
-    """Wherever it is; and the last one has a row."""
+    """Padding may be anywhere, and the last position has a row."""
     embeddings = make(skip_padding=True, pad_token_id=pad, num_layers=1).embeddings
     (positions,) = embeddings.positions(torch.tensor([ids])).tolist()
     kept = [position for position, token in zip(positions, ids, strict=True) if token != pad]
@@ -41,7 +41,7 @@ def test_positions_count_what_is_no_padding(ids: list[int], pad: int) -> None:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding_on_either_side_changes_nothing(side: str) -> None:
-    """BERT's positions would move with padding on the left."""
+    """BERT's positions would shift with padding on the left."""
     model, (ids, mask) = make(**ROBERTA), words()
     for row, length in enumerate(LENGTHS):
         alone = model(ids[row : row + 1, :length])["last_hidden_state"][0]
@@ -89,7 +89,7 @@ def test_the_pooler_is_a_dense_layer_on_the_first_token(activation: str, functio
     assert_close(outputs["pooler_output"], expected, atol=1e-12, rtol=0)
 
 
-# ALBERT: one block, and narrow embeddings.
+# ALBERT: shared layers and narrow embeddings.
 
 
 def test_a_shared_block_is_a_bert_whose_blocks_are_equal() -> None:
@@ -116,7 +116,7 @@ def test_every_layer_of_a_shared_block_runs() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_embeddings_of_another_width(tied: bool) -> None:
-    """They are mapped to the encoder's after the norm, and the language model maps back to theirs."""
+    """A projection after the norm maps them to the encoder's width, and the language-model head maps back."""
     ours, (ids, mask, types) = make(task="fill-mask", embedding_size=7, tie_embeddings=tied), batch()
     e = ours.embeddings
     summed = e.token.weight[ids] + e.token_type.weight[types] + e.position.weight[: ids.shape[1]]
@@ -135,7 +135,7 @@ def test_embeddings_of_the_same_width_are_mapped_if_asked() -> None:
 
 
 def test_features_of_a_shared_block_are_those_of_its_runs() -> None:
-    """Each run has a state of its own; the embeddings are those that enter the first."""
+    """Each run of the shared block gives its own state; state 0 is the input of the first run."""
     ours, arguments = make(share_layers=True, embedding_size=7, num_layers=3, feature_layers=(0, 1, 2, 3)), batch()
     parts = ours(*arguments)["features"].split(SIZES["hidden_size"], dim=-1)
     assert_close(parts[0], ours.embeddings(arguments[0], arguments[2]), atol=0, rtol=0)
@@ -145,11 +145,11 @@ def test_features_of_a_shared_block_are_those_of_its_runs() -> None:
         assert_close(parts[runs], shallow(*arguments)["last_hidden_state"], atol=0, rtol=0)
 
 
-# ELECTRA: which tokens were replaced.
+# ELECTRA: replaced-token detection.
 
 
 def test_replaced_tokens() -> None:
-    """One number for each token, from the hidden states alone."""
+    """One logit per token, from the hidden states only."""
     ours, arguments = make(task="replaced-token-detection", activation="relu", pooler=False), batch()
     hidden, head = ours.encode(*arguments)[-1], ours.replaced
     expected = (hidden @ head.dense.weight.T + head.dense.bias).clamp(min=0) @ head.output.weight[0] + head.output.bias

@@ -1,4 +1,4 @@
-"""Closed-form parameters and FLOPs against the real modules, the papers, and torch's own counter."""
+"""Closed-form parameters and FLOPs against the modules, the papers, and torch's counter."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from zoo.presets import built_in_presets, read_presets
+from zoo.models.count import parameter_count
+from zoo.plugins.presets import built_in_presets, read_presets
 from zoo.registry import ModelSpec, registry
 
-# Parameters of the published checkpoints, and of the same shapes in transformers.
+# Parameters of the published checkpoints, as counted for the same shapes in transformers.
 PUBLISHED = [
     ("gpt-small", [], 124_439_808),
     ("gpt-medium", [], 354_823_168),
@@ -45,7 +46,7 @@ PUBLISHED = [
     ("electra-small", ["task=fill-mask"], 13_546_682),
     ("electra-base", [], 108_891_648),
     ("electra-base", ["task=replaced-token-detection"], 109_483_009),
-    # RoBERTa-base without the two rows of positions that it skips, and with two 256 x 512 mixtures a block.
+    # RoBERTa-base without the two position rows that it skips, and with two 256 x 512 projections per block.
     ("linformer-base", [], 124_645_632 - 2 * 768 + 12 * 2 * 256 * 512),
     ("performer-base", [], 109_482_240 + (4096 - 512) * 768),
     ("longformer-base", [], 148_659_456),
@@ -59,7 +60,7 @@ PUBLISHED = [
     ("bart-base", [], 139_420_416),
     ("bart-large", [], 406_291_456),
     ("mbart-large-50", [], 610_879_488),
-    # transformers counts two tables of sinusoids, which nobody learns, and keeps the bias of the logits in a buffer.
+    # transformers also counts two sinusoid tables, and keeps the bias of the logits in a buffer.
     ("opus-mt", [], 74_410_496 - 2 * 512 * 512 + 58_101),
     ("vit-base", [], 86_567_656),
     ("vit-base", ["image_size=384"], 86_859_496),
@@ -82,9 +83,9 @@ GPT_3 = {
 }
 
 BASE = {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64}
-# Table 3 of Vaswani et al. 2017: what a row changes in the base model, millions of parameters at 37,000
-# tokens, and the paper's rounded figure, which fits no single vocabulary. A row that the paper leaves blank
-# has the base model's figure.
+# Table 3 of Vaswani et al. 2017: changes of a row with respect to the base model, millions of parameters with 37,000
+# tokens, and the paper's rounded number, which does not correspond to a single vocabulary size. Rows without a number
+# in the paper have the base model's.
 TABLE_3 = {
     "base": ({}, "63.05", 65),
     "h1": ({"h": 1, "d_k": 512, "d_v": 512}, "63.05", 65),
@@ -109,21 +110,21 @@ TABLE_3 = {
 
 
 def on_meta(spec: ModelSpec) -> torch.nn.Module:
-    """The real model without storage for its weights."""
+    """Build the model on the meta device."""
     with torch.device("meta"):
         return spec.model_class()(spec.config)
 
 
 def count(model: torch.nn.Module) -> int:
-    """Numbers in the model's parameters, a shared one once."""
+    """Count parameters, shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", read_presets(built_in_presets()))
 def test_every_preset_counts_what_its_module_holds(name: str) -> None:
-    """All sizes, 175 billion included: on the meta device a weight is only a shape."""
+    """All sizes, including 175 billion: on the meta device a weight is only a shape."""
     spec = registry().resolve(name)
-    assert spec.parameters() == count(on_meta(spec))
+    assert parameter_count(spec) == count(on_meta(spec))
 
 
 @pytest.mark.parametrize(
@@ -133,9 +134,9 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("gpt-tiny", ["num_kv_heads=2", "intermediate_size=100"]),
         ("gpt-tiny", ["tie_embeddings=false"]),
         ("gpt-tiny", ["attention_bias=false"]),
-        ("gpt-tiny", ["head_dim=10", "num_heads=3", "attention_windows=[0, 5]"]),
+        ("gpt-tiny", ["head_dim=10", "num_heads=3", "sliding_windows=[0, 5]"]),
         ("llama-tiny", ["num_kv_heads=1", "tie_embeddings=true"]),
-        ("llama-tiny", ["head_dim=10", "query_key_norm=true"]),
+        ("llama-tiny", ["head_dim=10", "qk_norm=true"]),
         ("llama-tiny", ["attention_bias=true"]),
         ("llama-tiny", ["attention_output_bias=true", "mlp_bias=true"]),
         ("bert-tiny", ["pooler=false"]),
@@ -191,30 +192,30 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
     ],
 )
 def test_every_option_counts_what_its_module_holds(name: str, settings: list[str]) -> None:
-    """Each field that adds or removes weights."""
+    """For each field that adds or removes weights."""
     spec = registry().resolve(name, settings)
-    assert spec.parameters() == count(on_meta(spec))
+    assert parameter_count(spec) == count(on_meta(spec))
 
 
 @pytest.mark.parametrize(("name", "settings", "parameters"), PUBLISHED)
 def test_published_parameters(name: str, settings: list[str], parameters: int) -> None:
-    """To the digit."""
-    assert registry().resolve(name, settings).parameters() == parameters
+    """Exact."""
+    assert parameter_count(registry().resolve(name, settings)) == parameters
 
 
 @pytest.mark.parametrize("row", TABLE_3)
 def test_table_3(row: str) -> None:
-    """The exact count at 37,000 tokens, and the paper's figure within 6 % (7 % for two layers).
+    """The exact count at 37,000 tokens, and the paper's number within 6 % (7 % for two layers).
 
-    A layer of both stacks has three attentions without biases, two feed-forward networks with them, and five
-    norms; one matrix is both embeddings and the head.
+    An encoder layer and a decoder layer together have three attentions without biases, two feed-forward networks with
+    biases, and five norms. Both embeddings and the head share one matrix.
     """
     changes, millions, paper = TABLE_3[row]
     c = {**BASE, **changes}
     attention = c["d_model"] * c["h"] * 2 * (c["d_k"] + c["d_v"])
     feed_forward = 2 * c["d_model"] * c["d_ff"] + c["d_ff"] + c["d_model"]
     exact = 37_000 * c["d_model"] + c["N"] * (3 * attention + 2 * feed_forward + 5 * 2 * c["d_model"])
-    parameters = registry().resolve(f"transformer-{row}").parameters()
+    parameters = parameter_count(registry().resolve(f"transformer-{row}"))
     assert parameters == exact
     digits = len(millions.partition(".")[2])
     assert f"{parameters / 1e6:.{digits}f}" == millions
@@ -223,17 +224,17 @@ def test_table_3(row: str) -> None:
 
 def test_table_3_learned_positions() -> None:
     """Row (E) adds one table of positions to the encoder and one to the decoder."""
-    base, learned = (registry().resolve(f"transformer-{row}") for row in ("base", "learned"))
-    assert learned.parameters() - base.parameters() == 2 * 512 * 512
-    assert learned.parameters() / 1e6 == pytest.approx(65, rel=0.06)
+    base, learned = (parameter_count(registry().resolve(f"transformer-{row}")) for row in ("base", "learned"))
+    assert learned - base == 2 * 512 * 512
+    assert learned / 1e6 == pytest.approx(65, rel=0.06)
 
 
 @pytest.mark.parametrize("row", GPT_3)
 def test_gpt_3(row: str) -> None:
-    """The exact count, and the paper's figure within 2 %, but for XL: its 24 heads of 128 are 17 % more.
+    """The exact count, and the paper's number within 2 %, except for XL: its 24 heads of 128 give 17 % more.
 
     Every row has 2048 positions and 50,257 tokens, and a feed-forward network of four times its width. A layer has four
-    projections, two dense layers, all with biases, and two norms; one matrix is embedding and head.
+    projections and two dense layers, all with biases, and two norms. Embedding and head share one matrix.
     """
     layers, width, heads, head_dim, millions = GPT_3[row]
     inner = heads * head_dim
@@ -247,17 +248,17 @@ def test_gpt_3(row: str) -> None:
         heads,
         head_dim,
     )
-    assert registry().resolve(f"gpt3-{row}").parameters() == exact
+    assert parameter_count(registry().resolve(f"gpt3-{row}")) == exact
     assert exact / 1e6 == pytest.approx(millions, rel=0.17 if row == "xl" else 0.02)
     seen = [config.window(layer) for layer in range(layers)]
     assert seen == [None, 256] * (layers // 2)
 
 
 def test_gpt_3_xl_with_the_heads_that_fit() -> None:
-    """16 heads of 128 make up the width of 2048, and the 1.3 billion that the row is named by."""
+    """16 heads of 128 add up to the width of 2048, and give the 1.3 billion parameters of the row's name."""
     spec = registry().resolve("gpt3-xl", ["num_heads=16"])
-    assert spec.parameters() == 1_315_723_264
-    assert spec.parameters() / 1e9 == pytest.approx(1.3, rel=0.02)
+    assert parameter_count(spec) == 1_315_723_264
+    assert parameter_count(spec) / 1e9 == pytest.approx(1.3, rel=0.02)
 
 
 def test_every_row_of_gpt_3_is_a_preset() -> None:
@@ -266,17 +267,17 @@ def test_every_row_of_gpt_3_is_a_preset() -> None:
 
 
 def test_every_row_of_table_3_is_a_preset() -> None:
-    """And no preset of the Transformer goes unchecked."""
+    """Every preset of the Transformer is covered, too."""
     names = {name for name in read_presets(built_in_presets()) if name.startswith("transformer-")}
     assert names == {f"transformer-{row}" for row in (*TABLE_3, "learned", "tiny")}
 
 
 def counted_flops(spec: ModelSpec, arguments: Sequence[Tensor]) -> int:
-    """FLOPs of one forward pass by torch's counter, which counts the matrix products it sees, nothing else.
+    """Count the FLOPs of one forward pass with torch's counter, which counts matrix products only.
 
-    It has no formula for the fused attention of CPUs, which would count as free. The math backend spells out
-    both products of attention, with grouped keys and values repeated for every query head: 2 T S H (D + D').
-    Masked pairs count like any other, which is the convention of the closed form too.
+    The counter has no formula for the CPU's fused attention and would count it as 0. The math backend computes both
+    products of attention explicitly, with grouped keys and values repeated for every query head: 2 T S H (D + D').
+    Masked pairs are counted, as in the closed form.
     """
     model = spec.model_class()(spec.config).eval().requires_grad_(False)
     counter = FlopCounterMode(display=False)
@@ -291,12 +292,12 @@ def counted_flops(spec: ModelSpec, arguments: Sequence[Tensor]) -> int:
         [],
         ["num_kv_heads=2"],
         ["tie_embeddings=false", "intermediate_size=40"],
-        ["head_dim=10", "num_heads=3", "attention_windows=[0, 5]"],
+        ["head_dim=10", "num_heads=3", "sliding_windows=[0, 5]"],
     ],
 )
 @pytest.mark.parametrize("masked", [True, False])
 def test_gpt_flops(settings: list[str], masked: bool) -> None:
-    """Per token at full context: a causal mask saves nothing, and neither does its absence."""
+    """Per token at full context: a causal mask saves no work."""
     spec = registry().resolve("gpt-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     arguments = (ids, torch.ones_like(ids)) if masked else (ids,)
@@ -306,10 +307,10 @@ def test_gpt_flops(settings: list[str], masked: bool) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["num_kv_heads=4", "head_dim=10", "attention_bias=true"], ["attention_windows=[5]", "tie_embeddings=true"]],
+    [[], ["num_kv_heads=4", "head_dim=10", "attention_bias=true"], ["sliding_windows=[5]", "tie_embeddings=true"]],
 )
 def test_llama_flops(settings: list[str]) -> None:
-    """Per token at full context: turning queries and keys is no product of matrices, and a window saves nothing."""
+    """Per token at full context: rotations are not matrix products, and a window saves no work."""
     spec = registry().resolve("llama-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
@@ -325,7 +326,7 @@ def test_llama_flops(settings: list[str]) -> None:
     ],
 )
 def test_span_flops(name: str, settings: list[str]) -> None:
-    """Per token at full context: a span saves nothing; products with distances and with memory count."""
+    """Per token at full context: a span saves no work; products with distances and memory count."""
     spec = registry().resolve(name, ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
@@ -334,7 +335,7 @@ def test_span_flops(name: str, settings: list[str]) -> None:
 
 @pytest.mark.parametrize("settings", [[], ["memory_layers=[]"], ["memory_layers=[0, 1]", "memory_heads=3"]])
 def test_product_key_memory_flops(settings: list[str]) -> None:
-    """Per token at full context: adding up k^2 sums and looking up values are no products."""
+    """Per token at full context: adding k^2 sums and looking up values are not matrix products."""
     spec = registry().resolve("product-key-memory-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
@@ -346,7 +347,7 @@ def test_product_key_memory_flops(settings: list[str]) -> None:
     [
         (["task=fill-mask", "pooler=false"], 0),
         (["task=fill-mask", "pooler=false", "tie_embeddings=false", "num_heads=2"], 0),
-        # The pooler, 64 x 64, runs once a sequence, not once a token, and so do the classifiers that read it.
+        # The pooler, 64 x 64, and the classifiers that read it run once per sequence, not once per token.
         (["task=feature-extraction"], 2 * 64 * 64),
         (["task=pretraining"], 2 * 64 * (64 + 2)),
         (["task=text-classification", "num_classes=5"], 2 * 64 * (64 + 5)),
@@ -358,7 +359,7 @@ def test_product_key_memory_flops(settings: list[str]) -> None:
         (["task=fill-mask", "pooler=false", "attention=linformer", "attention_rank=5", "num_heads=2"], 0),
         (["task=fill-mask", "pooler=false", "attention=performer", "attention_rank=5", "num_heads=2"], 0),
         (["task=fill-mask", "pooler=false", "attention=longformer", "attention_window=8"], 0),
-        # Of each of two blocks, the queries of its three global tokens.
+        # Queries of three global tokens in each of two blocks.
         (
             ["task=fill-mask", "pooler=false", "attention=longformer", "attention_window=16", "global_tokens=3"],
             2 * 3 * 2 * 64 * 64,
@@ -366,7 +367,7 @@ def test_product_key_memory_flops(settings: list[str]) -> None:
     ],
 )
 def test_bert_flops(settings: list[str], once: int) -> None:
-    """Per token at full context, besides what runs once a sequence, which the closed form leaves out."""
+    """Per token at full context, plus the parts that run once per sequence, which the closed form leaves out."""
     spec = registry().resolve("bert-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
@@ -383,10 +384,10 @@ def test_bert_flops(settings: list[str], once: int) -> None:
     ],
 )
 def test_transformer_flops(settings: list[str]) -> None:
-    """One source token and one target token: both are ``max_seq_len`` long here.
+    """For one source token and one target token; both texts are ``max_seq_len`` long here.
 
-    Cross-attention projects keys and values from source tokens and queries from target tokens, so the count
-    per token is one number only when there are as many of each.
+    Cross-attention projects keys and values from source tokens and queries from target tokens, so a count per token is
+    well defined only if both have the same length.
     """
     spec = registry().resolve("transformer-tiny", ["max_seq_len=24", *settings])
     source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
@@ -396,7 +397,7 @@ def test_transformer_flops(settings: list[str]) -> None:
 
 @pytest.mark.parametrize("settings", [[], ["gated=true", "head_dim=5", "tie_embeddings=false"]])
 def test_t5_flops(settings: list[str]) -> None:
-    """One source token and one target token, as for the Transformer; adding a bias is no product."""
+    """For one source token and one target token, as for the Transformer; adding a bias is not a matrix product."""
     spec = registry().resolve("t5-tiny", ["max_seq_len=24", *settings])
     source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
     assert spec.cost is not None
@@ -413,7 +414,7 @@ def test_t5_flops(settings: list[str]) -> None:
     ],
 )
 def test_vit_flops(settings: list[str], special: int, once: int) -> None:
-    """Per patch: the special tokens, which no pixels are projected to, and what runs once an image are left out."""
+    """Per patch: special tokens and parts that run once per image are left out."""
     spec = registry().resolve("vit-tiny", settings)
     (pixels,) = spec.graphs[0].input_tensors()
     _, channels, *size = pixels.shape({"batch": 1})
@@ -426,7 +427,7 @@ def test_vit_flops(settings: list[str], special: int, once: int) -> None:
 
 @pytest.mark.parametrize("settings", [[], ["kernel_sizes=[1, 7]", "num_filters=5", "num_classes=3"]])
 def test_textcnn_flops(settings: list[str]) -> None:
-    """Per token: a filter begins a window at each of them. The classifier runs once a text."""
+    """Per token, each of which starts a window. The classifier runs once per text."""
     spec = registry().resolve("textcnn-tiny", settings)
     assert spec.cost is not None
     once = 2 * spec.config.num_features * spec.config.num_classes
@@ -437,7 +438,7 @@ def test_textcnn_flops(settings: list[str]) -> None:
 @pytest.mark.parametrize("task", ["text-classification", "token-classification"])
 @pytest.mark.parametrize("settings", [["cell=gru"], ["bidirectional=false", "num_layers=3"]])
 def test_rnn_flops(settings: list[str], task: str) -> None:
-    """Per token of every direction, besides the classifier of a text. Fused cells would count as free."""
+    """Per token, both directions, without a text's classifier. Fused cells would not be counted."""
     spec = registry().resolve("rnn-tiny", [f"task={task}", *settings])
     assert spec.cost is not None
     once = 2 * spec.config.num_features * 2 if task == "text-classification" else 0
@@ -452,7 +453,7 @@ def test_rnn_flops(settings: list[str], task: str) -> None:
     [["attention_size=5"], ["cell=lstm", "attention=dot", "maxout_size=none"], ["attention=none", "num_layers=3"]],
 )
 def test_seq2seq_flops(settings: list[str]) -> None:
-    """One source token and one target token, and the bridge, which runs once a source."""
+    """For one source token and one target token, plus the bridge, which runs once per source."""
     spec = registry().resolve("seq2seq-tiny", ["max_seq_len=24", *settings])
     source, target = torch.zeros(1, 24, dtype=torch.long), torch.ones(1, 24, dtype=torch.long)
     assert spec.cost is not None

@@ -1,4 +1,4 @@
-"""GPT against transformers' GPT-2 with the same weights, and the laws of a causal decoder."""
+"""GPT against transformers' GPT-2 and GPT-Neo with the same weights, and invariances of a causal decoder."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM
-from zoo_plugins.gpt.config import GPTConfig
-from zoo_plugins.gpt.model import GPT
 
 from zoo.checkpoints import Exact
 from zoo.nn import Cache
+from zoo_plugins.gpt.config import GPTConfig
+from zoo_plugins.gpt.model import GPT
 
 SIZES = {
     "vocab_size": 53,
@@ -25,12 +25,12 @@ SIZES = {
     "intermediate_size": 40,
     "norm_eps": 1e-4,
 }
-# The names of the same functions in transformers.
+# Names of the activations in transformers.
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 
 
 def make(**options: object) -> GPT:
-    """A small float64 model in evaluation mode whose weights, biases and norms are all random."""
+    """Build a small float64 model in evaluation mode with random weights, biases and norms."""
     model = GPT(GPTConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -39,7 +39,7 @@ def make(**options: object) -> GPT:
 
 
 def transformers_twin(ours: GPT) -> GPT2LMHeadModel:
-    """transformers' GPT-2 with our weights. Its Conv1D is [in, out], and one makes query, key and value."""
+    """Build transformers' GPT-2 with our weights. Its Conv1D is [in, out], and fuses query, key and value."""
     c = ours.config
     theirs = GPT2LMHeadModel(
         GPT2Config(
@@ -86,7 +86,7 @@ def transformers_twin(ours: GPT) -> GPT2LMHeadModel:
 
 
 def neo_twin(ours: GPT) -> GPTNeoForCausalLM:
-    """transformers' GPT-Neo with our weights: dense layers, and layers that are local by their place."""
+    """Build transformers' GPT-Neo with our weights: dense layers, and local layers at given places."""
     c = ours.config
     kinds = ["global" if c.window(layer) is None else "local" for layer in range(c.num_layers)]
     theirs = GPTNeoForCausalLM(
@@ -98,7 +98,7 @@ def neo_twin(ours: GPT) -> GPTNeoForCausalLM:
             num_heads=c.num_heads,
             intermediate_size=c.intermediate_size,
             attention_types=[[kinds, 1]],
-            window_size=max(c.attention_windows) or 256,
+            window_size=max(c.sliding_windows) or 256,
             activation_function=ACTIVATIONS[c.activation],
             layer_norm_epsilon=c.norm_eps,
             tie_word_embeddings=c.tie_embeddings,
@@ -129,18 +129,18 @@ def neo_twin(ours: GPT) -> GPTNeoForCausalLM:
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
-    """Random token ids, (batch, length)."""
+    """Draw random token ids, (batch, length)."""
     return torch.randint(0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def padding_of(lengths: Sequence[int], total: int, side: str) -> Tensor:
-    """A padding mask with a row of each length, padded to ``total`` on ``side``."""
+    """Build a padding mask with a row of each length, padded to ``total`` on ``side``."""
     rows = [[1] * length + [0] * (total - length) for length in lengths]
     return torch.tensor([row[::-1] if side == "left" else row for row in rows])
 
 
 def in_calls(model: GPT, ids: Tensor, padding: Tensor | None, splits: Sequence[int]) -> Tensor:
-    """The logits of ``ids``, fed to the model with a cache in calls cut at ``splits``."""
+    """Compute the logits of ``ids`` with a cache, in calls cut at ``splits``."""
     cache, outputs = Cache.empty(model.config.num_layers), []
     for start, stop in pairwise([0, *splits, ids.shape[1]]):
         seen = None if padding is None else padding[:, :stop]
@@ -151,7 +151,7 @@ def in_calls(model: GPT, ids: Tensor, padding: Tensor | None, splits: Sequence[i
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_equals_transformers(activation: str, tie_embeddings: bool) -> None:
-    """Every activation, with a tied head and with its own."""
+    """For every activation, with tied and untied heads."""
     ours = make(activation=activation, tie_embeddings=tie_embeddings)
     ids = tokens(2, 9)
     assert_close(ours(ids), transformers_twin(ours)(ids).logits, atol=1e-10, rtol=0)
@@ -163,12 +163,12 @@ def test_unscaled_scores_equal_transformers() -> None:
 
 
 def band(length: int, window: int) -> Tensor:
-    """(length, length), True where row t may see column s: t - window < s <= t."""
+    """Build a mask (length, length), True where t - window < s <= t."""
     return torch.tensor([[t - window < s <= t for s in range(length)] for t in range(length)])
 
 
 def with_band_masks(model: GPT, ids: Tensor) -> Tensor:
-    """The logits of ``ids`` from its weights alone: each layer has dense scores and a mask, and no block is ours."""
+    """Compute the logits from the weights with dense scores and a mask per layer, without our blocks."""
     c, width = model.config, model.config.hidden_size
 
     def norm(x: Tensor, layer: nn.LayerNorm) -> Tensor:
@@ -180,7 +180,7 @@ def with_band_masks(model: GPT, ids: Tensor) -> Tensor:
 
     x = model.token_embedding.weight[ids] + model.position_embedding.weight[: ids.shape[1]]
     for number, block in enumerate(model.blocks):
-        window = c.attention_windows[number % len(c.attention_windows)] or ids.shape[1]
+        window = c.sliding_windows[number % len(c.sliding_windows)] or ids.shape[1]
         y, part = norm(x, block.norm_1), block.attention
         query, key, value = (
             dense(y, layer).unflatten(-1, (c.num_heads, -1)) for layer in (part.query, part.key, part.value)
@@ -196,22 +196,22 @@ def with_band_masks(model: GPT, ids: Tensor) -> Tensor:
     return norm(x, model.norm) @ model.head.weight.T
 
 
-GPT_3 = {"attention_windows": (0, 3), "num_layers": 4, "num_heads": 3, "head_dim": 10}
-"""Banded layers after dense ones, and heads that do not make up the width of 24."""
+GPT_3 = {"sliding_windows": (0, 3), "num_layers": 4, "num_heads": 3, "head_dim": 10}
+"""Sliding-window layers alternating with dense ones, and heads that do not add up to the width of 24."""
 
 
 @pytest.mark.parametrize("windows", [(0, 3), (3, 0), (1,), (2, 5, 0), (16,), (0,)])
 @pytest.mark.parametrize("head_dim", [10, None])
 def test_a_banded_layer_is_dense_attention_with_a_band_mask(windows: tuple[int, ...], head_dim: int | None) -> None:
-    ours, ids = make(**{**GPT_3, "attention_windows": windows, "head_dim": head_dim}), tokens(2, 12)
+    ours, ids = make(**{**GPT_3, "sliding_windows": windows, "head_dim": head_dim}), tokens(2, 12)
     assert_close(ours(ids), with_band_masks(ours, ids), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("window", [12, 13, 1000])
 def test_a_window_as_long_as_the_text_is_dense(window: int) -> None:
-    banded, dense, ids = make(attention_windows=(0, window)), make(), tokens(2, 12)
+    banded, dense, ids = make(sliding_windows=(0, window)), make(), tokens(2, 12)
     assert_close(banded(ids), dense(ids), atol=1e-12, rtol=0)
-    assert (make(attention_windows=(0, 11))(ids)[:, -1] - dense(ids)[:, -1]).abs().max() > 1e-4
+    assert (make(sliding_windows=(0, 11))(ids)[:, -1] - dense(ids)[:, -1]).abs().max() > 1e-4
 
 
 @settings(deadline=None, max_examples=20)
@@ -222,8 +222,8 @@ def test_a_window_as_long_as_the_text_is_dense(window: int) -> None:
 def test_a_token_beyond_the_windows_of_every_path_cannot_matter(
     windows: tuple[int, ...], num_layers: int, changed: int
 ) -> None:
-    """Each layer passes on what is less than its window away: the reach of all adds up, and is reached."""
-    model, ids = make(**{**GPT_3, "attention_windows": windows, "num_layers": num_layers}), tokens(1, 12)
+    """Each layer passes on tokens less than its window away; the total reach is their sum, and is attained."""
+    model, ids = make(**{**GPT_3, "sliding_windows": windows, "num_layers": num_layers}), tokens(1, 12)
     other = ids.clone()
     other[0, changed] = (ids[0, changed] + 1) % SIZES["vocab_size"]
     moved = (model(other) - model(ids)).abs().amax(-1)[0]
@@ -234,7 +234,7 @@ def test_a_token_beyond_the_windows_of_every_path_cannot_matter(
 
 
 def test_the_default_head_is_a_share_of_the_width() -> None:
-    """And a configuration that was written before heads had a size of their own reads as ever."""
+    """Configurations written before ``head_dim`` existed still load."""
     assert GPTConfig(hidden_size=24, num_heads=3).head_dim == 8
     assert GPTConfig(hidden_size=25, num_heads=3, head_dim=8).head_dim == 8
     older = {key: value for key, value in GPTConfig().to_dict().items() if key != "head_dim"}
@@ -245,14 +245,14 @@ def test_the_default_head_is_a_share_of_the_width() -> None:
         GPTConfig(head_dim=0)
 
 
-NEO = {"attention_bias": False, "attention_scale": 1.0, "attention_windows": (0, 3)}
+NEO = {"attention_bias": False, "attention_scale": 1.0, "sliding_windows": (0, 3)}
 
 
 @pytest.mark.parametrize("windows", [(0, 3), (3,), (0, 3, 3), (0,)])
 @pytest.mark.parametrize("side", ["left", "right", None])
 def test_equals_gpt_neo(windows: tuple[int, ...], side: str | None) -> None:
-    """No scale, no biases on queries, keys and values, and local layers wherever they are; padded or not."""
-    ours, ids = make(**{**NEO, "attention_windows": windows}, num_layers=4), tokens(4, 12)
+    """Unscaled scores, no biases on queries, keys and values, and local layers anywhere; with and without padding."""
+    ours, ids = make(**{**NEO, "sliding_windows": windows}, num_layers=4), tokens(4, 12)
     padding = torch.ones_like(ids) if side is None else padding_of([12, 7, 1, 9], 12, side)
     theirs, positions = neo_twin(ours), (padding.cumsum(-1) - 1).clamp(min=0)
     with Exact(theirs):
@@ -265,7 +265,7 @@ def test_equals_gpt_neo(windows: tuple[int, ...], side: str | None) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("length", [1, 7, 16])
 def test_equals_transformers_over_shapes(batch: int, length: int) -> None:
-    """From one token to all positions; a mask of ones is no mask."""
+    """From one token to all positions. A mask of ones equals no mask."""
     ours, ids = make(), tokens(batch, length)
     expected = transformers_twin(ours)(ids).logits
     assert_close(ours(ids), expected, atol=1e-10, rtol=0)
@@ -274,7 +274,7 @@ def test_equals_transformers_over_shapes(batch: int, length: int) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_equals_transformers_with_padding(side: str) -> None:
-    """At every token; transformers has to be told that padding takes no position, we count for ourselves."""
+    """At every token. transformers needs explicit positions that skip padding; our model computes them."""
     ours, ids, padding = make(), tokens(4, 8), padding_of([8, 5, 1, 7], 8, side)
     positions = torch.tensor([[max(sum(row[: t + 1]) - 1, 0) for t in range(8)] for row in padding.tolist()])
     expected = transformers_twin(ours)(ids, attention_mask=padding, position_ids=positions).logits
@@ -285,7 +285,7 @@ def test_equals_transformers_with_padding(side: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"tie_embeddings": False}, NEO, GPT_3])
 def test_strictly_causal(options: dict[str, object]) -> None:
-    """Whatever comes after t, the output up to t stays; and the output from t + 1 on does move."""
+    """Tokens after t do not change outputs up to t, and token t + 1 changes the outputs from t + 1 on."""
     model, ids = make(**options), tokens(2, 9)
     before = model(ids)
     for t in range(8):
@@ -299,7 +299,7 @@ def test_strictly_causal(options: dict[str, object]) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("num_kv_heads", [3, 1])
 def test_padding_changes_nothing(side: str, num_kv_heads: int) -> None:
-    """A sequence alone, and in a batch of longer ones beside any padding token, has the same logits."""
+    """A sequence has the same logits alone and padded in a batch, with any padding token."""
     model, lengths = make(num_kv_heads=num_kv_heads), [8, 5, 1]
     ids, padding = tokens(3, 8), padding_of(lengths, 8, side)
     for filler in (0, 7):
@@ -316,15 +316,22 @@ def test_padding_changes_nothing(side: str, num_kv_heads: int) -> None:
     side=st.sampled_from(["left", "right", None]),
 )
 def test_cached_decoding_equals_the_full_pass(splits: set[int], options: dict[str, object], side: str | None) -> None:
-    """However the sequence is cut into calls, padded or not."""
+    """For any split of the sequence into calls, with and without padding."""
     model, ids = make(**options), tokens(3, 10)
     padding = padding_of([10, 6, 3], 10, side) if side else None
     actual, expected = in_calls(model, ids, padding, sorted(splits)), model(ids, padding)
     assert_close(actual, expected, atol=1e-11, rtol=0)
 
 
+def test_a_mask_of_the_new_token_alone_is_refused() -> None:
+    model, cache, ids = make(), Cache.empty(SIZES["num_layers"]), torch.ones(2, 6, dtype=torch.long)
+    model(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="the padding mask has length 1, but there are 7 past and new tokens"):
+        model(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
+
+
 def test_cached_decoding_equals_transformers() -> None:
-    """Token by token against transformers' own full pass."""
+    """Token by token, against transformers' full pass."""
     ours, ids = make(), tokens(2, 12)
     expected = transformers_twin(ours)(ids).logits
     assert_close(in_calls(ours, ids, None, range(1, 12)), expected, atol=1e-10, rtol=0)
@@ -332,7 +339,7 @@ def test_cached_decoding_equals_transformers() -> None:
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
 def test_grouped_query_equals_transformers_with_repeated_heads(num_kv_heads: int) -> None:
-    """GPT-2 has no grouped heads, but one whose keys and values repeat within a group computes the same."""
+    """GPT-2 has no grouped heads, but repeating keys and values within a group is equivalent."""
     sizes = {"num_heads": 6, "hidden_size": 24}
     grouped, full = make(**sizes, num_kv_heads=num_kv_heads), make(**sizes)
     state = grouped.state_dict()
@@ -346,7 +353,7 @@ def test_grouped_query_equals_transformers_with_repeated_heads(num_kv_heads: int
 
 
 def test_head_is_the_token_embedding_unless_untied() -> None:
-    """One parameter or two; an untied head adds vocabulary x width."""
+    """The head shares the embedding; an untied head adds vocabulary x width parameters."""
     tied, untied = make(), make(tie_embeddings=False)
     assert tied.head.weight is tied.token_embedding.weight
     assert untied.head.weight is not untied.token_embedding.weight
@@ -355,10 +362,10 @@ def test_head_is_the_token_embedding_unless_untied() -> None:
 
 
 def test_initial_weights_have_the_spread_of_transformers() -> None:
-    """GPT-2's own initialisation, tensor by tensor: 0.02, less where a branch joins the residual stream."""
+    """Same distribution as GPT-2's own initialisation for each tensor: 0.02, less in the last layers of branches."""
     torch.manual_seed(0)
     ours = GPT(GPTConfig(**{**SIZES, "vocab_size": 600, "hidden_size": 96, "max_seq_len": 100}))
-    theirs = transformers_twin(ours)  # our weights, kept as the yardstick for theirs
+    theirs = transformers_twin(ours)  # our initial weights under transformers' names
     drawn = GPT2LMHeadModel(theirs.config).state_dict()
     for name, weight in theirs.state_dict().items():
         expected = drawn[name].double()

@@ -1,4 +1,4 @@
-"""Linformer against the paper's equation, and as full attention where its rank is the length."""
+"""Linformer against the paper's equation, and against full attention at full rank."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo_plugins.bert.config import BERTConfig
-from zoo_plugins.bert.model import BERT
 
 from zoo.errors import UsageError
 from zoo.nn import LinformerAttention, MultiHeadAttention
 from zoo.registry import registry
+from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.bert.model import BERT
 
 SIZES = {"vocab_size": 53, "max_seq_len": 12, "hidden_size": 24, "num_layers": 2, "num_heads": 3}
 
 
 def attention(length: int, rank: int) -> LinformerAttention:
-    """24 wide with 3 heads, in float64, every weight random."""
+    """Build a float64 layer, 24 wide with 3 heads, with random weights."""
     module = LinformerAttention(24, 3, length, rank).double().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
@@ -31,7 +31,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def by_hand(module: LinformerAttention, x: Tensor, mask: Tensor) -> np.ndarray:
-    """Equation 7 for each head of each sequence of tokens, which are put together before anything is mixed."""
+    """Compute equation 7 for each head of each row, with padding removed before the projections."""
     out = np.zeros(x.shape)
     weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
 
@@ -55,7 +55,7 @@ def by_hand(module: LinformerAttention, x: Tensor, mask: Tensor) -> np.ndarray:
 @pytest.mark.parametrize("rank", [1, 5, 12])
 @pytest.mark.parametrize("length", [1, 7, 12])
 def test_equals_the_equation(rank: int, length: int) -> None:
-    """At every rank, shorter inputs and holes in the mask included."""
+    """For every rank, including shorter inputs and holes in the mask."""
     module, x = attention(12, rank), randn(3, length, 24)
     mask = (torch.arange(length) != 1) & (torch.arange(length) < torch.tensor([[length], [3], [1]]))
     expected = torch.from_numpy(by_hand(module, x, mask))
@@ -63,7 +63,7 @@ def test_equals_the_equation(rank: int, length: int) -> None:
 
 
 def test_of_full_rank_without_mixing_it_is_full_attention() -> None:
-    """k = n and E = F = I."""
+    """With k = n and E = F = I."""
     module, full, x = attention(12, 12), MultiHeadAttention(24, 3).double(), randn(2, 12, 24)
     with torch.no_grad():
         module.key_mixture.copy_(torch.eye(12))
@@ -73,7 +73,7 @@ def test_of_full_rank_without_mixing_it_is_full_attention() -> None:
 
 
 def test_bert_of_full_rank_without_mixing_is_bert() -> None:
-    """The whole encoder: nothing else differs."""
+    """For the whole encoder."""
     full, ours = BERT(BERTConfig(**SIZES)), BERT(BERTConfig(**SIZES, attention="linformer", attention_rank=12))
     missing = ours.load_state_dict(full.state_dict(), strict=False)
     assert missing.unexpected_keys == []
@@ -87,7 +87,7 @@ def test_bert_of_full_rank_without_mixing_is_bert() -> None:
 
 
 def test_mixtures_keep_lengths() -> None:
-    """|E x|^2 is |x|^2 on average: it is the sum of R squares, each of the variance |x|^2 / R."""
+    """The mean of |E x|^2 is |x|^2: it is a sum of R squares, each of variance |x|^2 / R."""
     torch.manual_seed(0)
     module, x = LinformerAttention(8, 2, 1000, 250), torch.randn(1000, 4)
     ratio = (module.key_mixture @ x).square().sum(0) / x.square().sum(0)
@@ -95,7 +95,7 @@ def test_mixtures_keep_lengths() -> None:
 
 
 def test_the_default_rank_is_half_the_length() -> None:
-    """As in the paper's 512 and 256; of one token, one."""
+    """Half of the length, as in the paper's 512 and 256; 1 for a single token."""
     ranks = {n: registry().resolve("linformer-tiny", [f"max_seq_len={n}"]).config.attention_rank for n in (512, 9, 1)}
     assert ranks == {512: 256, 9: 4, 1: 1}
     assert registry().resolve("bert-tiny").config.attention_rank is None
@@ -112,13 +112,13 @@ def test_the_default_rank_is_half_the_length() -> None:
     ],
 )
 def test_invalid_configurations(name: str, settings: list[str], message: str) -> None:
-    """Each is refused with the offending values in the message."""
+    """Each is rejected with a message that names the values."""
     with pytest.raises(UsageError, match=message):
         registry().resolve(name, settings)
 
 
 @pytest.mark.parametrize("rank", [0, 13])
 def test_invalid_rank(rank: int) -> None:
-    """By itself the block says so too."""
+    """The block itself rejects it, too."""
     with pytest.raises(ValueError, match=f"rank {rank} lies outside 1 ... max_seq_len 12"):
         LinformerAttention(24, 3, 12, rank)

@@ -1,4 +1,4 @@
-"""Llama against transformers' Llama, Mistral and Qwen with the same weights, and the laws of a causal decoder."""
+"""Llama against transformers' Llama, Mistral and Qwen with the same weights, and invariances of a causal decoder."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from zoo_plugins.llama.config import LlamaConfig
-from zoo_plugins.llama.model import Llama
 
 from tests.architectures.test_gpt import in_calls, padding_of, tokens
 from zoo.checkpoints import Exact
+from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.model import Llama
 
 SIZES: dict[str, Any] = {
     "vocab_size": 53,
@@ -39,14 +39,14 @@ SIZES: dict[str, Any] = {
 LLAMA3 = {
     "rope_scaling": "llama3",
     "rope_factor": 4.0,
-    "rope_low_turns": 0.5,
-    "rope_high_turns": 2.0,
+    "rope_low_freq_factor": 0.5,
+    "rope_high_freq_factor": 2.0,
     "rope_original_length": 9,
 }
 ROPE_NAMES = {
     "rope_factor": "factor",
-    "rope_low_turns": "low_freq_factor",
-    "rope_high_turns": "high_freq_factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
     "rope_original_length": "original_max_position_embeddings",
 }
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
@@ -63,7 +63,7 @@ MODULES = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-"""What the modules of a block are called there."""
+"""Names of a block's modules in transformers."""
 MIXED = (0, 3, 3)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -75,21 +75,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, linear": ("llama", {"rope_scaling": "linear", "rope_factor": 2.5}),
     "llama 3.1": ("llama", LLAMA3),
     **{f"llama, {name}": ("llama", {"activation": name}) for name in ("gelu", "gelu_tanh", "relu")},
-    "mistral": ("mistral", {"attention_windows": (4,)}),
+    "mistral": ("mistral", {"sliding_windows": (4,)}),
     "mistral without a window": ("mistral", {}),
     "qwen 2": ("qwen2", {"attention_bias": True}),
-    "qwen 2, local layers": ("qwen2", {"attention_bias": True, "attention_windows": MIXED}),
-    "qwen 3": ("qwen3", {"query_key_norm": True, "head_dim": 10}),
+    "qwen 2, local layers": ("qwen2", {"attention_bias": True, "sliding_windows": MIXED}),
+    "qwen 3": ("qwen3", {"qk_norm": True, "head_dim": 10}),
     "qwen 3, biases": (
         "qwen3",
-        {"query_key_norm": True, "attention_bias": True, "attention_output_bias": True, "tie_embeddings": True},
+        {"qk_norm": True, "attention_bias": True, "attention_output_bias": True, "tie_embeddings": True},
     ),
 }
-"""A family there and what we set."""
+"""Model family in transformers, and options of ours."""
 
 
 def make(**options: object) -> Llama:
-    """A small float64 model in evaluation mode whose weights, biases and norms are all random."""
+    """Build a small float64 model in evaluation mode with random weights, biases and norms."""
     model = Llama(LlamaConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -98,7 +98,7 @@ def make(**options: object) -> Llama:
 
 
 def transformers_twin(ours: Llama, family: str = "llama") -> PreTrainedModel:
-    """transformers' model of a family with our weights, in float64."""
+    """Build transformers' model of a family with our weights, in float64."""
     c = ours.config
     kind = {"none": "default"}.get(c.rope_scaling, c.rope_scaling)
     wanted = {"default": [], "linear": ["rope_factor"], "llama3": [*ROPE_NAMES]}[kind]
@@ -124,8 +124,8 @@ def transformers_twin(ours: Llama, family: str = "llama") -> PreTrainedModel:
         "attn_implementation": "eager",
     }
     windows = {
-        "use_sliding_window": any(c.attention_windows),
-        "sliding_window": max(c.attention_windows) or None,
+        "use_sliding_window": any(c.sliding_windows),
+        "sliding_window": max(c.sliding_windows) or None,
         "layer_types": ["full_attention" if c.window(n) is None else "sliding_attention" for n in range(c.num_layers)],
     }
     theirs: PreTrainedModel
@@ -151,7 +151,7 @@ def transformers_twin(ours: Llama, family: str = "llama") -> PreTrainedModel:
 
 
 def logits_of(theirs: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
-    """What transformers computes when nothing but rotary angles is rounded to float32."""
+    """Compute transformers' logits with only rotary angles rounded to float32."""
     with Exact(theirs):
         logits: Tensor = theirs(ids, use_cache=False, **options).logits
     return logits
@@ -159,7 +159,7 @@ def logits_of(theirs: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize(("family", "options"), VARIANTS.values(), ids=VARIANTS)
 def test_equals_transformers(family: str, options: dict[str, Any]) -> None:
-    """Every family and option, with and without a mask of ones."""
+    """For every family and option, with and without a mask of ones."""
     ours, ids = make(**options), tokens(2, 11)
     expected = logits_of(transformers_twin(ours, family), ids)
     assert expected.std() > 0.1
@@ -178,7 +178,7 @@ def test_equals_transformers_over_shapes(batch: int, length: int) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("variant", ["llama 3.1", "mistral", "qwen 2, local layers", "qwen 3"])
 def test_equals_transformers_with_padding(side: str, variant: str) -> None:
-    """At every token; transformers has to be told that padding takes no position, we count for ourselves."""
+    """At every token. transformers needs explicit positions that skip padding; our model computes them."""
     family, options = VARIANTS[variant]
     ours, ids, padding = make(**options), tokens(4, 8), padding_of([8, 5, 1, 7], 8, side)
     positions = torch.tensor([[max(sum(row[: t + 1]) - 1, 0) for t in range(8)] for row in padding.tolist()])
@@ -189,12 +189,12 @@ def test_equals_transformers_with_padding(side: str, variant: str) -> None:
     assert actual.isfinite().all()
 
 
-OPTIONS = [{}, LLAMA3, {"attention_windows": (4,)}, {"attention_windows": MIXED, "query_key_norm": True}]
+OPTIONS = [{}, LLAMA3, {"sliding_windows": (4,)}, {"sliding_windows": MIXED, "qk_norm": True}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_strictly_causal(options: dict[str, object]) -> None:
-    """Whatever comes after t, the output up to t stays; and the output at t + 1 does move."""
+    """Tokens after t do not change outputs up to t, and token t + 1 changes the output at t + 1."""
     model, ids = make(**options), tokens(2, 9)
     before = model(ids)
     for t in range(8):
@@ -207,8 +207,8 @@ def test_strictly_causal(options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_a_window_reaches_as_far_as_all_layers_together(window: int) -> None:
-    """Each of three layers hands on what lies ``window - 1`` tokens before, and nothing from beyond."""
-    model, ids = make(attention_windows=(window,)), tokens(1, 16)
+    """Each of three layers passes on tokens up to ``window - 1`` before, and none from further back."""
+    model, ids = make(sliding_windows=(window,)), tokens(1, 16)
     reach = 3 * (window - 1)
     before = model(ids)[0, -1]
     for distance in range(16):
@@ -220,13 +220,13 @@ def test_a_window_reaches_as_far_as_all_layers_together(window: int) -> None:
 
 def test_a_window_over_everything_is_none() -> None:
     ids = tokens(2, 16)
-    assert_close(make(attention_windows=(16,))(ids), make()(ids), atol=1e-12, rtol=0)
+    assert_close(make(sliding_windows=(16,))(ids), make()(ids), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_padding_changes_nothing(side: str, options: dict[str, object]) -> None:
-    """A sequence alone, and in a batch of longer ones beside any padding token, has the same logits."""
+    """A sequence has the same logits alone and padded in a batch, with any padding token."""
     model, lengths = make(**options), [8, 5, 1]
     ids, padding = tokens(3, 8), padding_of(lengths, 8, side)
     for filler in (0, 7):
@@ -243,7 +243,7 @@ def test_padding_changes_nothing(side: str, options: dict[str, object]) -> None:
     side=st.sampled_from(["left", "right", None]),
 )
 def test_cached_decoding_equals_the_full_pass(splits: set[int], options: dict[str, Any], side: str | None) -> None:
-    """However the sequence is cut into calls, padded or not: a cached key keeps the turn of its own position."""
+    """For any split of the sequence into calls, with and without padding: cached keys keep their own rotation."""
     model, ids = make(**options), tokens(3, 10)
     padding = padding_of([10, 6, 3], 10, side) if side else None
     actual, expected = in_calls(model, ids, padding, sorted(splits)), model(ids, padding)
@@ -251,14 +251,14 @@ def test_cached_decoding_equals_the_full_pass(splits: set[int], options: dict[st
 
 
 def test_cached_decoding_equals_transformers() -> None:
-    """Token by token against transformers' own full pass."""
-    ours, ids = make(attention_windows=(4,)), tokens(2, 12)
+    """Token by token, against transformers' full pass."""
+    ours, ids = make(sliding_windows=(4,)), tokens(2, 12)
     expected = logits_of(transformers_twin(ours, "mistral"), ids)
     assert_close(in_calls(ours, ids, None, range(1, 12)), expected, atol=1e-10, rtol=0)
 
 
 def test_head_is_its_own_unless_tied() -> None:
-    """Two parameters or one; a head of its own adds vocabulary x width."""
+    """The head shares the embedding or not; its own adds vocabulary x width parameters."""
     untied, tied = make(), make(tie_embeddings=True)
     assert tied.head.weight is tied.token_embedding.weight
     assert untied.head.weight is not untied.token_embedding.weight
@@ -267,11 +267,11 @@ def test_head_is_its_own_unless_tied() -> None:
 
 
 def test_initial_weights_have_the_spread_of_transformers() -> None:
-    """N(0, 0.02^2), biases of 0 and norms of 1."""
+    """N(0, 0.02^2) for weights, 0 for biases and 1 for norms."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 600, "hidden_size": 96, "intermediate_size": 200, "attention_bias": True}
     ours = Llama(LlamaConfig(**{**SIZES, **sizes}))
-    theirs = transformers_twin(ours, "qwen2")  # our weights, kept as the yardstick for theirs
+    theirs = transformers_twin(ours, "qwen2")  # our initial weights under transformers' names
     drawn = Qwen2ForCausalLM(theirs.config).state_dict()
     for name, weight in theirs.state_dict().items():
         expected = drawn[name].double()
@@ -291,10 +291,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"num_heads": 5, "num_kv_heads": None}, "hidden_size 24 is not divisible by num_heads 5"),
     "groups": ({"num_kv_heads": 4}, "num_heads 6 is not divisible by num_kv_heads 4"),
     "odd": ({"head_dim": 5}, "head_dim must be even for rotary positions, got 5"),
-    "turns": ({"rope_high_turns": 1.0}, "rope_high_turns 1.0 must be more than rope_low_turns 1.0"),
+    "turns": ({"rope_high_freq_factor": 1.0}, "rope_high_freq_factor 1.0 must exceed rope_low_freq_factor 1.0"),
     "factor": ({"rope_factor": 0.0}, "rope_factor must be positive, got 0.0"),
-    "window": ({"attention_windows": (4, -1)}, r"numbers from 0 on, got \(4, -1\)"),
-    "no windows": ({"attention_windows": ()}, r"one or more numbers from 0 on, got \(\)"),
+    "window": ({"sliding_windows": (4, -1)}, r"non-negative numbers, got \(4, -1\)"),
+    "no windows": ({"sliding_windows": ()}, r"one or more non-negative numbers, got \(\)"),
 }
 
 
@@ -307,8 +307,8 @@ def test_a_configuration_that_makes_no_sense(options: dict[str, Any], message: s
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(1, 7))
 def test_windows_are_repeated_over_the_layers(windows: list[int], layers: int) -> None:
-    """And kept in the fewest numbers: configurations that mean the same are equal."""
-    config = LlamaConfig.from_dict({**SIZES, "num_layers": layers, "attention_windows": windows})
+    """They are reduced to their shortest period, so that equivalent configurations are equal."""
+    config = LlamaConfig.from_dict({**SIZES, "num_layers": layers, "sliding_windows": windows})
     each = [windows[layer % len(windows)] for layer in range(layers)]
     assert [config.window(layer) or 0 for layer in range(layers)] == each
-    assert config == LlamaConfig.from_dict({**SIZES, "num_layers": layers, "attention_windows": each})
+    assert config == LlamaConfig.from_dict({**SIZES, "num_layers": layers, "sliding_windows": each})

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import LongformerConfig, LongformerModel
-from zoo_plugins.bert.config import BERTConfig
-from zoo_plugins.bert.model import BERT
 
 from zoo.errors import UsageError
 from zoo.nn import LongformerAttention, MultiHeadAttention
 from zoo.registry import registry
+from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.bert.model import BERT
 
 SIZES = {
     "vocab_size": 53,
@@ -37,7 +37,7 @@ def randomise(module: nn.Module) -> None:
 
 
 def dense(module: LongformerAttention, x: Tensor, tokens: Tensor) -> Tensor:
-    """The same by all pairs, head by head: softmax over a window and the global tokens, then the rows of these."""
+    """Compute all pairs, head by head: softmax over the window and the global tokens, then the global rows."""
     length, count = x.shape[1], module.global_tokens
     place = torch.arange(length)
     seen = ((place[:, None] - place).abs() <= module.reach) | (place < count)
@@ -59,7 +59,7 @@ def dense(module: LongformerAttention, x: Tensor, tokens: Tensor) -> Tensor:
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(1, 30), reach=st.integers(1, 12), data=st.data())
 def test_equals_masked_full_attention(length: int, reach: int, data: st.DataObject) -> None:
-    """Any window, any number of global tokens, and lengths that no chunk divides or that are shorter than one."""
+    """For any window and number of global tokens, and lengths that no chunk divides or that are shorter than one."""
     count = data.draw(st.integers(0, reach))
     module = LongformerAttention(16, 2, 2 * reach, global_tokens=count)
     randomise(module)
@@ -73,7 +73,7 @@ def test_equals_masked_full_attention(length: int, reach: int, data: st.DataObje
 
 
 def test_a_window_over_all_is_full_attention() -> None:
-    """With no global tokens: the same weights, the same result."""
+    """Without global tokens, with the same weights."""
     module, full = LongformerAttention(24, 3, 40), MultiHeadAttention(24, 3).double()
     randomise(module)
     full.load_state_dict(module.state_dict())
@@ -82,7 +82,7 @@ def test_a_window_over_all_is_full_attention() -> None:
 
 
 def test_nothing_beyond_the_window_is_seen() -> None:
-    """Token 10 changes what lies within 3 of it, and, where there is one, the global token."""
+    """Token 10 affects only tokens within 3 of it and, if there is one, the global token."""
     x = torch.randn(1, 20, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     other = x.clone()
     other[0, 10] += 1
@@ -94,7 +94,7 @@ def test_nothing_beyond_the_window_is_seen() -> None:
 
 
 def twin(ours: BERT) -> LongformerModel:
-    """The model of transformers with our weights."""
+    """Build the transformers model with our weights."""
     c = ours.config
     theirs = LongformerModel(
         LongformerConfig(
@@ -140,7 +140,7 @@ def twin(ours: BERT) -> LongformerModel:
 @pytest.mark.parametrize("count", [0, 1, 3])
 @pytest.mark.parametrize("length", [5, 16, 37])
 def test_equals_transformers(count: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local and global, padded and not. What rounds its softmax to float32 is kept from it."""
+    """Local and global, with and without padding. transformers' rounding of the softmax to float32 is patched out."""
     softmax = nn.functional.softmax
     monkeypatch.setattr(nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim))
     ours = BERT(BERTConfig(**SIZES, attention_window=8, global_tokens=count, norm_eps=1e-12))
@@ -170,7 +170,7 @@ def test_equals_transformers(count: int, length: int, monkeypatch: pytest.Monkey
     ],
 )
 def test_invalid_configurations(name: str, settings: list[str], message: str) -> None:
-    """Each is refused with the offending values in the message."""
+    """Each is rejected with a message that names the values."""
     with pytest.raises(UsageError, match=message):
         registry().resolve(name, settings)
 
@@ -180,6 +180,6 @@ def test_invalid_configurations(name: str, settings: list[str], message: str) ->
     [(7, 0, "window must be even and positive, got 7"), (8, 5, "global_tokens 5 lies outside 0 ... half of window 8")],
 )
 def test_invalid_blocks(window: int, count: int, message: str) -> None:
-    """By itself the block says so too."""
+    """The block itself rejects it, too."""
     with pytest.raises(ValueError, match=message):
         LongformerAttention(24, 3, window, global_tokens=count)

@@ -1,4 +1,4 @@
-"""Performer against the paper's equations, and against the softmax attention that it estimates."""
+"""Performer against the paper's equations, and against the softmax attention that it approximates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
-from zoo_plugins.bert.config import BERTConfig
-from zoo_plugins.bert.model import BERT
 
 from zoo.errors import UsageError
 from zoo.nn import PerformerAttention, attention_weights, orthogonal_features
 from zoo.registry import registry
+from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.bert.model import BERT
 
 # Relative error of the estimated kernel for queries and keys from N(0, 0.3^2) of size 32, by number of features.
 TABLE = {32: 0.177, 128: 0.097, 512: 0.051, 2048: 0.027, 8192: 0.017}
@@ -27,7 +27,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def phi(x: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """exp(w x - |x|^2 / 2) / sqrt(m) of x / d^(1/4), of a matrix of rows."""
+    """Compute exp(w x - |x|^2 / 2) / sqrt(m) of x / d^(1/4) for the rows of a matrix."""
     x = x / x.shape[1] ** 0.25
     return np.exp(x @ features.T - (x**2).sum(1, keepdims=True) / 2) / np.sqrt(len(features))
 
@@ -35,7 +35,7 @@ def phi(x: np.ndarray, features: np.ndarray) -> np.ndarray:
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 40), length=st.integers(1, 9), gain=st.floats(0.1, 3.0), seed=st.integers(0, 999))
 def test_equals_the_equation(count: int, length: int, gain: float, seed: int) -> None:
-    """phi(q) . phi(k) in place of exp(q . k), for each head of each row of tokens, one by one."""
+    """phi(q) . phi(k) in place of exp(q . k), for each head and each row."""
     torch.manual_seed(seed)
     module = PerformerAttention(12, 2, count).double()
     query, key, value = gain * randn(3, 2, 2, length, 6, seed=seed)
@@ -52,7 +52,7 @@ def test_equals_the_equation(count: int, length: int, gain: float, seed: int) ->
 
 
 def kernel_error(count: int, seed: int) -> float:
-    """How far phi(Q) phi(K)^T is from exp(Q K^T / sqrt(d)), relative, for 256 queries and keys."""
+    """Return the relative error of phi(Q) phi(K)^T with respect to exp(Q K^T / sqrt(d)), for 256 queries and keys."""
     torch.manual_seed(seed)
     query, key = (0.3 * randn(2, 256, 32, seed=seed)).numpy()
     features = orthogonal_features(count, 32).double().numpy()
@@ -61,13 +61,13 @@ def kernel_error(count: int, seed: int) -> float:
 
 
 def test_the_kernel_is_as_far_off_as_it_should_be() -> None:
-    """Within a third of the table, on average over eight draws."""
+    """Within a third of the table's values, on average over eight draws."""
     for count, expected in TABLE.items():
         assert np.mean([kernel_error(count, seed) for seed in range(8)]) == pytest.approx(expected, rel=1 / 3)
 
 
 def test_the_error_halves_with_four_times_the_features() -> None:
-    """Of the output, against softmax attention: a power of -1/2, from 32 features to 8192."""
+    """The error of the output with respect to softmax attention falls as the power -1/2 of 32 to 8192 features."""
     errors = []
     for count in TABLE:
         found = []
@@ -84,7 +84,7 @@ def test_the_error_halves_with_four_times_the_features() -> None:
 
 
 def test_the_estimate_is_unbiased() -> None:
-    """The mean over 20,000 draws of 8 directions lies within four standard errors, for pairs near and far."""
+    """The mean over 20,000 draws of 8 directions is within four standard errors, for near and distant pairs."""
     torch.manual_seed(0)
     query, key = (0.7 * randn(2, 6, 8)).numpy()
     features = orthogonal_features(8 * 20_000, 8).double().numpy()
@@ -97,7 +97,7 @@ def test_the_estimate_is_unbiased() -> None:
 
 
 def test_directions_are_orthogonal_and_as_long_as_normal_ones() -> None:
-    """Within a block of 16; the last block is cut. Lengths squared are chi-squared: mean 16, variance 32."""
+    """Orthogonal within blocks of 16, the last one truncated. Squared lengths are chi-squared: mean 16, variance 32."""
     torch.manual_seed(0)
     features = orthogonal_features(16 * 200 + 5, 16)
     assert features.shape == (3205, 16)
@@ -112,7 +112,7 @@ def test_directions_are_orthogonal_and_as_long_as_normal_ones() -> None:
 
 @pytest.mark.parametrize("gain", [1.0, 30.0])
 def test_large_inputs_neither_overflow_nor_vanish(gain: float) -> None:
-    """In float32, exp of the exponents as they stand is 0 or infinite with the larger gain, and 0 / 0 is no number."""
+    """In float32 without rescaling, exp would underflow or overflow at the larger gain, and 0 / 0 give NaN."""
     torch.manual_seed(0)
     module = PerformerAttention(64, 2, 64)
     query, key, value = randn(3, 2, 2, 50, 32)
@@ -122,7 +122,7 @@ def test_large_inputs_neither_overflow_nor_vanish(gain: float) -> None:
 
 
 def test_half_precision_over_many_tokens() -> None:
-    """Sums over 3,000 tokens and 64 features exceed float16's largest number unless they are shares."""
+    """Sums over 3,000 tokens and 64 features exceed float16's range unless they are normalised."""
     torch.manual_seed(0)
     module = PerformerAttention(64, 2, 64).double()
     query, key, value = 0.3 * randn(3, 1, 2, 3000, 32)
@@ -132,7 +132,7 @@ def test_half_precision_over_many_tokens() -> None:
 
 
 def test_the_directions_are_saved_and_seeded() -> None:
-    """A buffer of each block: what the weights of BERT lack, and what a seed decides."""
+    """They are a buffer of each block, which BERT does not have, and follow from the seed."""
     c = BERTConfig(vocab_size=53, max_seq_len=12, hidden_size=24, num_layers=2, num_heads=3, attention="performer")
     states = []
     for seed in (0, 0, 1):
@@ -156,12 +156,12 @@ def test_the_directions_are_saved_and_seeded() -> None:
     ],
 )
 def test_invalid_configurations(name: str, settings: list[str], message: str) -> None:
-    """Each is refused with the offending values in the message."""
+    """Each is rejected with a message that names the values."""
     with pytest.raises(UsageError, match=message):
         registry().resolve(name, settings)
 
 
 def test_no_features() -> None:
-    """By itself the block says so too."""
+    """The block itself rejects it, too."""
     with pytest.raises(ValueError, match="num_features must be positive, got 0"):
         PerformerAttention(24, 3, 0)

@@ -1,4 +1,4 @@
-"""Product-key memory against an exhaustive search, the decoder around it against transformers' XLM, and its laws."""
+"""Product-key memory against an exhaustive search, its decoder against transformers' XLM, and its invariances."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import XLMConfig, XLMWithLMHeadModel
-from zoo_plugins.product_key_memory.config import ProductKeyMemoryConfig
-from zoo_plugins.product_key_memory.model import ProductKeyMemoryDecoder
 
 from zoo.checkpoints import Exact
 from zoo.errors import UsageError
+from zoo.models.count import parameter_count
 from zoo.nn import ProductKeyMemory
 from zoo.registry import registry
+from zoo_plugins.product_key_memory.config import ProductKeyMemoryConfig
+from zoo_plugins.product_key_memory.model import ProductKeyMemoryDecoder
 
 SIZES = {
     "vocab_size": 31,
@@ -33,7 +34,7 @@ SIZES = {
 
 
 def make(**options: object) -> ProductKeyMemoryDecoder:
-    """A small float64 model in evaluation mode whose weights are all random."""
+    """Build a small float64 model in evaluation mode with random weights."""
     model = ProductKeyMemoryDecoder(ProductKeyMemoryConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -42,7 +43,7 @@ def make(**options: object) -> ProductKeyMemoryDecoder:
 
 
 def make_memory(num_keys: int, top_k: int, num_heads: int = 2, seed: int = 0) -> ProductKeyMemory:
-    """A random float64 memory of width 7 in evaluation mode, its running statistics included."""
+    """Build a random float64 memory of width 7 in evaluation mode, with random running statistics."""
     torch.manual_seed(seed)
     memory = ProductKeyMemory(7, num_keys=num_keys, top_k=top_k, num_heads=num_heads, query_size=6).double().eval()
     for parameter in memory.parameters():
@@ -57,7 +58,7 @@ def tokens(batch: int, length: int) -> Tensor:
 
 
 def exhaustive(memory: ProductKeyMemory, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Slots and output by spelling out every key [c_i ; c'_j] and scoring all n^2 of them."""
+    """Find slots and output by building every key [c_i ; c'_j] and scoring all n^2 of them."""
     norm, n = memory.query_norm, memory.num_keys
     query = memory.query(x.flatten(0, 1))
     query = (query - norm.running_mean) / torch.sqrt(norm.running_var + norm.eps) * norm.weight + norm.bias
@@ -78,7 +79,7 @@ def exhaustive(memory: ProductKeyMemory, x: Tensor) -> tuple[Tensor, Tensor]:
 @settings(deadline=None, max_examples=30)
 @given(data=st.data(), num_keys=st.integers(1, 6), heads=st.integers(1, 3), seed=st.integers(0, 999))
 def test_equals_the_exhaustive_search(data: st.DataObject, num_keys: int, heads: int, seed: int) -> None:
-    """The very same slots in the same order, whatever n and k."""
+    """The same slots in the same order for any n and k."""
     memory = make_memory(num_keys, data.draw(st.integers(1, num_keys)), heads, seed)
     x = torch.randn(2, 5, 7, dtype=torch.float64)
     slots, read = exhaustive(memory, x)
@@ -89,7 +90,7 @@ def test_equals_the_exhaustive_search(data: st.DataObject, num_keys: int, heads:
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), num_keys=st.integers(1, 6))
 def test_scores_are_the_best_where_many_are_equal(data: st.DataObject, num_keys: int) -> None:
-    """Keys of small whole numbers tie all the time. Which slots win is open, but not how good they are."""
+    """Small integer keys cause many ties. The choice of slots is then open, but their scores are not."""
     memory = make_memory(num_keys, data.draw(st.integers(1, num_keys)))
     memory.query_norm.reset_running_stats()
     nn.init.ones_(memory.query_norm.weight)
@@ -109,12 +110,12 @@ def test_scores_are_the_best_where_many_are_equal(data: st.DataObject, num_keys:
 
 
 def test_equals_the_package() -> None:
-    """product-key-memory, with its batch norm left out, and made one for all heads here."""
+    """Build product-key-memory, without its batch norm, and with one query network for all heads."""
     package = pytest.importorskip("product_key_memory")
     ours = make_memory(9, 4)
     theirs = package.PKM(dim=7, heads=2, num_keys=9, topk=4, dim_head=3, use_layernorm=False).double().eval()
     theirs.norm = nn.Identity()
-    theirs.use_layernorm = True  # which only says that the norm takes no mask
+    theirs.use_layernorm = True  # only disables the mask of its norm
     nn.init.zeros_(ours.query.bias)
     ours.query_norm = nn.Identity()
     weights = ours.query.weight.unflatten(0, (2, 2, 3)).transpose(0, 1).flatten(0, 2)  # (half, head, Q / 2)
@@ -126,7 +127,7 @@ def test_equals_the_package() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_without_memories_it_is_xlm(padded: bool) -> None:
-    """transformers' XLM, a causal decoder with norms behind and a norm of embeddings, with the same weights."""
+    """Build transformers' XLM, a post-norm causal decoder with normalised embeddings, with the same weights."""
     ours, ids = make(memory_layers=(), intermediate_size=4 * 12), tokens(2, 9)
     c = ours.config
     theirs = XLMWithLMHeadModel(
@@ -173,7 +174,7 @@ def test_without_memories_it_is_xlm(padded: bool) -> None:
 
 
 def test_batch_norm_breaks_causality_in_training_alone() -> None:
-    """A later token, or another row, moves an earlier output in training; in evaluation neither does."""
+    """In training, later tokens and other rows affect earlier outputs; in evaluation they do not."""
     model, ids = make(dropout=0.0), tokens(2, 9)
     later, other = ids.clone(), ids.clone()
     later[:, 8], other[1] = (ids[:, 8] + 1) % 31, (ids[1] + 1) % 31
@@ -189,7 +190,7 @@ def test_batch_norm_breaks_causality_in_training_alone() -> None:
 
 
 def test_gradients_reach_the_selected_values_alone() -> None:
-    """Every row of values that was read has one, and no other; so has each half-key that was read."""
+    """Exactly the values and half-keys that were read have gradients."""
     memory = make_memory(20, 3).requires_grad_(True)
     x = torch.randn(1, 4, 7, dtype=torch.float64)
     slots = memory.search(x)[1]
@@ -204,7 +205,7 @@ def test_gradients_reach_the_selected_values_alone() -> None:
 
 
 def test_a_shift_of_the_queries_is_learnt_from_the_batch() -> None:
-    """In training each query is normalised over the batch, and the running statistics follow it."""
+    """In training, queries are normalised over the batch, and the running statistics are updated."""
     memory, x = make_memory(6, 2).train(), torch.randn(4, 50, 7, dtype=torch.float64)
     for _ in range(150):
         memory(x)
@@ -216,7 +217,7 @@ def test_a_shift_of_the_queries_is_learnt_from_the_batch() -> None:
 
 
 def test_half_precision_searches_in_float32() -> None:
-    """Scores of float16 weights are not rounded to float16, where many would be equal."""
+    """Scores with float16 weights are not rounded to float16, in which many would tie."""
     memory = make_memory(9, 4).half()
     assert memory.search(torch.randn(1, 3, 7).half())[0].dtype == torch.float32
     assert memory(torch.randn(1, 3, 7).half()).dtype == torch.float16
@@ -228,7 +229,7 @@ def test_published_sizes(name: str, width: int) -> None:
     attention, feed_forward = 4 * (width**2 + width), 8 * width**2 + 5 * width
     memory = 512**2 * width + 4 * 512 * (width + 1) + 2 * 4 * 512 + 2 * 4 * 512 * 256
     blocks = 12 * (attention + 4 * width) + 11 * feed_forward + memory
-    assert registry().resolve(name).parameters() == (60000 + 512 + 2) * width + blocks
+    assert parameter_count(registry().resolve(name)) == (60000 + 512 + 2) * width + blocks
 
 
 def test_a_memory_of_more_slots_than_half_keys_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Positions of images and texts in a model of another size: transformers, the formula by hand, and the laws of both."""
+"""Position embeddings of adapted models against transformers, explicit formulas, and invariances."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 from transformers import DeiTForImageClassificationWithTeacher, DeiTModel, ViTForImageClassification, ViTModel
-from zoo_export import export_model, load_session
-from zoo_plugins.vit.config import ViTConfig
-from zoo_plugins.vit.model import ViT
 
 import zoo as library
 from tests.architectures.test_vit import FEATURES, images, make, transformers_twin
-from zoo import models
 from zoo.checkpoints import export_checkpoint, import_checkpoint
+from zoo.models.tensors import stored_tensors
 from zoo.nn import resize_grid
+from zoo_export import export_model
+from zoo_plugins.vit.config import ViTConfig
+from zoo_plugins.vit.model import ViT
+from zoo_runtime import load_session
 
 Zoo = Callable[..., Any]
 
 
 def resized(ours: ViT, image_size: int) -> ViT:
-    """The same weights in a model of another image size, in float64, as ``zoo adapt`` makes them."""
+    """Adapt the weights to another image size as ``zoo adapt`` does, in float64."""
     config = ViTConfig.from_dict({**ours.config.to_dict(), "image_size": image_size})
     larger = ViT(config).double().eval().requires_grad_(False)
     position = larger.adapt_tensor("embeddings.position", ours.embeddings.position, ours.config)
@@ -53,7 +54,7 @@ def resized(ours: ViT, image_size: int) -> ViT:
     ids=["vit", "deit", "features", "deit, features", "one patch"],
 )
 def test_equals_transformers_at_another_resolution(options: dict[str, Any], image_size: int) -> None:
-    """With one special token and with two; smaller, larger, the same, and with a border that is not seen."""
+    """With one and two special tokens; smaller, larger and equal grids, and images with an ignored margin."""
     ours = make(**options)
     larger = resized(ours, image_size)
     pixels = images(larger.config)
@@ -71,7 +72,7 @@ def keys(t: float, a: float = -0.75) -> float:
 
 
 def by_hand(grid: np.ndarray[Any, Any], side: int, a: float = -0.75) -> np.ndarray[Any, Any]:
-    """(before, before, E) -> (side, side, E): the centres of pixels lie at halves, and the border is repeated."""
+    """(before, before, E) -> (side, side, E): pixel centres are at half-integers, and borders are replicated."""
     before = len(grid)
     weights = np.zeros((side, before))
     for row in range(side):
@@ -91,7 +92,7 @@ def test_the_interpolation_by_hand(before: int, side: int) -> None:
 
 
 def test_smoothing_is_another_interpolation() -> None:
-    """timm's: bicubic with a = -0.5 where it smooths, and so another grid, of more patches as well as of fewer."""
+    """timm interpolates with a = -0.5 and antialiasing, so its results differ for larger and smaller grids."""
     grid = torch.randn(1, 49, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for side in (4, 12):
         image = grid.unflatten(1, (7, 7)).movedim(-1, 1)
@@ -100,12 +101,12 @@ def test_smoothing_is_another_interpolation() -> None:
         assert 0.02 < difference < 1
     larger = F.interpolate(grid.unflatten(1, (7, 7)).movedim(-1, 1), (12, 12), mode="bicubic", antialias=True)
     wanted = by_hand(grid.reshape(7, 7, 8).numpy(), 12, a=-0.5)
-    inside = slice(3, -3)  # it leaves out what lies beyond the border, instead of repeating that
+    inside = slice(3, -3)  # timm ignores what is beyond the border instead of replicating it
     np.testing.assert_allclose(larger[0].movedim(0, -1)[inside, inside], wanted[inside, inside], atol=1e-12)
 
 
 def test_a_flat_grid_stays_flat_and_the_same_size_is_the_same() -> None:
-    """The weights of each new position add up to one; at the old places they are one and three zeros."""
+    """The weights of each new position sum to 1; at the old positions they are a one and three zeros."""
     flat = torch.full((1, 9, 4), 0.7, dtype=torch.float64)
     for side in (1, 2, 3, 7):
         assert_close(resize_grid(flat, side), torch.full((1, side * side, 4), 0.7, dtype=torch.float64))
@@ -113,11 +114,11 @@ def test_a_flat_grid_stays_flat_and_the_same_size_is_the_same() -> None:
     assert torch.equal(resize_grid(grid, 3), grid)
 
 
-# Directories.
+# Model directories.
 
 
 def build(zoo: Zoo, name: str, *settings: str, dtype: str = "float32") -> Path:
-    """A model directory of the preset's name, whose weights are all random."""
+    """Build a model directory, named like the preset, with random weights."""
     options = [word for setting in settings for word in ("--set", setting)]
     assert zoo("build", name, "-o", "raw", "--dtype", dtype, "--force", *options).status == 0
     model = library.load("raw")
@@ -129,13 +130,13 @@ def build(zoo: Zoo, name: str, *settings: str, dtype: str = "float32") -> Path:
 
 
 def tensors(folder: Path | str) -> dict[str, torch.Tensor]:
-    return models.stored_tensors(library.load(folder))[0]
+    return stored_tensors(library.load(folder))[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("distilled", [False, True])
 def test_a_directory_of_another_resolution(zoo: Zoo, dtype: str, distilled: bool) -> None:
-    """One tensor is made in float64 and rounded once; every other has the same bits."""
+    """One tensor is interpolated in float64 and rounded once; all others are unchanged, bit for bit."""
     build(zoo, "vit-tiny", f"distilled={str(distilled).lower()}", dtype=dtype)
     result = zoo("adapt", "vit-tiny", "--set", "image_size=12", "-o", "larger")
     special = 2 if distilled else 1
@@ -157,7 +158,7 @@ def test_a_directory_of_another_resolution(zoo: Zoo, dtype: str, distilled: bool
 
 @pytest.mark.parametrize("image_size", [8, 9])
 def test_the_same_grid_is_the_same_file(zoo: Zoo, image_size: int) -> None:
-    """9 pixels are as many patches as 8: what is left of the image is not seen."""
+    """9 pixels give as many patches as 8: the margin is ignored."""
     build(zoo, "vit-tiny")
     zoo("adapt", "vit-tiny", "--set", f"image_size={image_size}", "-o", "same")
     assert Path("same/model.safetensors").read_bytes() == Path("vit-tiny/model.safetensors").read_bytes()
@@ -165,7 +166,7 @@ def test_the_same_grid_is_the_same_file(zoo: Zoo, image_size: int) -> None:
 
 
 def test_there_and_back_is_not_the_same(zoo: Zoo) -> None:
-    """A larger grid keeps most of a smooth one, and nothing promises more."""
+    """A larger grid preserves most of a smooth one; nothing stronger holds."""
     build(zoo, "vit-tiny")
     library.adapt("vit-tiny", "larger", image_size=16)
     library.adapt("larger", "back", image_size=8)
@@ -175,7 +176,7 @@ def test_there_and_back_is_not_the_same(zoo: Zoo) -> None:
 
 
 def test_what_was_adapted_is_exported_and_run(zoo: Zoo) -> None:
-    """The gate passes, and images of the new size are answered as the model in torch does."""
+    """The export passes its check, and images of the new size give the same answers as the torch model."""
     build(zoo, "vit-tiny", "distilled=true")
     library.adapt("vit-tiny", "larger", image_size=12)
     assert export_model(Path("larger")).passed
@@ -195,7 +196,7 @@ def test_what_was_adapted_is_exported_and_run(zoo: Zoo) -> None:
     "kind", [ViTForImageClassification, ViTModel, DeiTModel, DeiTForImageClassificationWithTeacher]
 )
 def test_a_checkpoint_at_another_resolution(tmp_path: Path, kind: Any) -> None:
-    """Imported, adapted and written for transformers again: it computes what it did with interpolated positions."""
+    """Imported, adapted and exported, the model equals transformers' with interpolated positions."""
     config = kind.config_class(
         image_size=12, patch_size=4, hidden_size=15, num_hidden_layers=2, num_attention_heads=3, intermediate_size=22,
         num_labels=3, attn_implementation="sdpa",
@@ -216,7 +217,7 @@ def test_a_checkpoint_at_another_resolution(tmp_path: Path, kind: Any) -> None:
     for name in wanted:
         assert_close(found[name], wanted[name], atol=1e-5, rtol=1e-5)
     written = json.loads((tmp_path / "back/preprocessor_config.json").read_text())
-    assert written == {**sizes, "size": {"height": 26, "width": 26}, "crop_size": 20}  # 16 x 20 / 12, cut off
+    assert written == {**sizes, "size": {"height": 26, "width": 26}, "crop_size": 20}  # 16 x 20 / 12, rounded down
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -269,7 +270,7 @@ def outputs(folder: str, ids: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_shorter_texts_are_answered_as_before(zoo: Zoo, name: str) -> None:
-    """Rows that no shorter text reads are left out; nothing else changes, to the bit."""
+    """Rows that shorter texts never read are dropped; everything else is unchanged, bit for bit."""
     preset, settings, positions = TEXTS[name]
     build(zoo, preset, *settings)
     result = zoo("adapt", preset, "--set", "max_seq_len=20", "-o", "short", "--json").json
@@ -288,11 +289,11 @@ def test_longer_texts_have_positions_that_nobody_learned(zoo: Zoo, name: str) ->
     preset, settings, positions = TEXTS[name]
     build(zoo, preset, *settings)
     reasons = [f"{tensor} has shape" for tensor in positions]
-    zoo("adapt", preset, "--set", "max_seq_len=130", "-o", "long").failed(2, *reasons, "positions 2 were never learned")
+    zoo("adapt", preset, "--set", "max_seq_len=130", "-o", "long").failed(2, *reasons, "cannot extend")
 
 
 def test_other_rows_for_padding_are_refused(zoo: Zoo) -> None:
-    """They come first: the table would be cut at the wrong end."""
+    """Padding rows come first, so the table would be cut at the wrong end."""
     build(zoo, "bert-tiny", "skip_padding=true", "pad_token_id=3")
     zoo("adapt", "bert-tiny", "--set", "pad_token_id=5", "--set", "max_seq_len=20", "-o", "new").failed(
         2, "embeddings.position.weight has shape (132, 64), not (26, 64): bert-tiny"
@@ -300,7 +301,7 @@ def test_other_rows_for_padding_are_refused(zoo: Zoo) -> None:
 
 
 def test_positions_without_weights_may_be_more(zoo: Zoo) -> None:
-    """Rotations and sinusoids are computed: nothing is stored that would have to change."""
+    """Rotations and sinusoids are computed: no stored tensor would change."""
     for preset in ("llama-tiny", "transformer-tiny"):
         build(zoo, preset)
         result = zoo("adapt", preset, "--set", "max_seq_len=500", "-o", f"long-{preset}", "--json").json

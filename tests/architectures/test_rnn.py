@@ -1,4 +1,4 @@
-"""Recurrent classifiers against packed sequences of torch, and the laws of a text that is padded."""
+"""Recurrent classifiers against packed sequences in torch, and invariance to padding."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from torch.testing import assert_close
-from zoo_plugins.rnn.config import RNNConfig
-from zoo_plugins.rnn.model import RNN
 
 from zoo import UsageError
+from zoo.models.count import parameter_count
 from zoo.registry import registry
+from zoo_plugins.rnn.config import RNNConfig
+from zoo_plugins.rnn.model import RNN
 
 SIZES = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 7, "num_classes": 3}
 TAGGER = {"task": "token-classification"}
@@ -28,7 +29,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def make(**options: Any) -> RNN:
-    """A small float64 model in evaluation mode whose weights are all random."""
+    """Build a small float64 model in evaluation mode with random weights."""
     model = RNN(RNNConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -37,7 +38,7 @@ def make(**options: Any) -> RNN:
 
 
 def packed(model: RNN, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Logits of the tokens, padded on the right, and of the texts, by torch's own layers over packed sequences."""
+    """Compute the logits of right-padded tokens and of texts with torch's layers on packed sequences."""
     c, weights = model.config, model.state_dict()
     layer = {"gru": nn.GRU, "lstm": nn.LSTM}[c.cell](
         c.embedding_size, c.hidden_size, c.num_layers, bidirectional=c.bidirectional
@@ -73,7 +74,7 @@ def batch(rows: list[list[int]], extra: int, filler: int, left: bool) -> tuple[T
 def test_packed_sequences_give_the_same(
     variant: dict[str, Any], rows: list[list[int]], extra: int, filler: int, left: bool
 ) -> None:
-    """On whichever side texts are padded."""
+    """With padding on either side."""
     ids, mask = batch(rows, extra, filler, left)
     text, tagger = make(**variant), make(**variant, **TAGGER)
     of_tokens, of_texts = packed(text, rows)
@@ -101,7 +102,7 @@ def test_a_text_without_words_is_finite() -> None:
 def test_published_parameters() -> None:
     """130,000 vectors of 50, four gates of 300 in each direction, with torch's two biases, and nine classes."""
     gates = 4 * (50 * 300 + 300 * 300 + 2 * 300)
-    assert registry().resolve("bilstm-tagger").parameters() == 130_000 * 50 + 2 * gates + 9 * 601 == 7_350_209
+    assert parameter_count(registry().resolve("bilstm-tagger")) == 130_000 * 50 + 2 * gates + 9 * 601 == 7_350_209
 
 
 @pytest.mark.parametrize(

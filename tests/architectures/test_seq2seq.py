@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders against the papers' equations, torch's layers and a stranger's model; laws of padding."""
+"""Recurrent encoder-decoders against the papers' equations, torch's layers and a third-party model, and padding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
-from zoo_plugins.seq2seq.config import Seq2SeqConfig
-from zoo_plugins.seq2seq.model import Seq2Seq
 
 from tests.conftest import THIRD_PARTY
 from zoo import UsageError
+from zoo.models.count import parameter_count
 from zoo.nn import Cache
 from zoo.registry import registry
+from zoo_plugins.seq2seq.config import Seq2SeqConfig
+from zoo_plugins.seq2seq.model import Seq2Seq
 
 Array = np.ndarray[Any, Any]
 SIZES = {"vocab_size": 30, "target_vocab_size": 23, "embedding_size": 5, "hidden_size": 6, "attention_size": 7}
@@ -34,7 +35,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def make(**options: Any) -> Seq2Seq:
-    """A small float64 model in evaluation mode whose weights are all random."""
+    """Build a small float64 model in evaluation mode with random weights."""
     model = Seq2Seq(Seq2SeqConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -47,7 +48,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def cell_by_hand(w: dict[str, Array], name: str, tail: str, x: Array, state: Array, kind: str) -> Array:
-    """One step of a GRU as torch has it, or of an LSTM, whose state is the cell's after its own."""
+    """Compute one step of torch's GRU or LSTM, whose state is hidden state followed by cell state."""
     size = len(w[f"{name}weight_hh{tail}"][0])
     of_input = w[f"{name}weight_ih{tail}"] @ x + w[f"{name}bias_ih{tail}"]
     of_state = w[f"{name}weight_hh{tail}"] @ state[:size] + w[f"{name}bias_hh{tail}"]
@@ -61,7 +62,7 @@ def cell_by_hand(w: dict[str, Array], name: str, tail: str, x: Array, state: Arr
 
 
 def by_hand(model: Seq2Seq, source: list[int], target: list[int]) -> Array:
-    """The equations, for one source and one target, step after step: logits (T, V)."""
+    """Compute the equations step by step for one source and one target: logits (T, V)."""
     c, w = model.config, {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     hidden, ways = c.hidden_size, ["", "_reverse"][: 2 if c.bidirectional else 1]
     xs, states = list(w["source_embedding.weight"][source]), []
@@ -112,7 +113,7 @@ def by_hand(model: Seq2Seq, source: list[int], target: list[int]) -> Array:
 def test_the_equations_give_the_same(
     variant: dict[str, Any], rows: list[list[int]], target: list[int], extra: int, filler: int, left: bool
 ) -> None:
-    """On whichever side sources are padded, and whatever lies there."""
+    """With padding on either side, with any content."""
     model = make(**variant)
     length = max(map(len, rows)) + extra
     ids = torch.full((len(rows), length), filler)
@@ -125,7 +126,7 @@ def test_the_equations_give_the_same(
 
 
 def test_without_attention_it_is_two_layers_of_torch() -> None:
-    """Packed sources, LSTMs of three layers, and a target that is read at once."""
+    """Packed sources, LSTMs of three layers, and a target that is read in one call."""
     model = make(**VARIANTS[2])
     weights = model.state_dict()
     encoder, decoder = (nn.LSTM(5, 6, 3).double() for _ in range(2))
@@ -144,7 +145,7 @@ def test_without_attention_it_is_two_layers_of_torch() -> None:
 
 
 def test_it_is_the_model_of_g2p(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger's distribution: two GRUs, one of which goes on from the other's last state."""
+    """A third-party distribution: two GRUs, one of which continues from the other's last state."""
     monkeypatch.syspath_prepend(THIRD_PARTY / "zoo-g2p")
     config = importlib.import_module("zoo_g2p.config").G2PConfig(embedding_size=5, hidden_size=6)
     theirs = importlib.import_module("zoo_g2p.model").G2P(config).double().requires_grad_(False)
@@ -188,17 +189,17 @@ def test_a_source_without_words_is_finite_and_so_are_its_gradients(variant: dict
 
 
 def recurrent(gates: int, inputs: int, hidden: int) -> int:
-    """Torch's cells have two biases."""
+    """torch's cells have two biases."""
     return gates * hidden * (inputs + hidden + 2)
 
 
 def test_published_parameters() -> None:
-    """RNNsearch by its sizes, and the 384 million of Sutskever et al. 2014, who count no bias."""
+    """RNNsearch by its sizes, and the 384 million parameters of Sutskever et al. 2014, who count no biases."""
     m, n, deep, v = 620, 1000, 500, 30_000
     wanted = 2 * v * m + 2 * recurrent(3, m, n) + recurrent(3, m + 2 * n, n) + (2 * n + 1) * n
     wanted += 2 * n * n + n + n * n + n + 2 * deep * (n + m + 2 * n + 1) + v * (deep + 1)
-    assert registry().resolve("rnnsearch-50").parameters() == wanted
-    four_layers = registry().resolve("sutskever-2014").parameters()
+    assert parameter_count(registry().resolve("rnnsearch-50")) == wanted
+    four_layers = parameter_count(registry().resolve("sutskever-2014"))
     assert four_layers == 384_000_000 + 8 * 4 * 2 * 1000 + 80_000
     assert four_layers == pytest.approx(384e6, rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""T5 against transformers with the same weights, and the laws of an encoder-decoder."""
+"""T5 against transformers with the same weights, and invariances of an encoder-decoder."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel, T5EncoderModel, T5ForConditionalGeneration
 from transformers import T5Config as OriginalConfig
-from zoo_plugins.t5.config import T5Config
-from zoo_plugins.t5.model import T5
 
 from zoo.checkpoints.original import Exact
 from zoo.errors import UsageError
 from zoo.nn import Cache
 from zoo.registry import registry
+from zoo_plugins.t5.config import T5Config
+from zoo_plugins.t5.model import T5
 
 SIZES = {
     "vocab_size": 53,
@@ -34,13 +34,13 @@ SIZES = {
     "norm_eps": 1e-3,
     "dropout": 0.0,
 }
-# The names of the same functions in transformers.
+# Names of the activations in transformers.
 ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu_new", "gelu": "gelu", "silu": "silu"}
 SOURCE_LENGTHS, TARGET_LENGTHS = [12, 4, 1], [11, 6, 2]
 
 
 def make(**options: object) -> T5:
-    """A small float64 model in evaluation mode whose weights and norms are all random."""
+    """Build a small float64 model in evaluation mode with random weights and norms."""
     model = T5(T5Config(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -49,7 +49,7 @@ def make(**options: object) -> T5:
 
 
 def transformers_twin(ours: T5) -> PreTrainedModel:
-    """transformers' T5 with our weights."""
+    """Build transformers' T5 with our weights."""
     c = ours.config
     config = OriginalConfig(
         vocab_size=c.vocab_size,
@@ -64,7 +64,7 @@ def transformers_twin(ours: T5) -> PreTrainedModel:
         dropout_rate=0.0,
         layer_norm_epsilon=c.norm_eps,
         feed_forward_proj=("gated-" if c.gated else "") + ACTIVATIONS[c.activation],
-        dense_act_fn=ACTIVATIONS[c.activation],  # else gated-gelu means gelu_new
+        dense_act_fn=ACTIVATIONS[c.activation],  # otherwise gated-gelu means gelu_new
         tie_word_embeddings=c.tie_embeddings,
         attn_implementation="eager",
     )
@@ -97,14 +97,14 @@ def transformers_twin(ours: T5) -> PreTrainedModel:
         weights["decoder.embed_tokens.weight"] = ours.token_embedding.weight
         weights["lm_head.weight"] = ours.head.weight
         if not c.tie_embeddings:
-            theirs.lm_head.weight = nn.Parameter(theirs.lm_head.weight.clone())  # it ties them whatever one says
+            theirs.lm_head.weight = nn.Parameter(theirs.lm_head.weight.clone())  # it always ties them
     theirs = theirs.double().eval().requires_grad_(False)
     theirs.load_state_dict(weights)
     return theirs
 
 
 def original_logits(ours: T5, source: Tensor, target: Tensor, *masks: Tensor) -> Tensor:
-    """transformers' logits, without the float32 in its norms and softmax."""
+    """Return transformers' logits, without the float32 of its norms and softmax."""
     theirs = transformers_twin(ours)
     named = dict(zip(("attention_mask", "decoder_attention_mask"), masks, strict=False))
     with Exact(theirs):
@@ -112,13 +112,13 @@ def original_logits(ours: T5, source: Tensor, target: Tensor, *masks: Tensor) ->
 
 
 def padding_of(lengths: Sequence[int], side: str = "right") -> Tensor:
-    """A padding mask with a row of each length."""
+    """Build a padding mask with a row of each length."""
     rows = [[1] * length + [0] * (max(lengths) - length) for length in lengths]
     return torch.tensor([row[::-1] if side == "left" else row for row in rows])
 
 
 def pair() -> tuple[Tensor, Tensor]:
-    """A batch of random sources and targets."""
+    """Draw a batch of random sources and targets."""
     generator = torch.Generator().manual_seed(0)
     source, target = (
         torch.randint(0, SIZES["vocab_size"], (len(lengths), max(lengths)), generator=generator)
@@ -131,7 +131,7 @@ def pair() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_equals_transformers(activation: str, gated: bool, tie_embeddings: bool) -> None:
-    """Both versions, and what lies between them; longer than the buckets reach."""
+    """For both versions and combinations of their features; texts exceed the maximum distance of the buckets."""
     ours, (source, target) = make(activation=activation, gated=gated, tie_embeddings=tie_embeddings), pair()
     assert ours.config.scale_head == tie_embeddings
     assert_close(ours(source, target), original_logits(ours, source, target), atol=1e-10, rtol=0)
@@ -139,7 +139,7 @@ def test_equals_transformers(activation: str, gated: bool, tie_embeddings: bool)
 
 @pytest.mark.parametrize("sides", [("left", "left"), ("right", "left"), ("right", "right")])
 def test_equals_transformers_with_padding(sides: tuple[str, str]) -> None:
-    """On the tokens; what padding gives means nothing."""
+    """At tokens; outputs at padding are undefined."""
     ours, (source, target) = make(), pair()
     masks = (padding_of(SOURCE_LENGTHS, sides[0]), padding_of(TARGET_LENGTHS, sides[1]))
     expected, kept = original_logits(ours, source, target, *masks), masks[1].bool()
@@ -148,7 +148,7 @@ def test_equals_transformers_with_padding(sides: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_encoder_alone_equals_transformers(gated: bool) -> None:
-    """It has no decoder's weights, and gives what the encoder of the whole gives."""
+    """The encoder has no decoder weights, and gives the same hidden states as the encoder of the whole model."""
     ours, (source, _) = make(task="feature-extraction", gated=gated), pair()
     assert not any(name.startswith(("decoder", "head")) for name in ours.state_dict())
     mask = padding_of(SOURCE_LENGTHS)
@@ -163,7 +163,7 @@ def test_the_encoder_alone_equals_transformers(gated: bool) -> None:
 
 @pytest.mark.parametrize("scale_head", [True, False])
 def test_the_head_reads_what_the_configuration_says(scale_head: bool) -> None:
-    """Scaling is the default of a tied head, and can be chosen for either."""
+    """By default only a tied head scales its input; either can be set."""
     logits = [make(tie_embeddings=tie, scale_head=scale_head)(*pair()) for tie in (True, False)]
     others = [make(tie_embeddings=tie, scale_head=not scale_head)(*pair()) for tie in (True, False)]
     factor = math.sqrt(SIZES["hidden_size"]) ** (1 if scale_head else -1)
@@ -173,7 +173,7 @@ def test_the_head_reads_what_the_configuration_says(scale_head: bool) -> None:
 
 @pytest.mark.parametrize("sides", [("left", "right"), ("right", "left")])
 def test_padding_changes_nothing(sides: tuple[str, str]) -> None:
-    """A pair alone, and in a batch of longer ones beside any padding token, has the same logits."""
+    """A source-target pair has the same logits alone and padded in a batch, with any padding token."""
     model, (source, target) = make(), pair()
     source_mask, target_mask = padding_of(SOURCE_LENGTHS, sides[0]), padding_of(TARGET_LENGTHS, sides[1])
     for filler in (0, 7):
@@ -190,7 +190,7 @@ def test_padding_changes_nothing(sides: tuple[str, str]) -> None:
 
 
 def test_a_later_target_token_moves_no_earlier_output() -> None:
-    """Output t sees tokens up to t only, and all of those: the bias hides nothing."""
+    """Output t depends on tokens up to t, and on all of them: the bias hides none."""
     model, (source, target) = make(), pair()
     before = model(source, target)
     for t in range(target.shape[1] - 1):
@@ -202,7 +202,7 @@ def test_a_later_target_token_moves_no_earlier_output() -> None:
 
 
 def test_the_order_of_tokens_matters_by_the_bias_alone() -> None:
-    """There are no other positions: with a constant bias the encoder is a map of sets."""
+    """There are no other positions: with a constant bias the encoder is permutation-equivariant."""
     model, (source, _) = make(), pair()
     order = torch.randperm(source.shape[1], generator=torch.Generator().manual_seed(2))
     assert (model(source[:, order]) - model(source)[:, order]).abs().max() > 1e-2
@@ -213,7 +213,7 @@ def test_the_order_of_tokens_matters_by_the_bias_alone() -> None:
 @settings(deadline=None, max_examples=25)
 @given(splits=st.sets(st.integers(1, 10)), side=st.sampled_from(["left", "right", None]))
 def test_cached_decoding_equals_forward(splits: set[int], side: str | None) -> None:
-    """One encoding, then the target in calls cut anywhere, against one call for everything."""
+    """One encoding, then the target in calls cut anywhere, equals a single call."""
     model, (source, target) = make(), pair()
     masks = (padding_of(SOURCE_LENGTHS, side), padding_of(TARGET_LENGTHS, side)) if side else (None, None)
     cross = model.encode(source, masks[0])["cross_key_values"]
@@ -225,7 +225,7 @@ def test_cached_decoding_equals_forward(splits: set[int], side: str | None) -> N
 
 
 def test_float16_stays_finite() -> None:
-    """Residuals beyond what float16 holds are kept at its end, where the norms bring them back."""
+    """Residuals beyond the range of float16 are clamped, and the norms rescale them."""
     model, (source, target) = make(), pair()
     for block in (*model.encoder, *model.decoder):
         block.mlp.up.weight.mul_(100)
@@ -238,7 +238,7 @@ def test_float16_stays_finite() -> None:
 
 
 def test_fresh_weights_are_those_of_the_paper() -> None:
-    """Each matrix has the spread that transformers gives it, and the logits are of size one."""
+    """Each matrix has the standard deviation of transformers' initialisation, and logits are of order one."""
     sizes = {**SIZES, "hidden_size": 96, "head_dim": 16, "num_heads": 6, "intermediate_size": 160}
     sizes |= {"relative_buckets": 32, "relative_max_distance": 64}
     torch.manual_seed(0)
@@ -254,7 +254,7 @@ def test_fresh_weights_are_those_of_the_paper() -> None:
 
 
 def test_tying() -> None:
-    """One matrix for source, target and head, or one more."""
+    """Source embedding, target embedding and head share one matrix, or the head has its own."""
     tied, untied = make(), make(tie_embeddings=False)
     assert tied.head.weight is tied.token_embedding.weight
     counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (tied, untied)]
@@ -272,7 +272,7 @@ def test_tying() -> None:
     ],
 )
 def test_invalid_configurations(overrides: list[str], message: str) -> None:
-    """Each is refused with the offending values in the message."""
+    """Each is rejected with a message that names the values."""
     with pytest.raises(UsageError, match=message):
         registry().resolve("t5-tiny", overrides)
 

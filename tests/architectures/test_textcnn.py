@@ -1,4 +1,4 @@
-"""TextCNN against loops over windows, and the laws of a text that is padded."""
+"""TextCNN against loops over windows, and invariance to padding."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo_plugins.textcnn.config import TextCNNConfig
-from zoo_plugins.textcnn.model import TextCNN
 
 from zoo import UsageError
+from zoo.models.count import parameter_count
 from zoo.registry import registry
+from zoo_plugins.textcnn.config import TextCNNConfig
+from zoo_plugins.textcnn.model import TextCNN
 
 SIZES = {"vocab_size": 30, "hidden_size": 6, "num_filters": 7, "num_classes": 3}
 
 
 def make(**options: object) -> TextCNN:
-    """A small float64 model in evaluation mode whose weights are all random."""
+    """Build a small float64 model in evaluation mode with random weights."""
     model = TextCNN(TextCNNConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -29,7 +30,7 @@ def make(**options: object) -> TextCNN:
 
 
 def by_hand(model: TextCNN, words: list[int]) -> np.ndarray:
-    """Equations 1 to 4 of the paper for one text, window by window; a short text is followed by zeros."""
+    """Compute equations 1 to 4 of the paper for one text, window by window; short texts are padded with zeros."""
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     embedded = weights["token_embedding.weight"][words]  # (T, E)
     features = []
@@ -56,7 +57,7 @@ def test_loops_over_windows_give_the_same(length: int, options: dict[str, object
 
 
 def test_convolutions_of_torch_give_the_same() -> None:
-    """Texts that are long enough need neither zeros nor a mask."""
+    """Texts of sufficient length need neither zeros nor a mask."""
     model = make()
     ids = torch.randint(30, (3, 9), generator=torch.Generator().manual_seed(0))
     x = model.token_embedding(ids).mT
@@ -105,7 +106,7 @@ def test_half_of_the_features_are_dropped_in_training_alone() -> None:
 def test_published_parameters() -> None:
     """18,765 vectors of 300; 100 filters with a bias of 3, 4 and 5 words; two classes."""
     filters = sum(100 * (size * 300 + 1) for size in (3, 4, 5))
-    assert registry().resolve("kim-2014").parameters() == 18_765 * 300 + filters + 2 * 301 == 5_990_402
+    assert parameter_count(registry().resolve("kim-2014")) == 18_765 * 300 + filters + 2 * 301 == 5_990_402
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer against torch.nn.Transformer with the same weights, and its laws."""
+"""The encoder-decoder Transformer against torch.nn.Transformer with the same weights, and its invariances."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo_plugins.transformer.config import TransformerConfig
-from zoo_plugins.transformer.model import Transformer
 
 from zoo.errors import UsageError
 from zoo.nn import Cache, MultiHeadAttention
 from zoo.registry import registry
+from zoo_plugins.transformer.config import TransformerConfig
+from zoo_plugins.transformer.model import Transformer
 
 SIZES = {
     "vocab_size": 53,
@@ -30,7 +30,7 @@ SIZES = {
     "norm_eps": 1e-4,
     "dropout": 0.0,
 }
-# As functions: a copied nn.TransformerDecoderLayer forgets an activation that is a module and takes relu.
+# As functions: a copied nn.TransformerDecoderLayer replaces an activation that is a module by relu.
 ACTIVATIONS = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -41,7 +41,7 @@ SOURCE_LENGTHS, TARGET_LENGTHS = [7, 4, 1], [5, 6, 2]
 
 
 def make(**options: object) -> Transformer:
-    """A small float64 model in evaluation mode whose weights, biases and norms are all random."""
+    """Build a small float64 model in evaluation mode with random weights, biases and norms."""
     model = Transformer(TransformerConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -50,10 +50,10 @@ def make(**options: object) -> Transformer:
 
 
 def torch_twin(ours: Transformer) -> nn.Transformer:
-    """torch's Transformer with our weights.
+    """Build torch's Transformer with our weights.
 
-    By itself it adds a final norm to both stacks even when each layer ends with one. The paper does not, so
-    the stacks are made apart from it. Left in training mode, without dropout, it takes no fused path.
+    By default it adds a final norm to both stacks even when each layer ends with one. The paper does not, so the stacks
+    are built separately. In training mode, without dropout, it does not take the fused path.
     """
     c = ours.config
     options = {
@@ -99,7 +99,7 @@ def torch_twin(ours: Transformer) -> nn.Transformer:
 
 
 def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:
-    """torch stacks query, key and value, and has biases, which are 0 where we have none."""
+    """torch stacks query, key and value, and has biases, which are 0 if ours has none."""
     projections = (ours.query, ours.key, ours.value)
     theirs.in_proj_weight.copy_(torch.cat([part.weight for part in projections]))
     theirs.out_proj.weight.copy_(ours.output.weight)
@@ -111,7 +111,7 @@ def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> N
 
 
 def embed(ours: Transformer, side: str, ids: Tensor, mask: Tensor) -> Tensor:
-    """sqrt(E) times the token's row plus PE(position), where padding takes no position; normalised if asked for."""
+    """sqrt(E) times the token's row plus PE(position), with padding skipped; optionally normalised."""
     c, layer = ours.config, getattr(ours, f"{side}_embedding")
     x = layer.token.weight[ids] * (math.sqrt(c.hidden_size) if c.scale_embeddings else 1)
     half = c.hidden_size // 2
@@ -126,14 +126,14 @@ def embed(ours: Transformer, side: str, ids: Tensor, mask: Tensor) -> Tensor:
                 if c.positions == "sinusoidal":
                     x[b, t, 2 * i] += math.sin(angle)
                     x[b, t, 2 * i + 1] += math.cos(angle)
-                else:  # published as tables of float32
+                else:  # published as float32 tables
                     x[b, t, i] += float(np.float32(math.sin(angle)))
                     x[b, t, half + i] += float(np.float32(math.cos(angle)))
     return F.layer_norm(x, x.shape[-1:], layer.norm.weight, layer.norm.bias, c.norm_eps) if c.embedding_norm else x
 
 
 def expected_logits(ours: Transformer, source: Tensor, target: Tensor, masks: tuple[Tensor, Tensor]) -> Tensor:
-    """torch's Transformer between our embeddings and head. Its masks are True where nothing may be seen."""
+    """Run torch's Transformer between our embeddings and head. Its masks are True at hidden positions."""
     length = target.shape[1]
     output = torch_twin(ours)(
         embed(ours, "encoder", source, masks[0]),
@@ -148,19 +148,19 @@ def expected_logits(ours: Transformer, source: Tensor, target: Tensor, masks: tu
 
 
 def padding_of(lengths: Sequence[int], side: str = "right") -> Tensor:
-    """A padding mask with a row of each length."""
+    """Build a padding mask with a row of each length."""
     rows = [[1] * length + [0] * (max(lengths) - length) for length in lengths]
     return torch.tensor([row[::-1] if side == "left" else row for row in rows])
 
 
 def tokens(lengths: Sequence[int], seed: int) -> Tensor:
-    """Random token ids, as long as the longest."""
+    """Draw random token ids, as long as the longest row."""
     shape = (len(lengths), max(lengths))
     return torch.randint(0, SIZES["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
 
 
 def pair() -> tuple[Tensor, Tensor]:
-    """A batch of sources and targets."""
+    """Draw a batch of sources and targets."""
     return tokens(SOURCE_LENGTHS, 0), tokens(TARGET_LENGTHS, 1)
 
 
@@ -169,7 +169,7 @@ def pair() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_equals_torch(norm_first: bool, attention_bias: bool, positions: str, tie_embeddings: bool) -> None:
-    """Every option, without masks and with both."""
+    """For every option, with no masks and with both."""
     ours = make(
         norm_first=norm_first,
         attention_bias=attention_bias,
@@ -187,7 +187,7 @@ def test_equals_torch(norm_first: bool, attention_bias: bool, positions: str, ti
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("sizes", [{"num_layers": 1, "num_heads": 1}, {"hidden_size": 30, "num_heads": 5}])
 def test_equals_torch_at_other_sizes(activation: str, sizes: dict[str, int]) -> None:
-    """Other activations, one head, an odd number of them."""
+    """Other activations, a single head, and an odd number of heads."""
     ours, (source, target) = make(activation=activation, **sizes), pair()
     masks = (torch.ones_like(source), torch.ones_like(target))
     assert_close(ours(source, target), expected_logits(ours, source, target, masks), atol=1e-10, rtol=0)
@@ -237,7 +237,7 @@ LOPSIDED = {"num_layers": 1, "num_decoder_layers": 2, "num_decoder_heads": 4, "d
 @pytest.mark.parametrize("sizes", [{}, LOPSIDED], ids=["even", "lopsided"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_families_equal_torch(family: str, sizes: dict[str, int]) -> None:
-    """The models that are this one with other values, and each with a decoder unlike its encoder."""
+    """Configurations of BART, mBART and Marian, with decoders that differ from their encoders."""
     ours, (source, target) = make(**FAMILIES[family], **sizes), pair()
     masks = (padding_of(SOURCE_LENGTHS), padding_of(TARGET_LENGTHS))
     logits, expected, kept = ours(source, target, *masks), expected_logits(ours, source, target, masks), masks[1].bool()
@@ -247,7 +247,7 @@ def test_the_families_equal_torch(family: str, sizes: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_left_padded_source_equals_torch(norm_first: bool) -> None:
-    """Padding before the source takes no position either."""
+    """Padding before the source is skipped in positions, too."""
     ours, (source, target) = make(norm_first=norm_first), pair()
     masks = (padding_of(SOURCE_LENGTHS, "left"), torch.ones_like(target))
     expected = expected_logits(ours, source, target, masks)
@@ -260,7 +260,7 @@ def test_left_padded_source_equals_torch(norm_first: bool) -> None:
 @pytest.mark.parametrize("sides", [("left", "left"), ("left", "right"), ("right", "left"), ("right", "right")])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_padding_changes_nothing(sides: tuple[str, str], positions: str) -> None:
-    """A pair alone, and in a batch of longer ones beside any padding token, has the same logits."""
+    """A source-target pair has the same logits alone and padded in a batch, with any padding token."""
     model, (source, target) = make(positions=positions), pair()
     source_mask, target_mask = padding_of(SOURCE_LENGTHS, sides[0]), padding_of(TARGET_LENGTHS, sides[1])
     for filler in (0, 7):
@@ -279,7 +279,7 @@ def test_padding_changes_nothing(sides: tuple[str, str], positions: str) -> None
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_a_later_target_token_moves_no_earlier_output(padded: bool, norm_first: bool) -> None:
-    """Padding must not replace the causal triangle: with it or without, output t sees tokens up to t only."""
+    """With or without padding, output t depends on tokens up to t only: padding does not replace the causal mask."""
     model, (source, target) = make(norm_first=norm_first), pair()
     masks = (padding_of(SOURCE_LENGTHS), torch.ones_like(target)) if padded else (None, None)
     before = model(source, target, *masks)
@@ -292,7 +292,7 @@ def test_a_later_target_token_moves_no_earlier_output(padded: bool, norm_first: 
 
 
 def test_every_output_sees_the_whole_source() -> None:
-    """The encoder is not causal: its last token moves the first output."""
+    """The encoder is not causal: its last token affects the first output."""
     model, (source, target) = make(), pair()
     changed = source.clone()
     changed[:, -1] = (source[:, -1] + 1) % SIZES["vocab_size"]
@@ -313,7 +313,7 @@ def test_every_output_sees_the_whole_source() -> None:
     ),
 )
 def test_cached_decoding_equals_forward(splits: set[int], side: str | None, options: dict[str, object]) -> None:
-    """One encoding, then the target in calls cut anywhere, against one call for everything."""
+    """One encoding, then the target in calls cut anywhere, equals a single call."""
     model, (source, target) = make(**options), pair()
     masks = (padding_of(SOURCE_LENGTHS, side), padding_of(TARGET_LENGTHS, side)) if side else (None, None)
     cross = model.encode(source, masks[0])["cross_key_values"]
@@ -326,7 +326,7 @@ def test_cached_decoding_equals_forward(splits: set[int], side: str | None, opti
 
 
 def test_three_way_tying_is_one_parameter() -> None:
-    """Source embedding, target embedding and head are one matrix, which training moves as one."""
+    """Source embedding, target embedding and head are one matrix with one gradient."""
     tied, untied = make(), make(tie_embeddings=False)
     for model, distinct in ((tied, 1), (untied, 3)):
         owners = (model.encoder_embedding.token, model.decoder_embedding.token, model.head)
@@ -341,7 +341,7 @@ def test_three_way_tying_is_one_parameter() -> None:
 
 
 def test_tying_takes_sides() -> None:
-    """Source and target are one matrix or two, and so are target and head, whatever the other is."""
+    """Sharing of source and target embedding and tying of target embedding and head are independent."""
     for share, tie in product((False, True), repeat=2):
         model = make(share_embeddings=share, tie_embeddings=tie)
         source, target, head = (
@@ -353,7 +353,7 @@ def test_tying_takes_sides() -> None:
 
 @pytest.mark.parametrize("position_offset", [0, 2])
 def test_rows_before_the_offset_are_not_used(position_offset: int) -> None:
-    """Nor is any missing for the last position."""
+    """There is a row for every position up to the last, and no more."""
     model = make(positions="learned", position_offset=position_offset)
     source = torch.arange(SIZES["max_seq_len"])[None]
     before = model(source, source)
@@ -366,7 +366,7 @@ def test_rows_before_the_offset_are_not_used(position_offset: int) -> None:
 @pytest.mark.parametrize("hidden_size", [6, 24])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_embeddings_are_scaled_by_the_root_of_the_width(hidden_size: int, positions: str) -> None:
-    """Section 3.4: tokens are, positions are not."""
+    """Token embeddings are scaled, positions are not (section 3.4)."""
     model, ids = make(hidden_size=hidden_size, positions=positions), tokens(TARGET_LENGTHS, 1)
     every = torch.arange(ids.shape[1]).expand_as(ids)
     for side in ("encoder", "decoder"):
@@ -375,7 +375,7 @@ def test_embeddings_are_scaled_by_the_root_of_the_width(hidden_size: int, positi
 
 
 def test_learned_positions_are_two_tables() -> None:
-    """Source and target each learn max_seq_len rows; sinusoids own nothing."""
+    """Source and target each learn max_seq_len rows; sinusoids have no parameters."""
     learned, fixed = make(positions="learned"), make()
     names = learned.state_dict().keys() - fixed.state_dict().keys()
     assert names == {"encoder_embedding.position.weight", "decoder_embedding.position.weight"}
@@ -384,7 +384,7 @@ def test_learned_positions_are_two_tables() -> None:
 
 
 def test_only_pre_norm_has_final_norms() -> None:
-    """Two more LayerNorms, of weight and bias each."""
+    """Two more LayerNorms, each with weight and bias."""
     counts = [
         sum(parameter.numel() for parameter in make(norm_first=norm_first).parameters()) for norm_first in (False, True)
     ]
@@ -410,7 +410,7 @@ def test_only_pre_norm_has_final_norms() -> None:
     ],
 )
 def test_invalid_configurations(overrides: list[str], message: str) -> None:
-    """Each is refused with the offending values in the message."""
+    """Each is rejected with a message that names the values."""
     with pytest.raises(UsageError, match=message):
         registry().resolve("transformer-tiny", overrides)
 

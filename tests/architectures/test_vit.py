@@ -1,4 +1,4 @@
-"""ViT and DeiT against transformers with the same weights, and the laws of a sequence of patches."""
+"""ViT and DeiT against transformers with the same weights, and invariances of patch sequences."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from transformers import (
     ViTModel,
 )
 from transformers import ViTConfig as TheirConfig
-from zoo_plugins.vit.config import ViTConfig
-from zoo_plugins.vit.model import ViT
 
 from zoo import Config, UsageError
 from zoo.registry import registry
+from zoo_plugins.vit.config import ViTConfig
+from zoo_plugins.vit.model import ViT
 
 SIZES: dict[str, Any] = {
     "image_size": 12,
@@ -38,12 +38,12 @@ SIZES: dict[str, Any] = {
     "num_classes": 5,
 }
 FEATURES = {"task": "image-feature-extraction"}
-# The names of the same functions in transformers.
+# Names of the activations in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 
 
 def make(**options: Any) -> ViT:
-    """A small float64 model in evaluation mode whose weights, biases and norms are all random."""
+    """Build a small float64 model in evaluation mode with random weights, biases and norms."""
     model = ViT(ViTConfig(**{**SIZES, **options})).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -52,7 +52,7 @@ def make(**options: Any) -> ViT:
 
 
 def transformers_twin(ours: ViT) -> PreTrainedModel:
-    """The model of transformers with the same outputs and our weights."""
+    """Build the transformers model with the same outputs and our weights."""
     c = ours.config
     kind: type[PreTrainedModel]
     if c.task == "image-feature-extraction":
@@ -108,7 +108,7 @@ def transformers_twin(ours: ViT) -> PreTrainedModel:
 
 
 def images(c: ViTConfig, batch: int = 3) -> Tensor:
-    """Pixels that are already normalised."""
+    """Draw normalised pixels."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(batch, c.num_channels, c.image_size, c.image_size, generator=generator, dtype=torch.float64)
 
@@ -131,7 +131,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_equals_transformers(options: dict[str, Any]) -> None:
-    """Every output that is declared, and no other."""
+    """All declared outputs, and no others."""
     ours = make(**options)
     pixels = images(ours.config)
     actual, expected = ours(pixels), transformers_twin(ours)(pixels)
@@ -149,7 +149,7 @@ def as_patches(pixels: Tensor, size: int) -> Tensor:
 
 
 def as_image(patches: Tensor, side: int) -> Tensor:
-    """The inverse of :func:`as_patches`, with ``side`` patches a row."""
+    """Invert :func:`as_patches`, with ``side`` patches per row."""
     rows = patches.transpose(1, 2).unflatten(2, (side, side))  # (B, C, rows, columns, size, size)
     return rows.transpose(3, 4).flatten(4, 5).flatten(2, 3)
 
@@ -157,7 +157,7 @@ def as_image(patches: Tensor, side: int) -> Tensor:
 @settings(deadline=None, max_examples=20)
 @given(order=st.permutations(range(9)), distilled=st.booleans())
 def test_the_order_of_patches_is_in_their_positions_alone(order: list[int], distilled: bool) -> None:
-    """Patches that change places together with their positions leave the special tokens' outputs as they are."""
+    """Swapping patches together with their positions does not change the special tokens' outputs."""
     model = make(**FEATURES, distilled=distilled)
     pixels, special = images(model.config), model.config.num_special_tokens
     before = model(pixels)["last_hidden_state"]
@@ -171,7 +171,7 @@ def test_the_order_of_patches_is_in_their_positions_alone(order: list[int], dist
 
 
 def test_the_order_of_patches_counts() -> None:
-    """Without their positions patches that change places are another image."""
+    """Swapping patches without their positions changes the output."""
     model = make()
     pixels = images(model.config)
     assert_close(as_image(as_patches(pixels, 4), 3), pixels, atol=0, rtol=0)
@@ -180,7 +180,7 @@ def test_the_order_of_patches_counts() -> None:
 
 
 def test_logits_of_a_distilled_model_are_the_mean_of_two_heads() -> None:
-    """Each head reads its own token: with the other's weights at 0 it counts half."""
+    """Each head reads its own token; with the other head's weights at 0, logits are halved."""
     both, one = make(distilled=True), make(distilled=True, distillation_head=False)
     features = make(**FEATURES, distilled=True)
     shared = {name: tensor for name, tensor in both.state_dict().items() if "head" not in name}
@@ -226,7 +226,7 @@ def test_a_configuration_comes_back_from_plain_data(options: dict[str, Any]) -> 
 
 
 def test_initialisation() -> None:
-    """Weights within two deviations of 0.02, tokens and positions among them; biases 0 and norms 1."""
+    """Weights, tokens and positions lie within two standard deviations of 0.02; biases are 0 and norms 1."""
     spec = registry().resolve("vit-tiny", ["distilled=true"])
     model = spec.model_class()(spec.config)
     for name, parameter in model.named_parameters():
@@ -234,4 +234,4 @@ def test_initialisation() -> None:
             assert parameter.eq(1.0 if name.endswith("weight") else 0.0).all(), name
         else:
             assert 0 < parameter.abs().max() <= 0.04, name
-            assert parameter.std().item() == pytest.approx(0.0176, rel=0.3), name  # of a normal cut at two
+            assert parameter.std().item() == pytest.approx(0.0176, rel=0.3), name  # of a truncated normal

@@ -1,4 +1,4 @@
-"""A stranger's plugin reads a stranger's files: its Layout is all that it has.
+"""A third-party plugin that consists of a Layout imports third-party files.
 
 Where the environment variable ZOO_ANARCII names a folder with ANARCII 2.0.8 and what it imports, as made by
 ``pip install --target FOLDER anarcii==2.0.8``, its own pipeline is what ours is compared with.
@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo_export import load_session
-from zoo_export.exporter import export_model
 
 import zoo as library
 from zoo import plugins
 from zoo.checkpoints import import_checkpoint
 from zoo.errors import UsageError
 from zoo.nn import Cache
+from zoo_export.export import export_model
+from zoo_runtime import load_session
 
 DISTRIBUTION = Path(__file__).parents[1] / "third_party" / "zoo-anarcii"
 FILES = {
@@ -112,7 +112,9 @@ def random_file(folder: Path) -> Path:
 
 
 def test_a_file_of_its_kind_becomes_a_model(tmp_path: Path) -> None:
-    imported = import_checkpoint(random_file(tmp_path / "theirs"), tmp_path / "ours", kind="anarcii", verify=False)
+    imported = import_checkpoint(
+        random_file(tmp_path / "theirs"), tmp_path / "ours", model_type="anarcii", verify=False
+    )
     config = imported.spec.config.to_dict()
     assert (config["vocab_size"], config["target_vocab_size"], config["max_seq_len"]) == (9, 11, 21)
     state = torch.load(tmp_path / "theirs/small.pt", weights_only=True)
@@ -125,15 +127,15 @@ def test_a_file_of_its_kind_becomes_a_model(tmp_path: Path) -> None:
 def test_without_its_sizes_it_says_what_is_missing(tmp_path: Path) -> None:
     path = random_file(tmp_path / "theirs")
     path.with_suffix(".json").unlink()
-    with pytest.raises(UsageError, match=r"in a JSON file of the same name: .*small\.pt: put small\.json beside it"):
-        import_checkpoint(path, tmp_path / "ours", kind="anarcii")
+    with pytest.raises(UsageError, match=r"with its sizes is missing: .*small\.pt: put small\.json beside it"):
+        import_checkpoint(path, tmp_path / "ours", model_type="anarcii")
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in FILES.items() for name in names])
 def test_its_models_are_ours(anarcii: Path, group: str, name: str, tmp_path: Path) -> None:
     """In float64, by its own code."""
     source = anarcii / group / f"{name}.pt"
-    comparison = import_checkpoint(source, tmp_path / name, kind="anarcii", verify=True).comparison
+    comparison = import_checkpoint(source, tmp_path / name, model_type="anarcii", verify=True).comparison
     assert comparison.reason is None
     assert comparison.exact < 1e-10
 
@@ -171,7 +173,7 @@ def test_its_pipeline_numbers_the_same_residues(
 ) -> None:
     """With our model in the place of its own; and our runtime generates what its model does."""
     name = f"antibody_4_{1 if mode == 'speed' else 2}_128_512"
-    import_checkpoint(anarcii / "antibody" / f"{name}.pt", tmp_path / name, kind="anarcii")
+    import_checkpoint(anarcii / "antibody" / f"{name}.pt", tmp_path / name, model_type="anarcii")
     pipeline = importlib.import_module("anarcii").Anarcii(seq_type="antibody", mode=mode, cpu=True, ncpu=1)
     running = importlib.import_module("anarcii.inference.model_runner")
     wanted, loader, used = pipeline.number(dict(SEQUENCES)), running.Loader, []

@@ -12,10 +12,10 @@ import transformers
 from torch import Tensor
 from torch.testing import assert_close
 
-from zoo import models
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints.exporting import export_checkpoint
 from zoo.checkpoints.original import Exact
+from zoo.models import persist
 from zoo.nn import call_graph
 
 BART = ("positions=learned", "position_offset=2", "embedding_norm=true", "attention_bias=true")
@@ -29,7 +29,7 @@ def both(built: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Any,
     def make(preset: str, settings: Sequence[str], auto: str) -> tuple[Any, Any]:
         folder = built(preset, *(part for setting in settings for part in ("--set", setting)))
         export_checkpoint(folder, tmp_path / "theirs", verify=False)
-        ours = models.load_directory(ModelDirectory.open(folder)).double()
+        ours = persist.load_directory(ModelDirectory.open(folder)).double()
         options = {"attn_implementation": "eager", "dtype": torch.float64}
         return ours, getattr(transformers, auto).from_pretrained(tmp_path / "theirs", **options).eval()
 

@@ -25,7 +25,7 @@ def test_the_plugin_of_the_page_reads_and_writes_its_family(
     install("tiny-bert", code)
     ours, theirs, again = (tmp_path / name for name in ("ours", "theirs", "again"))
     assert zoo("build", "bert-tiny", "-o", ours).status == 0
-    result = zoo("export", ours, "--hub", theirs, "--kind", "tiny-bert", "--json")
+    result = zoo("publish", ours, theirs, "--layout", "hub", "--model-type", "tiny-bert", "--json")
     assert result.json["comparison"] == {"compared": False, "reason": "transformers 5.23.0 has no TinyBert"}
     hub = json.loads((theirs / "config.json").read_text())
     assert (hub["model_type"], hub["width"], hub["depth"]) == ("tiny-bert", 64, 2)

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 from torch.testing import assert_close
-from zoo_export.exporter import export_model
 
 import zoo as library
 from tests.test_tokenizer import sentencepiece_file
@@ -24,6 +23,7 @@ from zoo.artifact import ModelDirectory
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.config import Config
 from zoo.errors import UsageError
+from zoo_export.export import export_model
 
 Zoo = Callable[..., Any]
 
@@ -222,8 +222,8 @@ def test_there_and_back(tmp_path: Path, name: str, kind: str, task: str) -> None
     same(tmp_path / "ours", theirs)
 
     kind_of_file = name if name in TWINS else None  # RoBERTa can say the same
-    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", kind=kind_of_file, verify=True)
-    assert exported.kind == name
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type=kind_of_file, verify=True)
+    assert exported.model_type == name
     again = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
     feeds = batch(config)
     for output, value in outputs(again, feeds).items():
@@ -260,7 +260,7 @@ def test_features_of_chosen_layers(tmp_path: Path, name: str) -> None:
     kept = feeds["attention_mask"].bool()
     wanted = torch.cat([states[layer] for layer in layers], dim=-1)
     assert_close(found[kept], wanted[kept], rtol=0, atol=1e-10)
-    with pytest.raises(UsageError, match=rf"{name}: it cannot say feature_layers \(0, -3, 2, -1\)"):
+    with pytest.raises(UsageError, match=rf"{name}: cannot represent feature_layers \(0, -3, 2, -1\)"):
         export_checkpoint(tmp_path / "ours", tmp_path / "back")
 
 
@@ -436,11 +436,11 @@ def test_no_family_is_written_for_another(tmp_path: Path) -> None:
     """ALBERT's shared block has no place in a RoBERTa; a mixture of both has none anywhere."""
     FAMILIES["albert"].make("Model").save_pretrained(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
-    with pytest.raises(UsageError, match=r"roberta: it has no place for embeddings\.projection"):
-        export_checkpoint(tmp_path / "ours", tmp_path / "back", kind="roberta")
+    with pytest.raises(UsageError, match=r"roberta: no rule for tensor embeddings\.projection"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type="roberta")
     mixed = library.create_model("bert-tiny", share_layers=True, skip_padding=True, pad_token_id=3)
     library.save(mixed, tmp_path / "mixed")
-    with pytest.raises(UsageError, match=r"no layout .*bert: it cannot say .*; roberta: .*; albert: "):
+    with pytest.raises(UsageError, match=r"no checkpoint layout .*bert: cannot represent .*; roberta: .*; albert: "):
         export_checkpoint(tmp_path / "mixed", tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
@@ -459,7 +459,7 @@ def test_a_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: st
     tokens = {} if preset == "bert-tiny" else {"mask_token_id": None}  # there is no tokenizer that says it
     ours = library.create_model(preset, task=task, **({} if preset == "bert-tiny" else small), **pooler, **tokens)
     library.save(ours, tmp_path / "ours", tokenizer="bytes" if preset == "bert-tiny" else None)
-    assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).kind == kind
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).model_type == kind
 
 
 # Sentence encoders.
@@ -488,7 +488,7 @@ def test_a_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: 
     wanted = torch.stack(rows) if pooling == "mean" else hidden[:, 0]
     assert_close(found, wanted / wanted.norm(dim=-1, keepdim=True) if normalize else wanted, rtol=0, atol=1e-10)
 
-    assert export_checkpoint(tmp_path / "ours", tmp_path / "back").kind == name
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "back").model_type == name
     listed = json.loads((tmp_path / "back" / "modules.json").read_text())
     assert [(entry["type"].rpartition(".")[2], entry["path"]) for entry in listed] == [
         (module, path) for module, path in zip(modules, ("", "1_Pooling", "2_Normalize"), strict=False)

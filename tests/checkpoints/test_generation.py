@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
-from zoo_export.exporter import export_model
 
-import zoo as library
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
+from zoo_export.export import export_model
+from zoo_runtime import load_session
 
 GPT2 = {"vocab_size": 41, "n_positions": 24, "n_embd": 12, "n_layer": 2, "n_head": 2}
 T5 = {"vocab_size": 41, "n_positions": 24, "d_model": 18, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
@@ -48,7 +48,7 @@ def test_a_checkpoint_generates_as_it_says(tmp_path: Path, kind: str, old: bool)
     import_checkpoint(hub, tmp_path / "ours")
     export_checkpoint(tmp_path / "ours", tmp_path / "out")
     assert export_model(tmp_path / "ours").passed
-    with library.load_session(tmp_path / "ours") as session:
+    with load_session(tmp_path / "ours") as session:
         found = [result["generated_ids"] for result in session.run(PROMPTS)]
     assert len(set(map(tuple, found))) == len(PROMPTS)
     for folder in (hub, tmp_path / "out"):

@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -173,10 +175,10 @@ def test_half_a_download_is_completed_by_the_next(hub: Hub, tmp_path: Path) -> N
     ("arguments", "offline", "status", "fragment"),
     [
         (["zoo-tests/absent"], False, 3, "no such checkpoint on the hub: zoo-tests/absent: check the name"),
-        ([NAME], True, 3, f"nor a name in the hub's cache, and downloads are switched off: {NAME}"),
-        ([NAME, "--offline"], False, 3, "downloads are switched off"),
+        ([NAME], True, 3, f"not in the hub's cache, and downloads are disabled: {NAME}"),
+        ([NAME, "--offline"], False, 3, "downloads are disabled"),
         ([NAME, "-o", "served"], False, 2, "already exists: served"),
-        (["served", "--offline"], False, 2, "is a path, not a name on the hub"),
+        (["served", "-o", "other", "--offline"], False, 2, "is a path, not a name on the hub"),
         (["./absent"], False, 3, "no such file or directory: absent"),
     ],
 )
@@ -191,12 +193,34 @@ def test_what_cannot_be_fetched(
 
 
 @pytest.mark.slow
-def test_a_hub_that_does_not_answer(hub: Hub, tmp_path: Path) -> None:
+def test_a_hub_that_is_not_there(hub: Hub, tmp_path: Path) -> None:
     hub.shutdown()
     hub.server_close()
     failed = run(hub, tmp_path, NAME)
     assert failed.returncode == 3
-    assert re.search(rf"^error: cannot be downloaded \(.*\): {NAME}: check the connection", failed.stderr, re.M)
+    assert re.fullmatch(rf"error: cannot be downloaded \(.*\): {NAME}: check the connection to .*\n", failed.stderr)
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_hub_that_does_not_answer(
+    listens: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It refuses the connection, or takes it and is silent: in either case soon, and without lines of the library."""
+    from zoo.checkpoints import hub
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listens:
+            silent.listen()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "SECONDS", 0.3)
+        start = time.monotonic()
+        with pytest.raises(zoo.ArtifactError, match=f"{NAME}: check the connection to {endpoint}"):
+            hub.fetch(NAME)
+        assert time.monotonic() - start < 5
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoo_plugins.bert.config import BERTConfig
 
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo.errors import UsageError
+from zoo_plugins.bert.config import BERTConfig
 
 quick = settings(deadline=None, max_examples=50)
 
@@ -61,11 +61,11 @@ LAYOUT = Layout(
         Rule("head", "base.wte"),
     ),
     prefix="base.",
-    bare=("feature-extraction",),
-    ignored=(r".*\.mask",),
+    headless_tasks=("feature-extraction",),
+    ignored_tensors=(r".*\.mask",),
     renamed=((r"\.gamma$", ".weight"),),
-    only={"causal": False},
-    inert=("color_*",),
+    required_values={"causal": False},
+    ignored_keys=("color_*",),
     constant={"model_type": "test"},
 )
 CONFIG = BERTConfig(vocab_size=11, activation="gelu_tanh", task="fill-mask")
@@ -133,10 +133,10 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, text: str, fragment: 
 
 
 def test_what_theirs_cannot_say_is_refused() -> None:
-    with pytest.raises(UsageError, match="no class there is for text-classification: here"):
+    with pytest.raises(UsageError, match="no original class supports text-classification: here"):
         LAYOUT.write_config(BERTConfig(task="text-classification"), "here")
     only_relu = Layout(
         classes={"M": "fill-mask"}, fields=(Field("act", "activation", values={"relu": "relu"}),), rules=()
     )
-    with pytest.raises(UsageError, match="act cannot say activation 'gelu_tanh': here"):
+    with pytest.raises(UsageError, match="act cannot represent activation 'gelu_tanh': here"):
         only_relu.write_config(CONFIG, "here")

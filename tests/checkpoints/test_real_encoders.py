@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from zoo_export import Pair, load_session
-from zoo_export.exporter import export_model
 
 import zoo as library
 from tests.export.conftest import run_model
 from zoo.checkpoints import export_checkpoint, import_checkpoint
+from zoo.models.count import parameter_count
+from zoo_export.export import export_model
+from zoo_runtime import Pair, load_session
 
 pytestmark = pytest.mark.slow
 
@@ -81,19 +82,20 @@ def recovered_by(model: torch.nn.Module, ids: list[int], mask: int) -> int:
 
 def test_rxnfp_gives_the_fingerprint_of_its_readme(folder: Path, tmp_path: Path) -> None:
     source = folder / "rxnfp/models/transformers/bert_ft"
-    assert import_checkpoint(source, tmp_path / "ours", kind="bert", verify=True).spec.parameters() == 6_674_432
+    imported = import_checkpoint(source, tmp_path / "ours", model_type="bert", verify=True)
+    assert parameter_count(imported.spec) == 6_674_432
     assert export_model(tmp_path / "ours").passed
     ids, _ = tokens(source / "vocab.txt", SMILES.findall(REACTION))
     _, (result,) = run_model(tmp_path / "ours", ids=[ids], task="feature-extraction")
     np.testing.assert_allclose(result["last_hidden_state"][0][:5], FINGERPRINT, rtol=0, atol=2e-5)
-    assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).kind == "bert"
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).model_type == "bert"
 
 
 def test_rxnfp_recovers_masked_tokens(folder: Path, tmp_path: Path) -> None:
     """98 of 103."""
     source = folder / "rxnfp/models/transformers/bert_pretrained"
     settings = ["task=pretraining", "mask_token_id=14"]
-    import_checkpoint(source, tmp_path / "ours", kind="bert", settings=settings, verify=True)
+    import_checkpoint(source, tmp_path / "ours", model_type="bert", settings=settings, verify=True)
     assert export_model(tmp_path / "ours").passed
     ids, mask = tokens(source / "vocab.txt", SMILES.findall(REACTION))
     assert (recovered(tmp_path / "ours", ids, mask), len(ids) - 2) == (98, 103)
@@ -105,7 +107,7 @@ def test_rxnfp_tells_what_follows(folder: Path, tmp_path: Path) -> None:
 
     source = folder / "rxnfp/models/transformers/bert_pretrained"
     settings = ["task=pretraining", "mask_token_id=14"]
-    import_checkpoint(source, tmp_path / "ours", kind="bert", settings=settings, verify=True)
+    import_checkpoint(source, tmp_path / "ours", model_type="bert", settings=settings, verify=True)
     assert export_model(tmp_path / "ours").passed
     sides = [tokens(source / "vocab.txt", SMILES.findall(side))[0] for side in REACTION.split(">>")]
     pairs = [Pair(first, second[1:]) for first, second in (sides, sides[::-1])]
@@ -123,7 +125,7 @@ def test_rxnfp_augments_reactions(folder: Path, tmp_path: Path) -> None:
     """Other tokens than before, of which the model is often surer than of one in its vocabulary by chance."""
     source = folder / "rxnfp/models/transformers/bert_pretrained"
     settings = ["task=pretraining", "mask_token_id=14"]
-    import_checkpoint(source, tmp_path / "ours", kind="bert", settings=settings, verify=True)
+    import_checkpoint(source, tmp_path / "ours", model_type="bert", settings=settings, verify=True)
     assert export_model(tmp_path / "ours").passed
     ids, _ = tokens(source / "vocab.txt", SMILES.findall(REACTION))
     with load_session(tmp_path / "ours") as session:
@@ -149,7 +151,7 @@ def test_rxnmapper_recovers_masked_tokens(folder: Path, tmp_path: Path) -> None:
     """An ALBERT, and the same tokens as transformers recovers."""
     (source,) = (folder / "rxnmapper/models/transformers").iterdir()
     spec = import_checkpoint(source, tmp_path / "ours", verify=True).spec
-    assert spec.parameters() == 735_567 + 256 * 256 + 256  # with the pooler, which the language model does not read
+    assert parameter_count(spec) == 735_567 + 256 * 256 + 256  # with the pooler, which the language model does not read
     assert export_model(tmp_path / "ours").passed
     ids, mask = tokens(source / "vocab.txt", SMILES.findall(REACTION))
     from transformers import AlbertForMaskedLM
@@ -157,7 +159,7 @@ def test_rxnmapper_recovers_masked_tokens(folder: Path, tmp_path: Path) -> None:
     count = recovered_by(AlbertForMaskedLM.from_pretrained(source, attn_implementation="eager").eval(), ids, mask)
     assert count > 0.5 * len(ids)
     assert recovered(tmp_path / "ours", ids, mask) == count
-    assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).kind == "albert"
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).model_type == "albert"
 
 
 def test_antiberty_recovers_masked_residues(folder: Path, tmp_path: Path) -> None:

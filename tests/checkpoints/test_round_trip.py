@@ -20,12 +20,12 @@ from transformers import (
     BertModel,
     PreTrainedModel,
 )
-from zoo_plugins.bert import hub as bert
 
 import zoo as library
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import Exact, Layout, Rule, export_checkpoint, import_checkpoint
 from zoo.errors import ParityError
+from zoo_plugins.bert import hub as bert
 
 SIZES = {
     "vocab_size": 61, "type_vocab_size": 3, "max_position_embeddings": 19, "hidden_size": 30, "num_hidden_layers": 2,
@@ -54,7 +54,7 @@ def test_out_and_back(tmp_path: Path, cls: type[PreTrainedModel], dtype: str, ti
     theirs.save_pretrained(tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
     made = export_checkpoint(tmp_path / "ours", tmp_path / "out")
-    assert made.kind == "bert"
+    assert made.model_type == "bert"
     for comparison in (imported.comparison, made.comparison):
         assert (comparison.reason, comparison.against) == (None, f"{cls.__name__} of transformers")
         assert comparison.exact < 1e-12
@@ -80,9 +80,9 @@ def test_a_built_model_goes_out_with_its_tokenizer(tmp_path: Path, zoo: Callable
     """transformers reads text with it as we do, and comes back to the same weights and configuration."""
     ours, out = tmp_path / "ours", tmp_path / "out"
     assert zoo("build", "bert-tiny", "-o", ours, "--set", "task=fill-mask").status == 0
-    result = zoo("export", ours, "--hub", out, "--json")
-    assert result.json["kind"] == "bert"
-    assert set(result.json["files"]) == {path.name for path in out.iterdir()}
+    result = zoo("publish", ours, out, "--layout", "hub", "--json")
+    assert result.json["model_type"] == "bert"
+    assert {*result.json["files"], ".zoo-files.json"} == {path.name for path in out.iterdir()}
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer("hi").input_ids == [104, 105]
     assert tokenizer.mask_token_id == 259
@@ -100,7 +100,7 @@ def test_a_sentence_encoder_goes_out_with_its_modules(
     ours, out = tmp_path / "ours", tmp_path / "out"
     chosen = [argument for option in options for argument in ("--set", option)]
     assert zoo("build", "bert-tiny", "-o", ours, "--set", "task=sentence-embedding", *chosen).status == 0
-    assert zoo("export", ours, "--hub", out).status == 0
+    assert zoo("publish", ours, out, "--layout", "hub").status == 0
     listed = [entry["type"].rpartition(".")[2] for entry in json.loads((out / "modules.json").read_text())]
     assert listed == ["Transformer", "Pooling", "Normalize"][: 2 if options == ("normalize=false",) else 3]
     assert zoo("import", out, "-o", tmp_path / "again").status == 0
@@ -114,6 +114,22 @@ def test_labels_come_along(tmp_path: Path) -> None:
     export_checkpoint(tmp_path / "ours", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "perhaps", "2": "yes"}
+    assert "problem_type" not in config
+
+
+def test_weights_are_converted_to_a_dtype_of_torch(tmp_path: Path) -> None:
+    make(BertForSequenceClassification).save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", dtype=torch.float16, verify=False)
+    assert ModelDirectory.open(tmp_path / "ours").dtype == "float16"
+
+
+def test_the_problem_type_comes_along(tmp_path: Path) -> None:
+    make(BertForSequenceClassification, problem_type="multi_label_classification").save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert imported.spec.config.problem_type == "multi_label_classification"
+    export_checkpoint(tmp_path / "ours", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification"
 
 
 # What is refused.
@@ -124,8 +140,8 @@ def test_what_no_layout_can_say_is_refused(
 ) -> None:
     assert zoo("build", "gpt-tiny", "-o", tmp_path / "gpt", "--set", "activation=silu").status == 0
     before = snapshot()
-    zoo("export", tmp_path / "gpt", "--hub", tmp_path / "out", "--kind", "bert").failed(
-        2, "'bert' is no layout of gpt models"
+    zoo("publish", tmp_path / "gpt", tmp_path / "out", "--layout", "hub", "--model-type", "bert").failed(
+        2, "'bert' is not a layout of gpt models"
     )
     assert snapshot() == before
 
@@ -133,26 +149,67 @@ def test_what_no_layout_can_say_is_refused(
 def test_what_is_there_is_replaced_with_force_only(tmp_path: Path, zoo: Callable[..., Any]) -> None:
     ours, out = tmp_path / "ours", tmp_path / "out"
     assert zoo("build", "bert-tiny", "-o", ours).status == 0
-    assert zoo("export", ours, "--hub", out).status == 0
+    assert zoo("publish", ours, out, "--layout", "hub").status == 0
     before = (out / "model.safetensors").read_bytes()
-    zoo("export", ours, "--hub", out).failed(2, "already exists")
-    assert zoo("export", ours, "--hub", out, "--force").status == 0
+    zoo("publish", ours, out, "--layout", "hub").failed(2, "already exists")
+    assert zoo("publish", ours, out, "--layout", "hub", "--force").status == 0
     assert (out / "model.safetensors").read_bytes() == before
-    zoo("export", ours, "--hub", ours, "--force").failed(2, "choose another place")
+    zoo("publish", ours, ours, "--layout", "hub", "--force").failed(2, "choose another place")
     assert ModelDirectory.open(ours)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "diary.txt").write_text("dear diary")
-    zoo("export", ours, "--hub", tmp_path / "mine", "--force").failed(2, "choose another place")
+    zoo("publish", ours, tmp_path / "mine", "--layout", "hub", "--force").failed(2, "choose another place")
     assert (tmp_path / "mine" / "diary.txt").read_text() == "dear diary"
+
+
+@pytest.mark.parametrize("change", ["project", "added", "edited", "retrained", "other command", "no record", "garbled"])
+def test_force_does_not_delete_what_it_did_not_write(
+    tmp_path: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any], change: str
+) -> None:
+    """Not even where it looks like a checkpoint. A card that people edited, or trained weights, are theirs."""
+    out, record = tmp_path / "out", tmp_path / "out" / ".zoo-files.json"
+    if change != "project":
+        assert zoo("build", "gpt-tiny", "-o", "ours").status == 0
+        assert zoo("publish", "ours", out, "--layout", "hub").status == 0
+    else:
+        (out / ".git").mkdir(parents=True)
+        (out / ".git" / "HEAD").write_text("ref: refs/heads/main")
+        (out / "config.json").write_text("{}")
+    if change == "added":
+        (out / "notes").mkdir()
+    elif change == "edited":
+        (out / "README.md").write_text("My model")
+    elif change == "retrained":
+        weights = (out / "model.safetensors").read_bytes()
+        (out / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    elif change == "other command":
+        record.write_text(record.read_text().replace("--layout hub", "--layout standalone"))
+    elif change == "no record":
+        record.unlink()
+    elif change == "garbled":
+        record.write_text('{"schema": 1, "command": "publish --layout hub", "files": 3}')
+    before = snapshot()
+    named = {"added": "(notes/)", "edited": "(README.md)", "retrained": "(model.safetensors)"}
+    zoo("publish", "gpt-tiny" if change == "project" else "ours", out, "--layout", "hub", "--force").failed(
+        2,
+        named.get(change, "exists and is not a directory written by zoo publish --layout hub"),
+        "choose another place",
+    )
+    assert snapshot() == before
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--hub", "out", "--onnx"), ("--kind", "bert"), ("--hub", "out", "--loop"), ("--hub", "out", "--check")],
+    [
+        ("out", "--layout", "standalone", "--model-type", "bert"),
+        ("out",),
+        ("--layout", "hub"),
+        ("out", "--layout", "web"),
+    ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, zoo: Callable[..., Any], arguments: Sequence[str]) -> None:
     assert zoo("build", "bert-tiny", "-o", tmp_path / "ours").status == 0
-    assert zoo("export", tmp_path / "ours", *arguments).status == 2
+    assert zoo("publish", tmp_path / "ours", *arguments).status == 2
 
 
 def swapped(layout: Layout, *names: str) -> Layout:
@@ -166,10 +223,10 @@ WRONG = {
     "keys for queries": lambda layout: swapped(layout, "blocks.*.attention.query", "blocks.*.attention.key"),
     "one norm for the other": lambda layout: swapped(layout, "blocks.*.norm_1", "blocks.*.norm_2"),
     "another epsilon": lambda layout: dataclasses.replace(
-        layout, fields=[field for field in layout.fields if field.theirs != "layer_norm_eps"], inert=("*",)
+        layout, fields=[field for field in layout.fields if field.theirs != "layer_norm_eps"], ignored_keys=("*",)
     ),
     "another activation": lambda layout: dataclasses.replace(
-        layout, fields=[field for field in layout.fields if field.theirs != "hidden_act"], inert=("*",)
+        layout, fields=[field for field in layout.fields if field.theirs != "hidden_act"], ignored_keys=("*",)
     ),
 }
 
@@ -217,7 +274,7 @@ def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monke
     comparison = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True).comparison
     assert comparison.error > 10 * torch.finfo(torch.float32).eps
     monkeypatch.setattr("zoo.checkpoints.original._NUDGES", 0)
-    with pytest.raises(ParityError, match="which itself is"):
+    with pytest.raises(ParityError, match="the original's own is"):
         import_checkpoint(tmp_path / "hub", tmp_path / "other", verify=True)
 
 
@@ -232,7 +289,7 @@ def test_a_rule_that_does_not_come_back_is_found_out(
     rules = [Doubling(rule.ours, rule.theirs) for rule in bert.BERT.rules(bert.BERTConfig())]
     monkeypatch.setattr(bert, "BERT", dataclasses.replace(bert.BERT, rules=rules))
     before = snapshot()
-    with pytest.raises(ParityError, match="does not come back as it is"):
+    with pytest.raises(ParityError, match="does not read back bit for bit"):
         export_checkpoint(tmp_path / "ours", tmp_path / "out")
     assert snapshot() == before
 

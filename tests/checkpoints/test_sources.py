@@ -24,7 +24,6 @@ from transformers import (
 )
 
 import zoo as library
-from zoo import models
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import Checkpoint, export_checkpoint, import_checkpoint
 
@@ -79,7 +78,8 @@ def test_a_file_of_torch(
         _use_new_zipfile_serialization=not old,
     )
     result = zoo("import", file, "-o", tmp_path / "ours", "--json")
-    assert result.json["comparison"] == {"compared": False, "reason": "one file says nothing of the original"}
+    reason = "a single tensor file does not identify the original"
+    assert result.json["comparison"] == {"compared": False, "reason": reason}
     same(tmp_path / "ours", theirs)
 
 
@@ -177,9 +177,9 @@ def test_a_file_that_is_not_what_its_name_says(
 def test_a_file_without_a_configuration_needs_a_kind(hub: Path, tmp_path: Path, zoo: Callable[..., Any]) -> None:
     (hub / "config.json").unlink()
     file, ours = hub / "model.safetensors", tmp_path / "ours"
-    zoo("import", file, "-o", ours).failed(2, "it does not say its model_type", "--kind NAME, one of ")
-    zoo("import", file, "-o", ours, "--kind", "brt").failed(2, "no importer for model_type 'brt'")
-    zoo("import", file, "-o", ours, "--kind", "bert").failed(2, "vocab_size is missing")
+    zoo("import", file, "-o", ours).failed(2, "the model_type is unknown", "--model-type NAME, one of ")
+    zoo("import", file, "-o", ours, "--model-type", "brt").failed(2, "no importer for model_type 'brt'")
+    zoo("import", file, "-o", ours, "--model-type", "bert").failed(2, "vocab_size is missing")
     zoo("import", hub, "-o", ours).failed(3, "missing: ", "config.json")
 
 
@@ -236,7 +236,7 @@ def test_numbers_that_are_none_are_refused(
     save_file(tensors, hub / "model.safetensors", {"format": "pt"})
     options = ("--dtype", dtype) if dtype else ()
     zoo("import", hub, "-o", tmp_path / "ours", *options).failed(
-        3, "cls.predictions.transform.dense.bias has values that are no finite numbers"
+        3, "cls.predictions.transform.dense.bias has values that are not finite in"
     )
     assert not (tmp_path / "ours").exists()
 
@@ -345,6 +345,6 @@ def test_tensors_are_read_when_they_are_asked_for(hub: Path, monkeypatch: pytest
     monkeypatch.setattr(np, "fromfile", counted)
     tensors = Checkpoint.open(hub).tensors
     assert not read
-    monkeypatch.setattr(models, "build", None)
+    monkeypatch.setattr("zoo.models.create.build", None)
     import_checkpoint(hub, hub.parent / "ours", verify=False)
     assert sorted(read) == sorted(np.prod(tensor.shape) * 4 for tensor in tensors.values())

@@ -21,13 +21,15 @@ from transformers import (
     T5EncoderModel,
     T5ForConditionalGeneration,
 )
-from zoo_export.exporter import Options, export_model
 
 import zoo as library
-from zoo import models
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.models import create, persist
 from zoo.registry import registry
+from zoo_export.export import export_model
+from zoo_export.trace.make import Options
+from zoo_runtime import load_session
 
 SIZES = {
     "vocab_size": 41,
@@ -168,8 +170,8 @@ def test_a_checkpoint_of_transformers(tmp_path: Path, name: str) -> None:
     same(tmp_path / "ours", theirs)
 
     kind = "mt5" if name.startswith("mt5") else "t5"
-    again = export_checkpoint(tmp_path / "ours", tmp_path / "again", kind=kind, verify=True)
-    assert again.kind == kind
+    again = export_checkpoint(tmp_path / "ours", tmp_path / "again", model_type=kind, verify=True)
+    assert again.model_type == kind
     before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "again"))
     assert before.keys() == after.keys()
     assert all(before[key].equal(after[key]) for key in before)
@@ -254,8 +256,8 @@ def test_what_ends_a_text(tmp_path: Path) -> None:
 
 def test_mt5_has_no_way_to_say_that_a_head_scales(tmp_path: Path) -> None:
     import_checkpoint(save(make(), tmp_path / "theirs"), tmp_path / "ours", verify=False)
-    with pytest.raises(UsageError, match="mt5: it cannot say scale_head True"):
-        export_checkpoint(tmp_path / "ours", tmp_path / "again", kind="mt5")
+    with pytest.raises(UsageError, match="mt5: cannot represent scale_head True"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "again", model_type="mt5")
     assert not (tmp_path / "again").exists()
 
 
@@ -267,8 +269,8 @@ def test_mt5_has_no_way_to_say_that_a_head_scales(tmp_path: Path) -> None:
 def test_a_model_of_ours_goes_out_and_comes_back(tmp_path: Path, settings: list[str]) -> None:
     """Whatever is chosen, also what no version of T5 has."""
     spec = registry().resolve("t5-tiny", settings)
-    models.save_spec(spec, models.build(spec, seed=0, dtype="float32"), tmp_path / "ours", seed=0)
-    assert export_checkpoint(tmp_path / "ours", tmp_path / "theirs", verify=True).kind == "t5"
+    persist.save_spec(spec, create.build(spec, seed=0, dtype="float32"), tmp_path / "ours")
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "theirs", verify=True).model_type == "t5"
     again = import_checkpoint(tmp_path / "theirs", tmp_path / "again", verify=False)
     assert again.spec.config == spec.config
     weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("ours", "again")]
@@ -289,7 +291,7 @@ def test_onnx_generates_what_transformers_does(tmp_path: Path, name: str, end: i
     given, seen = feeds(), set()
     lengths = given["attention_mask"].sum(1).tolist()
     sources = [row[:length].tolist() for row, length in zip(given["input_ids"], lengths, strict=True)]
-    with library.load_session(tmp_path / "ours", variant=profile if profile != "portable" else None) as session:
+    with load_session(tmp_path / "ours", variant=profile if profile != "portable" else None) as session:
         for beams in (1, 3):
             with torch.inference_mode():
                 wanted = theirs.generate(
@@ -310,11 +312,11 @@ def test_onnx_generates_what_transformers_does(tmp_path: Path, name: str, end: i
 def test_float16_that_saturates_is_no_equal_of_the_model(tmp_path: Path, gain: float, passes: bool) -> None:
     """Residuals end where float16 does, so all numbers are finite; what that changes is found, in float32."""
     spec = registry().resolve("t5-tiny", ["max_seq_len=8"])
-    model = models.build(spec, seed=0, dtype="float32").requires_grad_(False)
+    model = create.build(spec, seed=0, dtype="float32").requires_grad_(False)
     for block in (*model.encoder, *model.decoder):
         block.mlp.up.weight.mul_(gain)
         block.mlp.down.weight.mul_(gain)
-    folder = models.save_spec(spec, model.half(), tmp_path / "ours", seed=0)
+    folder = persist.save_spec(spec, model.half(), tmp_path / "ours")
     if passes:
         assert export_model(folder).evidence["in_float32"].keys() == {"encoder", "decoder"}
     else:

@@ -108,13 +108,13 @@ def test_a_checkpoint_of_timm_and_back(tmp_path: Path, options: dict[str, Any]) 
     assert {key: value for key, value in config.to_dict().items() if key in wanted} == wanted
     found, expected = library.load(tmp_path / "ours")(images()), model(images())
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", kind="timm", verify=False)
-    assert exported.kind == "timm"
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type="timm", verify=False)
+    assert exported.model_type == "timm"
     first, second = (load_file(folder / "model.safetensors") for folder in (hub, tmp_path / "back"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     hub_kind = export_checkpoint(tmp_path / "ours", tmp_path / "other", verify=True)
-    assert hub_kind.kind == ("deit" if options.get("distilled") else "vit")
+    assert hub_kind.model_type == ("deit" if options.get("distilled") else "vit")
     assert hub_kind.comparison.exact < 1e-14
 
 
@@ -123,7 +123,7 @@ def test_heads_are_said_or_known_by_name_or_asked_for(tmp_path: Path, zoo: Zoo) 
     silent = {"model_args": {}}
     hub, _ = timm_folder(tmp_path / "odd", silent)
     zoo("import", hub, "-o", tmp_path / "ours").failed(
-        2, "nothing says how many heads vit_base_patch16_224 of width 24 has", "--set num_heads=N"
+        2, "the number of heads of vit_base_patch16_224 with width 24 is not known", "set num_heads"
     )
     done = zoo("import", hub, "-o", tmp_path / "ours", "--set", "num_heads=4", "--no-verify")
     assert done.status == 0, done.err
@@ -180,7 +180,7 @@ TIMM_REFUSED: dict[str, tuple[dict[str, Any], Callable[[dict[str, Tensor]], obje
         {},
         lambda t: t.update(dist_token=torch.ones(1, 1, 24), pos_embed=torch.ones(1, 11, 24)),
         3,
-        ("dist_token and head_dist.weight go together",),
+        ("only one of dist_token and head_dist.weight is present",),
     ),
 }
 
@@ -205,14 +205,14 @@ def test_what_is_no_plain_vision_transformer(
     ("options", "fragment"),
     [
         ({"norm_eps": 1e-5}, "norm_eps"),
-        ({**FEATURES, "pooler": True}, "it has no place for pooler"),
+        ({**FEATURES, "pooler": True}, "no rule for tensor pooler"),
         ({"distilled": True, "distillation_head": False}, "without its head"),
     ],
 )
 def test_what_timm_cannot_say(tmp_path: Path, options: dict[str, Any], fragment: str) -> None:
     library.save(library.create_model("vit-tiny", **options), tmp_path / "ours")
     with pytest.raises(UsageError, match=fragment):
-        export_checkpoint(tmp_path / "ours", tmp_path / "out", kind="timm")
+        export_checkpoint(tmp_path / "ours", tmp_path / "out", model_type="timm")
 
 
 def test_labels_of_timm(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_timm_computes_the_same(timm: Any, tmp_path: Path, name: str, arguments:
     imported = import_checkpoint(tmp_path / "timm", tmp_path / "ours", verify=True)
     assert imported.comparison.against == f"{type(theirs).__name__} of timm"
     assert imported.comparison.exact < 1e-14
-    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", kind="timm", verify=True)
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type="timm", verify=True)
     assert exported.comparison.exact < 1e-14
     again = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).eval()
     with torch.inference_mode():

@@ -25,11 +25,11 @@ from transformers import (
     ViTModel,
 )
 from transformers.utils import logging
-from zoo_export import export_model
 
 import zoo as library
 from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
 from zoo.errors import UsageError
+from zoo_export import export_model
 
 Zoo = Callable[..., Any]
 SIZES: dict[str, Any] = {
@@ -59,6 +59,7 @@ OURS: dict[str, Any] = {
     "dropout": 0.2,
     "num_classes": 3,
     "labels": (),
+    "problem_type": None,
 }
 """What SIZES are called here."""
 FEATURES = {"task": "image-feature-extraction"}
@@ -164,7 +165,7 @@ def test_a_checkpoint_of_transformers_and_back(
     assert values == expected
     same(tmp_path / "ours", theirs)
     exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
-    assert exported.kind == ("deit" if kind.__name__.startswith("DeiT") else "vit")
+    assert exported.model_type == ("deit" if kind.__name__.startswith("DeiT") else "vit")
     first, second = (load_file(folder / "model.safetensors") for folder in (hub, tmp_path / "back"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -275,6 +276,6 @@ def test_what_transformers_cannot_say(tmp_path: Path) -> None:
     """A distilled model is no ViT, and any other is no DeiT."""
     for number, (distilled, wrong) in enumerate(((True, "vit"), (False, "deit"))):
         library.save(library.create_model("vit-tiny", distilled=distilled), tmp_path / str(number))
-        with pytest.raises(UsageError, match="no layout of checkpoints holds this vit model"):
-            export_checkpoint(tmp_path / str(number), tmp_path / "out", kind=wrong)
+        with pytest.raises(UsageError, match="no checkpoint layout can represent this vit model"):
+            export_checkpoint(tmp_path / str(number), tmp_path / "out", model_type=wrong)
         assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,10 +13,18 @@ from pathlib import Path
 
 import pytest
 
+import zoo_export.plugin
+import zoo_runtime.plugin
 from zoo import ZooError, __version__
-from zoo.cli import COMMANDS, list_command
-from zoo.presets import user_presets
+from zoo.cli import list as list_command
+from zoo.cli.entry import COMMANDS
+from zoo.contract import RESERVED_COMMANDS
+from zoo.plugins.presets import user_presets
 
+BUILT_IN = COMMANDS | {
+    command.name: command for module in (zoo_export.plugin, zoo_runtime.plugin) for command in module.zoo_commands()
+}
+"""Every command that comes with zoo."""
 MAIN = "from zoo.cli import run; run()"  # as the console script does
 
 
@@ -30,6 +39,12 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "unknown model to explain": (["why", "bert-bse", "--json"], 2, ("did you mean 'bert-base'",)),
     "unknown model to build": (["build", "gpt-smal", "--json"], 2, ("did you mean 'gpt-small'",)),
     "unknown model to export": (["export", "gpt-smal", "--onnx"], 2, ("did you mean 'gpt-small'",)),
+    "unknown task": (["list", "--task", "text-generatoin"], 2, ("'text-generatoin': --task", "'text-generation'")),
+    "unknown architecture": (["list", "--arch", "brt", "--json"], 2, ("'brt': --arch: did you mean 'bert'",)),
+    "glob of nothing": (["list", "brt-base*", "--json"], 2, ("no preset matches 'brt-base*': did you mean",)),
+    "part of nothing": (["list", "gpt-smal1"], 2, ("no preset matches 'gpt-smal1': did you mean 'gpt-small'",)),
+    "directory that is no model": (["show", "folder"], 3, ("not a model directory (no manifest.json): folder",)),
+    "directory that is not there": (["why", "./no"], 3, ("no such directory: ./no",)),
     "unknown distribution": (["show", "nobody:gpt-small"], 2, ("nobody",)),
     "unknown key": (["build", "gpt-tiny", "--set", "hiden_size=8"], 2, ("'hiden_size'", "did you mean 'hidden_size'?")),
     "no value": (["build", "gpt-tiny", "--set", "hidden_size"], 2, ("'hidden_size' is not key=value",)),
@@ -65,7 +80,11 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     ),
     "odd window": (["build", "longformer-tiny", "--set", "attention_window=15"], 2, ("must be even", "got 15")),
     "figure that exists": (["show", "gpt-tiny", "--figure", "drawn.svg"], 2, ("already exists", "use --force")),
-    "figure of another kind": (["show", "gpt-tiny", "--figure", "file"], 2, ("a figure is SVG", "name it .svg")),
+    "figure of another kind": (
+        ["show", "gpt-tiny", "--figure", "file"],
+        2,
+        ("figures are SVG files", "use the suffix .svg"),
+    ),
     "nothing to replace": (["show", "gpt-tiny", "--force"], 2, ("name a file with --figure",)),
     "figure that cannot be": (["show", "gpt-tiny", "--figure", "/proc/a.svg"], 6, ("cannot write (", "/proc")),
     "shards of nothing": (["build", "gpt-tiny", "--max-shard-size", "0"], 2, ("max-shard-size", "0")),
@@ -98,14 +117,18 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "unknown command": (["lsit"], 2, ("No such command 'lsit'", "list")),
     "unknown subcommand": (["plugins", "lsit"], 2, ("No such command 'lsit'", "list")),
     "unknown option": (["list", "--jsn"], 2, ("--jsn", "--json")),
-    "missing argument": (["show"], 2, ("NAME",)),
+    "missing argument": (["show"], 2, ("MODEL",)),
     "argument too many": (["show", "gpt-tiny", "gpt-small"], 2, ("gpt-small",)),
     "nothing to measure": (["bench", "absent"], 3, ("no such directory: absent",)),
     "text as length": (["bench", "folder", "--lengths", "long"], 2, ("'long' is not a list", "--lengths: write 1,8")),
     "no rows to measure": (["bench", "folder", "--batch", "1,0"], 2, ("'1,0' is not a list of positive", "--batch")),
     "no time to measure": (["bench", "folder", "--seconds", "0"], 2, ("--seconds",)),
-    "unknown plugin": (["-P", "no:gtp", "list"], 2, ("no plugin 'gtp'", "did you mean 'gpt'?")),
-    "plugin switched off": (["-P", "no:gpt", "build", "gpt-tiny"], 5, ("architecture 'gpt'", "disabled: gpt")),
+    "unknown plugin": (["--disable-plugin", "gtp", "list"], 2, ("no plugin 'gtp'", "did you mean 'gpt'?")),
+    "plugin switched off": (
+        ["--disable-plugin", "gpt", "build", "gpt-tiny"],
+        5,
+        ("architecture 'gpt'", "disabled: gpt"),
+    ),
 }
 
 
@@ -228,11 +251,17 @@ def test_help_lists_every_command(arguments: list[str], zoo) -> None:
     """On standard output."""
     done = zoo(*arguments)
     assert (done.status, done.err) == (0, "")
-    for name, text in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(text)}$", done.out, re.MULTILINE)
+    shown = " ".join(done.out.split())
+    for name, declared in BUILT_IN.items():
+        assert f" {name} {declared.help}" in shown
+        assert re.search(rf"^{declared.section}:$", done.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+def test_the_reserved_names_are_those_of_the_commands() -> None:
+    assert set(COMMANDS) == RESERVED_COMMANDS
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_every_command_has_help(name: str, zoo) -> None:
     """Its usage, and what it does."""
     done = zoo(name, "--help")
@@ -249,7 +278,6 @@ def test_version(zoo) -> None:
     ("arguments", "schema"),
     [
         (["list"], "zoo.list/1"),
-        (["list", "nothing-*"], "zoo.list/1"),
         (["show", "gpt-tiny"], "zoo.show/1"),
         (["show", "transformer-base", "--set", "dropout=0"], "zoo.show/1"),
         (["why", "gpt-medium"], "zoo.why/1"),
@@ -298,7 +326,8 @@ def test_build_in_shards(zoo) -> None:
         (["--min-params", "124439808", "--max-params", "124439808"], lambda model: model["name"] == "gpt-small"),
         (["bert-*", "--max-params", "1M"], lambda model: model["name"] == "bert-tiny"),
         (["--min-params", "0.1T"], lambda model: model["name"] == "gpt3-175b"),
-        (["--task", "nothing"], lambda model: False),
+        (["bert"], lambda model: "bert" in model["name"]),
+        (["--task", "text-classification", "--max-params", "1"], lambda model: False),
     ],
 )
 def test_list_filters(arguments: list[str], wanted: Callable[[dict[str, object]], bool], zoo) -> None:
@@ -367,6 +396,38 @@ def test_show_graphs(zoo) -> None:
     assert zoo("show", "bert-tiny", "--json").json["kv_cache_bytes_per_token"] is None
 
 
+def test_show_of_a_directory(built, copy_of, zoo) -> None:
+    """Its own values, size and exports; settings are for the preset of the same name."""
+    folder = copy_of("gpt-tiny", "--set", "num_layers=1", "--dtype", "float16")
+    facts, preset = zoo("show", folder, "--json").json, zoo("show", "bert-tiny", "--json").json
+    assert facts["directory"] == str(folder)
+    assert facts["config"]["num_layers"] == 1
+    assert (facts["dtype"], facts["exports"]) == ("float16", [])
+    assert facts["weight_bytes"] == (folder / "model.safetensors").stat().st_size
+    assert facts.keys() - preset.keys() == {"directory", "dtype", "weight_bytes", "exports"}
+    assert zoo("show", "gpt-tiny", "--json").json["config"]["num_layers"] == 1
+    assert zoo("show", "gpt-tiny", "--set", "num_heads=2", "--json").json["config"]["num_layers"] == 2
+    zoo("show", folder, "--set", "num_heads=2").failed(2, "the configuration of a model directory is fixed: --set")
+    (folder / "model.safetensors").unlink()
+    shown = zoo("show", folder).out
+    assert shown.startswith(f"gpt-tiny: model directory {folder}\ngpt (")
+    assert f"{facts['weight_bytes'] / 1000:.1f} kB in float16" in shown
+
+
+def test_why_of_a_directory(copy_of, seal, zoo) -> None:
+    """All from its config.json, but what an older one does not say."""
+    folder = copy_of("gpt-tiny")
+    description = json.loads((folder / "config.json").read_text())
+    assert description["config"].pop("dropout") == 0.1
+    (folder / "config.json").write_text(json.dumps(description))
+    seal(folder)
+    explained = zoo("why", folder, "--json").json["config"]
+    assert explained.pop("dropout") == {"value": 0.1, "source": "default", "replaced": []}
+    assert {item["source"] for item in explained.values()} == {f"{folder}/config.json"}
+    assert {key: item["value"] for key, item in explained.items()} == description["config"]
+    assert next(line.split()[2] for line in zoo("why", folder).out.splitlines()) == f"{folder}/config.json"
+
+
 def test_settings_change_what_is_shown_and_built(zoo) -> None:
     """The same values by both commands."""
     options = ["--set", "num_layers=1", "--set", "num_kv_heads=2"]
@@ -402,6 +463,39 @@ def test_describing_loads_nothing_that_computes(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", CHECK, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
+
+
+REFUSED = """
+import sys
+from zoo.cli import main
+for command in (
+    "build gpt-tiny -o folder",
+    "import folder -o folder",
+    "adapt folder --set num_layers=1 -o folder",
+    "export gpt-tiny --onnx -o folder",
+    "export gpt-tiny --onnx --graph-only -o folder",
+    "publish gpt-tiny folder --layout standalone",
+    "publish gpt-tiny folder --layout hub",
+    "export folder --format onnx -o file",
+):
+    for force in ([], ["--force"]):
+        assert main([*command.split(), *force]) == 2, command
+sys.exit(", ".join({"torch", "onnxruntime", "transformers"} & set(sys.modules)) or 0)
+"""
+
+
+def test_target_is_refused_before_anything_heavy_is_imported(snapshot) -> None:
+    """The answer comes at once, whichever command it is for."""
+    Path("folder").mkdir()
+    Path("folder", "notes.txt").write_text("mine")
+    Path("file").touch()
+    before = snapshot()
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=False)
+    errors = done.stderr.splitlines()
+    assert (done.returncode, len(errors)) == (0, 16), done.stderr
+    assert all("already exists: " in error for error in errors[::2]), done.stderr
+    assert all("exists and is not a " in error for error in errors[1::2]), done.stderr
+    assert snapshot() == before
 
 
 def test_reader_that_has_gone_is_no_error_to_print() -> None:

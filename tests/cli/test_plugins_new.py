@@ -16,7 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.conftest import CALLS, full, nth_call
-from zoo import __version__, plugins, scaffold
+from zoo import __version__, plugins
+from zoo.plugins import scaffold
 
 ROOT = Path(__file__).parents[2]
 LEFT_BY_TOOLS = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -207,14 +208,14 @@ def test_everything_is_documented(zoo) -> None:
         ("x-", ("did you mean 'x'?",)),
         ("zoo-mine", ("'zoo-mine'", "write 'mine'")),
         ("none", ("class None",)),
-        ("cache", ("class Cache of 'cache' would hide another",)),
+        ("cache", ("class Cache of 'cache' would shadow another name",)),
         ("multi-head-attention", ("class MultiHeadAttention",)),
         ("block", ("class Block",)),
         ("gpt", ("'gpt' is taken by plugin 'gpt' (attention-zoo",)),
         ("GPT", ("'GPT' is taken by plugin 'gpt'",)),
         ("onnx", ("taken by plugin 'onnx'",)),
-        ("export", ("there is a module zoo_export already",)),
-        ("plugins", ("there is a module zoo_plugins already",)),
+        ("export", ("the module zoo_export already exists",)),
+        ("plugins", ("the module zoo_plugins already exists",)),
         ("x" * 300, ("cannot write (File name too long)",)),
     ],
 )
@@ -224,7 +225,7 @@ def test_bad_names_are_refused(zoo, snapshot, name: str, fragments: tuple[str, .
     assert snapshot() == {}
 
 
-def test_names_of_strangers_are_taken(zoo, install, snapshot) -> None:
+def test_names_of_third_parties_are_taken(zoo, install, snapshot) -> None:
     """As package indices compare names, and also of a plugin that is broken or not loaded."""
     code = """
 import zoo
@@ -233,14 +234,14 @@ ZOO_API = 1
 def zoo_architectures():
     return [zoo.Architecture(name="ret_net", tasks=(), config="a:B", model="a:C", reference="none")]
 """
-    install("stranger", code, plugin="far-away")
+    install("third-party", code, plugin="far-away")
     install("wreck", "raise ValueError")
-    owner = "taken by plugin 'far-away' (stranger 1.0)"
+    owner = "taken by plugin 'far-away' (third-party 1.0)"
     assert owner in zoo("plugins", "new", "ret-net").err
     assert owner in zoo("plugins", "new", "far_away").err
     plugins.select(plugins.Selection())
     assert "'wreck' is taken by plugin 'wreck' (wreck 1.0)" in zoo("plugins", "new", "wreck").err
-    zoo("-P", "no:far-away", "plugins", "new", "Far-Away")
+    zoo("--disable-plugin", "far-away", "plugins", "new", "Far-Away")
     assert owner in zoo("plugins", "new", "Far-Away").err
     assert snapshot() == {}
 
@@ -248,7 +249,7 @@ def zoo_architectures():
 def test_preset_of_the_project_is_not_hidden(zoo) -> None:
     """The new preset would be changed by it."""
     Path("zoo.toml").write_text('schema = 1\n[models.mine-tiny]\nbase = "gpt-tiny"\n')
-    zoo("plugins", "new", "mine").failed(2, "there is a preset 'mine-tiny' already")
+    zoo("plugins", "new", "mine").failed(2, "the preset 'mine-tiny' already exists")
     assert not Path("mine").exists()
 
 
@@ -278,8 +279,8 @@ def test_force_replaces_its_own_files_only(zoo, snapshot) -> None:
     for added in ("mine/zoo_mine/attention.py", "mine/.git"):
         Path(added).write_text("a day's work")
         before = snapshot()
-        message = "exists and is not the plugin 'mine' with nothing added"
-        zoo("plugins", "new", "mine", "--force").failed(2, message, "choose another place with -o")
+        message = f"contains files other than those zoo wrote ({added.removeprefix('mine/')})"
+        zoo("plugins", "new", "mine", "--force").failed(2, message, "choose another place")
         zoo("plugins", "new", "yours", "-o", "mine", "--force").failed(2, "is not the plugin 'yours'")
         assert snapshot() == before
         Path(added).unlink()

@@ -1,4 +1,4 @@
-"""What takes a process of its own for each of many models, or an export of each, is slow."""
+"""Marks checks that start a subprocess or export a model for each of many models as slow."""
 
 from __future__ import annotations
 

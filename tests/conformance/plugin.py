@@ -1,11 +1,11 @@
-"""A small sound plugin, a causal decoder with a cache and a mask, and for each check an edit that breaks just that."""
+"""A small valid plugin, a causal decoder with a cache and a mask, and for each check an edit that fails only it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from zoo.testing import CHECKS
+from zoo.testing import all_checks
 
 ENTRY = """
 from pathlib import Path
@@ -57,7 +57,7 @@ class Settings(zoo.Config):
     task: Literal["text-generation"] = "text-generation"
     """Next-token prediction."""
     vocab_size: int = 19
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 24
     """Longest text."""
     hidden_size: int = 16
@@ -65,7 +65,7 @@ class Settings(zoo.Config):
     num_heads: int = 2
     """Heads."""
     dropout: float = 0.0
-    """On embeddings, in training."""
+    """Dropout on embeddings, during training."""
 
     def graphs(self):
         head_dim = self.hidden_size // self.num_heads
@@ -75,7 +75,7 @@ class Settings(zoo.Config):
                     zoo.token_ids("input_ids", self.vocab_size),
                     zoo.mask("attention_mask", length="past_sequence + sequence"),
                 ),
-                outputs=(zoo.real("logits", "batch", "sequence", self.vocab_size),),
+                outputs=(zoo.floats("logits", "batch", "sequence", self.vocab_size),),
                 past=zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=self.num_heads, head_dim=head_dim),
                 attentions=zoo.attentions(1, self.num_heads, keys="past_sequence + sequence"),
             ),
@@ -121,17 +121,17 @@ class Model(nn.Module):
 FILES = {"entry": ENTRY, "presets": PRESETS, "config": CONFIG, "model": MODEL}
 
 Edit = tuple[str, str, str]
-"""The file, what is there, and what takes its place."""
+"""File, old text, and its replacement."""
 RETURN = ("model", "        return self.head(x)\n")
 
 EDITS: dict[str, Sequence[Edit]] = {
     # The configuration of the plugin imports torch.
     "light-import": [("config", "import zoo\n", "import torch\nimport zoo\n")],
-    # A hook that is not marked is never called.
+    # A hook is not marked.
     "api-version": [("entry", "ZOO_API = 1\n", "ZOO_API = 1\n\n\ndef zoo_tasks():\n    return []\n")],
-    # A preset of the plugin, not the smallest, has a misspelt key.
+    # A preset other than the smallest has a misspelt key.
     "presets": [("presets", "{ hidden_size = 1024 }", "{ hiden_size = 1024 }")],
-    # What has no effect on outputs is lost in config.json.
+    # A field without effect on outputs is lost in config.json.
     "config-round-trip": [
         (
             "config",
@@ -139,7 +139,7 @@ EDITS: dict[str, Sequence[Edit]] = {
             "    def to_dict(self):\n        return {**super().to_dict(), 'dropout': 0.0}\n\n    def graphs",
         )
     ],
-    # What the configuration does not know is dropped.
+    # The configuration drops unknown keys.
     "unknown-keys": [
         (
             "config",
@@ -150,11 +150,11 @@ EDITS: dict[str, Sequence[Edit]] = {
         )
     ],
     "documented": [("config", '    """Width."""\n', "")],
-    # The configuration is for a task that the architecture does not have.
+    # The configuration's task is not one of the architecture's.
     "declaration": [("entry", '("text-generation",)', '("text-classification",)')],
-    # The table of positions is forgotten.
+    # The cost leaves out the position table.
     "parameter-count": [("config", "self.vocab_size + self.max_seq_len, self", "self.vocab_size, self")],
-    # A tensor has data wherever the model is built.
+    # A tensor has data on the meta device, too.
     "meta-device": [
         (
             "model",
@@ -162,7 +162,7 @@ EDITS: dict[str, Sequence[Edit]] = {
             '        self.register_buffer("steps", torch.zeros(1, device="cpu"))\n        self.head =',
         )
     ],
-    # numpy's generator is seeded by the clock.
+    # Weights come from numpy's generator, which zoo does not seed.
     "seeded": [
         ("model", "import torch\n", "import numpy as np\nimport torch\n"),
         (
@@ -172,7 +172,7 @@ EDITS: dict[str, Sequence[Edit]] = {
             "            self.position.weight += float(np.random.default_rng().random())\n        self.head =",
         ),
     ],
-    # A factor follows from the weights of the constructor, and is not stored.
+    # A factor is derived from the initial weights, and is not stored.
     "weights-round-trip": [
         (
             "model",
@@ -182,19 +182,19 @@ EDITS: dict[str, Sequence[Edit]] = {
         ),
         (*RETURN, "        return self.head(x * self.factor)\n"),
     ],
-    # Whatever is handed over is swallowed.
+    # The method accepts arbitrary arguments.
     "signature": [
         ("model", "attention_mask, past_key_values):", "attention_mask, **kwargs):"),
         ("model", "        rows, length", '        past_key_values = kwargs["past_key_values"]\n        rows, length'),
     ],
-    # The clock adds a little, that only two equal calls show.
+    # Outputs depend on the clock, by less than the tolerance of other checks.
     "eval-deterministic": [
         ("model", "import torch\n", "import time\n\nimport torch\n"),
         (*RETURN, "        return self.head(x * (1 + 1e-16 * (time.perf_counter_ns() % 10_007)))\n"),
     ],
-    # The size of the batch matters.
+    # Outputs depend on the batch size.
     "batch-invariance": [(*RETURN, "        return self.head(x * (1 + rows / 8))\n")],
-    # One size, of those that nothing else looks at, gives no numbers.
+    # One size, which no other check uses, gives NaN.
     "lengths": [
         (
             *RETURN,
@@ -202,13 +202,13 @@ EDITS: dict[str, Sequence[Edit]] = {
             '            x = x * float("nan")\n        return self.head(x)\n',
         )
     ],
-    # Padding on the left takes positions.
+    # Padding on the left counts in positions.
     "padding-invariance": [
         ("model", "positions_of(length, total, padding=attention_mask)", "positions_of(length, total)"),
     ],
-    # A causal model says that it is not.
+    # A causal model is declared as not causal.
     "causality": [("config", "                past=zoo", "                causal=False,\n                past=zoo")],
-    # Every five tokens of the past the model loses a position.
+    # The model loses a position for every five tokens of the past.
     "cache": [
         (
             "model",
@@ -216,23 +216,23 @@ EDITS: dict[str, Sequence[Edit]] = {
             "        places = (places - past // 5).clamp(min=0)\n        x = self.dropout",
         )
     ],
-    # There are fewer than are declared.
+    # The model computes fewer attention weights than declared.
     "attention-weights": [("config", "zoo.attentions(1,", "zoo.attentions(2,")],
-    # The positions never learn.
+    # The position embedding gets no gradient.
     "gradients": [("model", "self.position(places))", "self.position(places).detach())")],
-    # float16 ends before 1e5.
+    # 1e5 overflows float16.
     "half-precision": [(*RETURN, "        return self.head(x * 1e5 / 1e5)\n")],
-    # Importing the model silences every warning of everybody.
+    # Importing the model silences all warnings of the process.
     "global-state": [
         ("model", "import torch\n", 'import warnings\n\nimport torch\n\nwarnings.simplefilter("ignore")\n')
     ],
-    # The code follows the numbers.
+    # Control flow depends on values.
     "onnx-export": [(*RETURN, "        if (x > 1e30).any():\n            x = x * 2\n        return self.head(x)\n")],
-    # What is exported is another model.
+    # The exported model differs.
     "onnx-parity": [
         (*RETURN, "        return self.head(x * 1.001 if torch.compiler.is_exporting() else x)\n"),
     ],
-    # What is exported is another model, but for the batches that an export is compared with.
+    # The exported model differs, except at the batch sizes of the comparison grid.
     "onnx-dynamic": [
         (
             *RETURN,
@@ -244,13 +244,13 @@ EDITS: dict[str, Sequence[Edit]] = {
 
 
 def expecting(failures: Mapping[str, str]) -> Edit:
-    """The architecture declares failures that it expects."""
+    """Declare expected failures of the architecture."""
     line = '            reference="A test",\n'
     return "entry", line, f"{line}            expected_failures={dict(failures)},\n"
 
 
 def install_edited(install: Callable[..., Path], name: str, edits: Sequence[Edit] = ()) -> str:
-    """Install the plugin as a distribution of that name, edited. Returns the name of its architecture."""
+    """Install the edited plugin as a distribution of that name. Returns the name of its architecture."""
     files = dict(FILES)
     for file, old, new in edits:
         assert files[file].count(old) == 1, (file, old)
@@ -264,4 +264,4 @@ def install_edited(install: Callable[..., Path], name: str, edits: Sequence[Edit
     return name.replace("-", "_")
 
 
-assert {check.name for check in CHECKS} == set(EDITS)
+assert {check.name for check in all_checks()} == set(EDITS)

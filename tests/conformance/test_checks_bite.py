@@ -1,4 +1,4 @@
-"""Every check fails for what it is there for, and for nothing else."""
+"""Each check fails for the fault it targets, and for no other."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.plugin import EDITS, Edit, install_edited
-from zoo.testing import CHECKS, find_check, find_subject, run_check, run_checks
+from zoo.testing import all_checks, find_check, find_subject, run_check, run_checks
 
 
 def test_every_check_has_an_edit_that_breaks_it() -> None:
-    """A new check without one fails here."""
-    assert [check.name for check in CHECKS] == list(EDITS)
+    """A new check without such an edit fails here."""
+    assert [check.name for check in all_checks()] == list(EDITS)
 
 
 @pytest.mark.slow
@@ -26,9 +26,9 @@ def test_a_sound_plugin_passes_every_check(install: Callable[..., Path]) -> None
 
 @pytest.mark.parametrize("check", EDITS)
 def test_each_edit_fails_its_check(check: str, install: Callable[..., Path]) -> None:
-    """With what was expected, what happened and where to read more; and not because the check itself is broken."""
+    """The result says what was expected and what happened, and the check itself raises no other error."""
     name = install_edited(install, f"zoo-no-{check}", EDITS[check])
-    result = run_check(find_check(CHECKS, check), find_subject(name))
+    result = run_check(find_check(all_checks(), check), find_subject(name))
     assert (result.status, result.traceback) == ("failed", ""), result
     assert result.expected
     assert result.happened
@@ -48,15 +48,19 @@ def test_each_edit_fails_its_check_alone(check: str, install: Callable[..., Path
         (
             "seeded",
             ("model", "        self.config = c\n", "        torch.manual_seed(0)\n        self.config = c\n"),
-            "all the same",
+            "all weights are equal",
         ),
         ("documented", ("entry", 'reference="A test"', 'reference=" "'), "it is empty"),
         (
             "declaration",
-            ("config", 'zoo.real("logits", "batch", "sequence"', 'zoo.real("logits", "batch", "tokens"'),
+            ("config", 'zoo.floats("logits", "batch", "sequence"', 'zoo.floats("logits", "batch", "tokens"'),
             "'tokens' of",
         ),
-        ("declaration", ("config", "(zoo.real(", '(zoo.real("logits", "batch", 1), zoo.real('), "'logits', twice"),
+        (
+            "declaration",
+            ("config", "(zoo.floats(", '(zoo.floats("logits", "batch", 1), zoo.floats('),
+            "'logits', twice",
+        ),
         (
             "declaration",
             ("config", 'length="past_sequence + sequence"', 'length="past + sequence"'),
@@ -79,8 +83,8 @@ def test_each_edit_fails_its_check_alone(check: str, install: Callable[..., Path
             ("model", "build_mask(length, total, padding=attention_mask", "build_mask(length, total"),
             "off by",
         ),
-        ("causality", ("model", "causal=True", "causal=False"), "an earlier output moves"),
-        ("causality", ("model", "causal=True", "causal=True, window=1"), "nothing does: every token is by itself"),
+        ("causality", ("model", "causal=True", "causal=False"), "an earlier output changes"),
+        ("causality", ("model", "causal=True", "causal=True, window=1"), "none does: tokens are independent"),
         ("cache", ("model", "length, total, padding=attention_mask)", "length, length)"), "cut after"),
         ("gradients", ("model", "x = x + self.attention(", "x = x + 0 * self.attention("), "is 0 everywhere"),
         ("half-precision", ("model", "return self.head(x)", "return self.head(x).float()"), "logits is float32"),
@@ -118,9 +122,9 @@ def test_each_edit_fails_its_check_alone(check: str, install: Callable[..., Path
 def test_other_faults_fail_it_too(
     check: str, edit: Edit, happened: str, install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And say what is wrong."""
-    monkeypatch.setenv("SPARE", "0")  # which one of them sets in this process, too
+    """The result describes the fault."""
+    monkeypatch.setenv("SPARE", "0")  # restored afterwards: one of the faults sets it in this process
     name = install_edited(install, "zoo-fault", [edit])
-    result = run_check(find_check(CHECKS, check), find_subject(name))
+    result = run_check(find_check(all_checks(), check), find_subject(name))
     assert result.status == "failed", result
     assert happened in result.happened, result

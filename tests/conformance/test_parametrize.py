@@ -1,4 +1,4 @@
-"""The kit in a plugin's own tests."""
+"""The conformance kit in a plugin's own tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.plugin import EDITS, expecting, install_edited
 from zoo import PluginError, UsageError
-from zoo.testing import CHECKS, parametrize_with_checks, run_checks
+from zoo.testing import all_checks, parametrize_with_checks, run_checks
 
 TESTS = """
 from zoo.testing import parametrize_with_checks
@@ -30,7 +30,7 @@ def pytest_collection_finish(session):
 
 
 def run_pytest(folder: Path, names: list[str], expected: Mapping[str, str], *options: str) -> tuple[int, list[str]]:
-    """The status and the lines of tests on these names, in another process."""
+    """Run conformance tests on these names in a subprocess; return the exit status and the output lines."""
     (folder / "test_it.py").write_text(TESTS.format(names=names, expected=expected))
     (folder / "conftest.py").write_text(COLLECTED)
     done = subprocess.run(
@@ -45,13 +45,13 @@ def test_each_check_is_a_test_and_collecting_them_builds_nothing(install, tmp_pa
     status, lines = run_pytest(tmp_path, [name, "bert-tiny"], {}, "--collect-only", "-q")
     assert status == 0
     ids = [line.partition("::")[2] for line in lines if "::" in line]
-    assert ids == [f"test_conformance[{each}-{check.name}]" for each in (name, "bert-tiny") for check in CHECKS]
+    assert ids == [f"test_conformance[{each}-{check.name}]" for each in (name, "bert-tiny") for check in all_checks()]
     assert "heavy: []" in lines
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
 def test_an_expected_failure_that_passes_is_a_failure(strict: str, install, tmp_path: Path) -> None:
-    """Whatever the project says of such."""
+    """It does not depend on the project's ``xfail_strict``."""
     name = install_edited(install, "zoo-acme", EDITS["documented"])
     expected = {"documented": "known", "unknown-keys": "not so"}
     choice = "documented or unknown-keys or declaration"

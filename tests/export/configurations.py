@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.export.conftest import change_weights
-from zoo import models, plugins
+from zoo import plugins
 from zoo.artifact import ModelDirectory
+from zoo.models import create, persist
 from zoo.registry import registry
 
 __all__ = ["Configuration", "draw_configuration", "draw_image_configuration", "draw_llama_configuration"]
@@ -31,9 +32,9 @@ class Configuration:
         """Make the weights and save the model in a new folder."""
         plugins.select(plugins.Selection(third_party=False))
         spec = registry().resolve(self.preset, self.settings)
-        model = models.build(spec, seed=self.seed, dtype=self.dtype)
+        model = create.build(spec, seed=self.seed, dtype=self.dtype)
         change_weights(model, self.seed, noise=self.noise, gain=self.gain)
-        return ModelDirectory.open(models.save_spec(spec, model, folder / "model", seed=self.seed))
+        return ModelDirectory.open(persist.save_spec(spec, model, folder / "model"))
 
 
 def draw_configuration(seed: int, *, families: bool = False) -> Configuration:
@@ -121,8 +122,8 @@ def draw_llama_configuration(seed: int) -> Configuration:
         "attention_bias": rng.choice(("true", "false")),
         "attention_output_bias": rng.choice(("true", "false")),
         "mlp_bias": rng.choice(("true", "false")),
-        "query_key_norm": rng.choice(("true", "false")),
-        "attention_windows": rng.choice(("[0]", "[3]", "[0, 4]")),
+        "qk_norm": rng.choice(("true", "false")),
+        "sliding_windows": rng.choice(("[0]", "[3]", "[0, 4]")),
         "tie_embeddings": rng.choice(("true", "false")),
         "eos_token_id": rng.choice((1, "[1, 2]")),
     }
@@ -190,7 +191,7 @@ def _draw_gpt_neo(rng: random.Random) -> dict[str, object]:
     if rng.random() < 0.5:
         return {}
     return {
-        "attention_windows": rng.choice(("[0]", "[3]", "[0, 4]")),
+        "sliding_windows": rng.choice(("[0]", "[3]", "[0, 4]")),
         "attention_bias": rng.choice(("true", "false")),
         "attention_scale": rng.choice(("none", 1.0)),
     }

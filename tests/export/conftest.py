@@ -13,12 +13,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from zoo_export import load_session
-from zoo_export.exporter import export_model
-from zoo_export.graph_file import inline
 
-from zoo import models, plugins
+from zoo import plugins
+from zoo.models import create, persist
 from zoo.registry import registry
+from zoo_export.export import export_model
+from zoo_export.graph.file import inline
+from zoo_runtime import load_session
 
 Builder = Callable[..., Path]
 
@@ -57,7 +58,7 @@ def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -
         noise: bool = False,
         gain: float = 1.0,
         tokenizer: bool = True,
-        max_shard_bytes: int = models.MAX_SHARD_BYTES,
+        max_shard_bytes: int = persist.MAX_SHARD_BYTES,
     ) -> Path:
         folder = tmp_path_factory.mktemp("exported")
         with pytest.MonkeyPatch.context() as patch:
@@ -67,14 +68,13 @@ def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -
             positions = (POSITIONS,) if hasattr(registry().resolve(name).config, "max_seq_len") else ()
             spec = registry().resolve(name, (*positions, *settings))
             plugins.select(plugins.Selection())
-        model = models.build(spec, seed=seed, dtype=dtype)
+        model = create.build(spec, seed=seed, dtype=dtype)
         change_weights(model, seed, noise=noise, gain=gain)
-        return models.save_spec(
+        return persist.save_spec(
             spec,
             model,
             folder / name,
             tokenizer=spec.tokenizer if tokenizer else None,
-            seed=seed,
             max_shard_bytes=max_shard_bytes,
         )
 

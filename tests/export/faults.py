@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
-from zoo_export.graph_file import MODULE_KEY
+
+from zoo_export.graph.file import MODULE_KEY
 
 __all__ = ["KINDS", "Fault", "enumerate_faults"]
 

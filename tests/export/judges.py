@@ -18,21 +18,23 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.onnx.verification import VerificationInfo
-from zoo_export import parity
-from zoo_export.exporter import PORTABLE, Options, make_graphs
-from zoo_export.grid import Feeds, Point, make_feeds
-from zoo_export.in_place import PAST_LENGTH
-from zoo_export.pipeline import LOGITS_TO_KEEP, Arrays, run_pipeline
-from zoo_export.reference import TorchExecutor
-from zoo_export.session import open_session
 
+import zoo_export.parity.compare as parity
 from tests.export.conftest import change_weights, inlined
 from tests.export.faults import Fault, enumerate_faults
-from zoo import models, plugins
+from zoo import plugins
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError
+from zoo.models import create, persist
+from zoo.probe.inputs import Feeds, Point, make_feeds
+from zoo.probe.module import TorchExecutor
+from zoo.probe.pipeline import Arrays, run_pipeline
 from zoo.registry import registry
+from zoo_export.trace.make import PORTABLE, Options, make_graphs
+from zoo_runtime.buffers import PAST_LENGTH
+from zoo_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.providers import open_session
 
 __all__ = [
     "POINTS",
@@ -105,7 +107,7 @@ class Subject:
         self.stored = stored
         self.linked = make_graphs(stored, Options(profile=profile))
         self.flat = {name: inlined(data) for name, data in self.linked.items()}
-        self.model = models.load_directory(stored)
+        self.model = persist.load_directory(stored)
         self.values = {name: tensor.numpy() for name, tensor in self.model.state_dict().items()}
 
     @classmethod
@@ -113,10 +115,10 @@ class Subject:
         """The model of a study, in a new folder."""
         plugins.select(plugins.Selection(third_party=False))
         spec = registry().resolve(study.preset, (*SIZE, *study.settings))
-        model = models.build(spec, seed=0, dtype=study.dtype)
+        model = create.build(spec, seed=0, dtype=study.dtype)
         if study.trained:
             change_weights(model, 0, noise=True, gain=2.0)
-        return cls(ModelDirectory.open(models.save_spec(spec, model, folder / "model", seed=0)), study.profile)
+        return cls(ModelDirectory.open(persist.save_spec(spec, model, folder / "model")), study.profile)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from zoo_export import load_session
-from zoo_export.exporter import Options, export_model, make_graphs
-from zoo_export.graph_file import parse, serialize
-from zoo_export.parity import Comparison, compare, diff_model, verify_model
-from zoo_export.runtime import Pair
 
-from zoo import models
-from zoo.artifact import ATTENTIONS, ModelDirectory
+from zoo.artifact import ATTENTIONS, Export, ModelDirectory
 from zoo.errors import ArtifactError, UsageError
+from zoo.models import persist
 from zoo.nn import call_graph
+from zoo_export.export import export_model
+from zoo_export.graph.file import parse, serialize
+from zoo_export.parity.compare import Comparison, compare
+from zoo_export.trace.make import Options, make_graphs
+from zoo_export.verify import diff_model, verify_model
+from zoo_runtime import Pair, load_session
 
 SHOWN = Options(attentions=True)
 Array = np.ndarray[Any, Any]
@@ -62,7 +64,7 @@ def test_every_weight_is_an_output_that_is_compared(
     preset: str, settings: Sequence[str], count: int, showing: Callable[..., Path]
 ) -> None:
     stored = ModelDirectory.open(showing(preset, *settings))
-    export = stored.export(ATTENTIONS)
+    export = Export(stored, ATTENTIONS)
     assert export.is_verified()
     compared = {name: part["outputs"] for name, part in export.evidence["graphs"].items()}
     names = {graph.name: [tensor.name for tensor in graph.recorded()] for graph in export.graphs}
@@ -76,8 +78,8 @@ def test_every_weight_is_an_output_that_is_compared(
 def test_the_runtime_returns_what_the_model_computes(showing: Callable[..., Path]) -> None:
     """At a length and a batch that no comparison has, with padding."""
     folder = showing("bert-tiny")
-    model = models.load_directory(ModelDirectory.open(folder)).double()
-    (graph,) = ModelDirectory.open(folder).export(ATTENTIONS).graphs
+    model = persist.load_directory(ModelDirectory.open(folder)).double()
+    (graph,) = Export(ModelDirectory.open(folder), ATTENTIONS).graphs
     rng = np.random.default_rng(0)
     feeds = {name: rng.integers(0, 200, (3, 11)) for name in ("input_ids", "attention_mask", "token_type_ids")}
     feeds["attention_mask"] = (np.arange(11) < np.array([[11], [6], [1]])).astype(np.int64)
@@ -104,7 +106,7 @@ def test_it_lies_beside_the_plain_export_and_disturbs_nothing(exported_build: Ca
     assert zoo("verify", folder, "--variant", "attentions").status == 0
     assert zoo("verify", folder).status == 0
     zoo("export", folder, "--onnx", "--attentions").failed(2, "already exported", "--force")
-    assert zoo("export", folder, "--onnx", "--attentions", "--check").status == 0
+    assert zoo("verify", folder, "--variant", "attentions", "--retrace").status == 0
     assert {error.diverges for error in diff_model(folder, variant=ATTENTIONS)["model"]} == {False}
     with load_session(folder) as session:
         assert "attentions.0" not in session.execute(session.graphs[0], _feeds(3))
@@ -128,7 +130,7 @@ def test_weights_of_another_layer_are_refused(exported_build: Callable[..., Path
             for place, name in enumerate(names):
                 names[place] = swapped.get(name, name)
     first.name, second.name = second.name, first.name
-    declared = stored.export(ATTENTIONS).graphs
+    declared = Export(stored, ATTENTIONS).graphs
     assert compare(stored, files, declared=declared).passed
     report = compare(stored, {"model": serialize(model)}, declared=declared)
     assert not report.passed
@@ -138,8 +140,8 @@ def test_weights_of_another_layer_are_refused(exported_build: Callable[..., Path
 def test_lengths_are_bounded_by_memory(exported_build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are as many as the square of a length: what is too much at once is left out, and said to be."""
     stored = ModelDirectory.open(exported_build("bert-tiny"))
-    files, declared = make_graphs(stored, SHOWN), stored.export(ATTENTIONS).graphs
-    monkeypatch.setattr("zoo_export.parity._NUMBERS", 2 * 4 * 2 * 16 * 16)
+    files, declared = make_graphs(stored, SHOWN), Export(stored, ATTENTIONS).graphs
+    monkeypatch.setattr("zoo_export.parity.compare._NUMBERS", 2 * 4 * 2 * 16 * 16)
     comparison = Comparison(stored, files, "cpu", declared)
     assert comparison.longest == 16
     report = comparison.run(False, None)
@@ -159,10 +161,8 @@ def test_a_model_without_attention_says_so(zoo: Zoo, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "fragment"),
     [
-        (("--profile", "cpu"), "portable graphs"),
-        (("--loop",), "--attentions"),
-        (("--standalone", "copy"), "--attentions"),
-        (("--quantize", "int8"), "one precision at a time"),
+        (("--profile", "cpu"), "only portable graphs"),
+        (("--generate",), "--generate"),
     ],
 )
 def test_what_has_no_weights_is_refused(options: Sequence[str], fragment: str, zoo: Zoo) -> None:
@@ -220,10 +220,31 @@ def test_from_the_command_line(showing: Callable[..., Path], zoo: Zoo) -> None:
     zoo("run", folder, "ab", *options, "--option", "heads=-1").failed(2, "no head -1", "0 to 3")
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_task_chooses_its_export(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path, plain: bool) -> None:
+    """Whether or not there is a plain one too."""
+    folder = Path(shutil.copytree(showing("bert-tiny"), tmp_path / "bert"))
+    assert ("model.onnx" in ModelDirectory.open(folder).files) is False
+    if plain:
+        export_model(folder)
+    wanted = zoo("run", folder, "ab", "--variant", "attentions", "--task", "attentions")
+    assert zoo("run", folder, "ab", "--task", "attentions").out == wanted.out != ""
+    with load_session(folder, task="attentions") as session:
+        assert session.export.variant == ATTENTIONS
+
+
+def test_the_task_of_a_model_without_attention(exported_model: Callable[..., Path], zoo: Zoo) -> None:
+    folder = exported_model("rnn-tiny")
+    zoo("run", folder, "ab", "--task", "attentions").failed(2, "rnn declares no attention weights")
+
+
 def test_an_export_without_them_says_how_to_get_them(exported_build: Callable[..., Path], zoo: Zoo) -> None:
     folder = exported_build("bert-tiny", "num_layers=1")
     export_model(folder)
-    zoo("run", folder, "ab", "--task", "attentions").failed(2, "returns no attention weights", "--onnx --attentions")
+    command = f"zoo export {folder} --onnx --attentions"
+    zoo("run", folder, "ab", "--task", "attentions").failed(3, f"not exported for attentions: {folder}: {command}\n")
+    with load_session(folder) as session, pytest.raises(UsageError, match=command):
+        session.run("ab", task="attentions")
     zoo("run", folder, "ab", "--variant", "attentions").failed(3, "not exported", "--attentions")
     zoo("run", folder, "ab", "--variant", "attention").failed(2, "unknown variant", "attentions")
 
@@ -242,8 +263,6 @@ def test_images(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
 
 
 def test_an_altered_graph_is_not_run(showing: Callable[..., Path], tmp_path: Path) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(showing("bert-tiny"), tmp_path / "bert"))
     file = folder / "model.attentions.onnx"
     file.write_bytes(file.read_bytes()[:-1] + b"\0")

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoo_export import load_session
-from zoo_export.runtime.augment import Augment, AugmentOptions
-from zoo_export.runtime.session import Session
 
 import zoo as library
 from zoo.errors import ArtifactError, UsageError
+from zoo_runtime import load_session
+from zoo_runtime.session import Session
+from zoo_runtime.tasks.augment import Augment, AugmentOptions
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -198,7 +198,7 @@ def test_ids_without_a_tokenizer(model: Path, redeclared: Callable[..., Path]) -
             assert [change["place"] for change in variant["changes"]] == [1, 2, 3]
             assert (variant["ids"][0], variant["ids"][4]) == (0, 3)
             assert not {0, 3, MASK} & set(variant["ids"][1:4])
-        with pytest.raises(UsageError, match="special token 260 lies outside the vocabulary of 260"):
+        with pytest.raises(UsageError, match="special token 260 is outside the vocabulary of 260"):
             augment(session, [7], special_tokens=(260,))
 
 
@@ -227,9 +227,9 @@ def test_what_people_and_programs_see(model: Path, zoo: Zoo) -> None:
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "nothing to replace": (("<pad>",), 3, "has no token that may be replaced: input 1"),
-    "an empty text": (("",), 3, "has no tokens: input 1"),
-    "a mask": (("a <mask>",), 3, "has a mask already: input 1"),
+    "nothing to replace": (("<pad>",), 3, "no replaceable tokens: input 1"),
+    "an empty text": (("",), 3, "empty input: input 1"),
+    "a mask": (("a <mask>",), 3, "already contains a mask: input 1"),
     "too much": (("x", "--option", "fraction=1.5"), 2, "fraction must lie in [0, 1], got 1.5"),
     "too little": (("x", "--option", "fraction=-0.1"), 2, "fraction must lie in [0, 1], got -0.1"),
     "no variants": (("x", "--option", "num_variants=0"), 2, "num_variants must be positive, got 0"),
@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no tokens to choose": (("x", "--top-k", "0"), 2, "top_k must be positive, got 0"),
     "a negative seed": (("x", "--seed", "-1"), 2, "seed must not be negative, got -1"),
     "an unknown option": (("x", "--option", "variants=2"), 2, "did you mean 'num_variants'"),
-    "a pair": (("--pair", "x", "y"), 3, "is a pair, which the task does not read"),
+    "a pair": (("--pair", "x", "y"), 3, "the task does not accept pairs"),
 }
 
 
@@ -247,7 +247,7 @@ def test_bad_inputs(model: Path, zoo: Zoo, arguments: tuple[str, ...], status: i
 
 
 def test_a_model_without_a_mask(model: Path, redeclared: Callable[..., Path], zoo: Zoo) -> None:
-    zoo("run", redeclared(model, mask_token_id=None), "x", *TASK).failed(2, "does not say which token is its mask")
+    zoo("run", redeclared(model, mask_token_id=None), "x", *TASK).failed(2, "has no mask_token_id")
 
 
 def test_logits_that_are_no_numbers(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,5 +265,5 @@ def test_logits_that_are_no_numbers(session: Session, monkeypatch: pytest.Monkey
     answers = list(session.map(TEXTS, task="augment"))
     assert [answer.error is None for answer in answers] == [True, False, True]
     assert isinstance(answers[1].error, ArtifactError)
-    assert "not finite: input 2" in str(answers[1].error)
+    assert "output contains NaN or infinity: input 2" in str(answers[1].error)
     assert all(len(answer.result["variants"]) == AugmentOptions().num_variants for answer in answers[::2])

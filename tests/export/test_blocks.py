@@ -14,19 +14,20 @@ import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo_export import tracing
-from zoo_export.blocks import Outline
-from zoo_export.exporter import Options, export_model, make_graphs
 
 import zoo
 from zoo.artifact import ModelDirectory
-from zoo.contract import Graph, real
+from zoo.contract import Graph, floats
+from zoo_export.export import export_model
+from zoo_export.trace import graph as tracing
+from zoo_export.trace.make import Options, make_graphs
+from zoo_export.trace.outline import Outline
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
 
 WIDTH = 4
-GRAPH = Graph(inputs=(real("x", "batch", WIDTH),), outputs=(real("y", "batch", WIDTH),))
+GRAPH = Graph(inputs=(floats("x", "batch", WIDTH),), outputs=(floats("y", "batch", WIDTH),))
 CALLS = {
     ("gpt-tiny", "model.onnx"): {"GPTBlock": 2},
     ("bert-tiny", "model.onnx"): {"BERTBlock": 2},
@@ -253,14 +254,27 @@ MODULES: dict[str, tuple[Callable[[], list[nn.Module]], Any, dict[str, int]]] = 
 }  # fmt: skip
 
 
-def traced(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
+REASONS = {
+    "different arguments": "layers.0 (Layer) is called with different kinds of arguments",
+    "a layer reached inside": "layers.0 (Layer) has submodules that are called from outside",
+    "arguments changed in place": "layers.0 (InPlace) changes an argument in place",
+}
+"""Why there are no functions, where modules are alike."""
+
+
+def traced(model: nn.Module, monkeypatch: pytest.MonkeyPatch, graph: Graph = GRAPH) -> onnx.ModelProto:
     """A module as ONNX, by the same steps as an architecture's."""
     from types import SimpleNamespace
 
-    monkeypatch.setattr(tracing.models, "build_on_meta", lambda spec, dtype: build_on_meta(model))
+    monkeypatch.setattr(tracing.create, "build_on_meta", lambda spec, dtype: build_on_meta(model))
     monkeypatch.setattr(tracing, "_describe", lambda *_: None)
     spec: Any = SimpleNamespace(plugin="test", name="test")
-    return onnx.load_model_from_string(tracing.trace_graph(spec, GRAPH, "float32", opset=23))
+    return onnx.load_model_from_string(tracing.trace_graph(spec, graph, "float32", opset=23))
+
+
+def reason(graph: onnx.ModelProto) -> str | None:
+    """Why a graph has no functions, as it says itself."""
+    return next((entry.value for entry in graph.metadata_props if entry.key == "zoo.without_functions"), None)
 
 
 def build_on_meta(model: nn.Module) -> nn.Module:
@@ -287,6 +301,7 @@ def test_what_is_outlined_computes_what_the_module_does(name: str, monkeypatch: 
     model = Model(make(), run).eval()
     graph = traced(model, monkeypatch)
     assert calls(graph) == expected
+    assert reason(graph) == REASONS.get(name)
     session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
     for batch in (1, 6):
         x = torch.randn(batch, WIDTH)
@@ -302,11 +317,54 @@ def test_a_weight_read_from_outside_is_no_obstacle(monkeypatch: pytest.MonkeyPat
     model = Model([Layer() for _ in range(3)], reads_a_weight).eval()
     graph = traced(model, monkeypatch)
     assert calls(graph) == {}
+    assert "weight" in str(reason(graph))
     session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
     x = torch.randn(3, WIDTH)
     with torch.no_grad():
         wanted = model(x).numpy()
     assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_an_export_without_functions_says_so(
+    exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On stderr, in JSON, in the evidence and in the graph."""
+    cut = tracing.cut_functions
+
+    def fail(model: Any, outline: Outline, simplify: Any) -> None:
+        if outline.blocks:
+            raise RuntimeError("no functions today, says <object at 0x7f001234>")
+        cut(model, outline, simplify)
+
+    monkeypatch.setattr(tracing, "cut_functions", fail)
+    monkeypatch.setenv("ZOO_CACHE", "off")
+    folder = exported_build("bert-tiny", "max_seq_len=2")
+    done = zoo("export", folder, "--onnx", "--json")
+    why = "no functions today, says <object at 0x...>"
+    assert done.err == f"note: {folder}: exported without functions: {why}\n"
+    assert done.json["without_functions"] == {"model": why}
+    assert json.loads((folder / "parity.json").read_text())["graphs"]["model"]["without_functions"] == why
+    assert reason(load(folder / "model.onnx")) == why
+    again = zoo("export", folder, "--onnx", "--option", "functions=false", "--graph-only", "--force", "--json")
+    assert again.json["without_functions"] == {}
+
+
+class Many(nn.Module):
+    """Adds up inputs of as many lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        return self.scale * torch.stack([value.sum(1) for value in inputs.values()]).sum(0)
+
+
+def test_a_graph_may_have_many_free_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = tuple(floats(f"x_{number}", "batch", f"length_{number}", WIDTH) for number in range(9))
+    graph = traced(Many(), monkeypatch, Graph(inputs=tensors, outputs=(floats("y", "batch", WIDTH),)))
+    dims = [[dim.dim_param for dim in value.type.tensor_type.shape.dim][:2] for value in graph.graph.input]
+    assert dims == [["batch", f"length_{number}"] for number in range(9)]
 
 
 @pytest.mark.parametrize(("run", "seen"), [(chain, [0]), (chain_with_shift, [0]), (between, [0, 1, 2, 3, 4, 5])])
@@ -349,6 +407,7 @@ def test_arguments_of_unknown_kinds_are_traced_as_they_are(monkeypatch: pytest.M
     model = Model([Opaque(), Opaque()], run).eval()
     graph = traced(model, monkeypatch)
     assert calls(graph) == {}
+    assert reason(graph) == "layers.0 (Opaque) takes or returns a Holder"
     session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
     x = torch.randn(3, WIDTH)
     with torch.no_grad():

@@ -10,22 +10,16 @@ from typing import Any
 import onnx
 import pytest
 from onnx import TensorProto, parser
-from zoo_export import cuda_kernels
-from zoo_export.cuda_kernels import nodes_without_kernel, on_sizes
-from zoo_export.exporter import OPSETS, Options, unlinked_graphs
-from zoo_export.session import (
-    PlacedNode,
-    left_on_cpu,
-    loading_problem,
-    open_session,
-    placed_nodes,
-    unexpected_cpu_nodes,
-)
 
 from tests.export.conftest import inlined
 from zoo import plugins
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import registry
+from zoo_export.graph import cuda_kernels
+from zoo_export.graph.cuda_kernels import nodes_without_kernel, on_sizes
+from zoo_export.trace.make import OPSETS, Options, unlinked_graphs
+from zoo_runtime.placement import PlacedNode, left_on_cpu, placed_nodes, unexpected_cpu_nodes
+from zoo_runtime.providers import loading_problem, open_session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -33,11 +27,11 @@ Graphs = Callable[..., dict[str, bytes]]
 
 WAYS = {
     "portable": ("float32", Options()),
-    "fp16": ("float16", Options()),
+    "float16": ("float16", Options()),
     "cuda": ("float32", Options(profile="cuda")),
-    "cuda in fp16": ("float16", Options(profile="cuda")),
-    "bf16": ("bfloat16", Options()),
-    "cuda in bf16": ("bfloat16", Options(profile="cuda")),
+    "cuda in float16": ("float16", Options(profile="cuda")),
+    "bfloat16": ("bfloat16", Options()),
+    "cuda in bfloat16": ("bfloat16", Options(profile="cuda")),
 }
 MODELS = [
     ("gpt-tiny", ()),
@@ -250,7 +244,7 @@ def cpu_session(exported_model: Exported) -> tuple[bytes, list[PlacedNode], Any]
 
 def test_on_the_cpu_all_real_work_is_unexpected(cpu_session: tuple[bytes, list[PlacedNode], Any]) -> None:
     graph, _, session = cpu_session
-    found = unexpected_cpu_nodes(session, graph)
+    found = unexpected_cpu_nodes(session, on_sizes(graph))
     there = Counter(node.op_type for node in onnx.load_model_from_string(graph).graph.node)
     counts = Counter(node.operator for node in found)
     for operator in COMPUTES & set(there):
@@ -287,7 +281,7 @@ def test_a_session_on_cuda_runs_on_cuda(exported_model: Exported, name: str, opt
         options: dict[str, Any] = {"provider": "cuda", "placements": True, "optimize": optimize}
         session = open_session(graph, weights=folder, **options)
         assert CUDA in {node.provider for node in placed_nodes(session)}
-        assert unexpected_cpu_nodes(session, graph) == []
+        assert unexpected_cpu_nodes(session, on_sizes(graph)) == []
         assert unexpected_cpu_nodes(open_session(path, **options)) == []
 
 
@@ -312,7 +306,7 @@ class BentConfig(zoo.Config):
     max_seq_len: int = 16
     def graphs(self):
         return (zoo.Graph(inputs=(zoo.token_ids("input_ids", 40),),
-                          outputs=(zoo.real("features", "batch", "sequence", 8),)),)
+                          outputs=(zoo.floats("features", "batch", "sequence", 8),)),)
 """
 MODEL = """
 import torch.nn.functional as F
@@ -335,12 +329,12 @@ def test_an_export_for_cuda_says_what_cuda_cannot_run(install: Callable[..., Pat
     assert said.status == 0
     not_verified, on_cpu = said.warnings
     assert "NOT VERIFIED" in not_verified
-    assert on_cpu == "warning: bent: model.cuda.onnx runs partly on the CPU: CUDA has no kernel for 2 x Elu"
+    assert on_cpu == "warning: bent: model.cuda.onnx will run partly on the CPU: CUDA has no kernel for 2 x Elu"
     for profile in ("cpu", "portable"):
         said = zoo("export", "bent", "--onnx", "--graph-only", "--profile", profile, "-o", profile)
         assert len(said.warnings) == 1
     assert zoo("build", "bent", "--dtype", "bfloat16", "-o", "half").status == 0
     said = zoo("export", "half", "--onnx", "--graph-only")  # it has no other provider to run on
-    assert said.warnings[1:] == ["warning: half: model.onnx does not run: CUDA has no kernel for 2 x Elu"]
+    assert said.warnings[1:] == ["warning: half: model.onnx cannot run: CUDA has no kernel for 2 x Elu"]
     said = zoo("export", "gpt-tiny", "--onnx", "--graph-only", "--profile", "cuda")
     assert len(said.warnings) == 1

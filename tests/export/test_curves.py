@@ -13,20 +13,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from zoo import plugins
+from zoo.artifact import Export, ModelDirectory
+from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.registry import registry
 from zoo_export.bench import curves, points
 from zoo_export.bench.curves import below_from, bench_curves, growth
 from zoo_export.bench.plot import draw_curves
 from zoo_export.bench.points import MEASURED, OUT_OF_MEMORY, measure_point
-from zoo_export.evidence import write_export
-from zoo_export.exporter import make_graphs
-from zoo_export.parity import Report, compare
-
-from zoo import plugins
-from zoo.artifact import ModelDirectory
-from zoo.cli.bench_command import command
-from zoo.cli.bench_curves import growth_rows, table_rows
-from zoo.errors import ArtifactError, ParityError, UsageError
-from zoo.registry import registry
+from zoo_export.cli.bench import command
+from zoo_export.cli.curves import growth_rows, table_rows
+from zoo_export.parity.compare import compare
+from zoo_export.parity.evidence import write_export
+from zoo_export.parity.report import Report
+from zoo_export.trace.make import make_graphs
 
 Exported = Callable[..., Path]
 
@@ -78,7 +79,7 @@ def test_a_range_doubles_up_to_its_end(text: str, wanted: list[int]) -> None:
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_every_range_rises_from_its_start_to_its_end_by_two_at_most(first: int, last: int) -> None:
     if first > last:
-        with pytest.raises(UsageError, match=f"no length lies in {first}..{last}: --lengths: write {last}..{first}"):
+        with pytest.raises(UsageError, match=f"the range {first}..{last} is empty: --lengths: write {last}..{first}"):
             lengths(f"{first}..{last}")
         return
     found = lengths(f"{first}..{last}")
@@ -95,7 +96,7 @@ def test_every_range_rises_from_its_start_to_its_end_by_two_at_most(first: int, 
         (["--lengths", "1..2..3"], ("'1..2..3' is not a range",)),
         (["--lengths", "1.5..8"], ("'1.5..8' is not a range",)),
         (["--lengths", "some..more"], ("'some..more' is not a range",)),
-        (["--lengths", "8..4"], ("no length lies in 8..4", "write 4..8")),
+        (["--lengths", "8..4"], ("the range 8..4 is empty", "write 4..8")),
         (["absent-*", "--lengths", "8..16"], ("no preset matches 'absent-*'", "zoo list")),
         (["gpt-tin", "--lengths", "8..16"], ("unknown model 'gpt-tin'", "did you mean 'gpt-tiny'")),
         (["vit-tiny", "--lengths", "8..16"], ("its inputs have one length: vit-tiny",)),
@@ -103,9 +104,9 @@ def test_every_range_rises_from_its_start_to_its_end_by_two_at_most(first: int, 
         (["gpt-tiny", "--lengths", "8..9", "--baseline", "gpt"], ("baseline 'gpt' is not measured", "known: gpt-tiny")),
         (["gpt-tiny", "bert-tiny"], ("curves need lengths", "--lengths 128..16384")),
         ([], ("nothing to measure", "--lengths 128..16384")),
-        (["gpt-tiny", "--lengths", "8..9", "--batch", "2"], ("--batch is of one model, not of curves",)),
-        (["gpt-tiny", "--lengths", "8..9", "--no-torch"], ("--torch is of one model, not of curves",)),
-        (["folder", "--baseline", "gpt-tiny"], ("--baseline is of curves",)),
+        (["gpt-tiny", "--lengths", "8..9", "--batch", "2"], ("--batch is not for curves",)),
+        (["gpt-tiny", "--lengths", "8..9", "--no-torch"], ("--torch is not for curves",)),
+        (["folder", "--baseline", "gpt-tiny"], ("--baseline is only for curves",)),
         (["gpt-tiny", "--lengths", "8..9", "--plot", "a.gif"], ("unknown kind of drawing: a.gif",)),
     ],
 )
@@ -164,7 +165,7 @@ def test_memory_is_that_of_the_run(exported_build: Exported) -> None:
     graphs = make_graphs(stored)
     report = compare(stored, graphs, longest=5)
     assert max(point["length"] for point in report.evidence["grid"]["points"]) == 5
-    write_export(stored.export(), graphs, report.evidence)
+    write_export(Export(stored), graphs, report.evidence)
     scores = 4 * 4 * 1200**2
     found = measure_point(model, 1200, seconds=0.001, threads=1, memory=10e9)
     assert found["failure"] is None
@@ -276,7 +277,7 @@ def test_the_command_prints_json_or_tables_and_draws(
         draw_curves(result, Path("a.svg"))
         assert Path("a.svg").read_bytes() == before
     lines = zoo("bench", "bert-tiny", "--lengths", "8,16").out.splitlines()
-    assert lines[1] == "presets: each graph was shown equal to its model on up to 16 tokens"
+    assert lines[1] == "presets: graphs verified against their models on up to 16 tokens"
     assert sum(line.split()[:1] in (["MS"], ["MB"], ["MODEL"]) for line in lines) == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,71 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from zoo_export import load_session
-from zoo_export.exporter import Options, export_graphs_only
-from zoo_export.in_place import Buffers
-from zoo_export.runtime.decoder import Decoder
 
 import zoo as library
+from zoo.contract import Graph, floats, mask
 from zoo.errors import UsageError
+from zoo.probe.pipeline import decoder_inputs
+from zoo_export.export import export_graphs_only
+from zoo_export.trace.make import Options
+from zoo_runtime import load_session
+from zoo_runtime.buffers import Buffers
+from zoo_runtime.generation.decoder import Decoder
 
+EMBEDDED = {
+    "{module}_config.py": """
+from dataclasses import dataclass
+from typing import Literal
+import zoo
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(zoo.Config):
+    task: Literal["text-generation"] = "text-generation"
+    vocab_size: int = 5
+    max_seq_len: int = 4
+
+    def graphs(self):
+        inputs = (
+            zoo.floats("inputs_embeds", "batch", "sequence", 8),
+            zoo.mask("mask", length="past_sequence + sequence"),
+        )
+        logits = zoo.floats("logits", "batch", "sequence", self.vocab_size)
+        past = zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=2, head_dim=4)
+        return (zoo.Graph(inputs=inputs, outputs=(logits,), past=past),)
+""",
+    "{module}_model.py": """
+from torch import nn
+from zoo.nn import MultiHeadAttention, build_mask
+
+class Model(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.attention = MultiHeadAttention(8, num_heads=2)
+        self.head = nn.Linear(8, c.vocab_size)
+
+    def forward(self, inputs_embeds, mask, past_key_values):
+        seen = build_mask(inputs_embeds.shape[1], mask.shape[1], padding=mask, causal=True)
+        x = inputs_embeds + self.attention(inputs_embeds, mask=seen, cache=past_key_values.layers[0])
+        return self.head(x)
+""",
+    "presets.toml": 'schema = 1\n[models.embedded]\narch = "embedded"\n',
+}
+"""A decoder that is fed embeddings."""
+EMBEDDED_PLUGIN = """
+import zoo
+from pathlib import Path
+ZOO_API = 1
+
+@zoo.hookimpl
+def zoo_architectures():
+    names = {"config": "{module}_config:Settings", "model": "{module}_model:Model"}
+    return [zoo.Architecture(name="embedded", tasks=("text-generation",), reference="None", **names)]
+
+@zoo.hookimpl
+def zoo_presets():
+    return [Path(__file__).with_name("presets.toml")]
+"""
 POSITIONS = 200
 VOCABULARY = 260
 
@@ -112,5 +170,21 @@ def test_an_input_that_nothing_feeds_is_named(long_model: Callable[[str], Path])
     folder = long_model("transformer-tiny")
     with load_session(folder, unverified=True, threads=1) as session:
         decoder = session.graphs[-1]
-        with pytest.raises(UsageError, match="nothing here can feed attention_mask, cross_key_values"):
+        with pytest.raises(UsageError, match="unsupported graph inputs attention_mask, cross_key_values"):
             Decoder(session.sessions["decoder"], decoder, {}, 1, np.dtype(np.float32))
+
+
+def test_a_decoder_of_embeddings_is_exported_and_does_not_generate(install: Any, zoo: Callable[..., Any]) -> None:
+    """It returns tokens that nobody can feed back to it."""
+    install("zoo-embedded", EMBEDDED_PLUGIN, files=EMBEDDED)
+    assert zoo("export", "embedded", "--onnx", "--json").status == 0
+    evidence = json.loads(Path("embedded/parity.json").read_text())
+    assert (evidence["verified"], evidence["greedy_decoding"]) == (True, {})
+    zoo("run", "embedded", "--ids", "1,2").failed(2, "graph model has no token id input")
+    zoo("export", "embedded", "--onnx", "--generate").failed(2, "does not read token ids")
+
+
+def test_the_inputs_of_a_decoder_without_token_ids() -> None:
+    graph = Graph(inputs=(floats("x", "batch", "sequence", 8), mask("mask")), outputs=(floats("y", "batch", 1),))
+    with pytest.raises(UsageError, match=r"^graph 'model' reads no token ids, so it cannot generate text$"):
+        decoder_inputs(graph)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zoo_plugins.gpt.model import GPTBlock
 
 from tests.export.conftest import inlined
 from zoo.nn import FeedForward
+from zoo_plugins.gpt.model import GPTBlock
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -16,23 +16,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zoo_export import compare_runtime, export_model
-from zoo_export.reference import TorchExecutor
 
 from tests.packaging.conftest import THIRD_PARTY
 from zoo import ParityError, UsageError, load, plugins
 from zoo.artifact import ModelDirectory
-from zoo.cli.export_command import command
-from zoo.exporting import export_to, verify_export
+from zoo.exporters import export_to, verify_export
+from zoo.probe.module import TorchExecutor
+from zoo_export import compare_runtime, export_model
+from zoo_export.cli.export import command
 
 Zoo = Callable[..., Any]
 Build = Callable[..., Path]
-SHARED = {"model", "format_name", "texts", "output", "settings", "force", "as_json"}
+SHARED = {"model", "format_name", "texts", "output", "settings", "force", "as_json", "quiet"}
 
 
 @pytest.fixture
 def pt2(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stranger's exporter, as pip leaves it."""
+    """Install the third-party exporter as pip does."""
     info = tmp_path_factory.mktemp("site") / "zoo_pt2-0.2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-pt2\nVersion: 0.2.0\n")
@@ -76,7 +76,7 @@ def content(folder: Path) -> dict[str, bytes]:
         pytest.param("transformer-tiny", ["decoder.pt2", "encoder.pt2"], marks=pytest.mark.slow),
     ],
 )
-def test_a_strangers_format_goes_the_whole_way(pt2: None, small: Build, zoo: Zoo, name: str, files: list[str]) -> None:
+def test_a_third_party_format_works_throughout(pt2: None, small: Build, zoo: Zoo, name: str, files: list[str]) -> None:
     folder = small(name)
     before = listed(folder)
     done = zoo("export", folder, "--format", "pt2", "--option", "grid=whole")
@@ -85,7 +85,7 @@ def test_a_strangers_format_goes_the_whole_way(pt2: None, small: Build, zoo: Zoo
     assert {*listed(folder)} == {*before, *files, "evidence.pt2.json"}
     evidence = json.loads((folder / "evidence.pt2.json").read_text())
     assert evidence["verified"] is True
-    assert evidence["files"] == files
+    assert evidence["files"] == {name: listed(folder)[name]["sha256"] for name in files}
     assert evidence["options"] == {"grid": "whole", "strict": False}
     assert evidence["exporter"] == {"name": "pt2", "distribution": "zoo-pt2", "version": "0.2.0"}
     assert evidence["weights"] == {"model.safetensors": before["model.safetensors"]["sha256"]}
@@ -179,7 +179,7 @@ import sys
 from zoo import cli
 for arguments in (["list"], ["plugins", "list"], ["export", "gpt-tiny", "--format", "pt2", "--option", "gird=whole"]):
     cli.main(arguments)
-print({"torch", "onnx", "zoo_pt2.programs", "zoo_export.exporter"} & set(sys.modules))
+print({"torch", "onnx", "zoo_pt2.programs", "zoo_export.export"} & set(sys.modules))
 """
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
@@ -218,31 +218,32 @@ def plugin(install: Callable[..., Path], body: str = "pass", fields: str = "", m
 
 EXPORT = ("export", "gpt-tiny", "--format", "xyz")
 OWNER = "plugin 'zoo-xyz' (zoo-xyz 1.5)"
+WRITTEN = hashlib.sha256(b"weights").hexdigest()
 # What an exporter does, the status, and what its owner must read.
 WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "raises": ("raise RuntimeError('no such operator')", 5, ("RuntimeError: no such operator",)),
     "exits": ("sys.exit(0)", 5, ("SystemExit: 0",)),
-    "returns nothing": ("return None", 5, ("evidence is a mapping", "got None")),
-    "returns a flag": ("return True", 5, ("evidence is a mapping",)),
-    "no verdict": ("return {}", 5, ("'verified' that is True or False",)),
-    "text as verdict": ("return {'verified': 'yes'}", 5, ("'verified' that is True or False",)),
+    "returns nothing": ("return None", 5, ("evidence must be a mapping", "got None")),
+    "returns a flag": ("return True", 5, ("evidence must be a mapping",)),
+    "no verdict": ("return {}", 5, ("a boolean 'verified'",)),
+    "text as verdict": ("return {'verified': 'yes'}", 5, ("a boolean 'verified'",)),
     "what JSON cannot hold": ("return {'verified': True, 'errors': {1, 2}}", 5, ("set is not JSON",)),
     "no number": ("return {'verified': True, 'error': float('nan')}", 5, ("not JSON compliant",)),
     "not equal": ("return {'verified': False, 'reason': 'off by 3'}", 4, ("off by 3", "nothing was written")),
-    "not finite": ("return {'verified': False, 'reason': 'inf', 'error': float('inf')}", 4, ("model (inf)",)),
-    "not equal, silently": ("return {'verified': False}", 4, ("it gives no reason",)),
+    "not finite": ("return {'verified': False, 'reason': 'inf', 'error': float('inf')}", 4, ("its export (inf)",)),
+    "not equal, silently": ("return {'verified': False}", 4, ("no reason given",)),
     "its own verdict": ("raise zoo.ParityError('off by 4', 'xyz')", 4, ("off by 4: xyz",)),
     "no file": ("(job.folder / 'model.xyz').unlink()", 5, ("wrote no file",)),
     "no folder": ("import shutil; shutil.rmtree(job.folder)", 5, ("wrote no file",)),
     "a folder": ("(job.folder / 'xyz').mkdir()", 5, ("'xyz', which is not a plain file",)),
     "a link": ("(job.folder / 'link').symlink_to('/etc/hostname')", 5, ("'link', which is not a plain file",)),
     "a hidden file": ("(job.folder / '.xyz').touch()", 5, ("'.xyz', which is not a plain file",)),
-    "the configuration": ("(job.folder / 'config.json').touch()", 5, ("config.json, which is there already",)),
-    "the manifest": ("(job.folder / 'manifest.json').touch()", 5, ("manifest.json, which is there already",)),
-    "weights in shards": ("(job.folder / 'model-00001-of-00002.safetensors').touch()", 5, ("it belongs to the model",)),
+    "the configuration": ("(job.folder / 'config.json').touch()", 5, ("config.json, which already exists",)),
+    "the manifest": ("(job.folder / 'manifest.json').touch()", 5, ("manifest.json, which already exists",)),
+    "weights in shards": ("(job.folder / 'model-00001-of-00002.safetensors').touch()", 5, ("a reserved name",)),
     "evidence for ONNX": ("(job.folder / 'parity.json').touch()", 5, ("wrote parity.json",)),
     "evidence of its own": ("(job.folder / 'evidence.xyz.json').touch()", 5, ("wrote evidence.xyz.json",)),
-    "notes of the user's": ("(job.folder / 'notes.txt').touch()", 5, ("notes.txt, which is there already",)),
+    "notes of the user's": ("(job.folder / 'notes.txt').touch()", 5, ("notes.txt, which already exists",)),
     "full disk": ("raise OSError(28, 'No space left on device')", 6, ("cannot write (No space left on device)",)),
     "any other error of the system": ("open('/absent')", 5, ("FileNotFoundError",)),
 }
@@ -276,9 +277,55 @@ def test_a_model_that_changes_meanwhile_is_exported_again(
     install: Callable[..., Path], copy_of: Build, zoo: Zoo
 ) -> None:
     """A manifest made from what was read before would be wrong."""
-    plugin(install, "zoo.exporting.write_json(job.model.path / 'manifest.json', {})", more="\nimport zoo.exporting\n")
+    plugin(install, "zoo.exporters.write_json(job.model.path / 'manifest.json', {})", more="\nimport zoo.exporters\n")
     copy_of("gpt-tiny")
-    zoo(*EXPORT).failed(3, "was changed while it was exported", "export again")
+    zoo(*EXPORT).failed(3, "the model was changed while it was exported", "run the command again")
+
+
+MEANWHILE = """
+from zoo.artifact import ModelDirectory
+
+def add(folder, name):
+    with ModelDirectory.open(folder).adding() as stage:
+        (stage / name).write_text("theirs")
+
+def rebuild(folder, seed):
+    zoo.save(zoo.create_model("gpt-tiny", seed=seed), folder, force=True)
+"""
+
+
+def test_what_other_commands_add_meanwhile_stays(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    """New files, and one of an earlier export that is replaced."""
+    folder = copy_of("gpt-tiny")
+    plugin(install, "add(job.model.path, 'other.onnx'); add(job.model.path, 'old.onnx')", more=MEANWHILE)
+    with ModelDirectory.open(folder).adding() as stage:
+        (stage / "old.onnx").write_text("old")
+    before = {*listed(folder)}
+    assert zoo(*EXPORT).status == 0
+    assert {*listed(folder)} == {*before, "other.onnx", "model.xyz", "evidence.xyz.json"}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("more", ["", "; (job.folder / 'more').touch()"])
+def test_a_model_that_is_rebuilt_meanwhile_is_not_exported(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, seed: int, more: str
+) -> None:
+    """Whether the exporter notices that its folder is gone or not."""
+    plugin(install, f"rebuild(job.model.path, {seed}){more}", more=MEANWHILE)
+    folder = copy_of("gpt-tiny")
+    zoo(*EXPORT).failed(3, "the model was changed while it was exported: gpt-tiny: run the command again")
+    assert not {*listed(folder)} & {"model.xyz", "evidence.xyz.json", "more"}
+
+
+@pytest.mark.parametrize("name", ["evidence.xyz.json", "model.safetensors"])
+def test_what_others_change_meanwhile_is_not_blamed_on_an_exporter(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, name: str
+) -> None:
+    """The same export by another process, and other weights."""
+    plugin(install, f"add(job.model.path, {name!r})", more=MEANWHILE)
+    folder = copy_of("gpt-tiny")
+    zoo(*EXPORT).failed(3, "the model was changed while it was exported")
+    assert "model.xyz" not in listed(folder)
 
 
 def test_what_it_prints_and_where_it_goes_does_not_matter(
@@ -300,16 +347,19 @@ def test_what_zoo_knows_itself_is_not_taken_from_an_exporter(
     folder = copy_of("gpt-tiny")
     assert zoo(*EXPORT).status == 0
     evidence = json.loads((folder / "evidence.xyz.json").read_text())
-    assert (evidence["files"], evidence["exporter"]["distribution"], evidence["mine"]) == (["model.xyz"], "zoo-xyz", 1)
+    assert (evidence["exporter"]["distribution"], evidence["mine"]) == ("zoo-xyz", 1)
+    assert evidence["files"] == {"model.xyz": listed(folder)["model.xyz"]["sha256"]}
     assert evidence["weights"] == {"model.safetensors": listed(folder)["model.safetensors"]["sha256"]}
 
 
 @pytest.mark.parametrize(
     ("evidence", "status"),
     [
-        ({"verified": True, "files": ["model.xyz"]}, 0),
-        ({"verified": False, "files": ["model.xyz"]}, 5),
-        ({"verified": True, "files": []}, 5),
+        ({"verified": True, "files": {"model.xyz": WRITTEN}}, 0),
+        ({"verified": False, "files": {"model.xyz": WRITTEN}}, 5),
+        ({"verified": True, "files": {"model.xyz": "0" * 64}}, 5),
+        ({"verified": True, "files": ["model.xyz"]}, 5),
+        ({"verified": True, "files": {}}, 5),
         ({"verified": True}, 5),
     ],
 )
@@ -323,7 +373,7 @@ def test_evidence_that_an_exporter_writes_itself_is_of_its_files(
     done = zoo(*EXPORT)
     assert done.status == status
     if status:
-        done.failed(5, OWNER, "wrote evidence.xyz.json about other files")
+        done.failed(5, OWNER, "wrote evidence.xyz.json that does not match")
         assert not (folder / "model.xyz").exists()
     else:
         assert done.out == f"gpt-tiny: model.xyz verified by {OWNER}\n"
@@ -356,8 +406,8 @@ def test_evidence_cannot_make_zoo_remove_the_model(
 ) -> None:
     plugin(install)
     folder = copy_of("gpt-tiny")
-    names = ["model.safetensors", "config.json", "../gpt-tiny", "notes.txt", 7]
-    (folder / "evidence.xyz.json").write_text(json.dumps({"verified": True, "files": names}))
+    names = ["model.safetensors", "config.json", "../gpt-tiny", "notes.txt"]
+    (folder / "evidence.xyz.json").write_text(json.dumps({"verified": True, "files": dict.fromkeys(names, 7)}))
     seal(folder)
     (folder / "notes.txt").touch()
     before = content(folder)
@@ -383,8 +433,30 @@ def test_one_that_does_not_verify_cannot_say_that_it_did(
     plugin(install, fields="verifies=False")
     copy_of("gpt-tiny")
     before = snapshot()
-    zoo(*EXPORT).failed(5, OWNER, "declares that it does not verify")
+    zoo(*EXPORT).failed(5, OWNER, "declares verifies=False")
     assert snapshot() == before
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_evidence_is_for_the_files_that_were_compared(
+    install: Callable[..., Path], copy_of: Build, seal: Callable[[Path], None], zoo: Zoo, own: bool
+) -> None:
+    """For a replaced file there is none before it has been compared as well, by whoever writes it."""
+    own_evidence = {"verified": True, "files": {"model.xyz": WRITTEN}, "weights": {}}
+    body = f"(job.folder / 'evidence.xyz.json').write_text({json.dumps(own_evidence)!r})" if own else "pass"
+    fields = "verify='{module}:check'" + (", evidence='evidence.xyz'" if own else "")
+    plugin(install, body, fields, "\ndef check(job):\n    return {'verified': True}\n")
+    folder = copy_of("gpt-tiny")
+    assert zoo(*EXPORT).status == 0
+    (folder / "model.xyz").write_text("another")
+    seal(folder)
+    verified = zoo("verify", "gpt-tiny", "--format", "xyz")
+    if own:
+        verified.failed(4, "model.xyz is not the file that evidence.xyz.json describes")
+    else:
+        assert verified.status == 0
+        evidence = json.loads((folder / "evidence.xyz.json").read_text())
+        assert evidence["files"] == {"model.xyz": listed(folder)["model.xyz"]["sha256"]}
 
 
 def test_verifying_later_completes_the_evidence(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
@@ -457,8 +529,8 @@ def test_two_plugins_with_one_format_are_both_named(install: Callable[..., Path]
     assert (clash.status, clash.out) == (5, "")
     error = clash.err.splitlines()[-1]
     assert error.startswith(f"error: exporter 'xyz' is provided by {OWNER} and plugin 'zoo-zyx' (zoo-zyx 2.0)")
-    assert error.endswith("-P no:zoo-zyx")
-    assert zoo("-P", "no:zoo-zyx", *EXPORT).status == 0
+    assert error.endswith("--disable-plugin zoo-zyx")
+    assert zoo("--disable-plugin", "zoo-zyx", *EXPORT).status == 0
 
 
 def test_nobody_can_take_the_place_of_onnx(install: Callable[..., Path], zoo: Zoo) -> None:
@@ -493,13 +565,13 @@ def test_unknown_formats_name_the_nearest(install: Callable[..., Path], zoo: Zoo
     plugin(install)
     zoo("export", "gpt-tiny", "--format", "xyy").failed(2, "no plugin exports to 'xyy'", "did you mean 'xyz'?")
     zoo("verify", "gpt-tiny", "--format", "onxx").failed(2, "no plugin exports to 'onxx'", "did you mean 'onnx'?")
-    zoo("-P", "no:zoo-xyz", *EXPORT).failed(5, "no plugin exports to 'xyz'", f"{OWNER} is disabled")
+    zoo("--disable-plugin", "zoo-xyz", *EXPORT).failed(5, "no plugin exports to 'xyz'", f"{OWNER} is disabled")
 
 
 def onnx_options() -> list[tuple[str, ...]]:
     """Every option of the command that is not of every format, with a value where it takes one."""
-    values = {"quantize": "int8", "dtype": "fp16", "profile": "cpu", "provider": "cuda", "grid": "whole"}
-    found = [param for param in command.params if param.name not in (*SHARED, "hub", "kind")]
+    values = {"profile": "cpu", "provider": "cuda", "grid": "full"}
+    found = [param for param in command.params if param.name not in SHARED]
     return [
         (param.opts[0],) if getattr(param, "is_flag", False) else (param.opts[0], values.get(str(param.name), "24"))
         for param in found
@@ -509,11 +581,12 @@ def onnx_options() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("option", onnx_options(), ids=lambda option: option[0])
 def test_options_of_onnx_are_for_onnx(install: Callable[..., Path], zoo: Zoo, option: tuple[str, ...]) -> None:
     plugin(install)
-    zoo(*EXPORT, *option).failed(2, f"{option[0]} is for ONNX", "--format xyz")
+    message = "--onnx means --format onnx" if option == ("--onnx",) else f"{option[0]} is only for ONNX"
+    zoo(*EXPORT, *option).failed(2, message, "--format xyz")
 
 
 def test_options_of_others_are_not_for_onnx(zoo: Zoo) -> None:
-    zoo("export", "gpt-tiny", "--onnx", "--option", "opset=24").failed(2, "ONNX has options of its own", "--help")
+    zoo("export", "gpt-tiny", "--onnx", "--option", "width=3").failed(2, "unknown key 'width'", "--option")
 
 
 # ONNX is one of them.
@@ -532,19 +605,21 @@ def test_onnx_is_an_exporter_like_any_other(small: Build, zoo: Zoo) -> None:
         ask()
         made.append(content(folder))
     assert made[0] == made[1] == made[2] == made[3]
-    assert json.loads(made[0]["parity.json"])["files"] == ["model.onnx"]
+    assert json.loads(made[0]["parity.json"])["files"].keys() == {"model.onnx"}
     assert verify_export(folder, "onnx").is_verified()
     assert content(folder) == made[0]
     with pytest.raises(UsageError, match="already exported"):
         export_to(folder, "onnx")
-    zoo("-P", "no:onnx", "export", folder, "--onnx", "--force").failed(5, "no plugin exports to 'onnx'", "is disabled")
+    zoo("--disable-plugin", "onnx", "export", folder, "--onnx", "--force").failed(
+        5, "No such command 'export'", "plugin 'onnx' (attention-zoo", "is disabled"
+    )
 
 
 def test_onnx_does_not_replace_what_it_did_not_write(small: Build, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     folder = small("bert-tiny")
     (folder / "model.onnx").write_text("mine")
     before = snapshot()
-    zoo("export", folder, "--onnx").failed(5, "model.onnx, which is there already")
+    zoo("export", folder, "--onnx").failed(5, "model.onnx, which already exists")
     assert snapshot() == before
 
 

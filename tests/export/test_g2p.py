@@ -1,4 +1,4 @@
-"""A stranger's plugin imports a format that zoo knows nothing of: arrays of numpy, letters and phonemes."""
+"""A third-party plugin imports a format unknown to zoo: numpy arrays, letters and phonemes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zoo_export.recurrent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
-from zoo_export import export_model, load_session
 
 import zoo as library
+import zoo_export.trace.recurrent
 from tests.conftest import THIRD_PARTY
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ParityError
+from zoo_export import export_model
+from zoo_runtime import load_session
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 Zoo = Callable[..., Any]
@@ -96,7 +97,7 @@ def archive(plugin: None, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(archive: Path, tmp_path: Path) -> Path:
-    import_checkpoint(archive, tmp_path / "g2p", kind="g2p-en")
+    import_checkpoint(archive, tmp_path / "g2p", model_type="g2p-en")
     return tmp_path / "g2p"
 
 
@@ -133,7 +134,7 @@ def test_padding_does_not_matter(model: Path, word: list[int], padding: int) -> 
 
 
 def test_from_the_archive_to_the_phonemes(archive: Path, zoo: Zoo) -> None:
-    imported = zoo("import", archive, "--kind", "g2p-en", "-o", "g2p", "--json").json
+    imported = zoo("import", archive, "--model-type", "g2p-en", "-o", "g2p", "--json").json
     assert (imported["architecture"], imported["task"]) == ("g2p", "grapheme-to-phoneme")
     assert imported["parameters"] == sum(array.size for array in random_arrays().values())
     assert zoo("export", "g2p", "--onnx").status == 0
@@ -142,7 +143,7 @@ def test_from_the_archive_to_the_phonemes(archive: Path, zoo: Zoo) -> None:
     wanted = [" ".join(symbols[number] for number in pronounce(random_arrays(), word)[0]) for word in ("zoo", "gate")]
     assert zoo("run", "g2p", "zoo", "gate").out.splitlines() == wanted
     assert zoo("run", "g2p", "Z\N{COMBINING TILDE}OO ").out == zoo("run", "g2p", "--ids", "28,17,17,2").out
-    refused = {"two words": "is more than one word", "42": "has no letter", "": "has no letter"}
+    refused = {"two words": "is more than one word", "42": "has no known letter", "": "has no known letter"}
     for text, message in refused.items():
         failed = zoo("run", "g2p", text)
         assert (failed.status, failed.err.count("\n")) == (3, 1)
@@ -155,7 +156,7 @@ def test_from_the_archive_to_the_phonemes(archive: Path, zoo: Zoo) -> None:
     [
         ({"enc_b_hh": None}, "missing enc_b_hh"),
         ({"enc_emb": None, "enc_w_hh": None}, "missing enc_emb; missing enc_w_hh"),
-        ({"fc_b": np.zeros(5, np.float32)}, "fc_b has shape (5,), the configuration says (74,)"),
+        ({"fc_b": np.zeros(5, np.float32)}, "fc_b has shape (5,), but the configuration requires (74,)"),
         ({"enc_w_hh": np.float32(1)}, "enc_w_hh has shape ()"),
         ({"extra": np.zeros(5, np.float32)}, "unexpected extra"),
         ({"enc_emb": np.zeros((30, EMBEDDING), np.float32)}, "enc_emb has shape (30, 7)"),
@@ -165,7 +166,7 @@ def test_from_the_archive_to_the_phonemes(archive: Path, zoo: Zoo) -> None:
 def test_other_arrays_are_named(plugin: None, zoo: Zoo, changes: dict[str, Any], message: str) -> None:
     arrays = {name: array for name, array in random_arrays(**changes).items() if array is not None}
     np.savez("random.npz", **arrays)
-    failed = zoo("import", "random.npz", "--kind", "g2p-en", "-o", "g2p")
+    failed = zoo("import", "random.npz", "--model-type", "g2p-en", "-o", "g2p")
     assert (failed.status, failed.err.count("\n")) == (3, 1)
     assert message in failed.err
     assert not Path("g2p").exists()
@@ -174,11 +175,11 @@ def test_other_arrays_are_named(plugin: None, zoo: Zoo, changes: dict[str, Any],
 def test_another_alphabet(plugin: None, zoo: Zoo) -> None:
     np.savez("greek.npz", **random_arrays(enc_emb=np.ones((5, EMBEDDING), np.float32)))
     letters = 'letters=["<pad>", "</s>", "<unk>", "α", "β"]'  # noqa: RUF001
-    assert zoo("import", "greek.npz", "--kind", "g2p-en", "--set", letters).status == 0
+    assert zoo("import", "greek.npz", "--model-type", "g2p-en", "--set", letters).status == 0
     assert export_model(Path("greek")).passed
     assert zoo("run", "greek", "αβ").out == zoo("run", "greek", "--ids", "3,4,1").out
-    wrong = zoo("import", "greek.npz", "--kind", "g2p-en", "--set", 'letters=["a", "a"]', "-o", "other")
-    assert (wrong.status, "letters has a symbol twice" in wrong.err) == (2, True)
+    wrong = zoo("import", "greek.npz", "--model-type", "g2p-en", "--set", 'letters=["a", "a"]', "-o", "other")
+    assert (wrong.status, "letters has a duplicate symbol" in wrong.err) == (2, True)
 
 
 def test_it_goes_out_as_it_came(model: Path, tmp_path: Path) -> None:
@@ -192,7 +193,7 @@ def test_the_gate_knows_another_cell(model: Path, monkeypatch: pytest.MonkeyPatc
     """Gates in another order, or a reset before the product, are other models."""
     monkeypatch.setenv("ZOO_CACHE", "off")
     for layer in (("GRU", (0, 1, 2), {"linear_before_reset": 1}), ("GRU", (1, 0, 2), {})):
-        monkeypatch.setattr(zoo_export.recurrent, "_LAYERS", {torch.gru: layer})
+        monkeypatch.setattr(zoo_export.trace.recurrent, "_LAYERS", {torch.gru: layer})
         with pytest.raises(ParityError, match="state of encoder"):
             export_model(model)
 
@@ -211,7 +212,7 @@ def original(folder: Path) -> Any:
 
 @pytest.mark.skipif(FILES is None, reason="ZOO_G2P_FILES names no directory with g2p.py and checkpoint20.npz")
 def test_the_original_says_the_same(plugin: None, tmp_path: Path) -> None:
-    import_checkpoint(Path(str(FILES)) / "checkpoint20.npz", tmp_path / "g2p", kind="g2p-en")
+    import_checkpoint(Path(str(FILES)) / "checkpoint20.npz", tmp_path / "g2p", model_type="g2p-en")
     assert export_model(tmp_path / "g2p").passed
     words: Sequence[str] = ["activationist", *made_up_words(500)]
     with load_session(tmp_path / "g2p") as session:

@@ -26,14 +26,14 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
-from zoo_export.runtime import Session, load_session
-from zoo_export.runtime.generation import Choices, Continuation, Generation, continue_rows, probabilities, search_beams
 
 import zoo as library
 from tests.architectures import test_gpt, test_llama
 from tests.export.conftest import LIVELY
 from zoo.checkpoints import Exact
 from zoo.errors import ArtifactError, UsageError
+from zoo_runtime import Session, load_session
+from zoo_runtime.generation.search import Choices, Continuation, Generation, continue_rows, probabilities, search_beams
 
 Exported = Callable[..., Path]
 Array = np.ndarray[Any, Any]
@@ -265,7 +265,7 @@ def test_where_nothing_may_be_chosen_is_an_error(sessions: Callable[[str], Sessi
     for options in ({}, {"temperature": 1.0}, {"num_beams": 2}):
         everything = {"suppress_tokens": tuple(range(260)), "forced_bos_token_id": 65, **options}
         whole, one = sessions("gpt-tiny").map([[97, 98], [97]], max_new_tokens=1, **everything)
-        assert str(whole.error) == "nothing may be new token 1: input 1: forbid fewer tokens"
+        assert str(whole.error) == "the options forbid every token as new token 1: input 1: forbid fewer tokens"
         assert one.result["generated_ids"] == [65]
 
 
@@ -471,18 +471,18 @@ def test_a_prompt_that_fills_all_positions_has_no_room(sessions: Callable[[str],
 
 
 REFUSED = {
-    "a token too many": ({"suppress_tokens": (1, 260)}, "suppress_tokens has 260, the vocabulary 260 tokens"),
-    "no token": ({"forced_eos_token_id": -1}, "forced_eos_token_id has -1, the vocabulary 260 tokens"),
+    "a token too many": ({"suppress_tokens": (1, 260)}, "suppress_tokens contains 260, outside the vocabulary of 260"),
+    "no token": ({"forced_eos_token_id": -1}, "forced_eos_token_id contains -1, outside the vocabulary of 260"),
     "runs of no length": ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must not be negative, got -1"),
     "no length": ({"max_length": 0}, "max_.* must be positive, got 0"),
     "unknown": ({"temprature": 1.0}, "unknown key 'temprature'.*did you mean 'temperature'"),
-    "cold top_k": ({"top_k": 5}, "top_k is for sampling, and temperature is 0"),
+    "cold top_k": ({"top_k": 5}, "top_k requires sampling, but temperature is 0"),
     "negative": ({"temperature": -1.0}, "temperature must not be negative, got -1.0"),
     "top_p": ({"temperature": 1.0, "top_p": 1.5}, r"top_p must lie in \[0, 1\], got 1.5"),
     "no tokens": ({"max_new_tokens": 0}, "max_new_tokens must be positive, got 0"),
-    "beams that sample": ({"num_beams": 2, "temperature": 1.0}, "beams do not sample"),
-    "beams and texts": ({"num_beams": 2, "stop": ("x",)}, "beams end at tokens"),
-    "empty stop": ({"stop": ("",)}, "a stop must not be empty"),
+    "beams that sample": ({"num_beams": 2, "temperature": 1.0}, "beam search cannot sample"),
+    "beams and texts": ({"num_beams": 2, "stop": ("x",)}, "beam search does not support stop strings"),
+    "empty stop": ({"stop": ("",)}, "a stop string must not be empty"),
     "a word": ({"seed": "x"}, "seed must be int, got 'x'"),
 }
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from transformers import GenerationConfig
-from zoo_export.runtime import Generation, load_session
 
+from zoo.artifact.generation_config import DEFAULTS, chosen_values
 from zoo.errors import UsageError
-from zoo.generation import DEFAULTS, chosen_values
 from zoo.plugins import ZooWarning
+from zoo_runtime import Generation, load_session
 
 Exported = Callable[..., Path]
 SAMPLES = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
@@ -107,8 +107,8 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     "no beams": ({"num_beams": 0}, "num_beams must be positive, got 0"),
     "a length": ({"max_length": [5]}, "max_length must be int"),
     "words": ({"bad_words_ids": [5]}, "bad_words_ids must be lists of token ids, got [5]"),
-    "a token": ({"suppress_tokens": [1, 900]}, "suppress_tokens has 900, the vocabulary 260 tokens"),
-    "no token": ({"forced_bos_token_id": -3}, "forced_bos_token_id has -3"),
+    "a token": ({"suppress_tokens": [1, 900]}, "suppress_tokens contains 900, outside the vocabulary of 260"),
+    "no token": ({"forced_bos_token_id": -3}, "forced_bos_token_id contains -3"),
     "cold samples": ({"do_sample": True, "temperature": 0.0}, "temperature is 0"),
 }
 
@@ -131,7 +131,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "typical": ({"do_sample": True, "typical_p": 0.5}, ["typical_p"]),
     "typical, were it sampled": ({"typical_p": 0.5}, []),
     "defaults": ({"num_beam_groups": 1, "guidance_scale": 1.0, "penalty_alpha": None, "bad_words_ids": []}, []),
-    "strangers": ({"chat_format": "chatml", "use_cache": False, "transformers_version": "5.0", "eos_token_id": 3}, []),
+    "unrelated": ({"chat_format": "chatml", "use_cache": False, "transformers_version": "5.0", "eos_token_id": 3}, []),
 }  # fmt: skip
 
 
@@ -146,14 +146,14 @@ def test_what_nothing_here_does_is_one_warning(saying: Callable[..., Path], case
     lines = [str(warning.message) for warning in caught if warning.category is ZooWarning]
     assert len(lines) == len(wanted)
     for line, keys in zip(lines, wanted, strict=True):
-        assert f"not supported here, and left out: {keys}: " in line
+        assert f"ignoring unsupported options {keys}: " in line
 
 
 def test_beams_that_nobody_asked_for_are_not_streamed(saying: Callable[..., Path], zoo: Callable[..., Any]) -> None:
     """The remedy is one that works."""
     folder = saying({"num_beams": 2})
     with load_session(folder) as session:
-        with pytest.raises(UsageError, match="choose num_beams 1"):
+        with pytest.raises(UsageError, match="set num_beams to 1"):
             session.stream("hello")
         assert list(session.stream("hello", num_beams=1))
     assert zoo("run", folder, "hello", "--max-new-tokens", "2").status == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,15 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from zoo_export import parity, traces
-from zoo_export.exporter import make_graphs
 
 import zoo as zoo_package
-from zoo import models
-from zoo.artifact import ModelDirectory
+from zoo.artifact import Export, ModelDirectory, find_exports
+from zoo.artifact.weights import INDEX, SINGLE, plan_header, read_header, read_layout
 from zoo.errors import ArtifactError
+from zoo.models import persist
 from zoo.registry import registry
-from zoo.weights import INDEX, SINGLE, plan_header, read_header, read_layout
+from zoo_export import relink
+from zoo_export.parity.evidence import unverified, write_export
+from zoo_export.trace import key as traces
+from zoo_export.trace.make import Options, make_graphs
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -67,7 +70,7 @@ def test_a_planned_header_is_the_library_s(tmp_path_factory: pytest.TempPathFact
 )
 def test_a_planned_layout_is_what_a_build_writes(zoo: Zoo, name: str, dtype: str, shard: int) -> None:
     assert zoo("build", name, "--dtype", dtype, "--max-shard-size", str(shard)).status == 0
-    planned = models.plan_layout(registry().resolve(name), dtype, max_shard_bytes=shard)
+    planned = persist.plan_layout(registry().resolve(name), dtype, max_shard_bytes=shard)
     assert planned == read_layout(Path(name))
     assert len({place.file for place in planned.values()}) == len(list(Path(name).glob("*.safetensors")))
 
@@ -112,6 +115,58 @@ def test_a_graph_without_weights_is_the_graph_with_them(zoo: Zoo, name: str) -> 
         assert metadata[0] == metadata[1]
         assert path.read_bytes() == (Path("graph") / path.name).read_bytes()
     assert Path("again/parity.json").read_bytes() == Path("graph/parity.json").read_bytes()
+
+
+def test_exports_at_once_are_all_listed(exported_copy: Exported) -> None:
+    """Each was begun before the others were written."""
+    folder = exported_copy("gpt-tiny")
+    stored = ModelDirectory.open(folder)
+    graphs = Export(stored).read()
+    for variant in ("cpu", "attentions"):
+        write_export(Export(stored, variant), graphs, unverified("exported without a comparison", Options()))
+    assert [export.variant for export in find_exports(ModelDirectory.open(folder))] == ["", "cpu", "attentions"]
+    with pytest.raises(ArtifactError, match="the model was changed while it was verified"):
+        write_export(
+            Export(stored, "cpu"), graphs, unverified("another export of the same", Options()), action="verified"
+        )
+
+
+@pytest.mark.slow
+def test_exports_of_processes_at_once_are_all_listed(exported_build: Exported) -> None:
+    """Two of them, and a verification that writes its evidence."""
+    source = exported_build("gpt-tiny")
+    zoo = [sys.executable, "-c", "from zoo.cli import run; run()"]
+    export = [*zoo, "export", "model", "--onnx", "--graph-only"]
+    for _ in range(3):  # in the first of which the graphs are traced, and cached
+        shutil.copytree(source, "model")
+        subprocess.run(export, check=True)
+        commands = [[*export, "--profile", "cpu"], [*export, "--attentions"]]
+        commands.append([*zoo, "verify", "model"])
+        assert [process.wait() for process in [subprocess.Popen(command) for command in commands]] == [0, 0, 0]
+        stored = ModelDirectory.open("model")
+        assert {export.variant for export in find_exports(stored)} == {"", "cpu", "attentions"}
+        assert Export(stored).is_verified()
+        shutil.rmtree("model")
+
+
+def test_weights_are_not_relinked_beside_an_export(exported_copy: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new graphs point into the old weights."""
+    folder = exported_copy("gpt-tiny")
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    added = ModelDirectory.open(folder)
+
+    def read(path: Path) -> Any:
+        with added.adding() as stage:
+            (stage / "model.cpu.onnx").write_text("a graph")
+        return read_layout(path)
+
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, {"format": "pt"})
+    monkeypatch.setattr(relink, "read_layout", read)
+    before = (folder / "model.onnx").read_bytes()
+    with pytest.raises(ArtifactError, match="the model was changed while it was relinked"):
+        relink.relink(folder)
+    assert (folder / "model.onnx").read_bytes() == before
 
 
 def test_a_directory_s_graph_without_a_comparison(
@@ -179,7 +234,7 @@ def test_retrained_weights_of_the_same_layout_need_nothing(exported_copy: Export
     linked = (folder / "model.onnx").read_bytes()
     assert linked != graph  # only in what it says of its evidence
     assert onnx.load_model_from_string(linked).graph == onnx.load_model_from_string(graph).graph
-    zoo("run", folder, "text").failed(4, "not those that were compared")
+    zoo("run", folder, "text").failed(4, "the weights have changed since verification")
     assert zoo("verify", folder).status == 0
     assert zoo("run", folder, "text").status == 0
 
@@ -198,7 +253,7 @@ def test_shards_take_the_place_of_one_file(exported_copy: Exported, zoo: Zoo) ->
     folder = exported_copy("gpt-tiny")
     before = logits(folder)
     tensors = load_file(folder / SINGLE)
-    models.write_weights(folder, tensors, tensors.__getitem__, aliases={}, max_shard_bytes=100_000)
+    persist.write_weights(folder, tensors, tensors.__getitem__, aliases={}, max_shard_bytes=100_000)
     (folder / SINGLE).unlink()
     assert zoo("relink", folder).status == 0
     assert logits(folder) == pytest.approx(before, abs=0)
@@ -233,7 +288,7 @@ def test_weights_of_another_model_are_refused(
     folder = exported_copy("gpt-tiny")
     rewrite(folder, change)
     before = snapshot()
-    zoo("relink", folder).failed(3, "not in the graph's layout", fragment, str(folder))
+    zoo("relink", folder).failed(3, "the weights do not fit the graph", fragment, str(folder))
     assert snapshot() == before
 
 
@@ -251,7 +306,7 @@ def test_linked_weights_must_not_be_links(exported_copy: Exported, zoo: Zoo, tmp
     folder = exported_copy("gpt-tiny")
     (folder / SINGLE).rename(tmp_path / "elsewhere")
     (folder / SINGLE).symlink_to(tmp_path / "elsewhere")
-    zoo("relink", folder).failed(3, "a link", SINGLE)
+    zoo("relink", folder).failed(3, "a symbolic link", SINGLE)
 
 
 # What is kept between exports.
@@ -267,7 +322,7 @@ def test_a_second_export_traces_nothing(empty_cache: Path, exported_build: Expor
     folder = exported_build("gpt-tiny")
     first = make_graphs(ModelDirectory.open(folder))
     code = (
-        "import sys, hashlib; from zoo.artifact import ModelDirectory; from zoo_export.exporter import make_graphs\n"
+        "import sys, hashlib; from zoo.artifact import ModelDirectory; from zoo_export.export import make_graphs\n"
         "graphs = make_graphs(ModelDirectory.open(sys.argv[1])); assert 'torch' not in sys.modules\n"
         "sys.stdout.buffer.write(graphs['model'])"
     )
@@ -332,22 +387,35 @@ def test_a_cache_that_cannot_be_written_is_none(
 def test_an_export_is_what_this_code_exports(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     folder = exported_copy("gpt-tiny")
     before = snapshot()
-    result = zoo("export", folder, "--onnx", "--check", "--json")
-    assert result.json["same"] is True
-    zoo("export", folder, "--onnx", "--check", "--opset", "24").failed(3, "model.onnx", "not what this code exports")
-    zoo("export", folder, "--onnx", "--check", "--inline").failed(3, "model.onnx", "it was made with")
-    zoo("export", folder, "--onnx", "--check", "--force").failed(2, "--check writes nothing")
+    assert zoo("verify", folder, "--retrace", "--json").json["same"] is True
+    zoo("verify", folder, "--retrace", "--variant", "int8").failed(3, "not exported for int8")
     assert snapshot() == before
+
+
+def test_an_export_that_this_code_would_not_make(
+    exported_copy: Exported, zoo: Zoo, seal: Callable[[Path], None], snapshot: Callable[[], Any]
+) -> None:
+    """Its evidence says that it was made with other options."""
+    folder = exported_copy("gpt-tiny")
+    evidence = json.loads((folder / "parity.json").read_text())
+    for name, value in (("opset", 24), ("functions", False)):
+        (folder / "parity.json").write_text(json.dumps({**evidence, "options": {**evidence["options"], name: value}}))
+        seal(folder)
+        before = snapshot()
+        zoo("verify", folder, "--retrace").failed(3, "model.onnx", "differs from a new trace", "it was made with")
+        assert snapshot() == before
 
 
 @pytest.mark.parametrize("opset", ["22", "25", "0", "-1"])
 def test_an_unsupported_opset_is_refused(zoo: Zoo, opset: str) -> None:
-    zoo("export", "gpt-tiny", "--onnx", "--opset", opset).failed(2, f"opset {opset} is not supported", "(23, 24)")
+    zoo("export", "gpt-tiny", "--onnx", "--option", f"opset={opset}").failed(
+        2, f"opset {opset} is not supported", "(23, 24)"
+    )
     assert not list(Path().iterdir())
 
 
 def test_opset_24(zoo: Zoo) -> None:
-    assert zoo("export", "bert-tiny", "--onnx", "--opset", "24", "--set", "max_seq_len=32").status == 0
+    assert zoo("export", "bert-tiny", "--onnx", "--option", "opset=24", "--set", "max_seq_len=32").status == 0
     model = onnx.load("bert-tiny/model.onnx", load_external_data=False)
     assert {item.version for item in model.opset_import if not item.domain} == {24}
 
@@ -356,17 +424,12 @@ def test_a_model_too_large_to_verify_says_what_it_takes(
     exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any]
 ) -> None:
     assert zoo("build", "gpt-tiny").status == 0
-    monkeypatch.setattr(parity, "free_memory", lambda: 1e6)
+    monkeypatch.setattr("zoo_export.parity.memory.free_memory", lambda: 1e6)
     before = snapshot()
     zoo("export", "gpt-tiny", "--onnx").failed(
         4, "too large to verify here", "0.0055 GB", "0.001 GB are free", "--graph-only"
     )
     assert snapshot() == before
-
-
-def test_memory_is_known_here() -> None:
-    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 1e8 < parity.free_memory() <= total
 
 
 def test_an_interrupted_export_leaves_nothing(
@@ -378,13 +441,13 @@ def test_an_interrupted_export_leaves_nothing(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parity.Comparison, "_compare_at", interrupt)
+    monkeypatch.setattr("zoo_export.parity.compare.Comparison._compare_at", interrupt)
     assert zoo("export", "gpt-tiny", "--onnx").status == 130
     assert snapshot() == before
 
 
 def test_a_graph_is_linked_to_its_own_layout_alone(exported_model: Exported) -> None:
-    from zoo_export.graph_file import link
+    from zoo_export.graph.file import link
 
     folder = exported_model("gpt-tiny")
     with pytest.raises(ArtifactError, match=r"missing token_embedding\.weight"):

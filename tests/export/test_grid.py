@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from zoo_export.grid import Point, empty_past, make_feeds, make_grid, slice_feeds
-from zoo_export.parity import smallest_points
 
 from zoo.contract import Graph
+from zoo.probe.inputs import Point, empty_past, make_feeds, make_grid, slice_feeds
 from zoo.registry import registry
+from zoo_export.parity.compare import smallest_points
 
 BATCHES = (1, 2, 5)
 PADDINGS = ("none", "left", "right", "empty row")
@@ -44,7 +44,7 @@ def test_standard_grid_holds_every_value_of_each_axis(name: str, parameters: int
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_whole_grid_is_the_full_product(name: str) -> None:
+def test_full_grid_is_the_full_product(name: str) -> None:
     pasts = (0,) if name == "bert-tiny" else (0, 3)
     expected = {
         Point(batch, min(length, LONGEST - past), past, padding)

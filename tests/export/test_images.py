@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from zoo_export import Session, export_model, load_session
 
 import zoo as library
 from zoo.errors import ArtifactError, UsageError
+from zoo_export import export_model
+from zoo_runtime import Session, load_session
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
@@ -43,8 +44,8 @@ class PatchesConfig(zoo.Config):
     image_std: tuple[float, ...] = (0.2, 0.3, 0.4)
 
     def graphs(self):
-        pixels = zoo.real("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
-        return (zoo.Graph(inputs=(pixels,), outputs=(zoo.real("logits", "batch", self.num_classes),)),)
+        pixels = zoo.floats("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
+        return (zoo.Graph(inputs=(pixels,), outputs=(zoo.floats("logits", "batch", self.num_classes),)),)
 """
 MODEL = """
 from torch import nn
@@ -173,26 +174,26 @@ def test_the_command_takes_files(session: Session, tmp_path: Path, zoo: Callable
 
 
 BAD = {
-    "size": (np.zeros((9, 8, 3)), r"has shape \(9, 8, 3\), the model takes \(8, 8, 3\)"),
-    "channels": (np.zeros((8, 8)), r"has shape \(8, 8, 1\)"),
-    "NaN": (np.full((8, 8, 3), np.nan), "no finite numbers"),
-    "16 bits": (np.full((8, 8, 3), 256, np.uint16), "pixels from 256 to 256, integers go from 0 to 255"),
-    "below 0": (np.full((8, 8, 3), -1), "pixels from -1 to -1, integers go from 0 to 255"),
-    "0 to 255 as real numbers": (np.full((8, 8, 3), 254.5), "from 254.5 to 254.5, real numbers go from 0 to 1"),
-    "normalised": (np.full((8, 8, 3), -0.5, np.float32), "from -0.5 to -0.5, real numbers go from 0 to 1"),
-    "bits": (np.ones((8, 8, 3), bool), "no numbers, but bool"),
-    "words": (np.full((8, 8, 3), "a"), "no numbers, but <U1"),
-    "infinite": (np.full((8, 8, 3), np.inf), "no finite numbers"),
-    "no pixels": (np.zeros((0, 8, 3)), r"has shape \(0, 8, 3\)"),
-    "channels first": (np.zeros((3, 8, 8)), r"has shape \(3, 8, 8\)"),
-    "32 bits": (Image.fromarray(np.full((9, 9), 70000, np.int32)), "which number is white in mode I: give an array"),
-    "real": (Image.fromarray(np.full((9, 9), 0.5, np.float32)), "which number is white in mode F: give an array"),
+    "size": (np.zeros((9, 8, 3)), r"expected shape \(8, 8, 3\), got \(9, 8, 3\)"),
+    "channels": (np.zeros((8, 8)), r"got \(8, 8, 1\)"),
+    "NaN": (np.full((8, 8, 3), np.nan), "NaN or infinity"),
+    "16 bits": (np.full((8, 8, 3), 256, np.uint16), r"from 256 to 256, but integers must lie in \[0, 255\]"),
+    "below 0": (np.full((8, 8, 3), -1), r"from -1 to -1, but integers must lie in \[0, 255\]"),
+    "0 to 255 as real numbers": (np.full((8, 8, 3), 254.5), r"from 254.5 to 254.5, but floats must lie in \[0, 1\]"),
+    "normalised": (np.full((8, 8, 3), -0.5, np.float32), r"from -0.5 to -0.5, but floats must lie in \[0, 1\]"),
+    "bits": (np.ones((8, 8, 3), bool), "must be numbers, got bool"),
+    "words": (np.full((8, 8, 3), "a"), "must be numbers, got <U1"),
+    "infinite": (np.full((8, 8, 3), np.inf), "NaN or infinity"),
+    "no pixels": (np.zeros((0, 8, 3)), r"got \(0, 8, 3\)"),
+    "channels first": (np.zeros((3, 8, 8)), r"got \(3, 8, 8\)"),
+    "32 bits": (Image.fromarray(np.full((9, 9), 70000, np.int32)), "the range of mode I is not defined: give an array"),
+    "real": (Image.fromarray(np.full((9, 9), 0.5, np.float32)), "the range of mode F is not defined: give an array"),
     "no image": (b"GIF89a nothing", "cannot be read as an image"),
     "empty": (b"", "cannot be read as an image"),
     "cut off": (encoded(picture())[:200], "cannot be read as an image"),
     "a broken part": (b"ID:T".join(encoded(picture(300, 300)).rsplit(b"IDAT", 1)), "cannot be read as an image"),
     "absent": ("absent.png", "cannot be read as an image"),
-    "a number": (7, "neither a file nor an array, but int"),
+    "a number": (7, "expected an image file or an array, got int"),
 }
 
 
@@ -262,6 +263,17 @@ def test_classes_with_names(
     shown = zoo("run", folder, "ring.png").out
     best = "  ".join(f"{NAMES[place]}: {result['probabilities'][place]:.4f}" for place in order[:5])
     assert shown == f"'ring.png': {best}\n"
+
+
+def test_several_labels_of_an_image(
+    exported_model: Callable[..., Path], redeclared: Callable[..., Path], digits: np.ndarray[Any, Any]
+) -> None:
+    folder = redeclared(exported_model("vit-tiny", noise=True, gain=8.0), problem_type="multi_label_classification")
+    with torch.inference_mode():
+        wanted = library.load(folder)(scaled(digits))["logits"].sigmoid().numpy()
+    with load_session(folder) as opened:
+        for result, row in zip(opened.run([*digits]), wanted, strict=True):
+            np.testing.assert_allclose(result["probabilities"], row, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooler", [True, False])

@@ -9,9 +9,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from zoo_export.exporter import Options, export_model
 
-from zoo import models
+from zoo.models import persist
+from zoo_export.export import export_model
+from zoo_export.trace.make import Options
 
 LONGEST = 32
 
@@ -24,7 +25,7 @@ def test_every_length_and_batch(name: str, profile: str, exported_build: Callabl
     """All lengths up to the longest, which the gate does not try, with rows of every number of tokens."""
     folder = exported_build(name, noise=True, gain=4.0)
     export_model(folder, options=Options(profile=profile))
-    model = models.load(folder).double()
+    model = persist.load(folder).double()
     session = ort.InferenceSession(folder / f"model.{profile}.onnx".replace("portable.", ""))
     rng = np.random.default_rng(0)
     for length in range(1, LONGEST + 1):

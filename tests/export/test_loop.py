@@ -13,22 +13,23 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from zoo_export import loop as loop_module
-from zoo_export.exporter import make_graphs
-from zoo_export.graph_file import EVIDENCE_KEY, link, parse, pointers
-from zoo_export.graph_file import serialize as to_bytes
-from zoo_export.loop import make_loop, plan_loop, run_loop
-from zoo_export.loop_parity import compare_loop
-from zoo_export.session import open_session
-from zoo_export.tracing import trace_graph
 
 import zoo as library
 from tests.architectures.test_gpt import transformers_twin
 from tests.export.conftest import LIVELY, run_model
-from zoo.artifact import ModelDirectory
-from zoo.contract import mask, real, token_ids
+from zoo.artifact import Export, ModelDirectory
+from zoo.contract import floats, mask, token_ids
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec
+from zoo_export.graph import loop as loop_module
+from zoo_export.graph.file import EVIDENCE_KEY, link, parse, pointers
+from zoo_export.graph.file import serialize as to_bytes
+from zoo_export.graph.loop import make_loop
+from zoo_export.parity.loop import compare_loop
+from zoo_export.trace.graph import trace_graph
+from zoo_export.trace.make import make_graphs
+from zoo_runtime.generation.loop import plan_loop, run_loop
+from zoo_runtime.providers import open_session
 
 Exported = Callable[..., Path]
 Array = np.ndarray[Any, Any]
@@ -55,7 +56,7 @@ def loops(lively: Callable[[str], Path]) -> Callable[..., tuple[ModelDirectory, 
     def make(name: str) -> tuple[ModelDirectory, dict[str, bytes], bytes]:
         if name not in made:
             stored = ModelDirectory.open(lively(name))
-            files = stored.export().read()
+            files = Export(stored).read()
             made[name] = stored, files, serialize(make_loop(stored.spec, read(stored)))
         return made[name]
 
@@ -77,7 +78,7 @@ def generate(loops: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def read(stored: ModelDirectory) -> dict[str, ir.Model]:
-    return models_of(stored.export().read())
+    return models_of(Export(stored).read())
 
 
 def models_of(graphs: dict[str, bytes]) -> dict[str, ir.Model]:
@@ -286,7 +287,7 @@ def test_extreme_settings(generate: Callable[..., Array]) -> None:
 
 @pytest.mark.parametrize("noise", [None, np.zeros((1, 2)), np.zeros((2, 3)), np.zeros((4, 3))])
 def test_sampling_without_enough_noise_fails(generate: Callable[..., Array], noise: Array | None) -> None:
-    with pytest.raises(ArtifactError, match="the loop fails"):
+    with pytest.raises(ArtifactError, match="the generation loop failed"):
         generate("gpt-tiny", PROMPTS, 3, temperature=1.0, noise=noise)
 
 
@@ -449,15 +450,15 @@ def test_models_that_do_not_generate_are_refused(loops: Callable[..., Any]) -> N
     spec, (decoder,) = stored.spec, stored.spec.graphs
     assert plan_loop(changed_spec(spec)).ids == "input_ids"
     refused = {
-        "does not generate": [
+        "cannot generate": [
             {"past": None},
-            {"outputs": (real("last_hidden_state", "batch", "sequence", 8),)},
+            {"outputs": (floats("last_hidden_state", "batch", "sequence", 8),)},
         ],
-        "not one row for each token": [{"outputs": (real("logits", "batch", 260),)}],
-        "does not read token ids": [{"inputs": (real("embeddings", "batch", "sequence", 8),)}],
-        "cannot continue the input 'token_type_ids'": [{"inputs": (*decoder.inputs, token_ids("token_type_ids", 2))}],
-        "cannot continue the input 'attention_mask'": [{"inputs": (decoder.inputs[0], mask("attention_mask"))}],
-        "the input 'noise'": [{"inputs": (*decoder.inputs, real("noise", "batch", 3))}],
+        "do not have the dimensions": [{"outputs": (floats("logits", "batch", 260),)}],
+        "does not read token ids": [{"inputs": (floats("embeddings", "batch", "sequence", 8),)}],
+        "cannot extend the input 'token_type_ids'": [{"inputs": (*decoder.inputs, token_ids("token_type_ids", 2))}],
+        "cannot extend the input 'attention_mask'": [{"inputs": (decoder.inputs[0], mask("attention_mask"))}],
+        "the input 'noise'": [{"inputs": (*decoder.inputs, floats("noise", "batch", 3))}],
     }
     for message, declarations in refused.items():
         for declaration in declarations:
@@ -466,7 +467,7 @@ def test_models_that_do_not_generate_are_refused(loops: Callable[..., Any]) -> N
 
 
 def test_an_encoder_is_refused(exported_build: Exported) -> None:
-    with pytest.raises(UsageError, match="bert-tiny does not generate"):
+    with pytest.raises(UsageError, match="bert-tiny cannot generate"):
         plan_loop(ModelDirectory.open(exported_build("bert-tiny")).spec)
 
 
@@ -701,7 +702,9 @@ def test_what_does_not_run_is_a_failure(loops: Callable[..., Any]) -> None:
     column.replace_input_with(1, constant(graph, [5]))
     report = compare_loop(stored, files, serialize(model))
     assert not report.passed
-    assert any("the loop fails" in line or "cannot load" in line for line in report.failures), report.failures
+    assert any("the generation loop failed" in line or "cannot load" in line for line in report.failures), (
+        report.failures
+    )
     assert "stored weights: nothing could be compared" in report.failures
 
 
@@ -713,10 +716,10 @@ def test_the_command_writes_runs_and_verifies_a_loop(
     exported_copy: Exported, zoo: Callable[..., Any], seal: Callable[[Path], None], name: str
 ) -> None:
     folder = exported_copy(name)
-    result = zoo("export", folder, "--onnx", "--loop")
+    result = zoo("export", folder, "--onnx", "--generate")
     assert result.status == 0, result.err
     assert "generate.onnx verified on cpu" in result.out
-    zoo("export", folder, "--onnx", "--loop").failed(2, "generate.onnx", "--force")
+    zoo("export", folder, "--onnx", "--generate").failed(2, "generate.onnx", "--force")
     assert json.loads((folder / "parity.generate.json").read_text())["verified"] is True
     assert zoo("verify", folder, "--variant", "generate").status == 0
     texts = ("a prompt", "another, longer prompt")
@@ -732,11 +735,11 @@ def test_the_command_writes_runs_and_verifies_a_loop(
     assert result.json["results"] == plain
     refused = zoo("run", folder, "x", "--variant", "generate", "--num-beams", "3")
     assert refused.status == 2
-    assert "the graph generates greedily" in refused.err
+    assert "this variant only decodes greedily" in refused.err
 
 
 def test_a_model_that_does_not_generate_has_no_loop(exported_copy: Exported, zoo: Callable[..., Any]) -> None:
-    zoo("export", exported_copy("bert-tiny"), "--onnx", "--loop").failed(2, "does not generate", "--loop")
+    zoo("export", exported_copy("bert-tiny"), "--onnx", "--generate").failed(2, "cannot generate", "--generate")
 
 
 def test_a_loop_that_differs_is_not_written(
@@ -753,5 +756,5 @@ def test_a_loop_that_differs_is_not_written(
         return model
 
     monkeypatch.setattr(loop_module, "make_loop", wrong)
-    zoo("export", folder, "--onnx", "--loop").failed(4, "token", "nothing was written")
+    zoo("export", folder, "--onnx", "--generate").failed(4, "token", "nothing was written")
     assert snapshot() == before

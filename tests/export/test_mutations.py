@@ -12,13 +12,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from zoo_export import parity
-from zoo_export.exporter import PORTABLE, Options, make_graphs
-from zoo_export.graph_file import EXACT_KEY, pointers, widen
-from zoo_export.grid import make_feeds
-from zoo_export.parity import compare
-from zoo_export.pipeline import run_pipeline
-from zoo_export.reference import TorchExecutor
 
 from tests.export.configurations import (
     Configuration,
@@ -40,9 +33,18 @@ from tests.export.judges import (
     random_weights,
     torch_verify,
 )
-from zoo import models, plugins
+from zoo import plugins
 from zoo.artifact import ModelDirectory
+from zoo.models import create, persist
+from zoo.probe.inputs import make_feeds
+from zoo.probe.module import TorchExecutor
+from zoo.probe.pipeline import run_pipeline
+from zoo.probe.positions import valid_positions
 from zoo.registry import registry
+from zoo_export.graph.file import EXACT_KEY, pointers
+from zoo_export.graph.widen import widen
+from zoo_export.parity.compare import compare
+from zoo_export.trace.make import PORTABLE, Options, make_graphs
 
 Subjects = Callable[[str], Subject]
 
@@ -139,7 +141,7 @@ def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
     subject = exported_subject("bert, sentence embedding")
     kept = compare(subject.stored, subject.linked).evidence
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parity, "TorchExecutor", TorchExecutor)
+        patch.setattr("zoo_export.parity.compare.TorchExecutor", TorchExecutor)
         assert compare(subject.stored, subject.linked).evidence == kept
 
 
@@ -158,7 +160,7 @@ def test_the_court_of_appeal_computes_the_model(exported_subject: Subjects, stud
     ONNX defines the tanh form of Gelu, which the second has, by constants in float32.
     """
     subject = exported_subject(study)
-    model = models.load_directory(subject.stored).double()
+    model = persist.load_directory(subject.stored).double()
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     graphs = Exact({name: in_double(graph, weights, subject.stored) for name, graph in subject.flat.items()})
     for point in POINTS:
@@ -170,7 +172,7 @@ def test_the_court_of_appeal_computes_the_model(exported_subject: Subjects, stud
         for graph in subject.graphs:
             for tensor in graph.output_tensors():
                 exact, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
-                valid = np.broadcast_to(parity.valid_positions(graph, tensor, feeds, point), exact.shape)
+                valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), exact.shape)
                 np.testing.assert_allclose(made[valid], exact[valid], rtol=0, atol=tolerance * np.abs(exact).max())
 
 
@@ -224,7 +226,7 @@ def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monke
     stored = replace(draw_configuration(94), gain=4.0).build(tmp_path)
     graphs = make_graphs(stored)
     assert compare(stored, graphs).failures == []
-    monkeypatch.setattr(parity, "_NUDGES", 0)
+    monkeypatch.setattr("zoo_export.parity.compare._NUDGES", 0)
     assert any("perturbed" in line for line in compare(stored, graphs).failures)
 
 
@@ -236,7 +238,7 @@ def test_what_hides_in_float16_is_found_in_float32(exported_subject: Subjects, m
     data = subject.seed("model", fault)
     assert data is not None
     assert any("in float32" in line for line in compare(subject.stored, {"model": data}).failures)
-    monkeypatch.setattr(parity._WideComparison, "failures", lambda _: [])
+    monkeypatch.setattr("zoo_export.parity.compare._WideComparison.failures", lambda _: [])
     assert compare(subject.stored, {"model": data}).passed
 
 
@@ -306,7 +308,7 @@ def test_a_model_of_few_positions_is_compared(tmp_path: Path, positions: int) ->
     plugins.select(plugins.Selection(third_party=False))
     spec = registry().resolve("gpt-tiny", (f"max_seq_len={positions}", "num_layers=1"))
     plugins.select(plugins.Selection())
-    stored = ModelDirectory.open(models.save_spec(spec, models.build(spec, seed=0, dtype="float32"), tmp_path / "few"))
+    stored = ModelDirectory.open(persist.save_spec(spec, create.build(spec, seed=0, dtype="float32"), tmp_path / "few"))
     report = compare(stored, make_graphs(stored))
     assert report.failures == []
     assert report.evidence["greedy_decoding"]["all"]["compared"] > 0

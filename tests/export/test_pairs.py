@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertTokenizer
-from zoo_export import Pair, load_session
-from zoo_export.runtime.session import Session
 
 import zoo as library
 from zoo.errors import ArtifactError, UsageError
+from zoo_runtime import Pair, load_session
+from zoo_runtime.session import Session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -231,17 +231,17 @@ def test_what_people_and_programs_see(model: Path, zoo: Zoo, wanted: list[float]
 # What is refused.
 
 REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "no second text": (("x",), 3, "has no second text: input 1: give a pair"),
+    "no second text": (("x",), 3, "no second text: input 1: give a pair"),
     "an empty second text": (("--pair", "x", ""), 3, "the second text has no tokens: input 1"),
     "an empty first text": (("--pair", "", "x"), 3, "the first text has no tokens: input 1"),
     "no second ids": (("--ids", "1,2/"), 3, "the second text has no tokens: input 1"),
     "three lists of ids": (("--ids", "1/2/3"), 2, "'1/2/3' is not a list of token ids"),
-    "too long together": (("--pair", "y" * 16, "z" * 17), 3, "has 33 tokens, the model has 32 positions: input 1"),
+    "too long together": (("--pair", "y" * 16, "z" * 17), 3, "33 tokens exceed the model's 32 positions: input 1"),
     "an unknown id": (("--ids", "1/260"), 3, "outside the vocabulary of 260"),
     "half a pair": (("--pair", "x"), 2, "'--pair' requires 2 arguments"),
-    "a column without a file": (("--pair", "x", "y", "--pair-column", "b"), 2, "there is no file with columns"),
-    "a column of text": (("--input", "in.txt", "--pair-column", "b"), 2, "text by lines has no columns"),
-    "a missing column": (("--input", "in.jsonl", "--pair-column", "c"), 3, "no result for 1 of the inputs"),
+    "a column without a file": (("--pair", "x", "y", "--pair-column", "b"), 2, "no input file with columns"),
+    "a column of text": (("--input", "in.txt", "--pair-column", "b"), 2, "plain text has no columns"),
+    "a missing column": (("--input", "in.jsonl", "--pair-column", "c"), 3, "1 of 1 inputs failed"),
 }
 
 
@@ -259,7 +259,7 @@ def test_bad_rows_are_skipped(model: Path, zoo: Zoo) -> None:
             {"text": "x", "b": [1]}, {"text": ["x"], "b": "y"}, {"text": "x"}, {"text": "x", "b": "y"}]  # fmt: skip
     result = zoo("run", model, "--input", written(rows), "--pair-column", "b", *NEXT, "--output", "out.jsonl")
     assert result.status == 3
-    reasons = ["'b' is null", "'text' is null", *["neither a text nor token ids"] * 3, "has no 'b'"]
+    reasons = ["'b' is null", "'text' is null", *["expected a text or token ids"] * 3, "has no 'b'"]
     *warnings, _ = result.err.splitlines()
     for line, reason in zip(warnings, reasons, strict=True):
         assert reason in line
@@ -267,13 +267,13 @@ def test_bad_rows_are_skipped(model: Path, zoo: Zoo) -> None:
 
 
 def test_a_task_of_single_texts_reads_no_pairs(model: Path, zoo: Zoo) -> None:
-    zoo("run", model, "--pair", "x", "<mask>").failed(3, "is a pair, which the task does not read: input 1")
-    with load_session(model) as session, pytest.raises(ArtifactError, match="is a pair, which the task does not read"):
+    zoo("run", model, "--pair", "x", "<mask>").failed(3, "the task does not accept pairs: input 1")
+    with load_session(model) as session, pytest.raises(ArtifactError, match="the task does not accept pairs"):
         session.run([["x", "<mask>"]])
 
 
 def test_a_model_of_one_segment_predicts_no_next_sentence(model: Path, redeclared: Callable[..., Path]) -> None:
-    message = "next-sentence needs two segments, and the model has 1"
+    message = "next-sentence needs two segments, the model has 1"
     with load_session(redeclared(model, type_vocab_size=1)) as session, pytest.raises(UsageError, match=message):
         session.run(Pair("x", "y"), task="next-sentence")
 

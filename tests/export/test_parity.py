@@ -16,16 +16,18 @@ import onnx
 import pytest
 import torch
 from onnx import helper
-from zoo_export.decoding import greedy_agreement
-from zoo_export.grid import Point, make_grid
-from zoo_export.metrics import Distribution, Errors
-from zoo_export.parity import Report, compare
-from zoo_export.reference import TorchExecutor
 
 import zoo
 from tests.export.conftest import inlined
-from zoo.artifact import ModelDirectory
+from zoo.artifact import Export, ModelDirectory
 from zoo.errors import ParityError
+from zoo.probe.errors import Errors
+from zoo.probe.inputs import Point, make_grid
+from zoo.probe.module import TorchExecutor
+from zoo_export.parity.compare import compare
+from zoo_export.parity.greedy import greedy_agreement
+from zoo_export.parity.metrics import Distribution
+from zoo_export.parity.report import Report
 
 Graph = onnx.GraphProto
 Edit = Callable[[Graph], None]
@@ -296,10 +298,6 @@ FAULTS = {
     ),
 }
 BROKEN = {
-    "positions beyond the table": (
-        Fault(GPT, MODEL, shifted("Gather", "position_embedding", 1, ("Add", 1))),
-        "fails at batch 1, length 32",
-    ),
     "a mask of the wrong rank": (Fault(GPT, MODEL, inputs("And", "", (1, 1))), "fails at batch 1, length 1, past 3"),
     "an operator that does not exist": (Fault(GPT, MODEL, operator("Gelu", "Gela")), "cannot be verified"),
 }
@@ -347,7 +345,7 @@ def exported_noisy(exported_with: Exported) -> Noisy:
 
     def open_noisy(name: str, seed: int = 0) -> tuple[ModelDirectory, dict[str, bytes]]:
         stored = ModelDirectory.open(exported_with(name, seed=seed, noise=True))
-        return stored, stored.export().read()
+        return stored, Export(stored).read()
 
     return open_noisy
 
@@ -429,6 +427,85 @@ def test_a_graph_that_cannot_be_compared_is_refused(
     with pytest.raises(ParityError, match=message) as caught:
         exported_fault(fault)
     assert caught.value.exit_code == 4
+
+
+def gather_beyond(*condition: onnx.NodeProto) -> Edit:
+    """Let the graph fail, while it computes, where ``failing``, which these nodes compute, is true."""
+
+    def edit(graph: Graph) -> None:
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                if name == "input_ids":
+                    node.input[place] = "checked_ids"
+        nodes = [
+            helper.make_node("Shape", ["input_ids"], ["length"], start=1, end=2),
+            *condition,
+            helper.make_node("Cast", ["failing"], ["index"], to=onnx.TensorProto.INT64),
+            helper.make_node("Constant", [], ["one_zero"], value_ints=[0]),
+            helper.make_node("Gather", ["one_zero", "index"], ["zero"]),
+            helper.make_node("Add", ["input_ids", "zero"], ["checked_ids"]),
+        ]
+        for node in reversed(nodes):
+            graph.node.insert(0, node)
+
+    return edit
+
+
+PROMPT_OF_FIVE = gather_beyond(
+    helper.make_node("Constant", [], ["five"], value_ints=[5]),
+    helper.make_node("Equal", ["length", "five"], ["failing"]),
+)
+"""Fails on five tokens, a length of greedy decoding alone."""
+OTHER_WEIGHTS = gather_beyond(
+    helper.make_node("Constant", [], ["nothing"], value_ints=[0]),
+    helper.make_node("Greater", ["length", "nothing"], ["true"]),
+    helper.make_node("Gather", ["norm.weight", "nothing"], ["first_weight"]),
+    helper.make_node("Constant", [], ["fresh"], value_floats=[1.0]),
+    helper.make_node("Equal", ["first_weight", "fresh"], ["unchanged"]),
+    helper.make_node("Not", ["unchanged"], ["changed"]),
+    helper.make_node("And", ["true", "changed"], ["failing"]),
+)
+"""Fails where the last norm is not a fresh one's."""
+
+
+@pytest.mark.parametrize(
+    ("edit", "where"),
+    [
+        (PROMPT_OF_FIVE, "in greedy decoding, optimisations off"),
+        (OTHER_WEIGHTS, "at batch 2, length 7, past 3, padding none, with faint weights"),
+    ],
+)
+def test_a_graph_that_fails_while_it_runs_is_refused(exported_model: Exported, edit: Edit, where: str) -> None:
+    stored = ModelDirectory.open(exported_model(GPT))
+    model = inlined(Export(stored).read()[MODEL])
+    edit(model.graph)
+    with pytest.raises(ParityError, match=f"^the graph fails {re.escape(where)} .*out of data bounds"):
+        compare(stored, {MODEL: model.SerializeToString()})
+
+
+def test_a_graph_that_fails_clearly_is_not_compared_any_further(
+    exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]]
+) -> None:
+    fault = FAULTS["value without its bias"]
+    stored, _ = exported_noisy(GPT)
+    report = compare(stored, exported_graphs(fault))
+    points = report.evidence["grid"]["points"]
+    assert len(points) == 1
+    assert points[0]["batch"] * points[0]["length"] == 1
+    assert f"; it begins in {fault.begins}, " in report.failures[0]
+    assert set(report.evidence["graphs"][MODEL]["outputs"]["logits"]) == {"off", "all"}
+    assert report.evidence["greedy_decoding"] == {}
+
+
+def test_why_no_module_is_named(
+    exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("zoo_export.parity.compare.Comparison.module_errors", fail)
+    report = compare(exported_noisy(GPT)[0], exported_graphs(FAULTS["value without its bias"]))
+    assert report.failures[0].endswith("; it begins in a module that cannot be named (no memory)")
 
 
 def test_an_output_of_another_shape_is_refused(exported_fault: Callable[[Fault], Report]) -> None:
@@ -536,6 +613,25 @@ def test_not_a_number_at_one_point_is_never_forgotten(which: str) -> None:
     errors.add(reference, good, result, valid, POINTS[1])
     errors.add(good, good, good, valid, POINTS[2])
     assert not errors.passed(1e-7)
+    assert errors.worst == POINTS[1]
+    assert errors.hopeless(1e-7)
+
+
+@pytest.mark.parametrize(("error", "hopeless"), [(0.099, False), (0.101, True)])
+def test_an_error_far_beyond_the_limit_is_hopeless(error: float, hopeless: bool) -> None:
+    reference = np.array([[1.0]])
+    errors = Errors()
+    errors.add(reference, reference, reference + error, np.ones((1, 1), bool), POINTS[0])
+    assert not errors.passed(0.25e-3)
+    assert errors.hopeless(0.25e-3) is hopeless
+
+
+def test_nothing_is_hopeless_without_a_limit() -> None:
+    """Where the model returns zeros, exactly, other inputs may well allow the error."""
+    zeros = np.zeros((1, 1))
+    errors = Errors()
+    errors.add(zeros, zeros, zeros + 1e-9, np.ones((1, 1), bool), POINTS[0])
+    assert not errors.hopeless(1e-7)
 
 
 def test_distributions() -> None:
@@ -664,19 +760,17 @@ def test_evidence(exported_model: Exported, name: str) -> None:
 
 @pytest.mark.parametrize("name", [GPT, BERT, SEQ2SEQ])
 def test_graphs_and_evidence_vouch_for_each_other(exported_model: Exported, name: str) -> None:
-    """A graph holds the digest of its evidence, which holds that of the graph before it was told."""
+    """A graph holds the digest of its evidence, which holds the digest of the graph's file."""
     folder = exported_model(name)
     evidence = json.loads((folder / "parity.json").read_text())
-    for graph, part in evidence["graphs"].items():
-        model = onnx.load(folder / f"{graph}.onnx", load_external_data=False)
+    files = evidence.pop("files")
+    assert files == {f"{graph}.onnx": sha256(folder / f"{graph}.onnx") for graph in evidence["graphs"]}
+    for file in files:
+        model = onnx.load(folder / file, load_external_data=False)
         entries = {item.key: item.value for item in model.metadata_props}
-        assert entries["zoo.evidence_sha256"] == sha256(folder / "parity.json")
+        assert entries["zoo.evidence_sha256"] == hashlib.sha256(json.dumps(evidence).encode()).hexdigest()
         assert entries["zoo.weights_sha256"] == sha256(folder / "model.safetensors")
         assert entries["zoo.tokenizer_sha256"] == sha256(folder / "tokenizer.json")
-        for item in list(model.metadata_props):
-            if item.key in ("zoo.evidence_sha256", "zoo.weights_sha256", "zoo.tokenizer_sha256"):
-                model.metadata_props.remove(item)
-        assert hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest() == part["sha256"]
 
 
 def sha256(path: Path) -> str:

@@ -14,14 +14,15 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoo_export.exporter import OPSETS, Options, export_model, make_graphs
-from zoo_export.grid import empty_past, next_past
-from zoo_export.in_place import PAST_LENGTH
-from zoo_export.pipeline import LOGITS_TO_KEEP, OnnxExecutor
-from zoo_export.session import loading_problem, open_session
 
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
+from zoo.probe.inputs import empty_past, next_past
+from zoo_export.export import export_model
+from zoo_export.trace.make import OPSETS, Options, make_graphs
+from zoo_runtime.buffers import PAST_LENGTH
+from zoo_runtime.executor import LOGITS_TO_KEEP, OnnxExecutor
+from zoo_runtime.providers import loading_problem, open_session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -33,10 +34,10 @@ DECODERS = [
     pytest.param("gpt-tiny", ("num_kv_heads=2", "tie_embeddings=false"), marks=pytest.mark.slow),
     pytest.param(
         "llama-tiny",
-        ("query_key_norm=true", "attention_windows=[0, 5]", "rope_scaling=llama3", "rope_factor=4.0"),
+        ("qk_norm=true", "sliding_windows=[0, 5]", "rope_scaling=llama3", "rope_factor=4.0"),
         marks=pytest.mark.slow,
     ),
-    pytest.param("gpt-tiny", ("attention_windows=[0, 5]", "num_heads=3", "head_dim=10"), marks=pytest.mark.slow),
+    pytest.param("gpt-tiny", ("sliding_windows=[0, 5]", "num_heads=3", "head_dim=10"), marks=pytest.mark.slow),
     ("transformer-tiny", ()),
     pytest.param("t5-tiny", (), marks=pytest.mark.slow),
 ]
@@ -126,7 +127,7 @@ def test_profiles_lie_beside_the_portable_graph(exported_build: Exported, zoo: Z
     assert {"model.cpu.onnx", "parity.cpu.json", "model.onnx", "parity.json"} <= set(ModelDirectory.open(folder).files)
     plain, special = (zoo("run", folder, "hello", *more).out for more in ((), ("--variant", "cpu")))
     assert plain == special != ""
-    assert zoo("export", folder, "--onnx", "--profile", "cpu", "--check").status == 0
+    assert zoo("verify", folder, "--variant", "cpu", "--retrace").status == 0
     assert "blocks.1" in zoo("diff", folder, "--variant", "cpu").out
     zoo("export", folder, "--onnx", "--profile", "cpu").failed(2, "model.cpu.onnx", "--force")
 
@@ -240,7 +241,7 @@ def test_a_continuation_goes_on_in_its_buffers_and_a_branch_in_others(exported_c
     np.testing.assert_allclose(rest["logits"], straight["logits"][:, -1:], rtol=0, atol=2e-4)
 
 
-# A stranger's decoder.
+# Third-party decoders.
 
 PLUGIN = """
 import zoo
@@ -263,7 +264,7 @@ class ToyConfig(zoo.Config):
     vocab_size: int = 40
     def graphs(self):
         return (zoo.Graph(inputs=(zoo.token_ids("input_ids", 40),),
-                          outputs=(zoo.real("logits", "batch", "sequence", 40),),
+                          outputs=(zoo.floats("logits", "batch", "sequence", 40),),
                           past=zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=2, head_dim=4)),)
 """
 MODEL = """
@@ -315,9 +316,9 @@ class Headless(Masked):
 
 
 @pytest.fixture
-def strangers(install: Callable[..., Path]) -> None:
+def decoders(install: Callable[..., Path]) -> None:
     """A plugin with decoders of its own, one of which can be rewritten."""
-    install("strangers", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
+    install("decoders", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
     names = ("masked", "byhand", "scaled", "headless")
     Path("zoo.toml").write_text("schema = 1\n" + "".join(f'[models.{n}]\narch = "{n}"\n' for n in names))
 
@@ -331,8 +332,8 @@ def strangers(install: Callable[..., Path]) -> None:
         ("headless", True, False, {"zoo.logits": "as traced: LogSoftmax comes before the logits"}),
     ],
 )
-def test_a_stranger_s_decoder_is_rewritten_as_far_as_it_fits(
-    strangers: None, zoo: Zoo, name: str, in_place: bool, on_request: bool, notes: dict[str, str]
+def test_a_third_party_decoder_is_rewritten_as_far_as_it_fits(
+    decoders: None, zoo: Zoo, name: str, in_place: bool, on_request: bool, notes: dict[str, str]
 ) -> None:
     """What does not fit stays as it was traced, says so, and is compared all the same."""
     said = zoo("export", name, "--onnx", "--profile", "cpu")
@@ -365,13 +366,14 @@ def test_the_cuda_profile(exported_build: Exported, zoo: Zoo) -> None:
 
 def test_options_that_do_not_go_together(exported_cpu: Exported, zoo: Zoo) -> None:
     folder = exported_cpu("gpt-tiny")
-    zoo("export", folder, "--onnx", "--profile", "cpu", "--opset", 23).failed(2, "opset 23", "profile cpu", "24")
-    zoo("export", folder, "--onnx", "--profile", "cpu", "--loop").failed(2, "--profile", "separately")
-    zoo("export", folder, "--onnx", "--profile", "cpu", "--quantize", "int8").failed(2, "separately")
+    zoo("export", folder, "--onnx", "--profile", "cpu", "--option", "opset=23").failed(
+        2, "opset 23", "profile cpu", "24"
+    )
+    zoo("export", folder, "--onnx", "--profile", "cpu", "--generate").failed(2, "--generate", "separately")
     zoo("export", folder, "--onnx", "--profile", "gpu").failed(2, "gpu", "cpu", "cuda")
     with pytest.raises(UsageError, match="no profile 'gpu'"):
         Options(profile="gpu")
-    assert [Options().opset, Options(profile="cpu").opset] == list(OPSETS)
+    assert [Options().operators, Options(profile="cpu").operators] == list(OPSETS)
 
 
 def test_the_profile_is_the_same_in_another_export(exported_cpu: Exported) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo_export.recurrent import RecurrentLayers
+
+from zoo_export.trace.recurrent import RecurrentLayers
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:LSTM with projections")
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo_export import load_session
-from zoo_export.runtime.rows import read_rows
-from zoo_export.runtime.runner import TextRunner
 
 from tests.conftest import full, nth_call
 from zoo.errors import ArtifactError
+from zoo_runtime import load_session
+from zoo_runtime.rows import read_rows
+from zoo_runtime.runner import TextRunner
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -188,13 +188,13 @@ class Terminal(io.TextIOWrapper):
 def test_nothing_to_run_on(bert: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("empty.jsonl").write_text("\n\n")
     for arguments in ((), ("--input", "-"), ("--input", "empty.jsonl")):
-        zoo("run", bert, *arguments).failed(2, "nothing to run on", "--input FILE")
+        zoo("run", bert, *arguments).failed(2, "no inputs", "--input FILE")
     monkeypatch.setattr("io.TextIOWrapper", Terminal)
-    zoo("run", bert, stdin=b"typed").failed(2, "nothing to run on")
+    zoo("run", bert, stdin=b"typed").failed(2, "no inputs")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [("", "nothing to run on: give a text"), ("--input -", "stdin is closed: --input -")]
+    ("arguments", "message"), [("", "no inputs: give a text"), ("--input -", "stdin is closed: --input -")]
 )
 def test_stdin_that_is_closed(bert: Path, arguments: str, message: str) -> None:
     command = f"exec {sys.executable} -c 'from zoo.cli import run; run()' run {bert} {arguments} <&-"
@@ -209,11 +209,11 @@ def test_stdin_that_is_closed(bert: Path, arguments: str, message: str) -> None:
 BAD_LINES = [
     (b'{"text": "good"}', None),
     (b"{", "not JSON"),
-    (b'{"text": null}', "neither a text nor token ids"),
-    (b'{"text": 7}', "neither a text nor token ids, but int"),
-    (b'{"text": ""}', "has no tokens"),
-    (b'{"text": []}', "has no tokens"),
-    (b'{"text": "%s"}' % (b"y" * (POSITIONS + 1)), f"has {POSITIONS + 1} tokens"),
+    (b'{"text": null}', "expected a text or token ids"),
+    (b'{"text": 7}', "expected a text or token ids, got int"),
+    (b'{"text": ""}', "empty input"),
+    (b'{"text": []}', "empty input"),
+    (b'{"text": "%s"}' % (b"y" * (POSITIONS + 1)), f"{POSITIONS + 1} tokens exceed"),
     (b'{"text": "%s"}' % (b"y" * POSITIONS), None),
     (b'{"text": "\\ud800"}', "cannot be encoded"),
     (b'{"text": "\xff"}', "not JSON"),
@@ -221,11 +221,11 @@ BAD_LINES = [
     (b"[1, 2]", "has no 'text'"),
     (b'{"text": [1, 260]}', "outside the vocabulary of 260"),
     (b'{"text": [-1]}', "outside the vocabulary of 260"),
-    (b'{"text": [true]}', "neither a text nor token ids"),
-    (b'{"text": [1.0]}', "neither a text nor token ids"),
-    (b'{"text": "x", "id": 1}', "id 1 is there twice"),
-    (b'{"text": "x", "id": {}}', "neither a text nor a whole number, but dict"),
-    (b'{"text": "x", "id": null}', "neither a text nor a whole number, but NoneType"),
+    (b'{"text": [true]}', "expected a text or token ids"),
+    (b'{"text": [1.0]}', "expected a text or token ids"),
+    (b'{"text": "x", "id": 1}', "duplicate id 1"),
+    (b'{"text": "x", "id": {}}', "id must be a string or an integer, got dict"),
+    (b'{"text": "x", "id": null}', "id must be a string or an integer, got NoneType"),
     (b"[" * 100_000, "not JSON"),
     (b'{"text": "last", "id": "\xc3\xa9"}', None),
 ]
@@ -244,7 +244,7 @@ def test_bad_lines_of_json_are_skipped(bert: Path, zoo: Zoo, output: str) -> Non
         assert line.startswith("warning: ")
         assert re.search(rf"\b(row|input) {number}\b", line), line
         assert what in line
-    assert error == f"error: no result for {len(bad)} of the inputs: {bert}: see the warnings above"
+    assert error == f"error: {len(bad)} of {len(BAD_LINES)} inputs failed: {bert}: see the warnings above"
     if output == "stdout":
         assert [line.split(":")[0] for line in result.out.splitlines()] == ["'good'", repr("y" * POSITIONS), "'last'"]
     else:
@@ -256,11 +256,11 @@ def test_bad_lines_of_text_are_skipped(bert: Path, zoo: Zoo) -> None:
     result = zoo("run", bert, *EMBED, "--output", "out.jsonl", stdin=b"good\n\n\xff\n" + b"y" * 33 + b"\nfine")
     assert result.status == 3
     empty, broken, long, error = result.err.splitlines()
-    assert empty == "warning: has no tokens: input 2: give at least one"
+    assert empty == "warning: empty input: input 2: give at least one token"
     assert broken.startswith("warning: not UTF-8 (invalid start byte at byte 0): stdin, row 3")
-    assert "has 33 tokens" in long
+    assert "33 tokens exceed" in long
     assert "input 4" in long
-    assert error.startswith("error: no result for 3 of the inputs")
+    assert error.startswith("error: 3 of 5 inputs failed")
     assert [row["id"] for row in lines("out.jsonl")] == [1, 5]
 
 
@@ -319,12 +319,12 @@ REFUSED = {
     "a setting of a wrong type": (("x", *EMBED, "--option", "normalize=7"), "normalize must be bool"),
     "a setting without a value": (("x", *EMBED, "--option", "pooling"), "is not KEY=VALUE"),
     "an option of generation": (("x", "--max-new-tokens", "3"), "unknown key 'max_new_tokens'"),
-    "inputs twice": (("x", "--input", "in.jsonl"), "inputs twice"),
+    "inputs twice": (("x", "--input", "in.jsonl"), "inputs given both as texts and as a file"),
     "a missing column": (("--input", "in.parquet", "--column", "txt"), "no column 'txt': in.parquet: did you mean"),
     "a missing column of ids": (("--input", "in.parquet", "--id-column", "key"), "no column 'key'"),
-    "streaming no text": (("x", "--stream"), "only one text that is generated"),
+    "streaming no text": (("x", "--stream"), "only a single generated text"),
     "an unknown variant": (("x", "--variant", "int9"), "did you mean 'int8' or 'int4'?"),
-    "a variant and a precision": (("x", "--variant", "cpu", "--dtype", "int8"), "choose by one of them"),
+    "a variant and a precision": (("x", "--variant", "cpu", "--dtype", "int8"), "give only one of them"),
     "a precision that nothing runs": (("x", "--dtype", "fp8"), "'fp8' is not one of"),
 }
 
@@ -352,9 +352,9 @@ OUTPUTS = {
     "resume without output": (("--resume",), "nothing to continue or replace"),
     "force without output": (("--force",), "nothing to continue or replace"),
     "resume and force": (("--output", "out.jsonl", "--resume", "--force"), "choose one of them"),
-    "resume of parquet": (("--output", "out.parquet", "--resume"), "cannot be continued"),
+    "resume of parquet": (("--output", "out.parquet", "--resume"), "cannot continue a parquet file"),
     "json too": (("--output", "new.jsonl", "--json"), "leave out --json"),
-    "the input": (("--input", "out.jsonl", "--output", "out.jsonl", "--force"), "are one file"),
+    "the input": (("--input", "out.jsonl", "--output", "out.jsonl", "--force"), "are the same file"),
 }  # fmt: skip
 
 

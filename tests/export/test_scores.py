@@ -1,4 +1,4 @@
-"""A stranger's task, command and presets: how likely texts are, against torch in float64."""
+"""A third-party task, command and presets that score texts, against torch in float64."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from zoo_export import export_model, load_session
 
 import zoo as library
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import registry
+from zoo_export import export_model
+from zoo_runtime import load_session
 
 Zoo = Callable[..., Any]
 TEXTS = ["time flies", "an arrow", "Zoë\N{SNOWMAN} zoo", "x", "time flies like an arrow"]
@@ -23,8 +24,8 @@ START = 258
 
 
 @pytest.fixture(autouse=True)
-def plugin(stranger: Callable[[str], None]) -> None:
-    stranger("scores")
+def plugin(third_party: Callable[[str], None]) -> None:
+    third_party("scores")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_without_a_start_the_first_token_is_given(plain: Path) -> None:
     with load_session(plain, unverified=True) as session:
         alone, started = (session.run("time", task="perplexity", **options) for options in ({}, {"start": START}))
         ids = session.run(list(b"time"), task="perplexity")
-        with pytest.raises(ArtifactError, match=r"has one token, and nothing before it: input 1: .* start=ID"):
+        with pytest.raises(ArtifactError, match=r"has only one token, and none before it: input 1: .* start=ID"):
             session.run("x", task="perplexity")
         for start in (-1, 260):
             with pytest.raises(UsageError, match=f"start {start} is outside the vocabulary of 260"):
@@ -173,7 +174,7 @@ def test_texts_are_ordered_by_perplexity(started: Path, zoo: Zoo) -> None:
 
 
 def test_what_is_amiss_is_an_error_of_zoo(started: Path, plain: Path, zoo: Zoo) -> None:
-    zoo("rank", started, "time", "").failed(3, "has no tokens: input 2")
+    zoo("rank", started, "time", "").failed(3, "empty input: input 2")
     zoo("rank", started, "x", "--start", "999").failed(2, "start 999 is outside the vocabulary of 260")
     zoo("rank", plain, "x").failed(4, "not verified")
     zoo("rank", "nothing", "x").failed(3, "no such directory: nothing")
@@ -190,7 +191,7 @@ def test_the_command_is_a_command_of_click(started: Path) -> None:
 
 def test_it_is_there_with_its_plugin_alone(zoo: Zoo) -> None:
     assert "rank  Order texts by their perplexity." in zoo("--help").out
-    zoo("-P", "no:scores", "rank", "nothing", "x").failed(2, "No such command 'rank'")
+    zoo("--disable-plugin", "scores", "rank", "nothing", "x").failed(2, "No such command 'rank'")
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "gpt-small"])

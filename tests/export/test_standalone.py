@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from zoo_export import standalone
+
+from zoo_export.publish import standalone
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -43,11 +44,10 @@ def test_a_copy_computes_the_same(
     """With the weights inside the graph, and beside it."""
     monkeypatch.setattr(standalone, "_LARGEST", largest)
     source = exported_model(name)
-    result = zoo("export", source, "--onnx", "--standalone", "copy", "--json")
+    result = zoo("publish", source, "copy", "--layout", "standalone", "--json")
     assert result.status == 0, result.err
-    assert {str(path.relative_to("copy")) for path in Path("copy").rglob("*") if path.is_file()} == set(
-        result.json["files"]
-    )
+    files = {str(path.relative_to("copy")) for path in Path("copy").rglob("*") if path.is_file()}
+    assert files == {*result.json["files"], ".zoo-files.json"}
     moved = Path("copy").rename(tmp_path / "moved")
     for graph, file in FILES[name].items():
         model = onnx.load(moved / "onnx" / f"{file}.onnx", load_external_data=False)
@@ -61,21 +61,48 @@ def test_a_copy_computes_the_same(
     assert copied < 2 * weights if len(FILES[name]) > 1 else copied < 1.3 * weights  # tied weights once
 
 
-def test_a_preset_is_built_exported_and_copied(zoo: Zoo) -> None:
-    assert zoo("export", "gpt-tiny", "--onnx", "--standalone", "copy", "--set", "max_seq_len=32").status == 0
-    assert Path("gpt-tiny/model.onnx").exists()
+def test_an_export_is_copied_once(exported_model: Exported, zoo: Zoo) -> None:
+    source = exported_model("gpt-tiny")
+    assert zoo("publish", source, "copy", "--layout", "standalone").status == 0
     assert run(Path("copy/onnx/model.onnx"))
-    zoo("export", "gpt-tiny", "--onnx", "--standalone", "copy").failed(2, "already exists", "copy")
-    assert zoo("export", "gpt-tiny", "--onnx", "--standalone", "copy2").status == 0
+    zoo("publish", source, "copy", "--layout", "standalone").failed(2, "already exists", "copy")
+    zoo("publish", source, "other", "--layout", "standalone", "--model-type", "gpt2").failed(2, "--layout hub")
+    assert zoo("publish", source, "copy2", "--layout", "standalone").status == 0
+
+
+def test_json_is_one_document(zoo: Zoo) -> None:
+    """Even of a preset that is built and exported first, together with the graph of its loop."""
+    result = zoo("export", "gpt-tiny", "--onnx", "--generate", "--json").json
+    assert (result["directory"], result["verified"], result["provider"]) == ("gpt-tiny", True, "cpu")
+    assert result["files"] == ["model.onnx", "generate.onnx"]
 
 
 def test_only_what_is_verified_is_copied(zoo: Zoo) -> None:
     assert zoo("export", "gpt-tiny", "--onnx", "--graph-only").status == 0
     assert zoo("build", "gpt-tiny", "-o", "built").status == 0
     assert zoo("export", "built", "--onnx", "--graph-only").status == 0
-    zoo("export", "built", "--onnx", "--standalone", "copy").failed(4, "not verified")
-    zoo("export", "built", "--onnx", "--standalone", "copy", "--graph-only").failed(2, "--standalone")
+    zoo("publish", "built", "copy", "--layout", "standalone").failed(4, "not verified")
     assert not Path("copy").exists()
+
+
+def test_force_replaces_a_copy_and_nothing_else(
+    exported_model: Exported, zoo: Zoo, tmp_path: Path, snapshot: Callable[[], Any]
+) -> None:
+    command = ("publish", exported_model("gpt-tiny"), "copy", "--layout", "standalone")
+    assert zoo(*command).status == 0
+    written = snapshot()
+    zoo(*command).failed(2, "already exists", "copy: use --force")
+    standalone.write_standalone(exported_model("gpt-tiny"), tmp_path / "copy", force=True)
+    assert snapshot() == written
+    Path("copy/onnx/notes.txt").write_text("mine")
+    before = snapshot()
+    zoo(*command, "--force").failed(2, "contains files other than those zoo wrote (onnx/notes.txt): copy: move them")
+    Path("app/onnx").mkdir(parents=True)
+    Path("app/config.json").write_text("{}")
+    zoo(*command[:2], "app", *command[3:], "--force").failed(
+        2, "not a directory written by zoo publish --layout standalone: app"
+    )
+    assert {name: content for name, content in snapshot().items() if not name.startswith("app")} == before
 
 
 def test_a_copy_that_computes_something_else_is_not_kept(
@@ -83,5 +110,5 @@ def test_a_copy_that_computes_something_else_is_not_kept(
 ) -> None:
     read = standalone._read
     monkeypatch.setattr(standalone, "_read", lambda stored, place: read(stored, place)[::-1])
-    zoo("export", exported_model("gpt-tiny"), "--onnx", "--standalone", "copy").failed(4, "does not compute")
+    zoo("publish", exported_model("gpt-tiny"), "copy", "--layout", "standalone").failed(4, "does not compute")
     assert not Path("copy").exists()

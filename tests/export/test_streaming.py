@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
-from zoo_export import load_session
-from zoo_export.runtime.text import GrowingText, continuation, printable
 
 from tests.export.conftest import LIVELY
 from zoo.errors import UsageError
-from zoo.tokenizer import byte_tokenizer
+from zoo.tokenizers.load import byte_tokenizer
+from zoo_runtime import load_session
+from zoo_runtime.generation.text import GrowingText, continuation, printable
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -161,7 +161,7 @@ def test_ids_within_a_character_are_continued(exported_with: Exported) -> None:
 
 def test_what_cannot_be_streamed_is_refused_at_once(exported_with: Exported) -> None:
     session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
-    with pytest.raises(UsageError, match="beam search has nothing to stream"):
+    with pytest.raises(UsageError, match="beam search cannot stream"):
         session.stream("x", num_beams=2)
     with pytest.raises(UsageError, match=r"no plugin provides the task 'text-generatio'.*did you mean"):
         session.stream("x", task="text-generatio")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo_export import load_session
 
 from zoo.errors import PluginError, UsageError
 from zoo.plugins import Plugins, Selection
+from zoo_runtime import load_session
 
 Install = Callable[..., Path]
 Exported = Callable[..., Path]
@@ -32,7 +32,7 @@ from typing import Literal
 
 import zoo
 from zoo.errors import ArtifactError
-from zoo_export import TextRunner
+from zoo_runtime import TextRunner
 
 @dataclass(frozen=True, kw_only=True)
 class Options(zoo.Settings):
@@ -200,17 +200,17 @@ def test_what_it_prints_is_no_result(masks: Path, likeliest: None, zoo: Zoo) -> 
 BROKEN = {
     "no module": (None, "cannot load zoo_likeliest_run:Likeliest (ModuleNotFoundError"),
     "no class": ("x = 1", "cannot load zoo_likeliest_run:Likeliest (AttributeError"),
-    "another class": ("class Likeliest: pass", "zoo_likeliest_run:Likeliest is not a subclass of zoo_export.Runner"),
+    "another class": ("class Likeliest: pass", "zoo_likeliest_run:Likeliest is not a subclass of zoo_runtime.Runner"),
     "an abstract class": (
-        "from zoo_export import Runner\nclass Likeliest(Runner): pass",
+        "from zoo_runtime import Runner\nclass Likeliest(Runner): pass",
         "cannot prepare the task likeliest (TypeError",
     ),
     "strange options": (RUNNER.replace("places: int", "places: Absent"), "cannot load"),
     "options of a strange type": (
-        RUNNER.replace("import zoo\n", "import zoo\nfrom zoo_export import Runner\n", 1).replace(
+        RUNNER.replace("import zoo\n", "import zoo\nfrom zoo_runtime import Runner\n", 1).replace(
             "options = Options", "options = dict"
         ),
-        "cannot say the options of the task likeliest (AttributeError",
+        "cannot list the options of the task likeliest (AttributeError",
     ),
 }
 
@@ -229,15 +229,15 @@ def test_two_of_one_name(masks: Path, install: Install, likeliest: None, zoo: Zo
     *warnings, error = result.err.splitlines()
     assert len(warnings) == 2
     both = "plugin 'zoo-likeliest' (zoo-likeliest 2.5) and plugin 'zoo-other' (zoo-other 1.0)"
-    assert error == f"error: task 'likeliest' is provided by {both}: -P no:zoo-other"
-    assert zoo("-P", "no:zoo-other", "run", masks, "x", "--task", "likeliest").status == 0
+    assert error == f"error: task 'likeliest' is provided by {both}: --disable-plugin zoo-other"
+    assert zoo("--disable-plugin", "zoo-other", "run", masks, "x", "--task", "likeliest").status == 0
 
 
 def test_one_of_a_built_in_name(masks: Path, install: Install, zoo: Zoo) -> None:
     install("zoo-other", ENTRY.replace('"likeliest"', '"fill-mask"'))
     result = zoo("run", masks, "<mask>")
     assert result.status == 5
-    assert "plugin 'onnx' (attention-zoo" in result.err.splitlines()[-1]
+    assert "plugin 'runtime' (attention-zoo" in result.err.splitlines()[-1]
     assert "plugin 'zoo-other' (zoo-other 1.0)" in result.err.splitlines()[-1]
 
 
@@ -259,7 +259,7 @@ def test_a_task_that_cannot_be_asked_for_is_refused(install: Install, task: str)
 def test_tasks_are_listed(likeliest: None, zoo: Zoo) -> None:
     rows = {row["name"]: row["provides"]["tasks"] for row in zoo("plugins", "list", "--json").json["plugins"]}
     assert rows["zoo-likeliest"] == ["likeliest"]
-    assert {"fill-mask", "text-generation", "text-classification"} <= set(rows["onnx"])
+    assert {"fill-mask", "text-generation", "text-classification"} <= set(rows["runtime"])
     assert rows["gpt"] == []
     listed = {line.split()[0]: line for line in zoo("plugins", "list").out.splitlines()}
     assert listed["zoo-likeliest"].endswith("tasks likeliest")

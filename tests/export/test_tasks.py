@@ -7,16 +7,19 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from zoo_export.runtime.session import Session
+from transformers import ImageClassificationPipeline, TextClassificationPipeline
 
 import zoo as library
 from tests.export.conftest import LIVELY, run_model
 from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.session import Session
+from zoo_runtime.tasks.text import classify
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -126,6 +129,45 @@ def test_classes_have_names(exported_model: Exported, zoo: Zoo) -> None:
     assert re.fullmatch(r"'time flies': bad: 0\.\d{4}  so so: 0\.\d{4}  good: 0\.\d{4}\n", shown)
 
 
+PROBLEMS = [None, "single_label_classification", "multi_label_classification", "regression"]
+
+
+@pytest.mark.parametrize("pipeline", [TextClassificationPipeline, ImageClassificationPipeline])
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_scores_are_those_of_the_pipelines(pipeline: Any, classes: int, problem: str | None) -> None:
+    names = [f"LABEL_{place}" for place in range(classes)]
+    logits = np.linspace(-1.5, 2.0, classes, dtype=np.float32)
+    said = SimpleNamespace(problem_type=problem, num_labels=classes, id2label=names)
+    model = SimpleNamespace(model=SimpleNamespace(config=said))
+    rows = pipeline.postprocess(model, {"logits": torch.tensor(logits[None])}, top_k=classes)
+    wanted = {row["label"]: row["score"] for row in (rows if isinstance(rows, list) else [rows])}
+    (found,) = classify(logits[None], problem, names)
+    scores = found["values" if problem == "regression" else "probabilities"]
+    assert dict(zip(names, scores, strict=True)) == pytest.approx(wanted)
+    assert found.get("label") == (None if problem == "regression" else names[-1])
+
+
+def test_one_class_has_the_probability_of_its_sigmoid(exported_model: Exported, zoo: Zoo) -> None:
+    folder = exported_model("bert-tiny", "task=text-classification", "num_classes=1", noise=True, gain=8.0)
+    _, results = run_model(folder, TEXTS)
+    for ids, result in zip(IDS, results, strict=True):
+        close(result["probabilities"], call(folder, ids)["logits"].sigmoid())
+    assert np.ptp([result["probabilities"] for result in results]) > 1e-4
+    assert re.fullmatch(r"'x': 0: 0\.\d{4}\n", zoo("run", folder, "x").out)
+
+
+def test_regression_gives_values(exported_model: Exported, redeclared: Exported, zoo: Zoo) -> None:
+    folder = redeclared(
+        exported_model("bert-tiny", "task=text-classification", "num_classes=3", noise=True), problem_type="regression"
+    )
+    _, results = run_model(folder, TEXTS)
+    for ids, result in zip(IDS, results, strict=True):
+        assert result.keys() == {"text", "tokens", "values"}
+        close(result["values"], call(folder, ids)["logits"])
+    assert re.fullmatch(r"'x': 0: -?\d\.\d{4}  1: -?\d\.\d{4}  2: -?\d\.\d{4}\n", zoo("run", folder, "x").out)
+
+
 @pytest.mark.parametrize("names", [(), ("O", "B-WORD", "I-WORD")], ids=["numbers", "names"])
 def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str, ...]) -> None:
     settings = ["task=token-classification", "num_classes=3", *([f"labels={json.dumps(names)}"] if names else [])]
@@ -204,7 +246,7 @@ def decoded(folder: Path, token: int) -> str:
 
 def test_a_text_without_a_mask_is_refused(exported_model: Exported) -> None:
     folder = exported_model("bert-tiny", "task=fill-mask", noise=True)
-    with pytest.raises(ArtifactError, match=r"has no mask to fill: input 2: write <mask>"):
+    with pytest.raises(ArtifactError, match=r"no mask to fill: input 2: write <mask>"):
         run_model(folder, ["a <mask>", "b"])
 
 
@@ -274,7 +316,7 @@ def test_the_longest_input_runs_and_one_more_token_does_not(exported_model: Expo
     longest = zoo("run", folder, "y" * POSITIONS, "--json")
     assert longest.status == 0, longest.err
     assert longest.json["results"][0]["tokens"] == POSITIONS
-    message = f"has {POSITIONS + 1} tokens, the model has {POSITIONS} positions: input 1"
+    message = f"{POSITIONS + 1} tokens exceed the model's {POSITIONS} positions: input 1"
     zoo("run", folder, "y" * (POSITIONS + 1)).failed(3, message, "shorten it")
 
 
@@ -290,9 +332,9 @@ def test_ids_and_texts_together(exported_model: Exported, zoo: Zoo) -> None:
 
 
 REFUSED = {
-    "no input": ((), 2, "nothing to run on"),
-    "an empty text": (("",), 3, "has no tokens: input 1"),
-    "no ids": (("--ids", ""), 3, "has no tokens: input 1"),
+    "no input": ((), 2, "no inputs: give"),
+    "an empty text": (("",), 3, "empty input: input 1"),
+    "no ids": (("--ids", ""), 3, "empty input: input 1"),
     "ids that are no numbers": (("--ids", "1,x"), 2, "'1,x' is not a list of token ids"),
     "an id beyond the vocabulary": (("--ids", "1,260"), 3, "outside the vocabulary of 260"),
     "a negative id": (("--ids=-1",), 3, "outside the vocabulary of 260"),

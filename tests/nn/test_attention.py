@@ -1,4 +1,4 @@
-"""Attention against torch.nn.MultiheadAttention, numpy, and the laws it obeys."""
+"""Attention against torch.nn.MultiheadAttention and numpy, and its invariances."""
 
 import math
 from itertools import pairwise
@@ -24,12 +24,12 @@ HIDDEN = 12
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal float64 numbers that depend on the seed alone."""
+    """Draw standard normal float64 numbers from a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def make(num_heads: int, **options: object) -> MultiHeadAttention:
-    """A float64 layer in evaluation mode whose weights and biases are all random."""
+    """Build a float64 layer in evaluation mode with random weights and biases."""
     layer = MultiHeadAttention(HIDDEN, num_heads, **options).double().eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in layer.parameters():
@@ -38,7 +38,7 @@ def make(num_heads: int, **options: object) -> MultiHeadAttention:
 
 
 def torch_twin(ours: MultiHeadAttention) -> nn.MultiheadAttention:
-    """torch's layer with our weights: it stacks query, key and value into one matrix."""
+    """Build torch's layer with the same weights; it stacks query, key and value into one matrix."""
     bias = ours.query.bias is not None
     theirs = nn.MultiheadAttention(HIDDEN, ours.num_heads, bias=bias, batch_first=True, dtype=torch.float64)
     projections = (ours.query, ours.key, ours.value)
@@ -51,7 +51,7 @@ def torch_twin(ours: MultiHeadAttention) -> nn.MultiheadAttention:
 
 
 def numpy_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Equation 1, one query at a time; query head h reads key-value head h // (H / K)."""
+    """Compute equation 1, one query at a time; query head h reads key-value head h // (H / K)."""
     q, k, v, seen = (tensor.numpy() for tensor in (query, key, value, mask))
     batch, heads, length, size = q.shape
     result = np.zeros((batch, heads, length, v.shape[-1]))
@@ -70,7 +70,7 @@ def numpy_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
 def test_self_attention_equals_torch(num_heads: int, bias: bool, causal: bool, padded: bool) -> None:
-    """Output and weights, with the causal triangle and right padding in every combination."""
+    """Output and weights, for all combinations of causal mask and right padding."""
     ours, x, length = make(num_heads, bias=bias), normal(3, 5, HIDDEN), 5
     padding = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
     mask = build_mask(length, length, padding=padding if padded else None, causal=causal)
@@ -88,7 +88,7 @@ def test_self_attention_equals_torch(num_heads: int, bias: bool, causal: bool, p
 
 @pytest.mark.parametrize("padding", [None, [[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]]])
 def test_cross_attention_equals_torch(padding: list[list[int]] | None) -> None:
-    """Four queries read seven keys of another sequence, padded left or right."""
+    """Four queries attend to seven keys of another sequence, padded left or right."""
     ours, x, memory = make(3), normal(2, 4, HIDDEN), normal(2, 7, HIDDEN, seed=2)
     tokens = None if padding is None else torch.tensor(padding)
     expected, weights = torch_twin(ours)(
@@ -118,7 +118,7 @@ def test_grouped_query_equals_numpy(num_kv_heads: int) -> None:
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
 def test_grouped_layer_equals_the_layer_with_repeated_projections(num_kv_heads: int) -> None:
-    """Writing each key-value head once for every query head that reads it changes nothing."""
+    """Repeating each key-value head for every query head that reads it changes nothing."""
     grouped, full, x = make(6, num_kv_heads=num_kv_heads), make(6), normal(2, 5, HIDDEN)
     for name in ("query", "output"):
         getattr(full, name).load_state_dict(getattr(grouped, name).state_dict())
@@ -134,7 +134,7 @@ def test_grouped_layer_equals_the_layer_with_repeated_projections(num_kv_heads: 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("value_head_dim", [None, 5])
 def test_with_weights_is_forward_and_rows_sum_to_one(num_kv_heads: int, value_head_dim: int | None) -> None:
-    """Both paths agree, and each row of weights is a distribution, or 0 where a query sees nothing."""
+    """Both paths agree, and each row of weights sums to 1, or to 0 if the query sees no key."""
     layer, x = make(4, num_kv_heads=num_kv_heads, value_head_dim=value_head_dim), normal(2, 6, HIDDEN)
     padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
     mask = build_mask(6, 6, padding=padding, causal=True)
@@ -150,7 +150,7 @@ def test_with_weights_is_forward_and_rows_sum_to_one(num_kv_heads: int, value_he
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 def test_fully_masked_rows_are_zero(dtype: torch.dtype, num_kv_heads: int) -> None:
-    """A query that sees nothing yields exactly 0, never NaN, and so does its gradient, on both paths."""
+    """A query that sees no key gives exactly 0, with gradient 0, on both paths; never NaN."""
     query = normal(1, 4, 3, 8).to(dtype).requires_grad_()
     key, value = (normal(1, num_kv_heads, 5, 8, seed=seed).to(dtype) for seed in (1, 2))
     mask = torch.ones(1, 1, 3, 5, dtype=torch.bool)
@@ -165,7 +165,7 @@ def test_fully_masked_rows_are_zero(dtype: torch.dtype, num_kv_heads: int) -> No
 
 
 def test_fully_masked_row_of_a_layer_is_the_output_bias() -> None:
-    """W^O maps 0 to its bias, on both paths."""
+    """W^O maps 0 to its bias on both paths."""
     layer, x = make(3), normal(2, 4, HIDDEN)
     mask = build_mask(4, 4, padding=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
     for output in (layer(x, mask=mask), layer.with_weights(x, mask=mask)[0]):
@@ -175,7 +175,7 @@ def test_fully_masked_row_of_a_layer_is_the_output_bias() -> None:
 @settings(deadline=None, max_examples=25)
 @given(order=st.permutations(range(7)), num_kv_heads=st.sampled_from([1, 2, 4]))
 def test_permutation_equivariance(order: list[int], num_kv_heads: int) -> None:
-    """Permuting the tokens permutes the output; permuting the keys alone changes nothing."""
+    """Permuting the tokens permutes the output; permuting only the keys changes nothing."""
     layer, x, memory = make(4, num_kv_heads=num_kv_heads), normal(2, 7, HIDDEN), normal(2, 7, HIDDEN, seed=2)
     assert_close(layer(x[:, order]), layer(x)[:, order], atol=1e-12, rtol=0)
     shuffled, plain = layer.keys_values(memory[:, order]), layer.keys_values(memory)
@@ -193,9 +193,9 @@ def test_permutation_equivariance(order: list[int], num_kv_heads: int) -> None:
 def test_stacked_single_heads_equal_the_fused_layer(
     num_heads: int, head_dim: int, length: int, memory: int, bias: bool
 ) -> None:
-    """With W^O = I the layer is the concatenation of its heads, each a layer of its own with its slice of the weights.
+    """With W^O = I the layer is the concatenation of its heads, each a separate layer with its slice of the weights.
 
-    Causal over the tokens themselves, or across to another sequence.
+    For causal self-attention and for cross-attention.
     """
     hidden = num_heads * head_dim
     generator = torch.Generator().manual_seed(7)
@@ -223,6 +223,13 @@ def test_stacked_single_heads_equal_the_fused_layer(
     assert_close(torch.cat(heads, dim=-1), attend(fused), atol=1e-12, rtol=0)
 
 
+def test_memory_and_a_cache_are_refused() -> None:
+    """A cache would append the whole memory at each call."""
+    layer, x = make(2), normal(1, 3, HIDDEN)
+    with pytest.raises(ValueError, match=r"^memory and cache exclude each other"):
+        layer(x, memory=layer.keys_values(x), cache=LayerCache())
+
+
 def test_head_dim_and_value_head_dim() -> None:
     """d_k and d_v differ from E / H and from each other; the scale is 1 / sqrt(d_k)."""
     layer, x = make(5, head_dim=3, value_head_dim=4), normal(2, 6, HIDDEN)
@@ -245,7 +252,7 @@ def test_head_dim_and_value_head_dim() -> None:
     ],
 )
 def test_indivisible_sizes(hidden_size: int, num_heads: int, options: dict[str, int], message: str) -> None:
-    """The message names both offending values."""
+    """The message names both values."""
     with pytest.raises(ValueError, match=f"^{message}$"):
         MultiHeadAttention(hidden_size, num_heads, **options)
 
@@ -263,7 +270,7 @@ def test_head_dim_lifts_the_divisibility() -> None:
     left=st.booleans(),
 )
 def test_cached_decoding_equals_the_full_pass(splits: set[int], num_kv_heads: int, padded: int, left: bool) -> None:
-    """However the nine tokens are cut into calls, the cache makes the calls one pass."""
+    """Any split of nine tokens into cached calls gives the outputs of a single pass."""
     layer, x, length = make(4, num_kv_heads=num_kv_heads), normal(2, 9, HIDDEN), 9
     padding = torch.ones(2, length, dtype=torch.long)
     padding[1, slice(0, padded) if left else slice(length - padded, length)] = 0
@@ -278,7 +285,7 @@ def test_cached_decoding_equals_the_full_pass(splits: set[int], num_kv_heads: in
 
 
 def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
-    """Equal weights over values of 1 give keys kept / (S (1 - p)): multiples of 1/5, and 1 in evaluation."""
+    """Uniform weights over values of 1 give (keys kept) / (S (1 - p)): multiples of 1/5, and 1 in evaluation."""
     layer = MultiHeadAttention(HIDDEN, 4, bias=False, dropout=0.5).double().requires_grad_(False)
     nn.init.zeros_(layer.query.weight)
     layer.output = nn.Identity()
@@ -299,7 +306,7 @@ def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("scale", [None, 1.0, 0.3])
 def test_bias_and_scale(num_kv_heads: int, scale: float | None) -> None:
-    """softmax(scale x Q K^T + bias) V, written out; what the mask hides has no bias, and a hidden row gives 0."""
+    """Equal to softmax(scale x Q K^T + bias) V. Masked keys ignore the bias, and fully masked rows give 0."""
     query, key, value = normal(2, 4, 5, 3), normal(2, num_kv_heads, 7, 3, seed=1), normal(2, num_kv_heads, 7, 6, seed=2)
     bias, mask = 3 * normal(1, 4, 5, 7, seed=3), normal(2, 1, 5, 7, seed=4) > -0.5
     mask[1, 0, 2] = False
@@ -314,7 +321,7 @@ def test_bias_and_scale(num_kv_heads: int, scale: float | None) -> None:
 
 
 def test_layer_with_bias_scale_and_rotation_is_its_weights() -> None:
-    layer = make(4, head_dim=6, num_kv_heads=2, scale=0.7, output_bias=False, query_key_norm=1e-6)
+    layer = make(4, head_dim=6, num_kv_heads=2, scale=0.7, output_bias=False, qk_norm=1e-6)
     assert layer.output.bias is None
     assert layer.query.bias is not None
     x, bias, mask = normal(2, 5, HIDDEN), normal(1, 4, 5, 5, seed=1), build_mask(5, 5, causal=True)
@@ -327,7 +334,7 @@ def test_layer_with_bias_scale_and_rotation_is_its_weights() -> None:
 
 
 def test_queries_and_keys_are_normalised_before_they_turn() -> None:
-    """Equal to Qwen3's attention, whose heads are normalised one by one, in float32 in any case."""
+    """Equal to Qwen3's attention, which normalises each head, always in float32."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Config, Qwen3RotaryEmbedding
 
     torch.manual_seed(0)
@@ -336,7 +343,7 @@ def test_queries_and_keys_are_normalised_before_they_turn() -> None:
         attn_implementation="eager",
     )  # fmt: skip
     theirs = Qwen3Attention(config, layer_idx=0).double().eval()
-    ours = MultiHeadAttention(12, 4, num_kv_heads=2, head_dim=6, bias=False, query_key_norm=1e-3).double().eval()
+    ours = MultiHeadAttention(12, 4, num_kv_heads=2, head_dim=6, bias=False, qk_norm=1e-3).double().eval()
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
     for name, other in (names | {"query_norm": "q_norm", "key_norm": "k_norm"}).items():
         nn.init.normal_(theirs.get_submodule(other).weight)

@@ -1,4 +1,4 @@
-"""Masks, positions, feed-forward, residual, pooling, initialisation and cache, each stated again plainly."""
+"""Masks, positions, feed-forward, residual, pooling, initialisation and cache, against plain reimplementations."""
 
 import math
 from collections.abc import Callable
@@ -21,16 +21,16 @@ from zoo.nn import (
     Residual,
     RotaryPositions,
     SinusoidalPositions,
+    apply_rotary,
     build_mask,
     init_normal,
     init_truncated_normal,
     init_xavier,
     interpolate_frequencies,
-    interpolate_low_frequencies,
+    llama3_rope_scaling,
     normalize,
     pool,
     positions_of,
-    rotate,
     sinusoids,
     tied_linear,
 )
@@ -39,13 +39,13 @@ quick = settings(deadline=None, max_examples=50)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal float64 numbers that depend on the seed alone."""
+    """Draw standard normal float64 numbers from a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @st.composite
 def paddings(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
-    """Query length, key length, and any padding mask of 1 to 3 rows, holes included."""
+    """Draw a query length, a key length, and a padding mask of 1 to 3 rows, with padding anywhere."""
     key_length = draw(st.integers(1, 6))
     query_length = draw(st.integers(1, key_length))
     row = st.lists(st.integers(0, 1), min_size=key_length, max_size=key_length)
@@ -75,7 +75,7 @@ def test_build_mask(case: tuple[int, int, list[list[int]]], padded: bool, causal
 @quick
 @given(paddings(), st.integers(1, 7))
 def test_window_hides_what_lies_further_back(case: tuple[int, int, list[list[int]]], window: int) -> None:
-    """A query sees its own key and the window - 1 before it."""
+    """A query sees its own key and the ``window - 1`` keys before it."""
     query_length, key_length, rows = case
     mask = build_mask(query_length, key_length, padding=torch.tensor(rows), causal=True, window=window)
     assert mask is not None
@@ -112,10 +112,31 @@ def test_positions_count_the_tokens_before(case: tuple[int, int, list[list[int]]
     ids=["none", "full", "left", "right", "all"],
 )
 def test_positions_of(padding: list[int] | None, expected: list[int]) -> None:
-    """Padding on either side, and the tail of the same sequence as a cached call asks for it."""
+    """Padding on either side, for a whole sequence and for the last tokens of a cached call."""
     rows = None if padding is None else torch.tensor([padding])
     assert positions_of(5, 5, padding=rows).tolist() == [expected]
     assert positions_of(2, 5, padding=rows).tolist() == [expected[3:]]
+
+
+@pytest.mark.parametrize("length", [1, 6, 8])
+@pytest.mark.parametrize("function", [partial(build_mask, causal=True), build_mask, positions_of])
+def test_padding_of_another_length_is_refused(function: Callable[..., Any], length: int) -> None:
+    """A mask of only the new tokens would broadcast, or yield no positions."""
+    with pytest.raises(ValueError, match=f"^the padding mask has length {length}, but there are 7 past and new"):
+        function(1, 7, padding=torch.ones(2, length))
+
+
+def test_positions_trace_without_a_guard_on_the_length() -> None:
+    """Tracing keeps the lengths of the tokens and of their mask as separate dimensions."""
+
+    class Positions(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+            return positions_of(ids.shape[1], ids.shape[1], padding=padding)
+
+    lengths = {name: {1: torch.export.Dim.DYNAMIC} for name in ("ids", "padding")}
+    program = torch.export.export(Positions(), (torch.ones(2, 7), torch.ones(2, 7)), dynamic_shapes=lengths)
+    ids, padding = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
+    assert str(ids.shape[1]) != str(padding.shape[1])
 
 
 @pytest.mark.parametrize("hidden_size", [2, 6, 64])
@@ -157,7 +178,7 @@ def test_sinusoids_rotate(position: int, shift: int, hidden_size: int) -> None:
 
 
 def test_sinusoids_need_an_even_width() -> None:
-    """A sine without its cosine has no rotation; and the module owns no weights."""
+    """An odd width would leave a sine without its cosine. The module has no weights."""
     with pytest.raises(ValueError, match="even hidden_size, got 7"):
         SinusoidalPositions(7)
     assert not SinusoidalPositions(8).state_dict()
@@ -169,7 +190,7 @@ def test_sinusoids_need_an_even_width() -> None:
     [("gelu", nn.GELU()), ("gelu_tanh", nn.GELU("tanh")), ("relu", nn.ReLU()), ("silu", nn.SiLU())],
 )
 def test_feed_forward_equals_sequential(activation: str, module: nn.Module, bias: bool) -> None:
-    """Dense, activation, dense."""
+    """The reference is dense, activation, dense."""
     ours = FeedForward(6, 10, activation=activation, bias=bias).double()
     theirs = nn.Sequential(nn.Linear(6, 10, bias=bias), module, nn.Linear(10, 6, bias=bias)).double()
     for mine, its in ((ours.up, theirs[0]), (ours.down, theirs[2])):
@@ -201,8 +222,8 @@ def test_rotary_positions_equal_llama(head_dim: int, theta: float) -> None:
     cosine, sine = theirs(query, positions)
     expected = apply_rotary_pos_emb(query, key, cosine, sine)
     rotation = RotaryPositions(head_dim, theta)(positions, torch.float64)
-    assert torch.equal(rotate(query, rotation), expected[0])
-    assert torch.equal(rotate(key, rotation), expected[1])
+    assert torch.equal(apply_rotary(query, rotation), expected[0])
+    assert torch.equal(apply_rotary(key, rotation), expected[1])
 
 
 PUBLISHED = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -218,7 +239,7 @@ PUBLISHED = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "o
     ],
 )
 def test_scaled_rotary_positions_equal_llama(head_dim: int, theta: float, parameters: dict[str, Any]) -> None:
-    """To the last bit: a position multiplies any difference."""
+    """Equal to the last bit, because positions multiply any difference."""
     from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 
     theirs = LlamaRotaryEmbedding(LlamaConfig(head_dim=head_dim, rope_parameters={**parameters, "rope_theta": theta}))
@@ -226,7 +247,7 @@ def test_scaled_rotary_positions_equal_llama(head_dim: int, theta: float, parame
         scale = partial(interpolate_frequencies, factor=parameters["factor"])
     else:
         scale = partial(
-            interpolate_low_frequencies,
+            llama3_rope_scaling,
             factor=parameters["factor"],
             low=parameters["low_freq_factor"],
             high=parameters["high_freq_factor"],
@@ -243,9 +264,9 @@ def test_scaled_rotary_positions_equal_llama(head_dim: int, theta: float, parame
 @quick
 @given(st.floats(1, 64), st.floats(0.5, 2), st.floats(2.5, 8), st.integers(16, 10000))
 def test_only_low_frequencies_are_interpolated(factor: float, low: float, high: float, length: int) -> None:
-    """Those of few turns are divided, those of many stay, and what lies between lies between."""
+    """Low frequencies are divided by the factor, high ones unchanged, and the others in between."""
     frequencies = torch.logspace(1, -7, 50)
-    scaled = interpolate_low_frequencies(frequencies, factor=factor, low=low, high=high, original_length=length)
+    scaled = llama3_rope_scaling(frequencies, factor=factor, low=low, high=high, original_length=length)
     turns = length * frequencies / (2 * math.pi)
     seldom, often = turns < 0.999 * low, turns > 1.001 * high
     assert_close(scaled[seldom], frequencies[seldom] / factor, rtol=1e-6, atol=0)
@@ -255,7 +276,7 @@ def test_only_low_frequencies_are_interpolated(factor: float, low: float, high: 
 
 
 def test_frequencies_are_numbers_wherever_a_model_is_made() -> None:
-    """Without storage for weights too: they are no weights."""
+    """Frequencies are constants, not weights, and so exist on the meta device, too."""
     with torch.device("meta"):
         made = RotaryPositions(64, 500000.0)
     assert made.frequencies == RotaryPositions(64, 500000.0).frequencies
@@ -269,7 +290,7 @@ def test_rotated_products_depend_on_the_distance_alone(first: int, second: int, 
     rotary, query, key = RotaryPositions(8), normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 
     def product(m: int, n: int) -> Tensor:
-        turned = [rotate(x, rotary(torch.tensor([[at]]), torch.float64)) for x, at in ((query, m), (key, n))]
+        turned = [apply_rotary(x, rotary(torch.tensor([[at]]), torch.float64)) for x, at in ((query, m), (key, n))]
         return (turned[0] * turned[1]).sum()
 
     assert_close(product(first, second), product(first + shift, second + shift), rtol=0, atol=1e-3)
@@ -282,7 +303,7 @@ def test_rotary_positions_need_an_even_head() -> None:
 
 
 def test_feed_forward_drops_after_the_activation_in_training_only() -> None:
-    """With both matrices the identity, f(1) comes out as 0 or f(1) / (1 - p); f(1 / (1 - p)) would be wrong."""
+    """With identity matrices, outputs are 0 or f(1) / (1 - p), not f(1 / (1 - p))."""
     layer = FeedForward(50, 50, activation="silu", bias=False, dropout=0.75).double().requires_grad_(False)
     for part in (layer.up, layer.down):
         part.weight.copy_(torch.eye(50))
@@ -295,7 +316,7 @@ def test_feed_forward_drops_after_the_activation_in_training_only() -> None:
 @pytest.mark.parametrize("eps", [1e-5, 0.5])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_residual(norm_first: bool, eps: float) -> None:
-    """LN(x + f(x)) or x + f(LN(x)), where LN has the biased variance and eps inside the root."""
+    """LN(x + f(x)) or x + f(LN(x)), where LN uses the biased variance and eps inside the root."""
     layer, x = Residual(6, eps=eps, norm_first=norm_first).double(), normal(2, 3, 6)
     for seed, parameter in enumerate(layer.norm.parameters()):
         parameter.data = normal(6, seed=seed + 1)
@@ -312,7 +333,7 @@ def test_residual(norm_first: bool, eps: float) -> None:
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_residual_drops_the_branch_only(norm_first: bool) -> None:
-    """Dropout takes from f, never from x, and only in training."""
+    """Dropout applies to f, not to x, and only in training."""
     layer = Residual(50, eps=1e-5, norm_first=norm_first, dropout=0.5).double()
     layer.norm = nn.Identity()
     x = torch.ones(2, 3, 50, dtype=torch.float64)
@@ -324,7 +345,7 @@ def test_residual_drops_the_branch_only(norm_first: bool) -> None:
 @quick
 @given(paddings())
 def test_pool(case: tuple[int, int, list[list[int]]]) -> None:
-    """The first token, or the mean of the tokens that are not padding, 0 when there are none."""
+    """The first token, or the mean over tokens that are not padding, 0 if there are none."""
     _, length, rows = case
     x, padding = normal(len(rows), length, 4), torch.tensor(rows)
     expected = torch.zeros(len(rows), 4, dtype=torch.float64)
@@ -346,7 +367,7 @@ def test_normalize(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_tied_linear_shares_the_parameter(bias: bool) -> None:
-    """One matrix, counted once and trained from both sides, through a change of dtype too."""
+    """The matrix is counted once, gets gradients from both layers, and stays shared when the dtype changes."""
     embedding = nn.Embedding(7, 3)
     model = nn.Sequential(embedding, tied_linear(embedding, bias=bias)).double()
     assert model[1].weight is model[0].weight
@@ -355,12 +376,12 @@ def test_tied_linear_shares_the_parameter(bias: bool) -> None:
     assert_close(model(ids), weight[[2, 5]] @ weight.T + torch.zeros(1, 2, 7), atol=1e-14, rtol=0)
     model(ids).square().sum().backward()
     assert embedding.weight.grad is not None
-    assert embedding.weight.grad.ne(0).any(-1).all(), "rows that were not looked up learn from the head alone"
+    assert embedding.weight.grad.ne(0).any(-1).all(), "rows that were not looked up get gradients from the head"
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 class Parts(nn.Module):
-    """One of each kind of layer, the head tied or not."""
+    """One layer of each kind, with a tied or untied head."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -372,19 +393,19 @@ class Parts(nn.Module):
             nn.init.constant_(parameter, 3.0)
 
 
-# The standard deviation of 80,000 numbers is known to 1 / sqrt(160,000) = 0.25 %: 2 % is eight of those.
+# The standard error of the standard deviation of 80,000 numbers is 1 / sqrt(160,000) = 0.25 %; 2 % is eight times that.
 CLOSE = 0.02
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("initialise", "spread"),
-    # A normal distribution cut at two standard deviations keeps sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) of one.
+    # Truncation at two standard deviations scales the standard deviation by sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)).
     [(init_normal, 1.0), (init_truncated_normal, 0.8796)],
     ids=["normal", "truncated"],
 )
 def test_normal_initialisers(initialise: Callable[[nn.Module, float], None], spread: float, tied: bool) -> None:
-    """Mean, spread and tails of the weights; biases 0; norms left alone."""
+    """Mean, standard deviation and tails of the weights; biases are 0, and norms are unchanged."""
     torch.manual_seed(0)
     parts = Parts(tied)
     initialise(parts, 0.02)
@@ -417,7 +438,7 @@ def test_init_xavier(tied: bool) -> None:
 
 
 def test_empty_cache() -> None:
-    """It has its layers, no length, and nothing to hand out."""
+    """An empty cache has layers, length 0, and no keys and values."""
     cache = Cache.empty(3)
     assert len(cache) == 3
     assert cache.length == 0
@@ -428,7 +449,7 @@ def test_empty_cache() -> None:
 
 
 def test_cache_appends_along_time() -> None:
-    """Each layer grows by itself and keeps the order of the calls; values may be wider than keys."""
+    """Each layer appends in the order of the calls; values may be wider than keys."""
     cache, pieces = (
         Cache.empty(2),
         [(normal(2, 3, n, 4, seed=n), normal(2, 3, n, 5, seed=n + 9)) for n in (2, 1, 3)],
@@ -445,7 +466,7 @@ def test_cache_appends_along_time() -> None:
 
 
 def test_cache_from_pairs() -> None:
-    """A cache made from tensors hands the same tensors back, and one layer works alone."""
+    """A cache made from tensors returns the same tensors, and a single layer works by itself."""
     pairs = [(normal(1, 2, 3, 4, seed=n), normal(1, 2, 3, 4, seed=n + 5)) for n in range(2)]
     cache = Cache(pairs)
     assert (len(cache), cache.length) == (2, 3)

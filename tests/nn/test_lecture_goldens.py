@@ -22,18 +22,18 @@ INPUTS = torch.tensor(GOLDENS["inputs"])[None]  # (1, 6, 3)
 
 
 def plain() -> tuple[Tensor, Tensor]:
-    """Query and key whose attention is unscaled: the query carries the sqrt(D) that attention divides by."""
+    """Multiply the query by the sqrt(D) that attention divides by, so that scores are unscaled."""
     return INPUTS[None] * math.sqrt(3), INPUTS[None]
 
 
 def scores(query: Tensor, key: Tensor) -> Tensor:
-    """Q K^T / sqrt(D), read off the weights: an extra key of zeros scores 0, so log(w / w_0) is the score."""
+    """Recover Q K^T / sqrt(D) from the weights: an extra zero key scores 0, so log(w / w_0) is the score."""
     weights = attention_weights(query, torch.cat((key, torch.zeros_like(key[:, :, :1])), dim=2))
     return (weights[..., :-1] / weights[..., -1:]).log()
 
 
 def single_head(query: nn.Module, key: nn.Module, value: nn.Module) -> MultiHeadAttention:
-    """One head of width 2 with the given projections and W^O = I."""
+    """Build one head of width 2 with the given projections and W^O = I."""
     layer = MultiHeadAttention(3, 1, head_dim=2, bias=False, dropout=0.5).eval()
     layer.query, layer.key, layer.value, layer.output = query, key, value, nn.Identity()
     return layer.requires_grad_(False)
@@ -41,7 +41,7 @@ def single_head(query: nn.Module, key: nn.Module, value: nn.Module) -> MultiHead
 
 @cache
 def from_rand() -> MultiHeadAttention:
-    """The lecture's W_q, W_k, W_v of torch.rand, applied from the right; nn.Linear holds the transpose."""
+    """Draw the lecture's W_q, W_k, W_v with torch.rand. It applies them from the right: nn.Linear holds transposes."""
     projections = [nn.Linear(3, 2, bias=False) for _ in range(3)]
     torch.manual_seed(123)
     for projection in projections:
@@ -51,13 +51,13 @@ def from_rand() -> MultiHeadAttention:
 
 @cache
 def from_linear() -> MultiHeadAttention:
-    """The lecture's nn.Linear layers, in the order in which it makes them."""
+    """Create the lecture's nn.Linear layers, in the same order."""
     torch.manual_seed(789)
     return single_head(*(nn.Linear(3, 2, bias=False) for _ in range(3)))
 
 
 class InjectedDraw(TorchDispatchMode):
-    """Replaces torch's Bernoulli draw by the lecture's keep-mask; dropping and scaling stay torch's own."""
+    """Replaces torch's Bernoulli draw by the lecture's keep mask; torch still does the dropping and scaling."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.bernoulli_.float:
@@ -66,7 +66,7 @@ class InjectedDraw(TorchDispatchMode):
 
 
 def dropped_weights() -> Tensor:
-    """The causal weights after dropout: attention over values that are the identity matrix."""
+    """Compute the causal weights after dropout, as attention over identity values."""
     layer = from_linear().train()
     try:
         with InjectedDraw():
@@ -77,7 +77,7 @@ def dropped_weights() -> Tensor:
 
 
 def query_2() -> tuple[Tensor, Tensor]:
-    """The lecture's query of the second token, (1, 1, 1, 2), and all keys, (1, 1, 6, 2)."""
+    """Return the lecture's query of the second token, (1, 1, 1, 2), and all keys, (1, 1, 6, 2)."""
     layer = from_rand()
     return layer.query(INPUTS)[None, :, 1:2], layer.keys_values(INPUTS)[0]
 
@@ -98,7 +98,7 @@ CASES: dict[str, Callable[[], Tensor]] = {
 
 
 def test_every_case_is_reproduced() -> None:
-    """No printed tensor is left out, and none is named twice."""
+    """Every printed tensor is covered exactly once."""
     assert CASES.keys() == EXPECTED.keys()
     assert len(GOLDENS["cases"]) == len(EXPECTED)
 
@@ -111,7 +111,7 @@ def test_case(name: str) -> None:
 
 
 def test_fused_attention_drops_the_same_weights() -> None:
-    """The printed dropout case again, from the function that does not form the weights."""
+    """The printed dropout case again, through the fused function."""
     layer = from_linear()
     query, key = layer.query(INPUTS)[None], layer.keys_values(INPUTS)[0]
     mask = build_mask(6, 6, causal=True)

@@ -1,4 +1,4 @@
-"""Label smoothing against torch's two losses, with targets spelt out in loops."""
+"""Label smoothing against torch's two losses, with explicit target distributions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zoo.nn import label_smoothing_loss
 
 
 def make(rows: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Logits in float64 that want a gradient, and targets, of which a third is the last of the vocabulary."""
+    """Draw float64 logits with gradients, and targets of which a third are the vocabulary's last entry."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(rows, size, generator=generator, dtype=torch.float64)
     targets = torch.randint(0, size, (rows,), generator=generator)
@@ -25,7 +25,7 @@ def make(rows: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def distribution(target: int, size: int, smoothing: float, padding_id: int) -> list[float]:
-    """The Annotated Transformer's targets, number by number."""
+    """Build the target distributions of The Annotated Transformer in loops."""
     row = [smoothing / (size - 2)] * size
     row[target] = 1 - smoothing
     row[padding_id] = 0.0
@@ -43,9 +43,9 @@ CASES = {
 @settings(deadline=None, max_examples=50)
 @given(**CASES, padded=st.booleans())
 def test_uniform_is_torchs_cross_entropy(rows: int, size: int, smoothing: float, seed: int, padded: bool) -> None:
-    """The value and the gradient, with padding and without."""
+    """Values and gradients agree, with padding and without."""
     logits, targets = make(rows, size, seed)
-    targets[-1] = 0  # one that counts in any case
+    targets[-1] = 0  # at least one target is not padding
     padding_id = size - 1 if padded else None
     ignored = {} if padding_id is None else {"ignore_index": padding_id}
     expected = F.cross_entropy(logits, targets, label_smoothing=smoothing, **ignored)
@@ -59,7 +59,7 @@ def test_uniform_is_torchs_cross_entropy(rows: int, size: int, smoothing: float,
 def test_excluding_is_the_divergence_from_spelt_out_targets(
     rows: int, size: int, smoothing: float, seed: int, padding: int
 ) -> None:
-    """Plus their entropy, which no logit changes: so gradients are equal as they are."""
+    """The loss is the divergence plus the entropy of the targets, so gradients are equal."""
     logits, targets = make(rows, size, seed)
     padding_id = padding % size
     targets[-1] = (padding_id + 1) % size
@@ -77,7 +77,7 @@ def test_excluding_is_the_divergence_from_spelt_out_targets(
 
 @pytest.mark.parametrize("convention", ["uniform", "excluding"])
 def test_without_smoothing_it_is_plain(convention: str) -> None:
-    """And it takes any number of leading dimensions."""
+    """Any number of leading dimensions is accepted, too."""
     logits, targets = make(12, 6, 1)
     expected = F.nll_loss(logits.log_softmax(-1), targets, ignore_index=2)
     found = label_smoothing_loss(
@@ -88,7 +88,7 @@ def test_without_smoothing_it_is_plain(convention: str) -> None:
 
 @pytest.mark.parametrize("convention", ["uniform", "excluding"])
 def test_padding_counts_for_nothing(convention: str) -> None:
-    """Neither its logits nor how much of it there is; of padding alone, the loss and its gradient are 0."""
+    """Logits and amount of padding do not matter; with padding only, the loss and its gradient are 0."""
     logits, targets = make(5, 6, 2)
     targets[:] = torch.tensor([1, 4, 0, 0, 3])
     options = {"convention": convention, "padding_id": 0}
@@ -103,7 +103,7 @@ def test_padding_counts_for_nothing(convention: str) -> None:
 
 
 def test_a_padding_outside_the_vocabulary() -> None:
-    """As other libraries mark targets that do not count."""
+    """Other libraries mark ignored targets this way."""
     logits, targets = make(5, 6, 3)
     targets[2] = -100
     expected = F.cross_entropy(logits, targets, label_smoothing=0.3)
@@ -111,7 +111,7 @@ def test_a_padding_outside_the_vocabulary() -> None:
 
 
 def test_a_padding_that_is_never_predicted() -> None:
-    """Its logit may be minus infinity: it has no share in the loss."""
+    """Its logit may be minus infinity, since its target probability is 0."""
     logits, targets = make(4, 5, 4)
     targets[:] = torch.tensor([1, 2, 3, 4])
     logits = logits.detach().clone()
@@ -123,7 +123,7 @@ def test_a_padding_that_is_never_predicted() -> None:
 
 
 def test_half_precision_is_summed_in_float32() -> None:
-    """A vocabulary of 4,000 would lose digits otherwise."""
+    """A sum over a vocabulary of 4,000 would lose digits in half precision."""
     logits, targets = make(8, 4000, 5)
     half = logits.detach().half()
     found = label_smoothing_loss(half, targets, 0.1)

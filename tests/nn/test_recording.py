@@ -1,4 +1,4 @@
-"""Attention weights are what attention is computed with, and nothing else changes when they are collected."""
+"""Recorded attention weights reproduce the output, and recording does not change anything else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from zoo.contract import Graph, attentions, real
+from zoo.contract import Graph, attentions, floats
 from zoo.nn import (
     LocalAttention,
     LongformerAttention,
@@ -38,13 +38,13 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def ending_earlier(rows: int, length: int) -> Tensor:
-    """A mask of rows of ever fewer tokens."""
+    """Build a mask with fewer tokens from row to row."""
     ends = torch.linspace(length, 1, rows).round().long()
     return torch.arange(length) < ends.unsqueeze(1)
 
 
 def split(part: nn.Module, x: Tensor) -> Tensor:
-    """A projection by heads, (B, H, T, D)."""
+    """Split a projection into heads, (B, H, T, D)."""
     return part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
@@ -52,7 +52,7 @@ def split(part: nn.Module, x: Tensor) -> Tensor:
 @given(chunks=st.integers(1, 3), rows=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(max_examples=20, deadline=None)
 def test_weights_times_values_is_the_output(name: str, chunks: int, rows: int, seed: int) -> None:
-    """For attention that never makes them: of chunks, features and hashes. And padding has none."""
+    """Also for attention that never computes weights (chunks, features, hashes). Padding has weight 0."""
     torch.manual_seed(seed)
     length = chunks * CHUNK
     layer, x = LAYERS[name]().double(), torch.randn(rows, length, HIDDEN, dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_global_tokens_have_weights_by_their_own_projections() -> None:
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_a_bias_that_hides_keys_gives_them_no_weight(num_kv_heads: int) -> None:
-    """Also all of a query's: it then has no weights and gives 0, as without recording."""
+    """If all keys of a query are hidden, its weights and output are 0, as without recording."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, 5, 3, generator=generator, dtype=torch.float64)
     key, value = torch.randn(2, 2, num_kv_heads, 6, 3, generator=generator, dtype=torch.float64)
@@ -102,7 +102,7 @@ def test_a_bias_that_hides_keys_gives_them_no_weight(num_kv_heads: int) -> None:
 
 
 def test_only_what_is_asked_for_is_collected() -> None:
-    """Not after the block, not inside what is left out, not in another thread; and inner blocks collect their own."""
+    """Nothing is recorded after the block, in unrecorded blocks or in other threads; inner blocks have own records."""
     layer, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
     with recorded_attentions() as outer:
         layer(x)
@@ -129,7 +129,7 @@ def test_an_error_ends_the_collecting() -> None:
 
 
 def test_recorded_weights_have_gradients() -> None:
-    """So that one may train on them, or look at what they hang on."""
+    """They can be used in a loss or for attribution."""
     layer, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
     with recorded_attentions() as weights:
         layer(x)
@@ -138,7 +138,7 @@ def test_recorded_weights_have_gradients() -> None:
 
 
 def test_a_compiled_model_compiles_in_one_piece() -> None:
-    """What asks whether weights are collected is no obstacle to a compiler, which is told that they are not."""
+    """The test for an active recording does not break the graph: it is False while compiling."""
     layer, x = MultiHeadAttention(HIDDEN, HEADS).eval(), torch.randn(1, 5, HIDDEN)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     assert_close(compiled(x), layer(x))
@@ -148,7 +148,7 @@ def test_a_compiled_model_compiles_in_one_piece() -> None:
 
 
 class Twice(nn.Module):
-    """One attention, called twice."""
+    """A model that calls one attention twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,8 +160,8 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("declared", [1, 3])
 def test_a_graph_must_declare_as_many_as_there_are(declared: int) -> None:
-    x = real("x", "batch", "sequence", HIDDEN)
-    graph = Graph(inputs=(x,), outputs=(real("y", *x.dims),), attentions=attentions(declared, HEADS))
+    x = floats("x", "batch", "sequence", HIDDEN)
+    graph = Graph(inputs=(x,), outputs=(floats("y", *x.dims),), attentions=attentions(declared, HEADS))
     feeds = {"x": torch.randn(2, 5, HIDDEN)}
     assert call_graph(Twice(), graph, feeds).keys() == {"y"}
     with pytest.raises(ValueError, match=f"graph 'model' declares {declared} attentions and computes 2"):

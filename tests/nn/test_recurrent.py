@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from zoo.nn import AdditiveAttention, each_step, run_padded
+from zoo.nn import AdditiveAttention, run_padded, scan_steps
 
 KINDS = {"gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -32,7 +32,7 @@ def parts(last: Tensor | tuple[Tensor, Tensor]) -> Sequence[Tensor]:
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), bidirectional=st.booleans(), num_layers=st.integers(1, 2))
 def test_each_row_is_as_it_is_alone(kind: str, data: st.DataObject, bidirectional: bool, num_layers: int) -> None:
-    """Wherever padding lies, within a row too, and whatever lies under it."""
+    """Padding may be anywhere in a row, with any content."""
     layer = random(KINDS[kind](3, 5, num_layers, batch_first=True, bidirectional=bidirectional))
     length = data.draw(st.integers(1, 7))
     row = st.lists(st.integers(0, 1), min_size=length, max_size=length)
@@ -72,13 +72,13 @@ def test_gradients_do_not_flow_from_padding() -> None:
 
 def test_each_step_sees_the_state_before_it() -> None:
     x = torch.arange(1.0, 9).reshape(2, 4)
-    last, sums = each_step(lambda total, part: (total + part, total + part), torch.zeros(2), x)
+    last, sums = scan_steps(lambda total, part: (total + part, total + part), torch.zeros(2), x)
     assert_close(sums, x.cumsum(1))
     assert_close(last, x.sum(1))
 
 
 def bahdanau(attention: AdditiveAttention, query: Tensor, memory: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The equations of section 3.1, for one number after another."""
+    """Compute the equations of section 3.1 in scalar loops."""
     w, u, b, v = (
         tensor.numpy()
         for tensor in (attention.query.weight, attention.key.weight, attention.key.bias, attention.score.weight[0])
@@ -97,7 +97,7 @@ def bahdanau(attention: AdditiveAttention, query: Tensor, memory: Tensor, seen: 
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 3), queries=st.integers(1, 3), keys=st.integers(1, 5), seed=st.integers(0, 99))
 def test_additive_attention_is_that_of_the_paper(rows: int, queries: int, keys: int, seed: int) -> None:
-    """Weights of what is not seen are 0, and of a query that sees nothing all of them."""
+    """Masked keys have weight 0; for a query that sees no key, all weights are 0."""
     generator = torch.Generator().manual_seed(seed)
     attention = random(AdditiveAttention(4, 3, 6))
     assert isinstance(attention, AdditiveAttention)

@@ -1,4 +1,4 @@
-"""Relative position buckets and biases against transformers' T5, and their laws."""
+"""Relative position buckets and biases against transformers' T5, and their properties."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ FAR = torch.arange(-5000, 5001)
     ("num_buckets", "max_distance"), [(32, 128), (16, 32), (8, 20), (33, 100), (64, 256), (4, 5), (12, 1000)]
 )
 def test_buckets_equal_transformers(num_buckets: int, max_distance: int, causal: bool) -> None:
-    """At every distance that a text could have, the powers of two included, where a logarithm is a whole number."""
+    """For all distances, including powers of two, where the logarithm is an integer."""
     expected = T5Attention._relative_position_bucket(
         FAR, bidirectional=not causal, num_buckets=num_buckets, max_distance=max_distance
     )
@@ -28,7 +28,7 @@ def test_buckets_equal_transformers(num_buckets: int, max_distance: int, causal:
 
 @given(num_buckets=st.integers(4, 70), farther=st.integers(1, 400), causal=st.booleans())
 def test_buckets_grow_with_the_distance(num_buckets: int, farther: int, causal: bool) -> None:
-    """They number the distances without a gap in their order, and from the maximum on they stay the same."""
+    """Bucket numbers increase with the distance without gaps, and are constant from the maximum on."""
     max_distance = num_buckets // 2 + farther
     found = relative_buckets(FAR, num_buckets, max_distance, causal=causal)
     before, after = found[:5001].flip(0), found[5000:]
@@ -45,7 +45,7 @@ def test_buckets_grow_with_the_distance(num_buckets: int, farther: int, causal: 
     ("num_buckets", "max_distance", "causal"), [(3, 128, False), (1, 128, True), (32, 8, False), (32, 16, True)]
 )
 def test_buckets_that_do_not_fit(num_buckets: int, max_distance: int, causal: bool) -> None:
-    """Too few of them, or no distances left for those that grow."""
+    """Too few buckets, or no distances left for the logarithmic ones."""
     message = f"{num_buckets} relative buckets do not fit a maximum distance of {max_distance}"
     with pytest.raises(ValueError, match=message):
         relative_buckets(FAR, num_buckets, max_distance, causal=causal)
@@ -53,7 +53,7 @@ def test_buckets_that_do_not_fit(num_buckets: int, max_distance: int, causal: bo
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_bias_equals_transformers(causal: bool) -> None:
-    """With the same table, for whole texts and for what follows a past."""
+    """With the same table, for whole texts and for tokens after a past."""
     config = T5Config(
         d_model=12, d_kv=4, num_heads=3, relative_attention_num_buckets=10, relative_attention_max_distance=17,
         is_decoder=causal,
@@ -68,7 +68,7 @@ def test_bias_equals_transformers(causal: bool) -> None:
 
 @given(length=st.integers(1, 12), past=st.integers(0, 30), causal=st.booleans())
 def test_bias_depends_on_distances_alone(length: int, past: int, causal: bool) -> None:
-    """It is constant along diagonals, and the last queries have the last rows of the whole."""
+    """The bias is constant along diagonals, and the last queries have the last rows."""
     bias = RelativePositionBias(2, num_buckets=8, max_distance=9, causal=causal)
     whole = bias(length + past, length + past)
     assert whole.shape == (1, 2, length + past, length + past)
@@ -77,7 +77,7 @@ def test_bias_depends_on_distances_alone(length: int, past: int, causal: bool) -
 
 
 def test_bias_is_learned() -> None:
-    """The gradient of a bucket counts the pairs that fall into it."""
+    """A bucket's gradient is the number of pairs in it."""
     bias = RelativePositionBias(1, num_buckets=4, max_distance=3)
     nn.init.zeros_(bias.table.weight)
     bias(3, 3).sum().backward()

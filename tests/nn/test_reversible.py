@@ -1,4 +1,4 @@
-"""Reversible residuals: the gradients of plain ones, without what plain ones keep."""
+"""Reversible residuals: the gradients of plain residuals, without storing activations."""
 
 import gc
 
@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo_plugins.reformer.config import ReformerConfig
-from zoo_plugins.reformer.model import Reformer, ReformerBlock
 
 from zoo.nn import run_reversible
+from zoo_plugins.reformer.config import ReformerConfig
+from zoo_plugins.reformer.model import Reformer, ReformerBlock
 
 WIDTH = 16
 TOKENS = torch.ones(2, 24, dtype=torch.bool)
 
 
 def blocks(depth: int, *, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> list[ReformerBlock]:
-    """Layers of both kinds, in training."""
+    """Build layers of both kinds in training mode."""
     c = ReformerConfig(
         hidden_size=WIDTH, num_heads=2, num_layers=depth, attention_kinds=("lsh", "local"), local_chunk_length=4,
         lsh_chunk_length=6, num_hashes=2, num_buckets=(4,), axial_shape=(4, 6), axial_sizes=(8, 8), max_seq_len=24,
@@ -33,7 +33,7 @@ def streams(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 
 def gradients(layers: list[ReformerBlock], *, forget: bool) -> list[Tensor]:
-    """Outputs, and gradients of everything, of a loss that weighs every output by another number."""
+    """Return outputs and all gradients of a loss that weights every output differently."""
     first, second = streams()
     outputs = run_reversible(layers, first, second, TOKENS, forget=forget)
     weights = torch.linspace(-1, 2, outputs[0].numel(), dtype=torch.float64).view_as(outputs[0])
@@ -43,7 +43,7 @@ def gradients(layers: list[ReformerBlock], *, forget: bool) -> list[Tensor]:
 
 
 def test_gradients_are_those_of_plain_residuals() -> None:
-    """Of both streams and every parameter, within what inverting loses."""
+    """For both streams and all parameters, up to the rounding of the inversion."""
     layers = blocks(4)
     found, expected = (gradients(layers, forget=forget) for forget in (True, False))
     for mine, wanted in zip(found, expected, strict=True):
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_plain_residuals() -> None:
 
 
 def test_a_layer_may_be_frozen_and_another_used_twice() -> None:
-    """Frozen parameters get no gradient, shared ones the sum."""
+    """Frozen parameters get no gradient, shared ones the sum of gradients."""
     layers = blocks(2)
     for parameter in layers[0].norm_1.parameters():
         parameter.requires_grad_(False)
@@ -66,7 +66,7 @@ def test_a_layer_may_be_frozen_and_another_used_twice() -> None:
 
 
 def test_dropout_is_repeated() -> None:
-    """The backward pass drops what the forward pass dropped: finite differences of the same seed agree."""
+    """The backward pass repeats the dropout of the forward pass: finite differences with the same seed agree."""
     layers = blocks(3, dropout=0.4)
     first, second = streams()
 
@@ -87,7 +87,7 @@ def test_dropout_is_repeated() -> None:
 
 
 def test_random_numbers_after_the_backward_pass_are_undisturbed() -> None:
-    """Running layers again draws from a generator of its own."""
+    """Recomputation does not advance the global generator."""
     layers = blocks(2, dropout=0.4)
     outputs = run_reversible(layers, *streams(), TOKENS, forget=True)
     state = torch.get_rng_state()
@@ -96,12 +96,12 @@ def test_random_numbers_after_the_backward_pass_are_undisturbed() -> None:
 
 
 def living() -> list[Tensor]:
-    """Every tensor with data. Tracing, in other tests, leaves some behind that are of other types and have none."""
+    """Return all tensors with data. Tracing in other tests leaves tensor subclasses without data behind."""
     return [item for item in gc.get_objects() if type(item) is Tensor]
 
 
 def kept(depth: int, *, forget: bool) -> tuple[int, int]:
-    """Bytes of activations that wait for the backward pass: real numbers, and integers."""
+    """Return the bytes of floating-point and of integer activations held for the backward pass."""
     layers = blocks(depth)
     first, second = streams()
     known = {
@@ -120,7 +120,7 @@ def kept(depth: int, *, forget: bool) -> tuple[int, int]:
     known |= {item.untyped_storage().data_ptr() for item in living()}
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         outputs = run_reversible(layers, first, second, TOKENS, forget=forget)
-    for item in living():  # whatever else holds a tensor of one of the streams' size
+    for item in living():  # any other tensor of the streams' size
         if item.shape == first.shape:
             note(item)
     assert len(outputs) == 2
@@ -131,7 +131,7 @@ def kept(depth: int, *, forget: bool) -> tuple[int, int]:
 
 
 def test_memory_does_not_grow_with_depth() -> None:
-    """Real numbers kept are the two outputs, of 2 layers as of 12; integers are the hashes of layers that sort."""
+    """Stored floats are the two outputs for any number of layers; stored integers are the hashes of LSH layers."""
     shallow, deep = kept(2, forget=True), kept(12, forget=True)
     one_stream = 2 * 24 * WIDTH * 8
     assert shallow[0] == deep[0] == 2 * one_stream
@@ -143,7 +143,7 @@ def test_memory_does_not_grow_with_depth() -> None:
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 2e-14), (torch.float32, 9e-6)])
 def test_twelve_layers_are_inverted(dtype: torch.dtype, bound: float) -> None:
-    """What went in, from what came out."""
+    """Inputs are recovered from outputs."""
     layers = blocks(12, dtype=dtype)
     first, second = streams(dtype)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_twelve_layers_are_inverted(dtype: torch.dtype, bound: float) -> None:
 
 
 def test_a_model_learns_and_second_derivatives_are_refused() -> None:
-    """In training the whole model takes this path; what it forgets cannot be differentiated twice."""
+    """In training the whole model takes this path, which cannot be differentiated twice."""
     c = ReformerConfig(
         vocab_size=11, hidden_size=WIDTH, num_heads=2, num_layers=2, attention_kinds=("local", "lsh"),
         local_chunk_length=4, lsh_chunk_length=4, num_hashes=2, num_buckets=(4,), axial_shape=(4, 6),

@@ -1,4 +1,4 @@
-"""A fresh environment outside the checkout, with the wheel of zoo, and on demand a stranger's plugin, in it."""
+"""A fresh environment outside the checkout, with zoo's wheel and, on demand, third-party plugins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
+    """Build the wheel of this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w"]
     subprocess.run([*pip, str(folder), str(ROOT)], check=True)
@@ -27,12 +27,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment whose own package is the wheel; what it needs comes from ours."""
+    """Create a virtual environment with only the wheel installed; dependencies come from the current environment."""
     return make_environment(tmp_path_factory.mktemp("environment"), wheel)
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
-    """The same in a folder."""
+    """Create such an environment in a folder."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
@@ -44,32 +44,32 @@ def make_environment(folder: Path, wheel: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sliding(environment: Path) -> None:
-    """The stranger's plugin, pip-installed."""
+    """Install a third-party architecture with pip."""
     install(environment, "zoo-sliding")
 
 
 @pytest.fixture(scope="module")
 def pt2(environment: Path) -> None:
-    """Another stranger's exporter, pip-installed."""
+    """Install a third-party exporter with pip."""
     install(environment, "zoo-pt2")
 
 
 @pytest.fixture(scope="module", params=["aft", "mixer", "scores"])
 def described(environment: Path, request: pytest.FixtureRequest) -> str:
-    """Others that bring tests of their own, pip-installed."""
+    """Install each third-party distribution that has its own tests with pip."""
     install(environment, f"zoo-{request.param}")
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def scores(environment: Path) -> None:
-    """A task and a command without an architecture, pip-installed."""
+    """Install a task and a command without an architecture with pip."""
     install(environment, "zoo-scores")
 
 
 @pytest.fixture(scope="module")
 def g2p(environment: Path) -> None:
-    """A third one's architecture, importer and task, pip-installed."""
+    """Install an architecture with an importer and a task with pip."""
     install(environment, "zoo-g2p")
 
 

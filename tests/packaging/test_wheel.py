@@ -8,21 +8,21 @@ import zipfile
 from pathlib import Path
 
 from tests.packaging.conftest import ROOT
-from zoo import scaffold
+from zoo.plugins import scaffold
 
 
-def test_top_level_is_three_packages(wheel: Path) -> None:
+def test_top_level_is_four_packages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert top == {"zoo", "zoo_export", "zoo_plugins"}
+    assert top == {"zoo", "zoo_export", "zoo_plugins", "zoo_runtime"}
     for package in top:
         assert f"{package}/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
 def test_template_travels_in_the_wheel(wheel: Path) -> None:
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("zoo/template/")}
-    assert names == {f"zoo/template/{file}" for file in scaffold.FILES}
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("zoo/plugins/template/")}
+    assert names == {f"zoo/plugins/template/{file}" for file in scaffold.FILES}
 
 
 def test_registry_travels_in_the_wheel(run, environment: Path) -> None:
@@ -31,11 +31,12 @@ def test_registry_travels_in_the_wheel(run, environment: Path) -> None:
         presets = tomllib.load(file)["models"]
     names = {model["name"] for model in listed["models"]}
     assert set(presets) <= names
-    where = run("python", "-c", "from zoo.presets import built_in_presets; print(built_in_presets())").stdout
+    where = run("python", "-c", "from zoo.plugins.presets import built_in_presets; print(built_in_presets())").stdout
     assert where.startswith(str(environment))
 
 
 def test_no_file_of_the_checkout_is_imported(run, environment: Path) -> None:
-    code = "import zoo, zoo_export, zoo_plugins; print(zoo.__file__, zoo_export.__file__, zoo_plugins.__file__)"
+    names = ("zoo", "zoo_export", "zoo_plugins", "zoo_runtime")
+    code = f"import sys, {', '.join(names)}; print(*(sys.modules[name].__file__ for name in {names}))"
     for path in run("python", "-c", code).stdout.split():
         assert path.startswith(str(environment))

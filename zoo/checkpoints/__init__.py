@@ -1,4 +1,4 @@
-"""Foreign checkpoints: how they correspond to models of ours, reading them, and writing ours as theirs."""
+"""Import and export of foreign checkpoints, and the layouts that map them to zoo's models."""
 
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint

@@ -1,4 +1,4 @@
-"""What checkpoints of every family say in the same words: token ids, labels of classes, the scaling of images."""
+"""Configuration keys common to checkpoints of all families: token ids, class labels, image normalisation."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from zoo.artifact import GENERATION
+from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
 from zoo.errors import ArtifactError
-from zoo.generation import chosen_values
-from zoo.tokenizer import find_tokenizer, load_tokenizer
+from zoo.tokenizers.load import find_tokenizer, load_tokenizer
 
 __all__ = ["generation_config", "read_common", "write_common", "write_token_files"]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _IMAGES = ("image_mean", "image_std")
 _MASKS = ("[MASK]", "<mask>")
-"""What BERT and RoBERTa call their mask."""
+"""Mask tokens of BERT and RoBERTa."""
 _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token_id": "pad_token",
             "mask_token_id": "mask_token"}  # fmt: skip
 
 
 def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
-    """The values that a checkpoint gives to fields of our configuration that have these names."""
+    """Read the common values of a checkpoint for which zoo's configuration has fields."""
     fields, hub = cls.field_types(), checkpoint.config
     generation, images = checkpoint.json(GENERATION), checkpoint.json("preprocessor_config.json")
     found: dict[str, Any] = {}
@@ -35,8 +35,10 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
     found |= {key: images[key] for key in _IMAGES if key in images}
     if "mask_token_id" in fields:
         found["mask_token_id"] = _mask_token(checkpoint)
+    if hub.get("problem_type") is not None:
+        found["problem_type"] = hub["problem_type"]
     labels = _labels(hub, checkpoint)
-    if hub.get("num_labels") not in (None, len(labels)):  # old files kept the names of the default's classes
+    if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         found["num_classes"], labels = hub["num_labels"], ()
     elif labels:
         found["num_classes"] = len(labels)
@@ -46,7 +48,7 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
 
 
 def write_common(config: Config) -> dict[str, Any]:
-    """The same for config.json, from our configuration."""
+    """Return the common values for config.json, from zoo's configuration."""
     hub: dict[str, Any] = {}
     for key in _TOKENS:
         value = getattr(config, key, None)
@@ -57,14 +59,17 @@ def write_common(config: Config) -> dict[str, Any]:
         labels = getattr(config, "labels", ()) or _numbered(classes)
         hub["id2label"] = {str(number): label for number, label in enumerate(labels)}
         hub["label2id"] = {label: number for number, label in enumerate(labels)}
+    problem = getattr(config, "problem_type", None)
+    if problem is not None:
+        hub["problem_type"] = problem
     return hub
 
 
 def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
-    """generation_config.json, from a config.json that chooses how text is generated, as they did before there was one.
+    """Return generation_config.json for an old checkpoint whose config.json holds the generation settings.
 
-    It is empty where nothing is chosen, and where the checkpoint has the file. Libraries that find it look for special
-    tokens nowhere else, so it has these too.
+    The result is empty if there are no such settings or if the checkpoint has the file. It includes the special tokens,
+    because libraries that find the file do not look for them elsewhere.
     """
     chosen = {} if (checkpoint.path / GENERATION).exists() else chosen_values(checkpoint.config)
     known = {**checkpoint.config, **write_common(config)}
@@ -72,7 +77,7 @@ def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
 
 
 def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, Any]]:
-    """The files that tell libraries how to use a tokenizer.json, for a model that came without them."""
+    """Return the files that tell libraries how to use a tokenizer.json, for a model that lacks them."""
     names = {}
     for key, name in _SPECIAL.items():
         number = getattr(config, key, None)
@@ -86,12 +91,12 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
 
 
 def _numbered(classes: int) -> tuple[str, ...]:
-    """What classes without names are called."""
+    """Return the default names of classes."""
     return tuple(f"LABEL_{number}" for number in range(classes))
 
 
 def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The names of classes, in order."""
+    """Return the names of classes, in order."""
     names = hub.get("id2label") or {}
     try:
         return tuple(str(names[key]) for key in sorted(names, key=int))

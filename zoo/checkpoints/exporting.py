@@ -1,9 +1,10 @@
-"""Models of ours as checkpoints in the hub's layout, which read back as they were, bit for bit, or do not exist."""
+"""Export of models as checkpoints in the hub's layout, written only if they read back bit for bit."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,76 +13,93 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo import models, plugins, storage
+from zoo import plugins
 from zoo.artifact import CARD, COMPANIONS, TOKENIZER, ModelDirectory, write_json
+from zoo.artifact.card import model_card
+from zoo.artifact.outputs import new_output
 from zoo.checkpoints.common import write_common, write_token_files
 from zoo.checkpoints.importing import TensorReader, find_layout, read_configuration
-from zoo.checkpoints.layout import Layout, Origin
+from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.original import Comparison, compare
-from zoo.checkpoints.source import Checkpoint, SourceTensor
-from zoo.errors import ParityError, UsageError
+from zoo.checkpoints.source import Checkpoint, SourceTensor, source_tensors
+from zoo.errors import ParityError, UsageError, argument
+from zoo.models import create, persist
+from zoo.models.count import parameter_count
+from zoo.models.tensors import tensor_groups
 
 __all__ = ["Exported", "export_checkpoint"]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A checkpoint that was made from a model directory."""
+    """The result of exporting a checkpoint."""
 
-    kind: str
-    """The family whose layout it has."""
+    model_type: str
+    """The model type whose layout was written."""
     files: list[str]
     comparison: Comparison
-    """With the implementation it was made for, or why there is none."""
+    """Comparison with the original implementation, or why there is none."""
 
 
 def export_checkpoint(
-    directory: Path, target: Path, *, kind: str | None = None, verify: bool | None = None, force: bool = False
+    directory: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    model_type: str | None = None,
+    max_shard_bytes: int | None = None,
+    verify: bool | None = None,
+    force: bool = False,
 ) -> Exported:
-    """Write a model's weights, configuration and tokenizer as the original implementation has them.
+    """Write a model's weights, configuration and tokenizer in the layout of the original implementation.
 
     Args:
         directory: a model directory.
-        target: the directory to make.
-        kind: the family; by default the first that can say all of the configuration.
-        verify: load it with the original implementation and compare; by default where that is installed.
-        force: replace what was written there before.
+        target: the directory to create.
+        model_type: the layout to write; by default the first that can represent the configuration.
+        max_shard_bytes: larger weights are split into shards; 5 GB by default.
+        verify: load the checkpoint with the original implementation and compare; by default if that is installed.
+        force: replace a checkpoint that this function wrote, if its files are unchanged and none were added.
 
     Raises:
-        UsageError: no layout of that kind, none that can say the configuration, or the target exists.
-        ParityError: what was written does not read back as it was, or the original gives other outputs.
+        UsageError: the layout is unknown, no layout can represent the configuration, or the target exists.
+        ParityError: the checkpoint does not read back bit for bit, or the original's outputs differ.
     """
-    stored = ModelDirectory.open(directory)
-    model = models.build_on_meta(stored.spec, stored.dtype)
-    with storage.new_directory(target, force=force, replaceable=_replaceable) as stage:
-        kind, layout, tensors = _choose(stored, model, stage, kind)
+    stored, target = ModelDirectory.open(Path(directory), rehash=True), Path(target)
+    model = create.build_on_meta(stored.spec, stored.dtype)
+    with new_output(target, "publish --layout hub", force=force) as stage:
+        model_type, layout, tensors = _choose(stored, model, stage, model_type)
         like = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
-        models.write_weights(stage, like, lambda name: tensors[name].read(), aliases={})
+        persist.write_weights(
+            stage,
+            like,
+            lambda name: tensors[name].read(),
+            aliases={},
+            max_shard_bytes=max_shard_bytes or persist.MAX_SHARD_BYTES,
+        )
         checkpoint = Checkpoint(stage)
         _read_back(stored, model, layout, checkpoint)
         comparison = compare(stored.path, stored.spec, model, checkpoint, layout, wanted=verify)
         files = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
-    return Exported(kind, files, comparison)
-
-
-def _replaceable(path: Path) -> bool:
-    """Whether a directory may be replaced: a checkpoint, and no model directory."""
-    return (path / "config.json").is_file() and not (path / "manifest.json").exists()
+    return Exported(model_type, files, comparison)
 
 
 def _choose(
-    stored: ModelDirectory, model: nn.Module, stage: Path, kind: str | None
+    stored: ModelDirectory, model: nn.Module, stage: Path, model_type: str | None
 ) -> tuple[str, Layout, dict[str, SourceTensor]]:
-    """A family whose layout says all of this model; everything but its tensors is written to the stage."""
+    """Choose a layout that can represent this model, and write everything but the tensors to the stage."""
     spec = stored.spec
     names = (spec.architecture.name, f"{spec.plugin.distribution}:{spec.architecture.name}")
-    kinds = [
+    model_types = [
         item.name for plugin in plugins.active().loaded() for item in plugin.importers if item.architecture in names
     ]
-    if kind is not None and kind not in kinds:
-        raise UsageError(f"{kind!r} is no layout of {names[0]} models", "--kind", f"known: {', '.join(kinds)}")
+    if model_type is not None and model_type not in model_types:
+        raise UsageError(
+            f"{model_type!r} is not a layout of {names[0]} models",
+            argument("model_type"),
+            f"known: {', '.join(model_types)}",
+        )
     reasons = []
-    for name in kinds if kind is None else [kind]:
+    for name in model_types if model_type is None else [model_type]:
         layout = find_layout(name, stored.path)[2]
         try:
             tensors = _tensors(stored, model, layout)
@@ -94,15 +112,15 @@ def _choose(
             lost = [f"{key} {values[key]!r}" for key, value in again.to_dict().items() if value != values[key]]
             if not lost:
                 return name, layout, tensors
-            reasons.append(f"{name}: it cannot say {', '.join(lost)}")
+            reasons.append(f"{name}: cannot represent {', '.join(lost)}")
         for path in stage.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found = "; ".join(reasons) or "no plugin knows one"
-    raise UsageError(f"no layout of checkpoints holds this {names[0]} model ({found})", stored.path)
+    found = "; ".join(reasons) or "no plugin provides one"
+    raise UsageError(f"no checkpoint layout can represent this {names[0]} model ({found})", stored.path)
 
 
 def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
-    """What lies beside the weights."""
+    """Write the files beside the weights."""
     config = stored.spec.config
     files: dict[str, Any] = {}
     if TOKENIZER in stored.files:
@@ -112,21 +130,24 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     for name, content in {**files, "config.json": hub}.items():
         (stage / name).parent.mkdir(exist_ok=True)
         write_json(stage / name, content)
-    for name in (TOKENIZER, CARD, *COMPANIONS):
+    (stage / CARD).write_text(
+        model_card(stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec)), encoding="utf-8"
+    )
+    for name in (TOKENIZER, *COMPANIONS):
         if name in stored.files:
             (stage / name).write_bytes((stored.path / name).read_bytes())
 
 
 def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[str, SourceTensor]:
-    """The checkpoint's tensors, made of ours as they are asked for."""
-    config, groups, held = stored.spec.config, models.tensor_groups(model), Checkpoint(stored.path)
+    """Return the checkpoint's tensors, converted from zoo's on demand."""
+    config, groups, held = stored.spec.config, tensor_groups(model), source_tensors(stored.path, stored.layout)
     first = {alias: name for name, (_, aliases) in groups.items() for alias in aliases}
     origins = layout.origins(first, config)
     found: dict[str, SourceTensor] = {}
     for ours, (like, aliases) in groups.items():
         places = [origin for alias in aliases for origin in origins.get(alias, [])]
         if not places:
-            raise UsageError(f"it has no place for {ours}", stored.path)
+            raise UsageError(f"no rule for tensor {ours}", stored.path)
         origin = places[0]
         shapes = [tuple(groups[first[name]][0].shape) for name in origin.group]
         read = partial(_read, held, origin, [first[name] for name in origin.group])
@@ -134,15 +155,15 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
     return found
 
 
-def _read(ours: Checkpoint, origin: Origin, names: Sequence[str]) -> Tensor:
-    return origin.rule.to_theirs([ours.tensors[name].read() for name in names])
+def _read(ours: Mapping[str, SourceTensor], origin: Place, names: Sequence[str]) -> Tensor:
+    return origin.rule.to_theirs([ours[name].read() for name in names])
 
 
 def _read_back(stored: ModelDirectory, model: nn.Module, layout: Layout, checkpoint: Checkpoint) -> None:
-    """Import what was written, tensor by tensor, and compare its bits."""
-    ours = Checkpoint(stored.path).tensors
+    """Import the written checkpoint tensor by tensor, and compare it bit for bit."""
+    ours = source_tensors(stored.path, stored.layout)
     again = TensorReader(stored.spec, model, layout, checkpoint)
-    for name in models.tensor_groups(model):
+    for name in tensor_groups(model):
         written, kept = (tensor.contiguous().view(torch.uint8) for tensor in (again(name), ours[name].read()))
         if not torch.equal(written, kept):
-            raise ParityError(f"{name} does not come back as it is", stored.path, "the layout is wrong")
+            raise ParityError(f"{name} does not read back bit for bit", stored.path, "the layout is wrong")

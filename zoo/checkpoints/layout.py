@@ -1,7 +1,7 @@
-"""How the checkpoints of one family correspond to models of ours: data that is read in both directions.
+"""Layouts: declarative mappings between zoo's models and the checkpoints of a family, used in both directions.
 
-A layout names a family's tensors and configuration keys beside ours. Importing reads it from right to left, exporting
-from left to right, so what was imported goes out as it came, and a name is written once.
+A layout pairs each tensor and configuration key of zoo (``ours``) with that of the checkpoint (``theirs``). Importing
+and exporting share the table, so each name is written once and an imported model is exported with its original names.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from zoo.artifact.generation_config import DEFAULTS
 from zoo.config import Config
-from zoo.errors import UsageError
-from zoo.generation import DEFAULTS
+from zoo.errors import UsageError, Wording
 
 if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
 
-__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Origin", "Rule"]
+__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule"]
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip
-"""What transformers calls our activations. The first name of each is the one that is written."""
+"""zoo's activations by their transformers names. The first name of each activation is written."""
 REQUIRED = object()
-"""The default of a key that must be there."""
+"""The default of a key that must be present."""
 _INERT = (
     *DEFAULTS, "_name_or_path", "_commit_hash", "_num_labels", "add_bias_logits", "architectures", "auto_map",
     "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
@@ -40,29 +40,29 @@ _INERT = (
     "problem_type", "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
     "torchscript", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
 )  # fmt: skip
-"""Keys that say nothing about what a model computes, in any family."""
+"""Keys that do not affect what a model computes, in any family."""
 _NONE: Mapping[str, Any] = {"pruned_heads": {}}
 """Keys of old files that must be empty, in any family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Tensors of ours and the tensor of theirs that holds them.
+    """One or several tensors of zoo, and the tensor of the checkpoint that holds them.
 
-    Each name may stop short of the tensor's own, at any dot: ``Rule("blocks.*.norm_1", "h.*.ln_1")`` stands for
-    weight and bias. ``*`` stands for a number, the same on both sides.
+    A name may be a prefix that ends at a dot: ``Rule("blocks.*.norm_1", "h.*.ln_1")`` matches weight and bias. ``*``
+    stands for a number, the same on both sides.
     """
 
     ours: str | tuple[str, ...]
-    """Several lie one after another along the first axis of theirs, as query, key and value of a fused product do."""
+    """Several tensors, such as query, key and value, are concatenated along the first axis in the checkpoint."""
     theirs: str
     transposed: bool = False
-    """Whether their matrices are (inputs, outputs)."""
+    """Whether matrices in the checkpoint are (inputs, outputs)."""
     leading_axes: int = 0
-    """Axes of size 1 that theirs have before ours."""
+    """Number of additional leading axes of size 1 in the checkpoint."""
 
     def to_ours(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """One tensor of theirs as tensors of ours, whose first axes have these sizes."""
+        """Convert a tensor of the checkpoint to zoo's tensors, whose first axes have these sizes."""
         for _ in range(self.leading_axes):
             tensor = tensor.squeeze(0)
         if self.transposed and tensor.ndim == 2:
@@ -70,12 +70,12 @@ class Rule:
         return [tensor] if len(sizes) == 1 else list(tensor.split(list(sizes)))
 
     def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """The shape of theirs, from those of ours."""
+        """Return the shape of the checkpoint's tensor, given those of zoo's."""
         shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:])
         return (1,) * self.leading_axes + (shape[::-1] if self.transposed and len(shape) == 2 else shape)
 
     def to_theirs(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The inverse of :meth:`to_ours`."""
+        """Invert :meth:`to_ours`."""
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
         if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
@@ -85,30 +85,30 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a tensor of ours lies in a checkpoint."""
+class Place:
+    """The place of one of zoo's tensors in a checkpoint."""
 
     name: str
-    """Theirs."""
+    """The name of the checkpoint's tensor."""
     group: tuple[str, ...]
-    """All tensors of ours that it holds."""
+    """All of zoo's tensors that it holds."""
     rule: Rule
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A key of their configuration and the field of ours that it sets."""
+    """A key of the checkpoint's configuration and the field of zoo's configuration that it sets."""
 
     theirs: str
     ours: str = ""
-    """The same name by default."""
+    """The field of zoo's configuration; by default it has the same name."""
     default: Any = REQUIRED
-    """What the original implementation takes where the key is absent, in their terms."""
+    """The default of the original implementation, used if the key is absent."""
     values: Mapping[Any, Any] | None = None
-    """Their values and ours, where they differ. The first of theirs that means ours is written."""
+    """Mapping of the checkpoint's values to zoo's, if they differ. The first of several equivalent keys is written."""
 
     def read(self, hub: Mapping[str, Any], where: object) -> Any:
-        """Our value."""
+        """Return zoo's value."""
         value = hub.get(self.theirs, self.default)
         if value is REQUIRED:
             raise UsageError(f"{self.theirs} is missing", where)
@@ -120,103 +120,107 @@ class Field:
         return self.values[value]
 
     def write(self, config: Config, where: object) -> Any:
-        """Their value."""
+        """Return the checkpoint's value."""
         value = getattr(config, self.ours or self.theirs)
         if self.values is None:
             return list(value) if isinstance(value, tuple) else value
         for theirs, ours in self.values.items():
             if ours == value:
                 return theirs
-        raise UsageError(f"{self.theirs} cannot say {self.ours or self.theirs} {value!r}", where)
+        raise UsageError(f"{self.theirs} cannot represent {self.ours or self.theirs} {value!r}", where)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One family's checkpoints. All of it is data but :attr:`derive` and :attr:`restore`, for what no table can say."""
+    """The checkpoints of one family, as a table; :attr:`read_extra` and :attr:`write_extra` handle exceptions."""
 
     classes: Mapping[str, str | tuple[str, ...]]
-    """The original classes and the tasks of ours that each is for. A checkpoint has the first task of its class unless
-    ``derive`` knows better; one that names no class is taken for the first of all."""
+    """The original classes and the tasks of zoo that each supports. A checkpoint has the first task of its class
+    unless ``read_extra`` sets another; a checkpoint that names no class has the first class."""
     fields: Sequence[Field]
-    """What the configurations have in common."""
+    """Mapping of configuration values."""
     rules: Sequence[Rule] | Callable[[Any], Sequence[Rule]]
-    """The tensors; may depend on our configuration. Where several rules match a tensor of ours, a file may hold it
-    under any of the names, or equal ones under more than one; the first is written."""
+    """Mapping of tensors; may depend on zoo's configuration. If several rules match one of zoo's tensors, a file may
+    hold it under any of the names, or equal copies under several; the first name is written."""
     prefix: str = ""
-    """What the names of the base model begin with in files of a model with a head. The rules write it; files of the
-    base model alone may lack it."""
+    """Prefix of the base model's tensors in files of a model with a head. The rules include it; files of the base model
+    alone may lack it."""
     aliases: Sequence[str] = ()
-    """Classes that are compared with the first of their task: old names, and base models alone where the head is tied,
-    since their checkpoints have it too."""
-    bare: Sequence[str] = ()
-    """Our tasks that are the base model alone: their files are written without the prefix."""
-    ignored: Sequence[str] | Callable[[Any], Sequence[str]] = ()
-    """Regular expressions, matched in full: tensors in files that hold nothing learnt; may depend on our
-    configuration."""
+    """Classes that are compared using the first class of their task: old names, and base models if the head is tied,
+    since their checkpoints then include it."""
+    headless_tasks: Sequence[str] = ()
+    """Tasks of zoo that use the base model alone; their files are written without the prefix."""
+    ignored_tensors: Sequence[str] | Callable[[Any], Sequence[str]] = ()
+    """Regular expressions for full names of tensors that are not learnt; may depend on zoo's configuration."""
     renamed: Sequence[tuple[str, str]] = ()
-    """Regular expressions and replacements that bring old names in files up to date."""
-    only: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that, where they are present, must have this value."""
-    inert: Sequence[str] = ()
-    """More keys that do not change what the model computes; ``*`` matches anything."""
-    needed: Sequence[str] = ()
-    """Fields of ours that no checkpoint of the family says: people must, with ``--set``."""
-    derive: Callable[[Checkpoint, dict[str, Any]], Mapping[str, Any]] | None = None
-    """More of our configuration: called with the checkpoint and the values that are known, those that people gave among
-    them, returns others."""
-    restore: Callable[[Any], Mapping[str, Any]] | None = None
-    """More of theirs, from our configuration. It is written over what the fields say."""
+    """Regular expressions and replacements that update old tensor names."""
+    required_values: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that must have this value if present."""
+    ignored_keys: Sequence[str] = ()
+    """Additional keys that do not affect what the model computes; ``*`` matches anything."""
+    required_settings: Sequence[str] = ()
+    """Fields of zoo's configuration that checkpoints of the family lack, and users must give with ``--set``."""
+    read_extra: Callable[[Checkpoint, dict[str, Any]], Mapping[str, Any]] | None = None
+    """Returns additional values of zoo's configuration, given the checkpoint and the values known so far, including
+    those from the user."""
+    write_extra: Callable[[Any], Mapping[str, Any]] | None = None
+    """Returns additional keys of the checkpoint's configuration, given zoo's. They override those of the fields."""
     constant: Mapping[str, Any] = field(default_factory=dict)
-    """More of theirs that never changes, such as ``model_type`` and ``is_encoder_decoder``."""
+    """Constant keys of the checkpoint's configuration, such as ``model_type`` and ``is_encoder_decoder``."""
     files: Callable[[Any], Mapping[str, Any]] | None = None
-    """Other JSON files of theirs, by name, from our configuration."""
+    """Returns other JSON files of the checkpoint, by name, given zoo's configuration."""
     outputs: Mapping[str, str] = field(default_factory=dict)
-    """What the original calls outputs for which it has other names; one with an empty name is not compared."""
+    """Original names of outputs, where they differ from zoo's; an output with an empty name is not compared."""
     original: Callable[[Checkpoint, Any], nn.Module] | None = None
-    """Makes the original model from a checkpoint and our configuration, to compare outputs with; it takes inputs by our
-    names and returns a mapping. Raises ``ImportError`` where it is not installed. By default it is the class of
-    transformers that the checkpoint names."""
+    """Constructs the original model for comparison from a checkpoint and zoo's configuration. The model takes inputs by
+    zoo's names and returns a mapping. Raises ``ImportError`` if it is not installed. By default, the transformers class
+    that the checkpoint names is used."""
 
     # Configurations.
 
     def read_config(
         self, checkpoint: Checkpoint, *, allowed: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Values of our configuration.
+        """Return the values of zoo's configuration.
 
         Args:
-            checkpoint: where from.
-            allowed: patterns of keys that are passed over though nothing is known of them.
-            chosen: values that people gave; they win.
+            checkpoint: the checkpoint to read.
+            allowed: ignore unknown keys that match these patterns.
+            chosen: values from the user, which take precedence.
 
         Raises:
-            UsageError: a key that is missing or not understood, or a value that ours cannot represent.
+            UsageError: a key is missing or unknown, or zoo's configuration cannot represent a value.
         """
         hub, where = checkpoint.config, checkpoint.config_file
-        for name in self.needed:
+        for name in self.required_settings:
             if name not in (chosen or {}):
-                raise UsageError(f"checkpoints of this kind do not say {name}", checkpoint.where, f"--set {name}=VALUE")
-        for key, wanted in {**_NONE, **self.only}.items():
+                remedy = Wording(f"pass settings=['{name}=VALUE']", f"pass --set {name}=VALUE")
+                raise UsageError(f"checkpoints of this type lack {name}", checkpoint.where, remedy)
+        for key, wanted in {**_NONE, **self.required_values}.items():
             if hub.get(key, wanted) != wanted:
                 raise UsageError(f"{key} {hub[key]!r} is not supported, only {wanted!r}", where)
-        known = {item.theirs for item in self.fields} | _NONE.keys() | self.only.keys() | self.constant.keys()
-        patterns = (*_INERT, *self.inert, *allowed)
+        known = (
+            {item.theirs for item in self.fields} | _NONE.keys() | self.required_values.keys() | self.constant.keys()
+        )
+        patterns = (*_INERT, *self.ignored_keys, *allowed)
         strange = [
             key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)
         ]
         if strange:
             keys = ", ".join(strange)
-            raise UsageError(
-                f"not understood: {keys}", where, f"--allow-key {strange[0]} if it does not change the model"
+            ways, then = (
+                (f"allow_keys=[{strange[0]!r}]", f"--allow-key {strange[0]}"),
+                "if it does not change the model",
             )
+            raise UsageError(f"not understood: {keys}", where, Wording(*(f"pass {way} {then}" for way in ways)))
         values: dict[str, Any] = {"task": self.task(checkpoint)}
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
-        if self.derive is not None:
-            values |= self.derive(checkpoint, values | dict(chosen or {}))
+        if self.read_extra is not None:
+            values |= self.read_extra(checkpoint, values | dict(chosen or {}))
         return values | dict(chosen or {})
 
     def task(self, checkpoint: Checkpoint) -> str:
-        """Our task, by the class that wrote the checkpoint."""
+        """Return zoo's task, given the class that wrote the checkpoint."""
         written_by = (checkpoint.config.get("architectures") or [next(iter(self.classes))])[0]
         if written_by not in self.classes:
             known = ", ".join(self.classes)
@@ -224,46 +228,46 @@ class Layout:
         return _texts(self.classes[written_by])[0]
 
     def class_of(self, config: Config, preferred: str | None = None) -> str | None:
-        """The original class for our configuration: a preferred one if it serves the task, else the first that does."""
+        """Return the original class for zoo's configuration: ``preferred`` if it supports the task, else the first."""
         fit = [name for name, tasks in self.classes.items() if config.task in _texts(tasks)]
         return preferred if preferred in fit and preferred not in self.aliases else next(iter(fit), None)
 
     def write_config(self, config: Config, where: object) -> dict[str, Any]:
-        """The content of their config.json.
+        """Return the content of the checkpoint's config.json.
 
         Raises:
-            UsageError: theirs cannot represent a value of ours.
+            UsageError: it cannot represent a value of zoo's configuration.
         """
         written_by = self.class_of(config)
         if written_by is None:
-            raise UsageError(f"no class there is for {config.task}", where)
+            raise UsageError(f"no original class supports {config.task}", where)
         hub = {"architectures": [written_by], **self.constant}
         hub |= {item.theirs: item.write(config, where) for item in self.fields}
-        return hub | dict(self.only) | dict(self.restore(config) if self.restore else {})
+        return hub | dict(self.required_values) | dict(self.write_extra(config) if self.write_extra else {})
 
     # Tensors.
 
-    def origins(self, names: Iterable[str], config: Config) -> dict[str, list[Origin]]:
-        """For each of our tensors, where it may lie; the first is where it is written. One without is left out."""
+    def origins(self, names: Iterable[str], config: Config) -> dict[str, list[Place]]:
+        """Return the places of each of zoo's tensors, of which the first is written. Omit unmatched tensors."""
         rules = self.rules(config) if callable(self.rules) else self.rules
         compiled = [(rule, [_pattern(name) for name in _texts(rule.ours)]) for rule in rules]
-        found: dict[str, list[Origin]] = {}
+        found: dict[str, list[Place]] = {}
         for name in names:
             for rule, patterns in compiled:
                 match = next((match for pattern in patterns if (match := pattern.match(name))), None)
                 if match is not None:
                     *numbers, rest = match.groups()
                     group = tuple(_fill(ours, numbers) + rest for ours in _texts(rule.ours))
-                    found.setdefault(name, []).append(Origin(_fill(rule.theirs, numbers) + rest, group, rule))
+                    found.setdefault(name, []).append(Place(_fill(rule.theirs, numbers) + rest, group, rule))
         return found
 
     def match(self, names: Iterable[str], expected: Iterable[str], config: Config) -> dict[str, str]:
-        """For each name in a file, the one of the rules that it stands for; what is ignored is left out.
+        """Map each name in a file to the corresponding name in the rules, omitting ignored tensors.
 
-        A name that none of the rules expects stands for itself.
+        A name that no rule expects is mapped to itself.
         """
         known = set(expected)
-        ignored = self.ignored(config) if callable(self.ignored) else self.ignored
+        ignored = self.ignored_tensors(config) if callable(self.ignored_tensors) else self.ignored_tensors
         found = {}
         for name in names:
             current = name
@@ -276,8 +280,8 @@ class Layout:
         return found
 
     def written_name(self, name: str, config: Config) -> str:
-        """The name of the rules as a file of this task has it."""
-        return name.removeprefix(self.prefix) if config.task in self.bare else name
+        """Return the name in a file of this task, given the name in the rules."""
+        return name.removeprefix(self.prefix) if config.task in self.headless_tasks else name
 
 
 def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -1,10 +1,9 @@
-"""Comparing an imported model with the implementation that its checkpoint was made for."""
+"""Comparison of an imported model with the original implementation."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,22 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from zoo import models
+from zoo.artifact.weights import dtype_name
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
 from zoo.contract import TensorSpec
 from zoo.errors import ParityError, UsageError
+from zoo.models import create, persist
 from zoo.registry import ModelSpec
+from zoo.system import free_memory
 
 __all__ = ["Comparison", "Exact", "compare"]
 
 _EXACT = 1e-10
-"""How far float64 outputs may be apart, relative to the largest."""
+"""Maximum difference of float64 outputs, relative to the largest output."""
 _BATCHES: Sequence[tuple[int, int, Literal["right", "none"]]] = ((2, 9, "right"), (1, 128, "none"))
-"""Batch, length and padding of what is compared, as far as the model has positions."""
+"""Batch, length and padding of the inputs compared; the length is limited to the model's positions."""
 _NUDGES = 8
-"""How often weights are perturbed where a model may magnify rounding."""
+"""Number of weight perturbations for models that may amplify rounding errors."""
 _REMEDY = "the layout or the configuration is wrong; nothing was written"
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -39,31 +40,31 @@ Outputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a model is from the original implementation, or why nobody knows."""
+    """The result of a comparison with the original implementation, or the reason why there is none."""
 
     reason: str | None = None
-    """Why there was none."""
+    """Why nothing was compared; None if it was."""
     against: str = ""
-    """What it was compared with."""
+    """The class compared with, and its library."""
     dtype: str = "float32"
-    """The model's own."""
+    """The model's dtype."""
     exact: float = 0.0
     """The largest difference in float64, relative to the largest output."""
     error: float = 0.0
-    """The same in the model's own dtype, from the original in float64."""
+    """The same for the model in its own dtype, relative to the original in float64."""
     original_error: float = 0.0
-    """How far the original itself is from there in that dtype."""
+    """The same for the original in that dtype, relative to itself in float64."""
 
     def __str__(self) -> str:
         if self.reason is not None:
             return f"not compared with the original ({self.reason})"
         return (
-            f"compared with {self.against}: {self.exact:.1e} apart in float64, {self.error:.1e} in {self.dtype}, "
-            f"where the original itself is off by {self.original_error:.1e}"
+            f"compared with {self.against}: difference {self.exact:.1e} in float64, {self.error:.1e} in {self.dtype} "
+            f"(error of the original {self.original_error:.1e})"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         if self.reason is not None:
             return {"compared": False, "reason": self.reason}
         return {
@@ -77,14 +78,14 @@ class Comparison:
 
 
 class Exact(TorchFunctionMode):
-    """Lets nothing round float64 to float32.
+    """A mode in which float64 is never rounded to float32.
 
-    Implementations compute norms and softmax in float32 whatever they are given, which is more for float16 and less for
-    float64. Modules with a buffer ``inv_freq`` are left alone: weights were trained with rotary angles of float32, and
-    ours are too.
+    Many implementations compute norms and softmax in float32, which gains precision for float16 but loses it for
+    float64. Modules with a buffer ``inv_freq`` are exempt: weights are trained with float32 rotary angles, and zoo uses
+    those too.
 
     Args:
-        model: what is called under this mode.
+        model: the model called under this mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -135,20 +136,20 @@ def compare(
     """Compare a model with the original implementation, on the same weights and inputs.
 
     Args:
-        directory: where the model's weights were written.
-        spec: its description.
-        model: on the meta device; it is filled, and is a float64 model afterwards.
-        checkpoint: what it was made from.
-        layout: how.
-        wanted: True makes it an error that there is nothing to compare with, False forbids it.
-        hindrance: why it cannot be done, where that is known.
+        directory: the directory with the model's weights.
+        spec: the model's description.
+        model: the model on the meta device; it is filled and converted to float64.
+        checkpoint: the checkpoint of the model.
+        layout: the layout of the checkpoint.
+        wanted: True to raise if no comparison is possible, False to skip the comparison.
+        hindrance: a known reason why no comparison is possible.
 
     Raises:
-        UsageError: wanted, and impossible.
-        ParityError: the outputs are not the same.
+        UsageError: the comparison is wanted but impossible.
+        ParityError: the outputs differ.
     """
     if wanted is False:
-        return Comparison(reason="as was asked")
+        return Comparison(reason="disabled")
     try:
         if hindrance is not None:
             raise _Unavailable(hindrance)
@@ -160,36 +161,36 @@ def compare(
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
         return Comparison(reason=str(reason))
-    models.fill(model, models.read_tensors(directory, {path.name for path in directory.glob("*.safetensors")}))
+    persist.fill(model, persist.read_tensors(directory, {path.name for path in directory.glob("*.safetensors")}))
     return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
 
 
-class _Unavailable(Exception):  # noqa: N818  (a reason, which most people never see as an error)
-    """There is nothing to compare with, and this is why."""
+class _Unavailable(Exception):  # noqa: N818  (a reason, usually not reported as an error)
+    """The reason why no comparison is possible."""
 
 
 def _load(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: torch.dtype) -> nn.Module:
-    """The original model with the checkpoint's weights."""
+    """Load the original model with the checkpoint's weights."""
     try:
         original = layout.original
         return original(checkpoint, config).to(dtype) if original else _load_named(checkpoint, layout, config, dtype)
     except (ImportError, _Unavailable):
         raise
-    except Exception as error:  # another library's, on the files of a stranger
+    except Exception as error:  # another library may raise anything for an unknown file
         raise _Unavailable(f"the original cannot load it: {' '.join(str(error).split())[:200]}") from error
 
 
 def _load_named(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: torch.dtype) -> nn.Module:
-    """The class of transformers that a checkpoint names; another where that lacks our head."""
+    """Load the transformers class that a checkpoint names, or another if that lacks the head of the model's task."""
     if checkpoint.file is not None:
-        raise _Unavailable("one file says nothing of the original")
+        raise _Unavailable("a single tensor file does not identify the original")
     if importlib.util.find_spec("transformers") is None:
         raise _Unavailable("transformers is not installed")
     import transformers
 
     name = layout.class_of(config, (checkpoint.config.get("architectures") or [None])[0])
     if name is None:
-        raise _Unavailable(f"no class there is for {config.task}")
+        raise _Unavailable(f"no original class supports {config.task}")
     cls = getattr(transformers, name, None)
     if cls is None:
         raise _Unavailable(f"transformers {transformers.__version__} has no {name}")
@@ -201,7 +202,7 @@ def _load_named(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: t
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from reporting its progress."""
+    """Silence the progress reports of transformers."""
     if importlib.util.find_spec("transformers") is None:
         yield
         return
@@ -220,11 +221,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _require_memory(model: nn.Module) -> None:
-    """Two models in float64 must fit."""
-    needed = 2 * 8 * models.count_parameters(model)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Raise unless two models in float64 fit into memory."""
+    needed = 2 * 8 * create.count_parameters(model)
+    free = free_memory()
     if needed > free:
-        raise _Unavailable(f"it takes {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} are free")
+        raise _Unavailable(f"{needed / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} GB free")
 
 
 def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, checkpoint: Checkpoint) -> Comparison:
@@ -260,28 +261,30 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
                 moved = moved or list(_nudged(config, theirs, feeds, dtype))
                 its = max([its, *(distance(nudged[other][counted]) for nudged in moved)])
             if not mine <= 2 * its + 4 * torch.finfo(dtype).eps:
-                what = f"output {name} is {mine:.1e} from the original's in float64, which itself is {its:.1e} from it"
+                what = (
+                    f"output {name}: error {mine:.1e} from the original's in float64; the original's own is {its:.1e}"
+                )
                 raise ParityError(what, checkpoint.where, _REMEDY)
             error, original_error = max(error, mine), max(original_error, its)
     if not exact <= _EXACT:
-        what = f"outputs are {exact:.1e} from the original's in float64, more than {_EXACT:.0e}"
+        what = f"outputs differ by {exact:.1e} from the original's in float64, more than {_EXACT:.0e}"
         raise ParityError(what, checkpoint.where, _REMEDY)
     against = f"{type(theirs).__name__} of {type(theirs).__module__.partition('.')[0]}"
-    return Comparison(None, against, str(dtype).removeprefix("torch."), exact, error, original_error)
+    return Comparison(None, against, dtype_name(dtype), exact, error, original_error)
 
 
 def _nudged(
     config: Config, theirs: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
-    """The original's outputs in a dtype, on weights moved by less than a unit in the last place.
+    """Yield the original's outputs in a dtype, with weights perturbed by less than one unit in the last place.
 
-    One result may be close to float64 by luck where a model magnifies rounding, as trained ones do on inputs that make
-    no sense. None can be asked to be closer than the original is to itself.
+    A model that amplifies rounding errors, as trained ones do on random inputs, may be close to float64 by chance. The
+    perturbed outputs show how much the original varies, which no other implementation can be required to undercut.
     """
     generator, epsilon = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
     rotary = [(module, module.inv_freq) for module in theirs.modules() if hasattr(module, "inv_freq")]
     theirs.to(dtype)
-    for module, frequencies in rotary:  # never in a narrow dtype
+    for module, frequencies in rotary:  # always float32
         module.inv_freq = frequencies
     exact = [parameter.double() for parameter in theirs.parameters()]
     with torch.no_grad(), _quiet():
@@ -295,8 +298,8 @@ def _nudged(
 
 
 def _batches(config: Config, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Inputs of ``forward``, as the graphs declare them."""
-    from zoo_export.grid import Point, make_feeds
+    """Yield inputs of ``forward``, as the graphs declare them."""
+    from zoo.probe.inputs import Point, make_feeds
 
     graphs = config.graphs()
     taken = inspect.signature(model.forward).parameters
@@ -308,7 +311,7 @@ def _batches(config: Config, model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every output that is a tensor, by name."""
+    """Return every output that is a tensor, by name."""
     result = model(**{name: feed.to(dtype) if feed.is_floating_point() else feed for name, feed in feeds.items()})
     if isinstance(result, Tensor):
         result = {config.graphs()[-1].output_tensors()[0].name: result}
@@ -316,7 +319,7 @@ def _call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: 
 
 
 def _counted(config: Config, feeds: Mapping[str, Tensor], output: TensorSpec) -> Any:
-    """The part of an output that is no padding, as an index."""
+    """Return an index that selects the part of an output that is not padding."""
     for graph in config.graphs():
         for mask in graph.input_tensors():
             along = mask.is_mask and len(mask.dims) == 2 and str(mask.dims[1]).split(" + ")[-1] in output.dims[1:2]

@@ -1,7 +1,8 @@
-"""Foreign checkpoints as they lie on disk: a configuration, tensors read one at a time, and what lies beside them."""
+"""Foreign checkpoints on disk: the configuration, tensors read one at a time, and companion files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -12,43 +13,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.artifact import CARD
+from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_layout, read_shards
 from zoo.errors import ArtifactError
-from zoo.models import STORED_DTYPES
-from zoo.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_layout, read_shards
+from zoo.models.dtypes import STORED_DTYPES
 
-__all__ = ["Checkpoint", "SourceTensor"]
+__all__ = ["Checkpoint", "SourceTensor", "source_tensors"]
 
 LEGACY = "pytorch_model.bin"
 LEGACY_INDEX = "pytorch_model.bin.index.json"
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the tensors beside other things."""
+"""Keys under which training scripts store the tensors beside other data."""
 _DTYPES = {name: dtype for dtype, name in STORED_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """One tensor of a checkpoint, which is not read before it is asked for."""
+    """A tensor of a checkpoint, read on demand."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], Tensor] = field(repr=False)
-    """Its values, in memory of their own."""
+    """Returns the values as a copy."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory in the hub's layout, or one file of tensors and what lies beside it."""
+    """A directory in the hub's layout, or a single file of tensors with the files beside it."""
 
     path: Path
     """The directory."""
     file: str | None = None
-    """The file of tensors; by default the one, or the shards, that such a directory has."""
+    """The file of tensors; by default the weight file or shards of the hub's layout."""
     planned: Mapping[str, SourceTensor] | None = field(default=None, repr=False)
     """The tensors of a checkpoint that is being written."""
 
     @classmethod
     def open(cls, source: Path) -> Checkpoint:
-        """The checkpoint at a path. Nothing is read yet."""
+        """Return the checkpoint at a path, without reading it."""
         if source.is_dir():
             return cls(source)
         if not source.is_file():
@@ -57,40 +59,53 @@ class Checkpoint:
 
     @property
     def where(self) -> Path:
-        """What to name in an error about the tensors."""
+        """The path to name in errors about the tensors."""
         return self.path / self.file if self.file else self.path
 
     @property
     def config_file(self) -> Path:
-        """The configuration, which a lone file of tensors may lack; then that file, for what is said of it."""
+        """The path of config.json, or of the single tensor file if there is none beside it."""
         beside = self.path / "config.json"
         return beside if self.file is None or beside.exists() else self.path / self.file
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """config.json as it is; empty beside a lone file of tensors that has none."""
+        """The content of config.json; empty if a single tensor file has none beside it."""
         return load_json(self.config_file) if self.config_file.name == "config.json" else {}
 
     @property
-    def kind(self) -> str | None:
-        """The name of the importer that reads it: ``model_type``, or ``timm``; None where nothing says so."""
+    def model_type(self) -> str | None:
+        """The name of the importer: ``model_type``, or ``timm``; None if it cannot be determined."""
         if isinstance(self.config.get("model_type"), str):
             return str(self.config["model_type"])
         return "timm" if isinstance(self.config.get("architecture"), str) else None
+
+    @property
+    def license(self) -> str | None:
+        """The licence stated in the front matter of the model card or in timm's configuration, or None."""
+        card = self.path / CARD
+        text = card.read_text(encoding="utf-8", errors="replace") if self.file is None and card.is_file() else ""
+        matter = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+        stated = re.search(r"^license: *([\w.-]+) *$", matter[1], re.MULTILINE) if matter else None
+        if stated:
+            return stated[1]
+        described = self.config.get("pretrained_cfg")
+        license = described.get("license") if isinstance(described, dict) else None
+        return license if isinstance(license, str) else None
 
     @cached_property
     def tensors(self) -> Mapping[str, SourceTensor]:
         """Every tensor by its name in the files.
 
         Raises:
-            ArtifactError: a file that is missing, damaged, or holds more than tensors.
+            ArtifactError: a file is missing or damaged, or holds anything but tensors.
         """
         if self.planned is not None:
             return self.planned
         if self.file is not None:
             return _read_file(self.path / self.file)
         if (self.path / SINGLE).exists() or (self.path / INDEX).exists():
-            return _safetensors(self.path, read_layout(self.path))
+            return source_tensors(self.path, read_layout(self.path))
         if (self.path / LEGACY).exists():
             return _read_file(self.path / LEGACY)
         if (self.path / LEGACY_INDEX).exists():
@@ -98,17 +113,18 @@ class Checkpoint:
         raise ArtifactError(f"no {SINGLE}, {INDEX}, {LEGACY} or {LEGACY_INDEX}", self.path)
 
     def json(self, name: str) -> dict[str, Any]:
-        """A JSON file beside the weights, empty when there is none."""
+        """Return the content of a JSON file beside the weights, empty if there is none."""
         return load_json(self.path / name) if (self.path / name).exists() else {}
 
 
 def _read_file(path: Path) -> Mapping[str, SourceTensor]:
     if path.suffix == ".safetensors":
-        return _safetensors(path.parent, read_header(path))
+        return source_tensors(path.parent, read_header(path))
     return dict(_arrays(path)) if path.suffix == ".npz" else _Pickles().tensors(path)
 
 
-def _safetensors(directory: Path, layout: Mapping[str, StoredTensor]) -> Mapping[str, SourceTensor]:
+def source_tensors(directory: Path, layout: Mapping[str, StoredTensor]) -> Mapping[str, SourceTensor]:
+    """Return the tensors of safetensors files in a directory, given their layout."""
     return {
         name: SourceTensor(stored.shape, _DTYPES[stored.dtype], partial(_read_bytes, directory, stored))
         for name, stored in layout.items()
@@ -116,7 +132,7 @@ def _safetensors(directory: Path, layout: Mapping[str, StoredTensor]) -> Mapping
 
 
 def _read_bytes(directory: Path, stored: StoredTensor) -> Tensor:
-    """Read, not mapped: a page that is mapped stays in memory as long as the file does."""
+    """Read a tensor without mapping it, because mapped pages stay in memory as long as the mapping exists."""
     data = np.fromfile(directory / stored.file, np.uint8, stored.length, offset=stored.offset)
     if len(data) != stored.length:
         raise ArtifactError("truncated while it was read", directory / stored.file)
@@ -134,13 +150,13 @@ def _arrays(path: Path) -> Iterator[tuple[str, SourceTensor]]:
 
 
 class _Pickles:
-    """Files of torch.save: tensors in plain mappings, and nothing that runs code. One at a time is held open."""
+    """Reader of torch.save files that hold only tensors in plain mappings. One file is open at a time."""
 
     def __init__(self) -> None:
         self._open: tuple[Path, Mapping[str, Tensor]] | None = None
 
     def tensors(self, path: Path) -> dict[str, SourceTensor]:
-        """What one file holds."""
+        """Return the tensors of a file."""
         return {
             name: SourceTensor(tuple(tensor.shape), tensor.dtype, partial(self._read, path, name))
             for name, tensor in self._load(path).items()
@@ -151,7 +167,7 @@ class _Pickles:
 
     def _load(self, path: Path) -> Mapping[str, Tensor]:
         if self._open is None or self._open[0] != path:
-            self._open = None  # its pages leave memory before others enter
+            self._open = None  # frees its memory before the next file is read
             self._open = (path, _unpickle(path))
         return self._open[1]
 
@@ -171,8 +187,8 @@ def _unpickle(path: Path) -> Mapping[str, Tensor]:
 
 
 def _load(path: Path) -> Any:
-    """Map the file where its format allows, so that tensors are read as they are asked for."""
+    """Load a file, mapped if its format allows, so that tensors are read on demand."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:  # the format before torch 1.6 is no archive
+    except RuntimeError:  # the format before torch 1.6 cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=True)

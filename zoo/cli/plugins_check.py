@@ -1,20 +1,21 @@
-"""``zoo plugins check``: the conformance kit on a plugin that is installed, in processes of their own."""
+"""``zoo plugins check``: run the conformance kit on an installed plugin, each check in its own process."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo import isolation, plugins
-from zoo.cli.output import columns, emit_json, json_option
+from zoo import plugins
+from zoo.cli.options import json_option
+from zoo.cli.report import columns, emit_json
 from zoo.errors import PluginError, UsageError, nearest
-from zoo.plugins import Plugin
+from zoo.plugins import Plugin, isolation
 
 if TYPE_CHECKING:
     from zoo.testing import Check, Result
@@ -27,7 +28,7 @@ _LOAD = "load"
 
 @dataclass(frozen=True)
 class _Row:
-    """What one check found of one model, or of the plugin."""
+    """The result of one check of a model or of the plugin."""
 
     plugin: Plugin
     model: str | None
@@ -56,37 +57,36 @@ class _Row:
 
 @click.command("check")
 @click.argument("name", required=False)
-@click.option("--model", "models", metavar="PRESET", multiple=True, help="Check this preset, not the smallest.")
-@click.option("--explain", metavar="CHECK", help="Say what a check expects, why, and how to mend what it finds.")
+@click.option("--model", "models", metavar="PRESET", multiple=True, help="Check this preset instead of the smallest.")
+@click.option("--explain", metavar="CHECK", help="Explain what a check expects, why, and how to fix a failure.")
 @click.option(
     "--timeout",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
-    help="What each check may take.",
+    help="Time limit per check.",
 )
 @json_option
 @click.pass_context
 def check_plugin(
     ctx: click.Context, name: str | None, models: tuple[str, ...], explain: str | None, timeout: float, as_json: bool
 ) -> None:
-    """Check that a plugin keeps its promises, model by model. NAME is a plugin, or a distribution.
+    """Run the conformance checks on a plugin, model by model. NAME is a plugin or a distribution.
 
-    Each check runs in another process: one that hangs, or ends it, fails, and costs the others nothing.
+    Each check runs in its own process, so a check that hangs or crashes fails without affecting the others.
     """
     if explain is not None:
         _explain(explain, as_json)
         return
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")  # once, not in every check
     if name is None:
-        raise UsageError("no plugin is named", None, "write zoo plugins check NAME")
-    options = ctx.find_root().params
-    lock = options["lock"] or (Path(plugins.LOCK) if options["locked"] else None)
-    environment = {} if lock is None else {"ZOO_LOCKED": str(lock)}
+        raise UsageError("no plugin given", None, "write zoo plugins check NAME")
     rows = []
     for plugin in _find(name):
         with _progress() as show:
-            for row in _check(plugin, models, timeout, environment):
+            for row in _check(plugin, models, timeout):
                 show(f"{row.title} {row.result.check}")
                 rows.append(row)
     failed = [row for row in rows if row.result.status == "failed"]
@@ -94,7 +94,7 @@ def check_plugin(
         emit_json("plugins.check", {"name": name, "passed": not failed, "results": [row.to_dict() for row in rows]})
     else:
         _print(rows)
-    if options["debug"]:
+    if ctx.find_root().params["debug"]:
         for row in failed:
             click.echo(f"{row.title} {row.result.check}\n{row.result.traceback}{row.output}", err=True)
     if failed:
@@ -103,9 +103,9 @@ def check_plugin(
 
 
 def _explain(name: str, as_json: bool) -> None:
-    from zoo.testing import CHECKS, find_check
+    from zoo.testing import all_checks, find_check
 
-    check = find_check(CHECKS, name, "--explain")
+    check = find_check(all_checks(), name, "--explain")
     if as_json:
         emit_json("plugins.check.explain", {"check": check.name, "explanation": check.explanation})
     else:
@@ -113,7 +113,7 @@ def _explain(name: str, as_json: bool) -> None:
 
 
 def _find(name: str) -> list[Plugin]:
-    """The plugins of that name or distribution, none of them imported."""
+    """Return the plugins of that name or distribution without importing them."""
     known = list(plugins.discover())
     found = [plugin for plugin in known if name in (plugin.name, plugin.distribution)]
     if not found:
@@ -122,13 +122,13 @@ def _find(name: str) -> list[Plugin]:
     return found
 
 
-def _check(plugin: Plugin, models: tuple[str, ...], seconds: float, environment: Mapping[str, str]) -> Iterator[_Row]:
-    """Look what there is to check, and check it."""
-    from zoo.testing import CHECKS, Result
+def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[_Row]:
+    """List the models and checks in a subprocess, then run the checks."""
+    from zoo.testing import Result, all_checks
 
     about = {"plugin": plugin.name, "key": plugin.key}
     request = {**about, "models": list(dict.fromkeys(models))}
-    (loaded,) = isolation.run(f"{_JOBS}:describe_job", {_LOAD: request}, seconds=seconds, environment=environment)
+    (loaded,) = isolation.run(f"{_JOBS}:describe_job", {_LOAD: request}, seconds=seconds)
     reason = loaded.failure if loaded.failure is not None else loaded.value["reason"]
     if reason is not None:
         result = Result(
@@ -141,7 +141,7 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float, environment:
     jobs = {}
     for model in (None, *loaded.value["models"]):
         expected = (model or loaded.value)["expected_failures"]
-        for check in CHECKS:
+        for check in all_checks():
             if check.of_plugin is (model is None):
                 title = model["model"] if model else None
                 job = f"{title or plugin.name} {check.name}"
@@ -152,7 +152,7 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float, environment:
                     "model": model and model["name"],
                     "expected_failure": expected.get(check.name),
                 }
-    for outcome in isolation.run(f"{_JOBS}:check_job", jobs, seconds=seconds, environment=environment):
+    for outcome in isolation.run(f"{_JOBS}:check_job", jobs, seconds=seconds):
         check, title, known = asked[outcome.job]
         if outcome.failure is None:
             result = Result(**outcome.value)
@@ -169,7 +169,7 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float, environment:
 
 
 def _print(rows: list[_Row]) -> None:
-    """A table, and below it what failed."""
+    """Print a table of results, then the failures."""
     columns(
         [
             ("MODEL", "CHECK", "STATUS", "SECONDS", "WHY"),
@@ -191,7 +191,7 @@ def _print(rows: list[_Row]) -> None:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Any]:
-    """What was checked last, on stderr, on a terminal only."""
+    """Yield a function that shows the latest check on stderr; no-op unless stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -4,10 +4,10 @@ from zoo.nn.additive import AdditiveAttention
 from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
 from zoo.nn.cache import Cache, LayerCache
 from zoo.nn.chunked import LocalAttention, LSHAttention
-from zoo.nn.feed_forward import FeedForward, GatedFeedForward
+from zoo.nn.encoder_attention import EncoderAttention
+from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
-from zoo.nn.linear_attention import LinearAttention
 from zoo.nn.linformer import LinformerAttention
 from zoo.nn.longformer import LongformerAttention
 from zoo.nn.loss import label_smoothing_loss
@@ -16,13 +16,14 @@ from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import normalize, pool
 from zoo.nn.positions import (
     RotaryPositions,
+    Rotation,
     SinusoidalPositions,
+    apply_rotary,
     interpolate_frequencies,
-    interpolate_low_frequencies,
+    llama3_rope_scaling,
     resize_grid,
-    rotate,
-    shorten,
     sinusoids,
+    truncate_positions,
 )
 from zoo.nn.product_key_memory import ProductKeyMemory
 from zoo.nn.recording import (
@@ -33,22 +34,23 @@ from zoo.nn.recording import (
     recorded_attentions,
     unrecorded_attentions,
 )
-from zoo.nn.recurrent import RecurrentState, each_step, run_packed, run_padded
+from zoo.nn.recurrent import RecurrentState, run_packed, run_padded, scan_steps
 from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
 from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
 
 __all__ = [
+    "ACTIVATIONS",
     "AdaptiveSpan",
     "AdditiveAttention",
     "Cache",
+    "EncoderAttention",
     "FeedForward",
     "GatedFeedForward",
     "GraphModule",
     "LSHAttention",
     "LayerCache",
-    "LinearAttention",
     "LinformerAttention",
     "LocalAttention",
     "LongformerAttention",
@@ -60,21 +62,22 @@ __all__ = [
     "Residual",
     "ReversibleBlock",
     "RotaryPositions",
+    "Rotation",
     "SinusoidalPositions",
     "SpanAttention",
+    "apply_rotary",
     "attention_weights",
     "build_mask",
     "call_graph",
     "cropped_attentions",
     "distances_of",
-    "each_step",
     "init_normal",
     "init_truncated_normal",
     "init_xavier",
     "interpolate_frequencies",
-    "interpolate_low_frequencies",
     "is_recording",
     "label_smoothing_loss",
+    "llama3_rope_scaling",
     "mix_values",
     "normalize",
     "orthogonal_features",
@@ -84,13 +87,13 @@ __all__ = [
     "recorded_attentions",
     "relative_buckets",
     "resize_grid",
-    "rotate",
     "run_packed",
     "run_padded",
     "run_reversible",
     "scaled_dot_product_attention",
-    "shorten",
+    "scan_steps",
     "sinusoids",
     "tied_linear",
+    "truncate_positions",
     "unrecorded_attentions",
 ]

@@ -20,7 +20,7 @@ class AdditiveAttention(nn.Module):
         query_size: width of s.
         memory_size: M, width of h.
         attention_size: A, width of v.
-        bias: whether U h has a bias, which the paper leaves out of its equations.
+        bias: whether U h has a bias, which the paper's equations omit.
     """
 
     def __init__(self, query_size: int, memory_size: int, attention_size: int, *, bias: bool = True) -> None:
@@ -32,13 +32,13 @@ class AdditiveAttention(nn.Module):
     def forward(
         self, query: Tensor, memory: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """The contexts c.
+        """Return the contexts c.
 
         Args:
             query: (B, T, query size).
             memory: (B, S, M).
-            keys: U h, (B, S, A), as :meth:`keys` gives it, for callers that attend to one memory again and again.
-            mask: boolean, (B or 1, T or 1, S), True where a query may see a key. A query that sees nothing gets 0.
+            keys: U h, (B, S, A), from :meth:`keys`; pass it to reuse one projection of ``memory`` across calls.
+            mask: boolean, (B or 1, T or 1, S), True where a query may see a key. A query that sees no key gets 0.
 
         Returns:
             (B, T, M).
@@ -50,18 +50,18 @@ class AdditiveAttention(nn.Module):
     def with_weights(
         self, query: Tensor, memory: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The contexts of :meth:`forward` and the weights (B, T, S) they come from."""
+        """Return the contexts of :meth:`forward` and their attention weights (B, T, S)."""
         keys = self.keys(memory) if keys is None else keys
         sums = self.query(query).unsqueeze(2) + keys.unsqueeze(1)  # (B, T, S, A)
         scores = self.score(torch.tanh(sums)).squeeze(-1)  # (B, T, S)
         if mask is not None:
-            # Not -inf: a row of it alone has a softmax, and gradients, that are no numbers.
+            # Not -inf: in a fully masked row, the softmax and its gradients would be NaN.
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = torch.softmax(scores, dim=-1)
         weights = weights if mask is None else weights.masked_fill(~mask, 0.0)
         return weights @ memory, weights
 
     def keys(self, memory: Tensor) -> Tensor:
-        """U h: (B, S, M) -> (B, S, A)."""
+        """Project the memory, U h: (B, S, M) -> (B, S, A)."""
         projected: Tensor = self.key(memory)
         return projected

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.cache import LayerCache
-from zoo.nn.positions import Rotation, rotate
+from zoo.nn.positions import Rotation, apply_rotary
 from zoo.nn.recording import is_recording, record_attention, recorded_attentions
 
 __all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention"]
@@ -28,17 +28,17 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(D)) V (equation 1): the one place where attention is computed.
+    """softmax(Q K^T / sqrt(D)) V (equation 1). Every scaled dot-product attention goes through this function.
 
-    Within :func:`recorded_attentions` it is computed by way of its weights, which are collected.
+    Inside :func:`recorded_attentions` it computes and records the weights; otherwise it calls torch's fused kernel.
 
     Args:
         query: (B, H, T, D).
         key: (B, K, S, D); H is a multiple of K (grouped-query attention, Ainslie et al. 2023).
         value: (B, K, S, D'), where D' may differ from D.
-        mask: boolean, (B or 1, 1 or H, T, S), True where a query may see a key. A query that sees nothing gives 0.
+        mask: boolean, (B or 1, 1 or H, T, S), True where a query may see a key. A query that sees no key gives 0.
         bias: real, (B or 1, 1 or H, T, S), added to the scaled scores; -inf hides a key.
-        scale: what the scores are multiplied by; 1 / sqrt(D) by default.
+        scale: factor of the scores; 1 / sqrt(D) by default.
         dropout: probability of dropping a weight.
 
     Returns:
@@ -60,7 +60,7 @@ def scaled_dot_product_attention(
 def attention_weights(
     query: Tensor, key: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """The softmax of :func:`scaled_dot_product_attention`, (B, H, T, S). Rows sum to 1, or to 0 where all is masked."""
+    """Return the weights of :func:`scaled_dot_product_attention`, (B, H, T, S). Fully masked rows are 0."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, T, S)
     if bias is not None:
@@ -81,11 +81,11 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: K; H by default, fewer for grouped-query attention, 1 for multi-query attention.
         head_dim: D, the paper's d_k; E / H by default.
         value_head_dim: the paper's d_v; D by default.
-        memory_size: width of what keys and values are projected from, where it is another sequence; E by default.
-        bias: whether the projections of queries, keys and values have one.
-        output_bias: whether the last projection has one; as ``bias`` by default.
-        scale: what the scores are multiplied by; 1 / sqrt(D) by default.
-        query_key_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023); none by default.
+        memory_size: width of the sequence that keys and values are projected from, in cross-attention; E by default.
+        bias: whether the query, key and value projections have biases.
+        output_bias: whether the output projection has a bias; same as ``bias`` by default.
+        scale: factor of the scores; 1 / sqrt(D) by default.
+        qk_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023); none by default.
         dropout: on the attention weights, in training only.
 
     Raises:
@@ -112,7 +112,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool = True,
         output_bias: bool | None = None,
         scale: float | None = None,
-        query_key_norm: float | None = None,
+        qk_norm: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -135,10 +135,10 @@ class MultiHeadAttention(nn.Module):
         self.output = nn.Linear(
             num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias
         )
-        if query_key_norm is not None:
-            self.query_norm = nn.RMSNorm(head_dim, eps=query_key_norm)
-            self.key_norm = nn.RMSNorm(head_dim, eps=query_key_norm)
-        self.has_norms = query_key_norm is not None
+        if qk_norm is not None:
+            self.query_norm = nn.RMSNorm(head_dim, eps=qk_norm)
+            self.key_norm = nn.RMSNorm(head_dim, eps=qk_norm)
+        self.has_norms = qk_norm is not None
 
     def forward(
         self,
@@ -152,10 +152,14 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Attend from ``x`` (B, T, E) to itself, or to ``memory``, the :meth:`keys_values` of another sequence.
 
-        ``bias`` is added to the scores. ``rotation`` turns queries and keys by their position, from
-        :class:`RotaryPositions`. ``cache`` holds the keys and values of the tokens before ``x`` and is extended by
-        those of ``x``.
+        ``bias`` is added to the scores. ``rotation``, from :class:`RotaryPositions`, rotates queries and keys by their
+        position. ``cache`` holds the keys and values of the tokens before ``x``, and those of ``x`` are appended to it.
+        A ``memory`` needs no cache: project its keys and values once and pass them to every call.
+
+        Raises ``ValueError`` when both ``memory`` and ``cache`` are given.
         """
+        if memory is not None and cache is not None:
+            raise ValueError("memory and cache exclude each other: a memory already holds all its keys and values")
         query, key, value = self._query_key_value(x, memory, rotation, cache)
         dropout = self.dropout if self.training else 0.0
         return self._merge(
@@ -171,7 +175,7 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The output of :meth:`forward` and the attention weights (B, H, T, S) it comes from."""
+        """Return the output of :meth:`forward` and its attention weights (B, H, T, S)."""
         with recorded_attentions() as weights:
             output = self(x, memory=memory, mask=mask, bias=bias, rotation=rotation)
         return output, weights[0]
@@ -193,7 +197,7 @@ class MultiHeadAttention(nn.Module):
             query = self.query_norm(query)
         key, value = self.keys_values(x) if memory is None else memory
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+            query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
         if cache is not None:
             key, value = cache.extend(key, value)
         return query, key, value

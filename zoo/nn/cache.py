@@ -1,4 +1,4 @@
-"""Keys and values of the tokens already seen."""
+"""Key-value caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LayerCache:
         self.value = value
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the newest tokens' keys and values and return all of them."""
+        """Append the keys and values of new tokens, and return those of all tokens."""
         if self.key is not None and self.value is not None:
             key, value = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
         self.key, self.value = key, value
@@ -28,7 +28,7 @@ class LayerCache:
 
 
 class Cache:
-    """One :class:`LayerCache` a layer. ``Cache.empty(n)`` starts a sequence.
+    """One :class:`LayerCache` per layer. ``Cache.empty(n)`` starts a sequence.
 
     >>> cache = Cache.empty(1)
     >>> keys = torch.zeros(1, 2, 5, 16)  # (B, K, S, D)
@@ -45,7 +45,7 @@ class Cache:
 
     @classmethod
     def empty(cls, num_layers: int) -> Cache:
-        """A cache that has seen nothing."""
+        """Return a cache without tokens."""
         cache = cls(())
         cache.layers = [LayerCache() for _ in range(num_layers)]
         return cache
@@ -57,14 +57,14 @@ class Cache:
         return self.layers[layer]
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Key and value of every layer."""
+        """Iterate over the keys and values of all layers."""
         for layer in self.layers:
             if layer.key is None or layer.value is None:
-                raise ValueError("the cache is empty: nothing has been seen yet")
+                raise ValueError("the cache is empty: run the model on at least one token first")
             yield layer.key, layer.value
 
     @property
     def length(self) -> int:
-        """Tokens seen."""
+        """Number of cached tokens."""
         key = self.layers[0].key if self.layers else None
         return 0 if key is None else key.shape[2]

@@ -1,6 +1,6 @@
-"""Causal attention within chunks: of neighbours, or of what hashes alike (Kitaev et al. 2020, section 2).
+"""Causal attention within chunks of neighbouring or similarly hashed tokens (Kitaev et al. 2020, section 2).
 
-B batch, T tokens, a multiple of the chunk; H heads, D head size, E hidden, C tokens a chunk, N chunks, R hash rounds.
+B batch, T tokens (a multiple of C), H heads, D head size, E hidden size, C tokens per chunk, N chunks, R hash rounds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from zoo.nn.recording import mix_values
 __all__ = ["LSHAttention", "LocalAttention"]
 
 _ITSELF = -1e4
-"""Score of a token with itself: so low that any other key wins, and still a number in float16."""
+"""Score of a token with itself: low enough that any other key wins, and finite in float16."""
 
 
 def _with_previous(x: Tensor, dim: int) -> Tensor:
-    """Put before each chunk the one before it: (..., N, C, ...) -> (..., N, 2 C, ...), where chunks lie along ``dim``.
+    """Prepend to each chunk the previous one: (..., N, C, ...) -> (..., N, 2 C, ...), with the chunks along ``dim``.
 
-    The first has the last before it.
+    The first chunk gets the last one.
     """
     previous = torch.cat((x.narrow(dim, -1, 1), x.narrow(dim, 0, x.shape[dim] - 1)), dim)
     return torch.cat((previous, x), dim + 1)
 
 
 class LocalAttention(nn.Module):
-    """Each token sees those of its own chunk and of the chunk before, up to itself.
+    """Causal attention of each token to its own chunk and the previous one.
 
     Args:
         hidden_size: E.
@@ -50,7 +50,7 @@ class LocalAttention(nn.Module):
         self.output = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
 
     def find_buckets(self, x: Tensor, tokens: Tensor) -> None:
-        """It needs none."""
+        """No-op: local attention has no buckets."""
 
     def forward(self, x: Tensor, tokens: Tensor, buckets: Tensor | None = None) -> Tensor:
         """(B, T, E) and (B, T), True for a token and False for padding -> (B, T, E)."""
@@ -58,7 +58,7 @@ class LocalAttention(nn.Module):
         query, key = (self._chunks(self._split(part(x))) for part in (self.query, self.key))  # (B, H, N, C, D)
         query, key = self._fold(query), self._fold(_with_previous(key, 2))
         places = torch.arange(length, device=x.device).unflatten(0, (-1, size))  # (N, C)
-        others = torch.cat((places - size, places), 1)  # (N, 2 C); there is none below 0
+        others = torch.cat((places - size, places), 1)  # (N, 2 C); negative before the first chunk
         seen = (others.unsqueeze(1) <= places.unsqueeze(2)) & (others.unsqueeze(1) >= 0)  # (N, C, 2 C)
         real = _with_previous(tokens.unflatten(1, (-1, size)), 1)  # (B, N, 2 C)
         mask = (seen & real.unsqueeze(2)).flatten(0, 1).unsqueeze(1)  # (B N, 1, C, 2 C)
@@ -84,15 +84,15 @@ class LocalAttention(nn.Module):
 
 
 class LSHAttention(nn.Module):
-    """Each token sees earlier ones that hash alike, by several hashes, where queries and keys are the same.
+    """Causal attention to tokens with the same hash, in several hash rounds, with shared queries and keys.
 
-    A hash is argmax([x R; -x R]) with a random matrix R. Tokens are sorted by it and then by position, and cut into
-    chunks; each sees those of its own chunk and of the one before that come earlier in the text. Keys have length 1. A
-    token sees itself only where it sees nothing else. The rounds are weighed by the sum of exp(scores) that each found.
-    R is drawn once and saved: the same input has the same hashes.
+    A hash is argmax([x W; -x W]) with a random matrix W. Tokens are sorted by hash, then by position, and cut into
+    chunks; each token attends to the earlier tokens of its own chunk and the previous one. Keys are scaled to length
+    1. A token attends to itself only if it sees no other token. Rounds are weighted by their sums of exp(scores). W is
+    drawn once and saved, so equal inputs have equal hashes.
 
-    What lies in a chunk depends on all that is sorted, so a later token may change *which* earlier ones are seen,
-    though never what they say. With one chunk it is full attention and strictly causal.
+    Chunks depend on the whole sorted sequence, so a later token may change *which* earlier tokens are seen, but never
+    their content. With a single chunk this is full attention and strictly causal.
 
     Args:
         hidden_size: E.
@@ -100,9 +100,9 @@ class LSHAttention(nn.Module):
         head_dim: D.
         chunk_length: C.
         num_hashes: R.
-        num_buckets: values of a hash, even; several make one hash of several smaller ones.
-        wrap: whether the first chunk of a round also sees the last of the round before (and that of the first round the
-            very last), as published implementations have it. Padding then changes what is seen.
+        num_buckets: number of values of a hash, even; several numbers make a hash that combines several smaller ones.
+        wrap: whether the first chunk of a round also sees the last chunk of the previous round (in the first round, of
+            the last round), as in published implementations. Padding then changes which tokens are seen.
         dropout: on the attention weights, in training only.
 
     Raises:
@@ -123,19 +123,19 @@ class LSHAttention(nn.Module):
     ) -> None:
         super().__init__()
         if not num_buckets or any(number < 2 or number % 2 for number in num_buckets):
-            raise ValueError(f"num_buckets must be even numbers from 2 on, got {tuple(num_buckets)}")
+            raise ValueError(f"num_buckets must be even positive numbers, got {tuple(num_buckets)}")
         self.num_heads, self.chunk_length, self.num_hashes = num_heads, chunk_length, num_hashes
         self.num_buckets, self.wrap, self.dropout = tuple(num_buckets), wrap, dropout
         self.query_key = nn.Linear(hidden_size, num_heads * head_dim, bias=False)
         self.value = nn.Linear(hidden_size, num_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
         self.rotations: Tensor
-        """(H, D, R x half of the buckets)."""
+        """W, (H, D, R x half of the buckets)."""
         self.register_buffer("rotations", torch.randn(num_heads, head_dim, num_hashes * sum(num_buckets) // 2))
 
     @torch.no_grad()
     def find_buckets(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """The hash of each token in each head and round, (B, H, R, T); padding has one of its own, the last."""
+        """Return the hash of each token in each head and round, (B, H, R, T); padding has its own bucket, the last."""
         return self._hash(self._split(self.query_key(x)), tokens)
 
     def _hash(self, shared: Tensor, tokens: Tensor) -> Tensor:
@@ -151,13 +151,13 @@ class LSHAttention(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor, buckets: Tensor | None = None) -> Tensor:
         """(B, T, E) and (B, T), True for a token and False for padding -> (B, T, E).
 
-        ``buckets`` are those of :meth:`find_buckets`, where they are known.
+        ``buckets``, if given, are the result of :meth:`find_buckets`.
         """
         length = x.shape[1]
         shared, value = self._split(self.query_key(x)), self._split(self.value(x))  # (B, H, T, D)
         buckets = self._hash(shared, tokens) if buckets is None else buckets.long()
         places = torch.arange(length, device=x.device)
-        # No two are equal, so all runtimes sort alike.
+        # The keys are distinct, so every runtime sorts them alike.
         order = (buckets * length + places).sort(dim=-1).indices  # (B, H, R, T)
         back = torch.zeros_like(order).scatter(-1, order, places.expand_as(order)).unsqueeze(-1)  # (B, H, R, T, 1)
 
@@ -178,7 +178,7 @@ class LSHAttention(nn.Module):
         weights = (scores - top).exp()
         total = weights.sum(-1, keepdim=True)
         weights = F.dropout(weights / total, self.dropout, self.training)
-        found = self._rounds(top + total.log()).gather(3, back)  # (B, H, R, T, 1), the logarithm of what each weighs
+        found = self._rounds(top + total.log()).gather(3, back)  # (B, H, R, T, 1), log-weights of the rounds
 
         def mix(value: Tensor) -> Tensor:
             """(B, H, T, D) -> (B, H, T, D)."""
@@ -198,11 +198,11 @@ class LSHAttention(nn.Module):
         return x.flatten(2, 3).unflatten(2, (self.num_hashes, -1))  # (B, H, R N, C, D) -> (B, H, R, T, D)
 
     def _unit(self, x: Tensor) -> Tensor:
-        """Of length 1, as published weights have it: the root of the mean square, and then of D."""
+        """Scale to length 1, as published implementations do: by the root mean square, then by 1 / sqrt(D)."""
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * x.shape[-1] ** -0.5
 
     def _inside(self, chunks: int, device: torch.device) -> Tensor:
-        """Whether the chunk before, and then the chunk itself, is one that may be seen: (R N, 1, 2 C)."""
+        """Boolean mask, (R N, 1, 2 C), of the visible keys in the previous chunk and the chunk itself."""
         later = (torch.arange(chunks, device=device) > 0).repeat(self.num_hashes).unsqueeze(1)
         own = torch.ones_like(later)
         both = torch.cat((own if self.wrap else later, own), 1)  # (R N, 2)

@@ -1,4 +1,4 @@
-"""Calling a model through one of its declared graphs: flat, named tensors in and out."""
+"""Calls of a model through its declared graphs, with flat, named tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ __all__ = ["GraphModule", "call_graph"]
 def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name.
 
-    Raises :class:`ValueError` when the graph has attention weights among its outputs, and the model computes more of
-    them, or fewer, than it declares.
+    Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares.
     """
     arguments: dict[str, Any] = {
         item.name: _gather(item, feeds) if isinstance(item, KeyValues) else feeds[item.name] for item in graph.inputs
@@ -57,7 +56,7 @@ def _scatter(name: str, cache: Cache) -> dict[str, Tensor]:
 
 
 class GraphModule(nn.Module):
-    """One graph of a model as a module with positional tensors, which is what tracing wants."""
+    """One graph of a model as a module with positional tensors, for tracing."""
 
     def __init__(self, model: nn.Module, graph: Graph) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class GraphModule(nn.Module):
         self.graph = graph
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Inputs and outputs in the order of the declaration."""
+        """Take the input tensors and return the output tensors, both in declaration order."""
         names = [tensor.name for tensor in self.graph.input_tensors()]
         outputs = call_graph(self.model, self.graph, dict(zip(names, tensors, strict=True)))
         return tuple(outputs[tensor.name] for tensor in self.graph.output_tensors())

@@ -1,4 +1,4 @@
-"""Initialisation and weight tying. A model initialises itself in its constructor, from torch's seeded generator."""
+"""Initialisation and weight tying. Models initialise themselves in their constructors with torch's seeded generator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["init_normal", "init_truncated_normal", "init_xavier", "tied_linear"]
 
 
 def tied_linear(embedding: nn.Embedding, *, bias: bool = False) -> nn.Linear:
-    """A dense layer E -> V whose weight *is* the embedding's (Press and Wolf 2017)."""
+    """Return a dense layer E -> V that shares the embedding's weight (Press and Wolf 2017)."""
     rows, hidden_size = embedding.weight.shape
     layer = nn.Linear(hidden_size, rows, bias=bias, device="meta")
     layer.weight = embedding.weight
@@ -18,7 +18,7 @@ def tied_linear(embedding: nn.Embedding, *, bias: bool = False) -> nn.Linear:
 
 
 def init_normal(module: nn.Module, std: float) -> None:
-    """N(0, std^2) for weights of dense layers and embeddings, 0 for biases."""
+    """Initialise weights of dense layers and embeddings from N(0, std^2), and biases to 0."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=std)
@@ -26,7 +26,7 @@ def init_normal(module: nn.Module, std: float) -> None:
 
 
 def init_truncated_normal(module: nn.Module, std: float) -> None:
-    """As :func:`init_normal`, without values beyond two standard deviations."""
+    """Like :func:`init_normal`, truncated at two standard deviations."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
@@ -34,7 +34,7 @@ def init_truncated_normal(module: nn.Module, std: float) -> None:
 
 
 def init_xavier(module: nn.Module) -> None:
-    """Glorot and Bengio 2010 for dense layers, N(0, 1/E) for embeddings, 0 for biases."""
+    """Initialise dense layers as Glorot and Bengio 2010, embeddings from N(0, 1/E), and biases to 0."""
     embeddings = {part.weight for part in module.modules() if isinstance(part, nn.Embedding)}
     for part in module.modules():
         if isinstance(part, nn.Linear) and part.weight not in embeddings:

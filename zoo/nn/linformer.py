@@ -1,4 +1,4 @@
-"""Linformer: attention to a fixed number of mixtures of the tokens (Wang et al. 2020, equation 7).
+"""Linformer: attention to a fixed number of linear combinations of the tokens (Wang et al. 2020, equation 7).
 
 B batch, T tokens, N the longest length, R rank (the paper's k), H heads, D head size, E hidden size.
 """
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from zoo.nn.attention import scaled_dot_product_attention
-from zoo.nn.linear_attention import LinearAttention
+from zoo.nn.encoder_attention import EncoderAttention
 
 __all__ = ["LinformerAttention"]
 
 
-class LinformerAttention(LinearAttention):
-    """softmax(Q (E K)^T / sqrt(D)) (F V), with E and F of R x N, which all heads share: O(T R) time and memory.
+class LinformerAttention(EncoderAttention):
+    """softmax(Q (E K)^T / sqrt(D)) (F V), with E and F (R, N) shared by all heads: O(T R) time and memory.
 
-    A shorter input meets the first T columns of both. Every output depends on every token, so this is not causal.
+    An input shorter than N uses the first T columns of both. Every output depends on every token: not causal.
 
     Args:
         hidden_size: E.
@@ -34,7 +34,7 @@ class LinformerAttention(LinearAttention):
         super().__init__(hidden_size, num_heads, dropout=dropout)
         if not 1 <= rank <= max_seq_len:
             raise ValueError(f"rank {rank} lies outside 1 ... max_seq_len {max_seq_len}")
-        # N(0, 1 / R), which keeps lengths and angles nearly (Johnson and Lindenstrauss; the paper's theorem 2).
+        # N(0, 1 / R) approximately preserves lengths and angles (Johnson-Lindenstrauss; the paper's theorem 2).
         self.key_mixture = nn.Parameter(torch.randn(rank, max_seq_len) * rank**-0.5)
         self.value_mixture = nn.Parameter(torch.randn(rank, max_seq_len) * rank**-0.5)
 
@@ -43,9 +43,9 @@ class LinformerAttention(LinearAttention):
         return self._merge(self.mix(*self._query_key_value(x), mask))
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Three of (B, H, T, D) -> (B, H, T, D)."""
+        """``query``, ``key`` and ``value``, (B, H, T, D) each -> (B, H, T, D)."""
         length = query.shape[2]
-        if mask is not None:  # after the mixtures it would be too late
+        if mask is not None:  # before the projections mix tokens with padding
             padding = ~mask.bool()[:, None, :, None]  # (B, 1, T, 1)
             key, value = key.masked_fill(padding, 0.0), value.masked_fill(padding, 0.0)
         key = self.key_mixture[:, :length] @ key  # (R, T) (B, H, T, D) -> (B, H, R, D)

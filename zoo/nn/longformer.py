@@ -1,7 +1,7 @@
-"""Longformer: attention within a window, and a few tokens that see all and are seen by all (Beltagy et al. 2020).
+"""Longformer: sliding-window attention with a few global tokens (Beltagy et al. 2020).
 
 B batch, T tokens, H heads, D head size, E hidden size, R reach (half the window), C chunks of R
-tokens, G global tokens.
+tokens, G global tokens, which see all tokens and are seen by all.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.attention import scaled_dot_product_attention
-from zoo.nn.linear_attention import LinearAttention
+from zoo.nn.encoder_attention import EncoderAttention
 from zoo.nn.recording import mix_values
 
 __all__ = ["LongformerAttention"]
 
 
-class LongformerAttention(LinearAttention):
+class LongformerAttention(EncoderAttention):
     """Token i sees token j where ``|i - j| <= window / 2``, or where either is one of the first G: O(T window).
 
-    The first G tokens look at all by projections of their own (section 3.1 of the paper); how others see them is by the
-    same projections as the rest. Scores are computed chunk by chunk, each of R queries against the 3 R keys around it;
-    any length is padded to whole chunks.
+    As queries, the first G tokens use their own projections (section 3.1 of the paper); as keys for other tokens they
+    use the common ones. Scores are computed in chunks, R queries against the 3 R keys around them; inputs are padded to
+    whole chunks.
 
     Args:
         hidden_size: E.
         num_heads: H.
         window: 2 R, even.
-        global_tokens: G, from 0 to R. With none there are no projections for them.
+        global_tokens: G, from 0 to R. With 0 there are no global projections.
         dropout: on the attention weights, in training only.
 
     Raises:
@@ -53,7 +53,7 @@ class LongformerAttention(LinearAttention):
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, T, E) -> (B, T, E). ``mask`` is (B, T), non-zero for a token and zero for padding."""
         length, reach = x.shape[1], self.reach
-        # Two chunks at least: an exporter that saw a single one would take their number for a constant.
+        # At least two chunks: exporters specialise on a dimension of size 1.
         missing = torch.sym_max((length + reach - 1) // reach, 2) * reach - length
         tokens = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask.bool()
         padded, padded_tokens = F.pad(x, (0, 0, 0, missing)), F.pad(tokens, (0, missing))  # (B, C R, E) and (B, C R)
@@ -71,7 +71,7 @@ class LongformerAttention(LinearAttention):
         return self._merge(mix_values(mix, *values))
 
     def _look_around(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tensor) -> Tensor:
-        """What each sees in its window and of the global tokens: three of (B, H, C R, D) -> (B, H, C R, D)."""
+        """Attend to the window and the global tokens: query, key and value (B, H, C R, D) -> (B, H, C R, D)."""
         count = self.global_tokens
         local = tokens & (torch.arange(tokens.shape[1], device=tokens.device) >= count)  # none is seen twice
         seen = self._around(local[:, None, :, None]).transpose(-2, -1) & self._band(query.device)  # (B, 1, C, R, 3 R)
@@ -90,7 +90,7 @@ class LongformerAttention(LinearAttention):
         return mixed.flatten(2, 3)
 
     def _see_all(self, first: Tensor, x: Tensor, value: Tensor, tokens: Tensor) -> Tensor:
-        """What the first G tokens (B, G, E) see of all (B, T, E) with values (B, H, T, D): (B, H, G, D)."""
+        """Attend from the global tokens (B, G, E) to all of ``x`` (B, T, E), with values (B, H, T, D): (B, H, G, D)."""
         query, key = self._split(self.global_query(first)), self._split(self.global_key(x))
         mask = tokens[:, None, None].expand(-1, -1, self.global_tokens, -1)  # (B, 1, G, T)
         dropout = self.dropout if self.training else 0.0
@@ -100,11 +100,11 @@ class LongformerAttention(LinearAttention):
         return x.unflatten(2, (-1, self.reach))  # (B, H, C R, D) -> (B, H, C, R, D)
 
     def _around(self, x: Tensor) -> Tensor:
-        """Each chunk between the one before and the one after: (B, H, C R, D) -> (B, H, C, 3 R, D)."""
+        """Join each chunk with the previous and the next: (B, H, C R, D) -> (B, H, C, 3 R, D)."""
         chunks = self._chunk(F.pad(x, (0, 0, self.reach, self.reach)))  # (B, H, C + 2, R, D)
         return torch.cat((chunks[:, :, :-2], chunks[:, :, 1:-1], chunks[:, :, 2:]), dim=3)
 
     def _band(self, device: torch.device) -> Tensor:
-        """Which of the 3 R keys around a chunk lie within reach of its queries, (R, 3 R)."""
+        """Boolean mask, (R, 3 R), of the keys around a chunk that lie within R of each of its queries."""
         query = torch.arange(self.reach, 2 * self.reach, device=device).unsqueeze(1)
         return (torch.arange(3 * self.reach, device=device) - query).abs() <= self.reach

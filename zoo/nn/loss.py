@@ -1,4 +1,4 @@
-"""Label smoothing, in both conventions of the field.
+"""Cross-entropy with label smoothing, in both common conventions.
 
 N targets, V vocabulary.
 """
@@ -23,28 +23,28 @@ def label_smoothing_loss(
     convention: _Convention = "uniform",
     padding_id: int | None = None,
 ) -> Tensor:
-    """The cross-entropy -sum_v q(v) log p(v) between softened targets q and p = softmax(logits), its mean over targets.
+    """Mean over targets of the cross-entropy -sum_v q(v) log p(v) of smoothed targets q and p = softmax(logits).
 
     - ``uniform`` (Szegedy et al. 2016, section 7, and torch): q is 1 - smoothing + smoothing / V at the target and
       smoothing / V everywhere else, padding included.
     - ``excluding`` (Rush 2018, The Annotated Transformer): q is 1 - smoothing at the target, 0 at ``padding_id``, and
       smoothing / (V - 2) everywhere else.
 
-    The second was published as a Kullback-Leibler divergence. That is this loss minus the entropy of q, which depends
-    on smoothing and V alone: gradients are the same. Without smoothing both are the plain cross-entropy.
+    The second was published as a Kullback-Leibler divergence, which is this loss minus the entropy of q. The entropy
+    depends only on smoothing and V, so gradients are the same. Without smoothing both are the plain cross-entropy.
 
     Args:
         logits: (..., V).
         targets: (...), integers in [0, V), or ``padding_id``.
-        smoothing: the share that the target gives away, from 0 to less than 1.
-        convention: to whom.
-        padding_id: a target that does not count. ``excluding`` needs one within the vocabulary.
+        smoothing: the probability removed from the target, from 0 to less than 1.
+        convention: how the removed probability is distributed.
+        padding_id: the target to ignore. ``excluding`` requires one within the vocabulary.
 
     Returns:
-        A scalar in nats, of float32 at least. Where no target counts, it is 0.
+        A scalar in nats, in float32 or wider; 0 if all targets are ignored.
 
     Raises:
-        ValueError: shapes that do not fit, a smoothing, a convention or a padding that cannot be.
+        ValueError: the shapes do not match, or smoothing, convention or padding_id is invalid.
 
     >>> logits = torch.tensor([[2.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     >>> targets = torch.tensor([0, 3])

@@ -17,24 +17,28 @@ def build_mask(
     window: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor | None:
-    """Which key each query may see: boolean, (B or 1, 1, T, S), or None when every query sees all.
+    """Build a boolean attention mask, (B or 1, 1, T, S), True where a query may see a key; None if nothing is masked.
 
     Args:
         query_length: T.
         key_length: S; the queries are the last T of the S positions.
         padding: (B, S), non-zero for a token, zero for padding.
-        causal: whether a query sees only keys at its own position or before.
-        window: with ``causal``, how many keys a query sees at most: its own and those just before it.
+        causal: whether queries are barred from later keys.
+        window: with ``causal``, the largest number of keys that a query sees: its own and those just before it.
         device: where to build the mask when there is no ``padding``.
 
-    The mask has its full (T, S) extent even where a broadcast would do, because ONNX Attention-23 asks for it.
+    Raises:
+        ValueError: ``padding`` is not of length S.
 
-    >>> build_mask(2, 4, causal=True)  # two tokens that follow two others
+    The mask has its full (T, S) extent even where a broadcast would do, because ONNX Attention-23 requires it.
+
+    >>> build_mask(2, 4, causal=True)  # two new tokens after two cached ones
     tensor([[[[ True,  True,  True, False],
               [ True,  True,  True,  True]]]])
     >>> build_mask(1, 3, padding=torch.tensor([[0, 1, 1]]))
     tensor([[[[False,  True,  True]]]])
     """
+    _check_length(padding, key_length)
     mask = None
     if causal:
         device = padding.device if padding is not None else device
@@ -53,13 +57,23 @@ def build_mask(
 def positions_of(
     query_length: int, key_length: int, *, padding: Tensor | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """Position of each of the last T of S tokens: (B or 1, T). Padding takes no position, on whichever side it is.
+    """Return the positions of the last T of S tokens: (B or 1, T). Padding on either side is not counted.
+
+    Raises ``ValueError`` unless ``padding`` is of length S.
 
     >>> positions_of(2, 4)
     tensor([[2, 3]])
     >>> positions_of(4, 4, padding=torch.tensor([[0, 0, 1, 1]]))
     tensor([[0, 0, 0, 1]])
     """
+    _check_length(padding, key_length)
     if padding is None:
         return torch.arange(key_length - query_length, key_length, device=device).unsqueeze(0)
     return (padding.cumsum(-1) - 1).clamp(min=0)[:, key_length - query_length :]
+
+
+def _check_length(padding: Tensor | None, key_length: int) -> None:
+    """Reject a mask of another length, which could broadcast. Skipped while tracing, where it would add a guard."""
+    if padding is not None and not torch.compiler.is_compiling() and padding.shape[1] != key_length:
+        lengths = f"the padding mask has length {padding.shape[1]}, but there are {key_length} past and new tokens"
+        raise ValueError(f"{lengths}: give a mask that covers all of them")

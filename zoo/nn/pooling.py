@@ -1,4 +1,4 @@
-"""One vector for a sequence."""
+"""Pooling of a sequence to one vector."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def pool(x: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Vectors (..., E) of length 1, and 0 where they are 0 in every dtype: float16 has no 1e-12 to divide by.
+    """Scale vectors (..., E) to length 1; zero vectors stay 0 in every dtype, float16 included, where 1e-12 is 0.
 
-    Those in bfloat16 are computed in float32, for no provider of ONNX Runtime has this norm, ReduceL2, in bfloat16.
+    bfloat16 vectors are normalised in float32, because no ONNX Runtime provider implements ReduceL2 in bfloat16.
     """
     if x.dtype == torch.bfloat16:
         return normalize(x.float()).to(x.dtype)

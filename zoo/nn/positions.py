@@ -1,6 +1,6 @@
-"""Positions without weights: sinusoids that are added, rotations.
+"""Sinusoidal and rotary positions, and resizing of learned ones.
 
-Learned positions are an ``nn.Embedding``; what becomes of them in a model of another size is here too.
+Learned positions are an ``nn.Embedding``.
 
 B batch, T tokens, E hidden size, D head size.
 """
@@ -20,12 +20,12 @@ __all__ = [
     "RotaryPositions",
     "Rotation",
     "SinusoidalPositions",
+    "apply_rotary",
     "interpolate_frequencies",
-    "interpolate_low_frequencies",
+    "llama3_rope_scaling",
     "resize_grid",
-    "rotate",
-    "shorten",
     "sinusoids",
+    "truncate_positions",
 ]
 
 Rotation = tuple[Tensor, Tensor]
@@ -36,8 +36,8 @@ def sinusoids(positions: Tensor, hidden_size: int, dtype: torch.dtype, *, interl
     """PE(pos, 2i) = sin(pos / 10000^(2i/E)), PE(pos, 2i+1) = cos(...): (..., T) -> (..., T, E).
 
     Computed in float64 and rounded once, whatever the model's dtype: in float32 the angle alone is off by 3e-5 at
-    position 500. Not ``interleaved``, all sines come before all cosines, as in Marian, and are rounded to float32 in
-    any dtype, because published checkpoints of this order were made with tables of float32.
+    position 500. If not ``interleaved``, all sines come before all cosines, as in Marian, and are first rounded to
+    float32, because published checkpoints with this layout used float32 tables.
     """
     exponents = torch.arange(0, hidden_size, 2, dtype=torch.float64, device=positions.device)
     frequencies = torch.exp(exponents * (-math.log(10000.0) / hidden_size))  # (E / 2,)
@@ -48,7 +48,7 @@ def sinusoids(positions: Tensor, hidden_size: int, dtype: torch.dtype, *, interl
 
 
 class SinusoidalPositions(nn.Module):
-    """:func:`sinusoids` in the place of a learned ``nn.Embedding``; it owns no weights."""
+    """:func:`sinusoids` as a module without weights, in place of a learned ``nn.Embedding``."""
 
     def __init__(self, hidden_size: int, *, interleaved: bool = True) -> None:
         super().__init__()
@@ -63,23 +63,23 @@ class SinusoidalPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Rotary position embedding (Su et al. 2021, equation 15): pair i of a head turns by position x theta^(-2i/D).
+    """Rotary position embedding (Su et al. 2021, equation 15): pair i of a head rotates by position x theta^(-2i/D).
 
-    A pair is made of the elements i and i + D/2, as in Llama. Angles, cosines and sines are computed in float32 and
-    rounded to the model's dtype, because that is what published weights were trained with.
+    Pair i consists of the elements i and i + D/2, as in Llama. Angles, cosines and sines are computed in float32 and
+    rounded to the model's dtype, as in the training of published weights.
 
     Args:
         head_dim: D, even.
         theta: base of the frequencies.
-        scale: changes the frequencies, (D / 2,), for texts longer than those of the training: one of
-            :func:`interpolate_frequencies` and :func:`interpolate_low_frequencies`.
+        scale: maps the frequencies, (D / 2,), to those for texts longer than in training:
+            :func:`interpolate_frequencies` or :func:`llama3_rope_scaling`.
 
     Raises:
         ValueError: when D is odd.
 
     >>> rotation = RotaryPositions(16)(torch.tensor([[0, 1, 2]]), torch.float32)
     >>> query = torch.randn(2, 4, 3, 16)  # (B, H, T, D)
-    >>> torch.equal(rotate(query, rotation)[:, :, 0], query[:, :, 0])  # position 0 turns nothing
+    >>> torch.equal(apply_rotary(query, rotation)[:, :, 0], query[:, :, 0])  # position 0: no rotation
     True
     """
 
@@ -93,10 +93,10 @@ class RotaryPositions(nn.Module):
         frequencies = 1.0 / theta**exponents
         if scale is not None:
             frequencies = scale(frequencies)
-        # As numbers, since no two implementations of powers agree to the last bit, and a position multiplies the
-        # difference: this way an exported graph has the very same ones.
+        # Stored as constants, so that an exported graph has exactly these: implementations of powers differ in the
+        # last bit, and positions multiply the difference.
         self.frequencies: tuple[float, ...] = tuple(frequencies.tolist())
-        """Radians a position, float32, (D / 2)."""
+        """Radians per position, float32, (D / 2)."""
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """(B or 1, T) -> cosines and sines in ``dtype``."""
@@ -107,57 +107,57 @@ class RotaryPositions(nn.Module):
 
 
 def interpolate_frequencies(frequencies: Tensor, *, factor: float) -> Tensor:
-    """Slow every pair down by ``factor``, as if positions were divided by it (Chen et al. 2023, equation 4)."""
+    """Divide every frequency by ``factor``, as if positions were divided by it (Chen et al. 2023, equation 4)."""
     return frequencies / factor
 
 
-def interpolate_low_frequencies(
+def llama3_rope_scaling(
     frequencies: Tensor, *, factor: float, low: float, high: float, original_length: float
 ) -> Tensor:
-    """Slow pairs down by ``factor`` that turn seldom, as Llama 3.1 does (Grattafiori et al. 2024, section 3.4.1).
+    """Divide the low frequencies by ``factor``, as Llama 3.1 does (Grattafiori et al. 2024, section 3.4.1).
 
     Args:
-        frequencies: radians a position, (D / 2,).
-        factor: what low frequencies are divided by.
-        low: turns within ``original_length`` below which a frequency is low.
-        high: turns above which it stays as it is; in between, the two are mixed.
-        original_length: the longest text of the training before.
+        frequencies: radians per position, (D / 2,).
+        factor: divisor of the low frequencies.
+        low: a frequency is low if it makes fewer than this many turns within ``original_length``.
+        high: a frequency with more turns than this is unchanged; between the two it is interpolated.
+        original_length: maximum text length in the original training.
     """
     turns = original_length / (2 * math.pi / frequencies)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - kept) * frequencies / factor + kept * frequencies
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn queries or keys (B, H, T, D) by their positions."""
+def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate queries or keys (B, H, T, D) by their positions."""
     cosine, sine = rotation
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
 def resize_grid(grid: Tensor, side: int) -> Tensor:
-    """The learned positions of a square of patches, for a square of other size (Dosovitskiy et al. 2021, section 3.2).
+    """Resize the learned positions of a square grid of patches (Dosovitskiy et al. 2021, section 3.2).
 
-    They are interpolated as an image is: bicubic with a = -0.75, corners not aligned, the border repeated and nothing
-    smoothed, as DeiT was fine-tuned with (Touvron et al. 2021) and transformers computes.
+    Bicubic interpolation with a = -0.75, corners not aligned, borders replicated and no antialiasing, as in the
+    fine-tuning of DeiT (Touvron et al. 2021) and in transformers.
 
     Args:
         grid: (B, N, E), row by row; N is a square number.
-        side: of the new square.
+        side: side of the new grid, in patches.
 
     Returns:
-        (B, side^2, E), the same numbers where the size is the same.
+        (B, side^2, E); unchanged if the size is.
     """
     before = math.isqrt(grid.shape[1])
     image = grid.unflatten(1, (before, before)).movedim(-1, 1)  # (B, N, E) -> (B, E, before, before)
     return F.interpolate(image, (side, side), mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
 
 
-def shorten(table: Tensor, rows: int) -> Tensor:
-    """The first ``rows`` of a table (N, E) of learned positions: a model of shorter texts computes the same with them.
+def truncate_positions(table: Tensor, rows: int) -> Tensor:
+    """Return the first ``rows`` of a table (N, E) of learned positions; outputs for shorter texts do not change.
 
-    Raises :class:`zoo.UsageError` for more rows than there are: nothing was learned of those.
+    Raises :class:`zoo.UsageError` for more rows than the table has.
     """
     if rows > len(table):
-        raise UsageError(f"of {rows} positions {rows - len(table)} were never learned")
+        raise UsageError(f"cannot extend {len(table)} learned positions to {rows}")
     return table[:rows]

@@ -1,6 +1,6 @@
-"""A memory of n^2 slots found by two searches over n half-keys each (Lample et al. 2019).
+"""A memory of n^2 slots, searched by two nearest-neighbour searches over n half-keys each (Lample et al. 2019).
 
-M tokens of the whole batch, H heads, n half-keys a side, k slots read a head, Q query size, E hidden size.
+M tokens of the whole batch, H heads, n half-keys per side, k slots read per head, Q query size, E hidden size.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ __all__ = ["ProductKeyMemory"]
 
 
 class ProductKeyMemory(nn.Module):
-    """sum over heads and over the k best slots of softmax(score) value (Lample et al. 2019, section 3).
+    """Sum of softmax(score) value over all heads and each head's k best slots (Lample et al. 2019, section 3).
 
-    Slot (i, j) has the key [c_i ; c'_j] and so the score q_1 c_i + q_2 c'_j, where q_1 and q_2 are the halves of a
-    query. The k best of all n^2 slots are among the k x k pairs of the k best half-keys of either side, so that the
-    search is exact. Every head has half-keys of its own; all share the values.
+    Slot (i, j) has the key [c_i ; c'_j] and therefore the score q_1 c_i + q_2 c'_j, where q_1 and q_2 are the halves of
+    a query. The k best of all n^2 slots are among the k x k pairs of each side's k best half-keys, so the search is
+    exact. Each head has its own half-keys; all heads share the values.
 
-    In training the query is normalised over all tokens of the batch, those that come later and those of
-    padding among them: an output then depends on them. In evaluation it does not.
+    In training, batch normalisation of the queries makes every output depend on all tokens of the batch, later tokens
+    and padding included. In evaluation it does not.
 
     Args:
         hidden_size: E.
@@ -60,7 +60,7 @@ class ProductKeyMemory(nn.Module):
         """The k best slots for (B, T, E) and their scores, best first: (M, H, k) each."""
         queries = self.query_norm(self.query(x.flatten(0, 1)))  # (M, H Q)
         halves = queries.unflatten(-1, (self.num_heads, 2, -1)).permute(2, 1, 0, 3)  # (2, H, M, Q / 2)
-        # In float32 at least: rounded to 16 bits many scores are equal, and which are best would be chance.
+        # In float32 at least: in 16 bits many scores tie, and the choice between ties is arbitrary.
         wide = torch.promote_types(x.dtype, torch.float32)
         scores = halves.to(wide) @ self.keys.to(wide).transpose(-2, -1)  # (2, H, M, n)
         best, places = scores.transpose(1, 2).topk(self.top_k)  # (2, M, H, k)

@@ -1,4 +1,4 @@
-"""Attention weights on request: what computes them says so here, and nothing does it unless somebody asks.
+"""Recording of attention weights. Layers compute and report them only while a caller is recording.
 
 B batch, T queries, S keys, H heads, D' size of a value.
 """
@@ -26,10 +26,10 @@ _RECORD: ContextVar[list[Tensor] | None] = ContextVar("record", default=None)
 
 @contextmanager
 def recorded_attentions() -> Iterator[list[Tensor]]:
-    """Collect the attention weights that are computed in this block, (B, H, T, S) each, in their order.
+    """Collect the attention weights computed in this block, (B, H, T, S) each, in order of computation.
 
-    Attention then takes the way that has weights, which is the same function and costs their memory. What
-    ``torch.compile`` made is as it was compiled: call the module itself.
+    Inside, attention materialises its weights: the same function, at the memory cost of the weights. A module
+    compiled by ``torch.compile`` is not recorded; call the original module.
 
     >>> from zoo.nn import MultiHeadAttention
     >>> attention = MultiHeadAttention(64, num_heads=4)
@@ -43,12 +43,12 @@ def recorded_attentions() -> Iterator[list[Tensor]]:
 
 
 def is_recording() -> bool:
-    """Whether somebody collects attention weights."""
+    """Whether attention weights are being recorded."""
     return _record() is not None
 
 
 def record_attention(weights: Callable[[], Tensor]) -> None:
-    """Where weights are collected, collect what this function returns, (B, H, T, S); else it is not called."""
+    """Record the result of ``weights``, (B, H, T, S). Outside a recording it is not called."""
     record = _record()
     if record is not None:
         with unrecorded_attentions():
@@ -56,12 +56,12 @@ def record_attention(weights: Callable[[], Tensor]) -> None:
 
 
 def mix_values(mix: Callable[..., Tensor], *values: Tensor) -> Tensor:
-    """``mix(*values)``, for attention that computes no weights of single keys: chunks, features, hashes.
+    """Return ``mix(*values)``, recording its weights; for attention that never computes a full matrix of weights.
 
     Args:
-        mix: values, (B, H, S, D') each, to outputs (B, H, T, D'). It must be linear in them, as all attention is: what
-            it makes of the identity are then its weights. What is recorded within is left out.
-        values: (B, H, S, D') each, of which keys have one or the other.
+        mix: maps values, (B, H, S, D') each, to outputs (B, H, T, D'). It must be linear in the values, as attention
+            is: applied to the identity matrix, it yields the weights. Recordings inside ``mix`` are discarded.
+        values: (B, H, S, D') each. Several are alternative values of the same keys, used by different queries.
     """
     if not is_recording():
         return mix(*values)
@@ -74,14 +74,14 @@ def mix_values(mix: Callable[..., Tensor], *values: Tensor) -> Tensor:
 
 @contextmanager
 def unrecorded_attentions() -> Iterator[None]:
-    """Collect nothing of what is computed in this block, by the way that has weights all the same."""
+    """Discard the weights recorded in this block. Attention still materialises them if a recording is active."""
     with nullcontext() if _record() is None else _recording_to([]):
         yield
 
 
 @contextmanager
 def cropped_attentions(length: int) -> Iterator[None]:
-    """Cut what is recorded in this block to the first ``length`` queries and keys, without a model's own padding."""
+    """Crop weights recorded in this block to the first ``length`` queries and keys, dropping a model's own padding."""
     record = _record()
     if record is None:
         yield
@@ -92,7 +92,7 @@ def cropped_attentions(length: int) -> Iterator[None]:
 
 
 def _record() -> list[Tensor] | None:
-    """Where weights go now. What a compiler traces does not tell, and would have to be traced again for each answer."""
+    """Return the active recording. None while dynamo traces, to avoid recompilation."""
     return None if torch.compiler.is_dynamo_compiling() else _RECORD.get()
 
 

@@ -1,6 +1,6 @@
-"""Recurrent layers over rows of different lengths, and loops over steps.
+"""Recurrent layers over padded batches, and loops over steps.
 
-B batch, T steps, I inputs, H hidden size, L layers times directions.
+B batch, T steps, I input size, E hidden size, L layers times directions.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from torch._higher_order_ops.scan import scan
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import handle_torch_function, has_torch_function
 
-__all__ = ["RecurrentState", "each_step", "run_packed", "run_padded"]
+__all__ = ["RecurrentState", "run_packed", "run_padded", "scan_steps"]
 
 RecurrentState = Tensor | tuple[Tensor, Tensor]
-"""Of ``nn.GRU`` the states after the last step, (L, B, H); of ``nn.LSTM`` such a pair, states and cells."""
+"""The last states: (L, B, E) for ``nn.GRU``; a pair of hidden and cell states, (L, B, E) each, for ``nn.LSTM``."""
 S = TypeVar("S", bound=Tensor | tuple[Tensor, ...])
 
 
 def run_padded(layer: nn.RNNBase, x: Tensor, padding: Tensor | None) -> tuple[Tensor, RecurrentState]:
-    """Run a layer over each row's tokens, as if there were nothing else in the row.
+    """Run a layer over each row's tokens, skipping padding.
 
-    Padding may lie anywhere. The layer reads the tokens of a row one after the other, the backward direction from the
-    last one on, and its last states are those after the last token it reads, not after padding.
+    Padding may be anywhere. The forward direction starts at a row's first token and the backward direction at its last
+    one; last states are those after the last token read.
 
     Args:
         layer: an ``nn.GRU`` or ``nn.LSTM`` with ``batch_first``.
         x: (B, T, I).
-        padding: (B, T), non-zero for a token, zero for padding; None where all are tokens.
+        padding: (B, T), non-zero for a token, zero for padding; None if there is no padding.
 
     Returns:
-        What every step gives, (B, T, directions H), 0 at padding; and the last states, 0 of a row without tokens.
+        The outputs of all steps, (B, T, directions x E), 0 at padding; and the last states, 0 for rows without tokens.
     """
     if padding is None:
         steps, last = layer(x)
@@ -42,9 +42,9 @@ def run_padded(layer: nn.RNNBase, x: Tensor, padding: Tensor | None) -> tuple[Te
     counts = tokens.sum(1)  # (B,)
     before = tokens.cumsum(1) - 1
     behind = counts.unsqueeze(1) + (~tokens).cumsum(1) - 1
-    slots = torch.where(tokens, before, behind)  # (B, T), where each place goes: tokens first, then padding
+    slots = torch.where(tokens, before, behind)  # (B, T), the new place of each step: tokens first, then padding
     places = torch.arange(x.shape[1], device=x.device).expand_as(slots)
-    places = torch.zeros_like(slots).scatter(1, slots, places)  # the other way round
+    places = torch.zeros_like(slots).scatter(1, slots, places)  # the inverse permutation
     rows = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     steps, last = run_packed(layer, x[rows, places], counts.clamp(min=1))
     steps = steps[rows, slots].masked_fill(~tokens.unsqueeze(-1), 0.0)
@@ -55,9 +55,9 @@ def run_padded(layer: nn.RNNBase, x: Tensor, padding: Tensor | None) -> tuple[Te
 
 
 def run_packed(layer: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, RecurrentState]:
-    """Run a layer over the first ``lengths`` steps of each row, by packing them.
+    """Run a layer over the first ``lengths`` steps of each row, as a packed sequence.
 
-    An exporter replaces this function, which has no shape that it could trace, by an operator that takes lengths.
+    Packed sequences cannot be traced: exporters replace this function by an operator that takes lengths.
 
     Args:
         layer: an ``nn.GRU`` or ``nn.LSTM`` with ``batch_first``.
@@ -65,12 +65,12 @@ def run_packed(layer: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, R
         lengths: (B,), from 1 to T.
 
     Returns:
-        What every step gives, (B, T, directions H), 0 from ``lengths`` on; and the last states.
+        The outputs of all steps, (B, T, directions x E), 0 from ``lengths`` on; and the last states.
     """
     if has_torch_function((x, lengths)):
         result: tuple[Tensor, RecurrentState] = handle_torch_function(run_packed, (x, lengths), layer, x, lengths)
         return result
-    if x.is_meta:  # there are shapes alone, and no lengths to pack by
+    if x.is_meta:  # packing needs the values of the lengths; on meta tensors only shapes matter
         every, last = layer(x)
         return every, last
     packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -78,10 +78,10 @@ def run_packed(layer: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, R
     return pad_packed_sequence(steps, batch_first=True, total_length=x.shape[1])[0], last
 
 
-def each_step(step: Callable[[S, Tensor], tuple[S, Tensor]], state: S, x: Tensor) -> tuple[S, Tensor]:
-    """Call ``step`` with the state and each x[:, t] in turn; the last state, and (B, T, ...) of what came back.
+def scan_steps(step: Callable[[S, Tensor], tuple[S, Tensor]], state: S, x: Tensor) -> tuple[S, Tensor]:
+    """Call ``step`` with the state and x[:, t] for each t; return the last state and the stacked results, (B, T, ...).
 
-    A loop of Python, and where a graph is traced, which must not depend on T, one operator that repeats the step.
+    A Python loop, except during export, where a ``scan`` operator keeps the graph independent of T.
     """
     if torch.compiler.is_exporting():
         last, steps = scan(step, state, x, dim=1)

@@ -1,4 +1,4 @@
-"""Relative positions as a bias on attention scores. T queries, S keys, H heads, M the maximum distance."""
+"""Relative position biases on attention scores. T queries, S keys, H heads, M maximum distance."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ __all__ = ["RelativePositionBias", "relative_buckets"]
 
 
 def relative_buckets(relative: Tensor, num_buckets: int, max_distance: int, *, causal: bool) -> Tensor:
-    """The bucket of keys at these positions relative to a query's (Raffel et al. 2020, section 2.1).
+    """Map positions relative to a query to buckets (Raffel et al. 2020, section 2.1).
 
-    Half of the buckets hold one distance each. The others grow with the logarithm of the distance, and the last holds
-    all from ``max_distance`` on. With ``causal`` every key behind the query shares the bucket of the query itself;
-    otherwise those keys have half of all buckets, and those before the query the other half.
+    Half of the buckets hold one distance each. The others cover ranges that grow logarithmically; the last holds every
+    distance from ``max_distance`` on. With ``causal``, keys after the query share the query's own bucket; otherwise
+    they get half of the buckets, and keys before the query the other half.
 
     Args:
-        relative: integers of any shape, the position of a key less that of a query.
-        num_buckets: how many there are.
+        relative: integers of any shape, key position minus query position.
+        num_buckets: number of buckets.
         max_distance: M.
-        causal: whether keys behind a query are never seen.
+        causal: whether queries never see later keys.
 
     Returns:
         Integers of the same shape, in [0, num_buckets).
 
     Raises:
-        ValueError: there are too few buckets, or no distances for those that grow.
+        ValueError: there are too few buckets, or ``max_distance`` leaves nothing for the logarithmic ones.
 
     >>> relative_buckets(torch.tensor([0, -1, -2, -5, -9, -500]), 8, 16, causal=True)
     tensor([0, 1, 2, 4, 6, 7])
@@ -42,10 +42,10 @@ def relative_buckets(relative: Tensor, num_buckets: int, max_distance: int, *, c
 
 
 def _growing_buckets(single: int, count: int, max_distance: int) -> list[int]:
-    """The first distance of each bucket that grows, but for the first of them, which begins at ``single``.
+    """Return the first distance of each logarithmic bucket after the first, which begins at ``single``.
 
-    Bucket n begins where count log(d / single) = n log(max_distance / single). Integers say so exactly, while a
-    logarithm may come out on either side of such a boundary, on each runtime on another.
+    Bucket n begins where count log(d / single) = n log(max_distance / single). Integer arithmetic finds it exactly;
+    logarithms near a boundary round differently on different runtimes.
     """
     firsts, distance = [], single
     for n in range(1, count):
@@ -56,13 +56,13 @@ def _growing_buckets(single: int, count: int, max_distance: int) -> list[int]:
 
 
 class RelativePositionBias(nn.Module):
-    """A learned number for each head and bucket of :func:`relative_buckets`, added to the scores.
+    """A learned bias for each head and bucket of :func:`relative_buckets`, added to the scores.
 
     Args:
         num_heads: H.
         num_buckets: rows of the table.
         max_distance: M.
-        causal: whether keys behind a query are never seen.
+        causal: whether queries never see later keys.
     """
 
     def __init__(self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, causal: bool = False) -> None:
@@ -72,7 +72,7 @@ class RelativePositionBias(nn.Module):
         self.causal = causal
 
     def forward(self, query_length: int, key_length: int) -> Tensor:
-        """The bias (1, H, T, S) of the last T of S positions on all of them."""
+        """Return the bias (1, H, T, S) for queries at the last T of S positions."""
         device, farthest = self.table.weight.device, self.max_distance
         every = torch.arange(-farthest, farthest + 1, device=device)
         buckets = relative_buckets(every, self.table.num_embeddings, farthest, causal=self.causal)

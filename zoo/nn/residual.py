@@ -1,4 +1,4 @@
-"""Residual connections around a sub-layer, normalised after it or before it."""
+"""Residual connections with post- or pre-normalisation."""
 
 from __future__ import annotations
 

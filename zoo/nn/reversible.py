@@ -1,7 +1,7 @@
-"""Reversible residuals (Gomez et al. 2017): training without keeping what each layer read.
+"""Reversible residuals (Gomez et al. 2017): training without storing the layers' activations.
 
-Two streams: y1 = x1 + f(x2), then y2 = x2 + g(y1). What went in follows from what came out: x2 = y2 - g(y1), and
-x1 = y1 - f(x2). So the backward pass computes each layer's input again, and memory does not grow with depth.
+Two streams: y1 = x1 + f(x2), then y2 = x2 + g(y1). The inputs can be recovered from the outputs: x2 = y2 - g(y1), and
+x1 = y1 - f(x2). The backward pass recomputes each layer's input, so memory does not grow with depth.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ __all__ = ["ReversibleBlock", "run_reversible"]
 
 
 class ReversibleBlock(nn.Module, ABC):
-    """A layer of two halves. Neither may change a buffer; dropout is repeated as it was."""
+    """A layer of two halves, f and g. Neither may change a buffer; recomputation repeats the same dropout."""
 
     @abstractmethod
     def decide(self, x: Tensor, tokens: Tensor) -> Tensor | None:
-        """Integers that :meth:`attend` computes from ``x`` by a comparison, which a rounding error might turn: they are
-        kept, and given back to it when it is run again."""
+        """Return the discrete decisions of :meth:`attend`, such as hash buckets, as integers.
+
+        A rounding error in a recomputed ``x`` could flip them, so they are stored and passed back on recomputation.
+        """
 
     @abstractmethod
     def attend(self, x: Tensor, tokens: Tensor, decisions: Tensor | None = None) -> Tensor:
@@ -38,15 +40,15 @@ class ReversibleBlock(nn.Module, ABC):
 def run_reversible(
     blocks: Sequence[ReversibleBlock], first: Tensor, second: Tensor, tokens: Tensor, *, forget: bool
 ) -> tuple[Tensor, Tensor]:
-    """All blocks on both streams.
+    """Run all blocks on both streams.
 
     Args:
         blocks: the layers.
         first: x1, (B, T, E).
         second: x2, (B, T, E).
-        tokens: handed to every block.
-        forget: whether the backward pass computes activations again. It can then be run once, and not differentiated.
-            What is kept is the output, and what blocks decided, as int32.
+        tokens: passed to every block.
+        forget: whether to discard activations and recompute them in the backward pass, which can then run only once
+            and cannot be differentiated. Only the output and the blocks' decisions, as int32, are stored.
 
     Returns:
         y1 and y2 of the last block.
@@ -62,7 +64,7 @@ def run_reversible(
 
 
 class _Reversible(torch.autograd.Function):
-    """The blocks as one operation that keeps its output alone."""
+    """All blocks as one autograd function that saves only its output and the decisions."""
 
     @staticmethod
     def forward(
@@ -124,7 +126,7 @@ class _Reversible(torch.autograd.Function):
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of this seed, on the CPU and on ``device``; those after it are as if there had been none."""
+    """Seed the generators of the CPU and ``device`` for this block, and restore their states afterwards."""
     accelerated = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if accelerated else []):
         torch.default_generator.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""Attention over a bounded past with relative positions, a learned span and persistent memory.
+"""Attention over a limited span with relative positions, learned spans and persistent memory.
 
-B batch, T queries, S keys, H heads, D head size, E hidden size, N persistent vectors a head.
+B batch, T queries, S keys, H heads, D head size, E hidden size, N persistent vectors per head.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ __all__ = ["AdaptiveSpan", "SpanAttention", "distances_of"]
 def distances_of(
     query_length: int, key_length: int, *, padding: Tensor | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """How far each of S keys lies before each of the last T positions, (B or 1, T, S): 0 for a query's own key.
+    """Return the distance back from each of the last T positions to each of S keys, (B or 1, T, S).
 
-    ``padding`` (B, S) takes no position, wherever it is. A key behind the query has distance 0 too: mask it.
+    Padding (``padding`` is (B, S)) is not counted. The query's own key has distance 0, and so have later keys: mask
+    those.
     """
     keys = positions_of(key_length, key_length, padding=padding, device=device)  # (B or 1, S)
     queries = keys[:, key_length - query_length :].unsqueeze(2)  # (B or 1, T, 1)
@@ -31,16 +32,16 @@ def distances_of(
 
 
 class AdaptiveSpan(nn.Module):
-    """m_z(x) = clamp((R + z - x) / R, 0, 1): how much of a key at distance x counts (Sukhbaatar et al. 2019a, 2.2).
+    """Soft mask m_z(x) = clamp((R + z - x) / R, 0, 1) of a key at distance x (Sukhbaatar et al. 2019a, section 2.2).
 
-    ``length``, one z for each head, is a parameter in tokens. It acts clamped to [0, ``limit``]. Beyond these it has no
-    gradient, so that training should call :meth:`clamp` after each step.
+    ``length`` is a parameter, one z per head, in tokens. ``forward`` clamps it to [0, ``limit``], outside which it has
+    no gradient, so training should call :meth:`clamp` after each step.
 
     Args:
         num_heads: H.
-        limit: what z is at most.
-        ramp: R, over how many tokens the weight falls from 1 to 0.
-        initial: z at first.
+        limit: the largest z.
+        ramp: R, the number of tokens over which the mask falls from 1 to 0.
+        initial: the initial z.
     """
 
     def __init__(self, num_heads: int, *, limit: int, ramp: int, initial: float = 0.0) -> None:
@@ -50,35 +51,35 @@ class AdaptiveSpan(nn.Module):
         self.length = nn.Parameter(torch.full((num_heads,), initial))
 
     def forward(self, distances: Tensor) -> Tensor:
-        """(S) -> (H, S), in float32 at least: a token more or less is lost in float16 from 2,048 on."""
+        """(S) -> (H, S), in float32 at least: float16 cannot represent odd integers above 2,048."""
         length = self.clamped().to(torch.promote_types(self.length.dtype, torch.float32))
         return ((self.ramp + length.unsqueeze(1) - distances) / self.ramp).clamp(0, 1)
 
     def clamped(self) -> Tensor:
-        """z within its limits, (H)."""
+        """Return z clamped to its limits, (H)."""
         return self.length.clamp(0, self.limit)
 
     def clamp(self) -> None:
-        """Bring the parameter back to its limits."""
+        """Clamp the parameter to its limits in place."""
         with torch.no_grad():
             self.length.clamp_(0, self.limit)
 
 
 class SpanAttention(nn.Module):
-    """Multi-head attention to the last tokens and to vectors that belong to no token.
+    """Multi-head attention to the most recent tokens and to learned persistent vectors.
 
     A query scores the key at distance x with q (k + p_x) / sqrt(D), where p_x is the embedding of that distance
     (Sukhbaatar et al. 2019a, section 2.1), and a persistent vector with q k / sqrt(D) (Sukhbaatar et al. 2019b,
-    section 4). Weights are in proportion to m_z(x) exp(score), and to exp(score) for persistent vectors, which are
-    seen from everywhere. Projections have no biases.
+    section 4). Weights are proportional to m_z(x) exp(score) for tokens and to exp(score) for persistent vectors,
+    which every query sees. Projections have no biases.
 
     Args:
         hidden_size: E.
         num_heads: H.
-        span: keys that a query sees at most, its own among them.
-        ramp: R of :class:`AdaptiveSpan`; without it every head has the whole span.
-        initial_span: z of :class:`AdaptiveSpan` at first.
-        num_memories: N; none by default.
+        span: the largest number of keys that a query sees, its own included.
+        ramp: R of :class:`AdaptiveSpan`; if None, every head has the whole span.
+        initial_span: the initial z of :class:`AdaptiveSpan`.
+        num_memories: N; 0 by default.
         dropout: on the attention weights, in training only.
 
     Raises:
@@ -109,7 +110,7 @@ class SpanAttention(nn.Module):
         self.output = nn.Linear(hidden_size, hidden_size, bias=False)
         self.adaptive = None if ramp is None else AdaptiveSpan(num_heads, limit=span, ramp=ramp, initial=initial_span)
         if num_memories:
-            # With the variance of the keys and values of tokens that are normalised, as 2019b wants it.
+            # Unit variance, that of normalised tokens' keys and values (Sukhbaatar et al. 2019b).
             shape = (num_heads, num_memories, hidden_size // num_heads)
             self.memory_key = nn.Parameter(torch.randn(shape))
             self.memory_value = nn.Parameter(torch.randn(shape))
@@ -123,28 +124,28 @@ class SpanAttention(nn.Module):
         mask: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend from ``x`` (B, T, E) to itself and to what ``cache`` holds, which is extended.
+        """Attend from ``x`` (B, T, E) to itself and to the cached tokens.
 
         Args:
             x: (B, T, E).
             positions: (span, D), an embedding of each distance, shared by all heads.
             distances: (B or 1, T, S), see :func:`distances_of`.
-            mask: boolean, (B or 1, 1, T, S), True where a query may see a key; persistent vectors are seen anyway.
-            cache: keys and values of the tokens before ``x``.
+            mask: boolean, (B or 1, 1, T, S), True where a query may see a key; persistent vectors are never masked.
+            cache: keys and values of the tokens before ``x``; those of ``x`` are appended.
         """
         query, key, value, bias = self._prepare(x, positions, distances, mask, cache)
         dropout = self.dropout if self.training else 0.0
         return self._merge(scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout))
 
     def weights(self, x: Tensor, positions: Tensor, distances: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The attention weights (B, H, T, N + S) of :meth:`forward`, those of persistent vectors first."""
+        """Return the attention weights (B, H, T, N + S) of :meth:`forward`, persistent vectors first."""
         query, key, _, bias = self._prepare(x, positions, distances, mask, None)
         return attention_weights(query, key, bias=bias)
 
     def _prepare(
         self, x: Tensor, positions: Tensor, distances: Tensor, mask: Tensor | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values, and what is added to the scores: (B, H, T, N + S)."""
+        """Return queries, keys, values and the bias on the scores, (B, H, T, N + S)."""
         query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
         if cache is not None:
             key, value = cache.extend(key, value)
@@ -159,7 +160,7 @@ class SpanAttention(nn.Module):
         return query, key, value, bias
 
     def _bias(self, query: Tensor, positions: Tensor, distances: Tensor) -> Tensor:
-        """q p_x / sqrt(D) + log m_z(x): (B, H, T, S). It is made for each distance, then looked up for each key."""
+        """q p_x / sqrt(D) + log m_z(x): (B, H, T, S), computed per distance and then gathered per key."""
         every = torch.arange(distances.shape[-1], device=query.device)
         embedded = positions.index_select(0, every.clamp(max=self.span - 1))  # (S, D)
         by_distance = query @ embedded.T * query.shape[-1] ** -0.5  # (B, H, T, S)
@@ -167,7 +168,7 @@ class SpanAttention(nn.Module):
         if self.adaptive is not None:
             share = self.adaptive(every)  # (H, S)
             seen = seen & (share > 0)
-            # What is not seen takes another logarithm, since that of 0 would make the gradient of z not a number.
+            # Replace hidden entries by 1 before the logarithm: log 0 would make the gradient of z NaN.
             by_distance = by_distance + share.masked_fill(~seen, 1).log().to(query.dtype).unsqueeze(1)
         by_distance = by_distance.masked_fill(~seen.unsqueeze(1), -math.inf)
         return by_distance.gather(-1, distances.unsqueeze(1).expand(query.shape[0], self.num_heads, -1, -1))

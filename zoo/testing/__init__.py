@@ -1,6 +1,6 @@
-"""The conformance kit: what every architecture is held to, as checks that anybody can run.
+"""The conformance kit: checks that every architecture must pass.
 
-In a plugin's own tests, each check is one test::
+In a plugin's own tests, each check becomes one test::
 
     from zoo.testing import parametrize_with_checks
 
@@ -8,24 +8,24 @@ In a plugin's own tests, each check is one test::
     def test_conformance(check):
         check()
 
-``zoo plugins check NAME`` runs them from the command line, each in another process, and
-``zoo plugins check --explain CHECK`` says what one expects, why, and how to mend what it finds.
+``zoo plugins check NAME`` runs them from the command line, each in a separate process, and
+``zoo plugins check --explain CHECK`` prints what a check expects, why, and how to fix a failure.
 
-Laws are checked in float64, on random weights, so that nothing is equal because it is 0, and nothing differs by more
-than rounding does. Importing this package does not import torch.
+Outputs are compared in float64 with random weights, so that zeros hide no difference and rounding causes none.
+Importing this package does not import torch.
 """
 
 from zoo.testing.check import Check, CheckFailure, Inapplicable, find_check
-from zoo.testing.running import CHECKS, Result, parametrize_with_checks, run_check, run_checks
+from zoo.testing.running import Result, all_checks, parametrize_with_checks, run_check, run_checks
 from zoo.testing.subject import Subject, find_subject
 
 __all__ = [
-    "CHECKS",
     "Check",
     "CheckFailure",
     "Inapplicable",
     "Result",
     "Subject",
+    "all_checks",
     "find_check",
     "find_subject",
     "parametrize_with_checks",

@@ -1,4 +1,4 @@
-"""Checks of a model by itself: how it is built and stored, what it takes and gives, and how it learns."""
+"""Checks of construction, storage, signature, gradients and half precision of a model."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ __all__ = [
 
 
 def parameter_count(subject: Subject) -> None:
-    """The closed form of the configuration's ``cost`` counts as many parameters as the model has.
+    """The configuration's ``cost`` counts exactly the parameters of the model.
 
-    ``zoo list`` and ``zoo show`` give the size of models that nobody has built, and people choose hardware by it.
+    ``zoo list`` and ``zoo show`` print the sizes of models without building them, and users choose hardware by them.
 
-    Each function of ``zoo.cost`` mirrors a block of ``zoo.nn``; a tied weight counts once. Without a closed form, leave
-    ``cost`` out: then the model is counted on the meta device.
+    Each function of ``zoo.cost`` corresponds to a block of ``zoo.nn``; a tied weight counts once. If there is no closed
+    form, do not define ``cost``: zoo then counts the parameters on the meta device.
     """
-    from zoo import models
+    from zoo.models import create
 
     if subject.spec.cost is None:
         raise Inapplicable("the configuration has no closed form")
-    stated, real = subject.spec.cost.parameters, models.count_parameters(models.build_on_meta(subject.spec))
+    stated, real = subject.spec.cost.parameters, create.count_parameters(create.build_on_meta(subject.spec))
     if stated != real:
         fail(f"cost() counts the {real:,} parameters of the model", f"it counts {stated:,}")
 
 
 def meta_device(subject: Subject) -> None:
-    """Built on the meta device, the model has the same tensors as ever, by name, shape and dtype, and no data at all.
+    """Built on the meta device, the model has the same tensors, by name, shape and dtype, and none of them has data.
 
-    So a model is loaded without being initialised first, and one that fits into no memory is exported. A tensor with
-    data would be made for each of these, and what is read from one on the meta device is an error.
+    zoo uses the meta device to load models without initialising them first, and to export models larger than memory.
+    Tensors with data would cost time and memory, and reading values from a meta tensor is an error.
 
-    In the constructor, name no device, and read no numbers of a tensor: no ``.item()``, no ``if`` on its values.
+    In the constructor, do not set a device, and do not read values of tensors: no ``.item()``, no ``if`` on a value.
     """
-    from zoo import models
+    from zoo.models import create
 
     expected = "the model on the meta device has the same tensors, without data"
     real = subject.build()
     try:
-        empty = models.build_on_meta(subject.spec)
+        empty = create.build_on_meta(subject.spec)
     except ZooError as error:
         fail(expected, str(error))
     ours, theirs = _tensors(real), _tensors(empty)
     for name in {**ours, **theirs}:
         if name not in ours or name not in theirs:
-            fail(expected, f"{name} is only {'there' if name in theirs else 'in a model with data'}")
+            fail(expected, f"{name} exists only in the model {'on the meta device' if name in theirs else 'with data'}")
         if (ours[name].shape, ours[name].dtype) != (theirs[name].shape, theirs[name].dtype):
-            fail(expected, f"{name} is {theirs[name].dtype} {tuple(theirs[name].shape)} there")
+            fail(expected, f"{name} is {theirs[name].dtype} {tuple(theirs[name].shape)} on the meta device")
         if not theirs[name].is_meta:
-            fail(expected, f"{name} lies on {theirs[name].device}")
+            fail(expected, f"{name} is on {theirs[name].device}")
     if _ties(real) != _ties(empty):
         fail(expected, f"it ties {_ties(empty) or 'nothing'}, not {_ties(real) or 'nothing'}")
 
@@ -79,56 +79,57 @@ def _tensors(model: nn.Module) -> dict[str, Any]:
 
 
 def _ties(model: nn.Module) -> list[tuple[str, ...]]:
-    """The names of each tensor that has several."""
-    from zoo import models
+    """Return the groups of names of tied tensors."""
+    from zoo.models.tensors import tensor_groups
 
-    return [names for _, names in models.tensor_groups(model).values() if len(names) > 1]
+    return [names for _, names in tensor_groups(model).values() if len(names) > 1]
 
 
 def seeded(subject: Subject) -> None:
-    """The same seed gives the same weights, bit for bit, and another seed gives others.
+    """The same seed gives the same weights, bit for bit, and different seeds give different ones.
 
-    ``zoo build --seed`` is how somebody else gets the very same model: for a bug report, a comparison, a paper.
+    ``zoo build --seed`` lets others reproduce a model, for a bug report, a comparison or a paper.
 
-    Draw random numbers with ``torch.nn.init`` or torch's own generator, which is seeded before the constructor is
-    called; not with ``random``, numpy, the clock, or a generator of your own. And do not seed it again.
+    Draw random numbers with ``torch.nn.init`` or torch's default generator, which zoo seeds before it calls the
+    constructor; not with ``random``, numpy, the clock or a generator of your own. Do not seed the generator again.
     """
     import torch
 
     first, second, other = (subject.build(seed=seed).state_dict() for seed in (1, 1, 2))
     for name, tensor in first.items():
         if not torch.equal(tensor, second[name]):
-            fail("two models of one seed have the same weights", f"{name} differs")
+            fail("models with the same seed have the same weights", f"{name} differs")
     if all(torch.equal(tensor, other[name]) for name, tensor in first.items()):
-        fail("models of two seeds have different weights", "they are all the same")
+        fail("models with different seeds have different weights", "all weights are equal")
 
 
 def weights_round_trip(subject: Subject) -> None:
-    """A model that is saved and loaded gives the same outputs, bit for bit, and ties what it tied before.
+    """After saving and loading, a model gives the same outputs, bit for bit, and has the same tied weights.
 
-    What is not in the files is lost: they hold parameters and persistent buffers, nothing else. A model that keeps
-    more than those computes something else once it is loaded, and in every export.
+    Files hold only parameters and persistent buffers. A model with any other state computes something else after
+    loading, and in every export.
 
-    Register what must be kept as a parameter or a persistent buffer, and compute what follows from the configuration
-    from it, never from the weights as they happen to be in the constructor.
+    Register state as a parameter or a persistent buffer. Derive everything else from the configuration, never from the
+    initial weights in the constructor.
     """
     import numpy as np
 
-    from zoo import models
-    from zoo.testing.compute import executor, make_inputs, outputs_of, perturb, run
+    from zoo.models import persist
+    from zoo.probe.module import perturb
+    from zoo.testing.compute import executor, make_inputs, outputs_of, run
 
     model = subject.build()
     perturb(model)
-    expected = "what is loaded equals what was saved"
+    expected = "the loaded model equals the saved one"
     with TemporaryDirectory() as folder:
-        models.save_spec(subject.spec, model, Path(folder) / "model")
+        persist.save_spec(subject.spec, model, Path(folder) / "model")
         try:
-            loaded = models.load(Path(folder) / "model")
+            loaded = persist.load(Path(folder) / "model")
         except ZooError as error:
             fail(expected, f"it cannot be loaded: {error}")
         if _ties(model) != _ties(loaded):
-            fail(expected, f"it tied {_ties(model) or 'nothing'}, and now {_ties(loaded) or 'nothing'}")
-        feeds = make_inputs(subject)
+            fail(expected, f"it tied {_ties(model) or 'nothing'}, and now ties {_ties(loaded) or 'nothing'}")
+        feeds = make_inputs(subject.graphs, subject.longest)
         before, after = (run(executor(item), subject.graphs, feeds) for item in (model, loaded))
     for graph in subject.graphs:
         for tensor in outputs_of(graph):
@@ -137,13 +138,13 @@ def weights_round_trip(subject: Subject) -> None:
 
 
 def signature(subject: Subject) -> None:
-    """The method of each graph names every declared input, and returns every declared output as it is declared.
+    """The method of each graph has a parameter for every declared input, and returns every output as declared.
 
-    Inputs are handed over by name. A ``**kwargs`` would take a misspelt one without a word. Outputs have the declared
-    dimensions, and real ones the dtype of the weights.
+    Inputs are passed by name; ``**kwargs`` would silently accept a misspelt one. Outputs have the declared dimensions,
+    and floating-point outputs have the dtype of the weights.
 
-    Give the method one parameter for each input and one for the past, and a default to whatever else it takes. Return
-    a tensor, or a mapping from names to tensors where there are several.
+    Give the method a parameter for each input and for the past, and defaults to all other parameters. Return a tensor,
+    or a mapping from names to tensors if there are several outputs.
     """
     import numpy as np
 
@@ -152,19 +153,19 @@ def signature(subject: Subject) -> None:
     model = subject.exact
     for graph in subject.graphs:
         _check_parameters(model, graph)
-    feeds = make_inputs(subject)
-    expected = "every output is returned as it is declared"
+    feeds = make_inputs(subject.graphs, subject.longest)
+    expected = "every output is returned as declared"
     try:
         results = run(executor(model), subject.graphs, feeds)
     except KeyError as error:
-        fail(expected, f"there is no {error}")
+        fail(expected, f"{error} is missing")
     known = dict(feeds)
     for graph in subject.graphs:
         check_shapes(graph, known, results[graph.name], expected, f"from graph {graph.name!r}")
         for tensor in graph.output_tensors():
             dtype = results[graph.name][tensor.name].dtype
             if dtype != (np.int64 if tensor.dtype == "int64" else np.float64):
-                fail(expected, f"{tensor.name} is {dtype} where the weights are float64, declared is {tensor.dtype}")
+                fail(expected, f"{tensor.name} is {dtype} with float64 weights, but is declared {tensor.dtype}")
         known |= results[graph.name]
 
 
@@ -180,19 +181,19 @@ def _check_parameters(model: nn.Module, graph: Graph) -> None:
             fail(expected, f"it has no parameter {name}")
     for name, parameter in parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            fail(expected, f"it takes anything as {parameter}")
+            fail(expected, f"it accepts arbitrary arguments as {parameter}")
         if name not in wanted and parameter.default is inspect.Parameter.empty:
-            fail(expected, f"its parameter {name} is no input, and has no default")
+            fail(expected, f"its parameter {name} is not an input and has no default")
 
 
 def gradients(subject: Subject) -> None:
-    """A gradient reaches every parameter that asks for one: there is one, it is finite and it is not all 0.
+    """Every parameter with ``requires_grad`` gets a finite, non-zero gradient.
 
-    A parameter that gets none never learns, and nothing says so: a layer that is made and not called, a ``detach`` too
-    many, a product with 0. The weights are random here, so that a layer that starts at 0 hides none behind it. A
-    gradient that only rounding keeps from 0, as that of the bias of keys, is taken for one.
+    A parameter without a gradient silently never learns. Causes are a layer that is built but not called, a stray
+    ``detach``, or a product with 0. All weights are random here, so layers initialised to 0 do not block gradients. A
+    gradient that is non-zero only by rounding, as for the bias of keys, counts as non-zero.
 
-    Use the parameter, leave it out, or set ``requires_grad`` to False.
+    Use the parameter, remove it, or set ``requires_grad`` to False.
     """
     import torch
 
@@ -200,12 +201,12 @@ def gradients(subject: Subject) -> None:
 
     model = subject.exact
     generator = torch.Generator().manual_seed(0)
-    results = run(Gradients(model), subject.graphs, make_inputs(subject))
+    results = run(Gradients(model), subject.graphs, make_inputs(subject.graphs, subject.longest))
     outputs = [results[graph.name][tensor.name] for graph in subject.graphs for tensor in outputs_of(graph)]
     outputs = [output for output in outputs if output.requires_grad]
     expected = "a gradient reaches every parameter"
     if not outputs:
-        fail(expected, "no output has one")
+        fail(expected, "no output requires a gradient")
     weights = [torch.randn(output.shape, generator=generator, dtype=output.dtype) for output in outputs]
     loss = torch.stack([(output * weight).sum() for output, weight in zip(outputs, weights, strict=True)]).sum()
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -213,30 +214,33 @@ def gradients(subject: Subject) -> None:
         if gradient is None:
             fail(expected, f"{name} has none: no output depends on it")
         if not gradient.isfinite().all():
-            fail(expected, f"that of {name} is not finite")
+            fail(expected, f"the gradient of {name} is not finite")
         if not gradient.any():
-            fail(expected, f"that of {name} is 0 everywhere")
+            fail(expected, f"the gradient of {name} is 0 everywhere")
 
 
 def half_precision(subject: Subject) -> None:
-    """In float16 and in bfloat16 every output is finite, and of that dtype.
+    """In float16 and in bfloat16, every output is finite and has that dtype.
 
-    Models are stored and run so. float16 ends at 65504: a mask of -1e9 is infinite there, and so is the square of 300.
-    A constant in float32 makes all float32 that comes after it.
+    Models are stored and run in these dtypes. The largest float16 is 65504: a mask of -1e9 overflows, and so does the
+    square of 300. A float32 constant promotes all later results to float32.
 
-    Mask with ``zoo.nn.build_mask``, divide before you multiply, and make tensors with the dtype of what they meet.
+    Mask with ``zoo.nn.build_mask``, divide before multiplying, and create tensors in the dtype of the tensors that they
+    are combined with.
     """
     from zoo.testing.compute import check_finite, executor, make_inputs, run
 
     for dtype in ("float16", "bfloat16"):
         expected = f"every output is finite, and {dtype}"
         try:
-            results = run(executor(subject.build(dtype=dtype)), subject.graphs, make_inputs(subject))
-        except NotImplementedError as error:  # torch has no such kernel on the CPU: not the model's fault
+            results = run(
+                executor(subject.build(dtype=dtype)), subject.graphs, make_inputs(subject.graphs, subject.longest)
+            )
+        except NotImplementedError as error:  # a missing CPU kernel in torch, not a fault of the model
             raise Inapplicable(f"torch cannot compute it in {dtype} here ({error})") from error
         check_finite(subject.graphs, results, expected, f"in {dtype}")
         for graph in subject.graphs:
             for tensor in graph.output_tensors():
                 found = results[graph.name][tensor.name].dtype
-                if tensor.dtype == "real" and found != dtype:
+                if tensor.dtype == "float" and found != dtype:
                     fail(expected, f"{tensor.name} is {found}")

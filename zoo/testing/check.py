@@ -1,4 +1,4 @@
-"""What a check is, and how it says that something is wrong."""
+"""Checks and their failures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zoo.errors import UsageError, nearest
 __all__ = ["Check", "CheckFailure", "Inapplicable", "check_names", "fail", "find_check"]
 
 
-class CheckFailure(AssertionError):  # noqa: N818  (the name that a reader of a test's report wants)
-    """Something is not as a check expects it. ``check`` is its name, once the check itself is known."""
+class CheckFailure(AssertionError):  # noqa: N818  (reads better in test reports)
+    """A failed check: what was expected and what happened. ``check`` is the check's name, if known."""
 
     def __init__(self, expected: str, happened: str, check: str | None = None) -> None:
         self.expected, self.happened, self.check = expected, happened, check
@@ -21,8 +21,8 @@ class CheckFailure(AssertionError):  # noqa: N818  (the name that a reader of a 
         super().__init__(f"{text}\nread more: {read_more(check)}" if check else text)
 
 
-class Inapplicable(Exception):  # noqa: N818  (it is no error)
-    """A check has nothing to look at here, and why."""
+class Inapplicable(Exception):  # noqa: N818  (not an error)
+    """A check does not apply to this model; the message says why."""
 
 
 def fail(expected: str, happened: str) -> NoReturn:
@@ -31,27 +31,27 @@ def fail(expected: str, happened: str) -> NoReturn:
 
 
 def read_more(check: str) -> str:
-    """The command that explains a check."""
+    """Return the command that explains a check."""
     return f"zoo plugins check --explain {check}"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that is held of a plugin, or of each of its models."""
+    """One requirement on a plugin or on each of its models."""
 
     function: Callable[[Any], None]
-    """Returns, or raises :class:`CheckFailure`, or :class:`Inapplicable`. Its docstring is the explanation."""
+    """Raises :class:`CheckFailure` or :class:`Inapplicable`, or returns. Its docstring is the explanation."""
     of_plugin: bool = False
-    """Whether it is called with a :class:`zoo.plugins.Plugin`; else with a :class:`zoo.testing.Subject`."""
+    """Whether the argument is a :class:`zoo.plugins.Plugin` rather than a :class:`zoo.testing.Subject`."""
 
     @property
     def name(self) -> str:
-        """What people write: ``batch-invariance``."""
+        """The name, such as ``batch-invariance``."""
         return self.function.__name__.replace("_", "-")
 
     @property
     def explanation(self) -> str:
-        """What is expected, why that matters and how to mend it."""
+        """What the check expects, why it matters, and how to fix a failure."""
         return inspect.getdoc(self.function) or ""
 
     @property
@@ -60,7 +60,7 @@ class Check:
         return " ".join(self.explanation.partition("\n\n")[0].split())
 
     def __call__(self, subject: Any) -> None:
-        """Check a :class:`zoo.testing.Subject`, or a plugin where it is ``of_plugin``."""
+        """Run the check on a :class:`zoo.testing.Subject`, or on a plugin if it is ``of_plugin``."""
         plugin = getattr(subject, "plugin", subject)
         try:
             self.function(plugin if self.of_plugin else subject)
@@ -69,7 +69,7 @@ class Check:
 
 
 def find_check(checks: Sequence[Check], name: str, where: object = None) -> Check:
-    """The check of that name. None is a :class:`UsageError` with the nearest."""
+    """Return the check of that name. An unknown name is a :class:`UsageError` that suggests the nearest."""
     check_names(checks, {name: ""}, where)
     return next(check for check in checks if check.name == name)
 

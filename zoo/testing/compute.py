@@ -1,27 +1,21 @@
-"""Running a model's declared graphs for the checks, and comparing what comes out. Importing it imports torch."""
+"""Execution of a model's declared graphs for the checks, and comparison of outputs. Importing it imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from zoo import models
-from zoo.artifact import ModelDirectory
 from zoo.contract import Graph, TensorSpec
 from zoo.nn import call_graph
 from zoo.testing.check import fail
-from zoo.testing.subject import Subject
 
 if TYPE_CHECKING:
-    from zoo_export.pipeline import Executor
+    from zoo.probe.pipeline import Executor
 
 __all__ = [
     "LENGTH",
@@ -42,9 +36,7 @@ __all__ = [
     "make_inputs",
     "masks",
     "outputs_of",
-    "perturb",
     "run",
-    "stored_model",
 ]
 
 Arrays = dict[str, Any]
@@ -53,34 +45,36 @@ Results = Mapping[str, Mapping[str, Any]]
 Valid = Callable[[Graph, TensorSpec], Any]
 
 TOLERANCE = 1e-9
-"""How far apart results in float64 may be that a law makes equal, in sizes of the largest number. Rounding takes some
-1e-15 of it, and more where a model magnifies it; what a law forbids takes a good part of it all."""
+"""Allowed difference between float64 results that must be equal, relative to the largest value. Rounding causes about
+1e-15, or more if the model amplifies it; real faults cause differences of a much larger order."""
 ROWS, LENGTH = 3, 6
-"""The batch and the length that laws are looked at with, as far as the model takes so much."""
+"""Batch size and length of the inputs, limited by the model's maximum length."""
 
 
 def executor(model: nn.Module) -> Executor:
-    """Runs graphs of a model on arrays, in whatever dtype it has."""
-    from zoo_export.reference import TorchExecutor
+    """Return an executor of the model's graphs on arrays, in the model's dtype."""
+    from zoo.probe.module import TorchExecutor
 
     return TorchExecutor(model)
 
 
-def make_inputs(subject: Subject, *, rows: int = ROWS, length: int = LENGTH, other: int | None = None) -> Arrays:
-    """Random inputs without padding, for every graph. Lengths other than ``sequence`` are ``other``."""
-    from zoo_export.grid import Point, make_feeds
+def make_inputs(
+    graphs: Sequence[Graph], longest: int, *, rows: int = ROWS, length: int = LENGTH, other: int | None = None
+) -> Arrays:
+    """Generate inputs without padding, of at most ``longest`` tokens. Lengths other than ``sequence`` are ``other``."""
+    from zoo.probe.inputs import Point, make_feeds
 
-    point = Point(rows, min(length, subject.longest), 0, "none")
-    return make_feeds(subject.graphs, point, 0, subject.longest, other=other)
+    point = Point(rows, min(length, longest), 0, "none")
+    return make_feeds(graphs, point, 0, longest, other=other)
 
 
 def length_of(graph: Graph, tensor: TensorSpec) -> str:
-    """The length that a mask is about."""
+    """Return the name of the length that a mask applies to."""
     return "sequence" if graph.past else str(tensor.dims[1])
 
 
 def masks(graphs: Sequence[Graph]) -> list[tuple[TensorSpec, str]]:
-    """Every mask, once, and the length that it is about."""
+    """Return every mask once, with the length that it applies to."""
     found = {
         tensor.name: (tensor, length_of(graph, tensor))
         for graph in reversed(graphs)
@@ -91,7 +85,7 @@ def masks(graphs: Sequence[Graph]) -> list[tuple[TensorSpec, str]]:
 
 
 def inputs_along(graphs: Sequence[Graph], length: str, feeds: Feeds) -> dict[str, tuple[TensorSpec, int]]:
-    """The inputs from outside that have a length, with its axis."""
+    """Return the external inputs that have a length, with its axis."""
     return {
         tensor.name: (tensor, axis)
         for graph in graphs
@@ -102,12 +96,12 @@ def inputs_along(graphs: Sequence[Graph], length: str, feeds: Feeds) -> dict[str
 
 
 def outputs_of(graph: Graph) -> Sequence[TensorSpec]:
-    """What a graph gives, without its present."""
+    """Return a graph's outputs, except the present."""
     return graph.output_tensors()[: -len(graph.present_tensors()) or None]
 
 
 def change(tensor: TensorSpec, values: Any, rng: np.random.Generator) -> Any:
-    """Other values for an input, each different from what it was where there is a choice."""
+    """Return changed values of an input; all differ from the old ones, unless only one value is possible."""
     if tensor.dtype == "int64":
         upper = tensor.upper or 2
         return (values + rng.integers(1, max(2, upper), values.shape)) % upper
@@ -115,10 +109,9 @@ def change(tensor: TensorSpec, values: Any, rng: np.random.Generator) -> Any:
 
 
 def run(execute: Executor, graphs: Sequence[Graph], feeds: Feeds, cuts: Sequence[int] = ()) -> dict[str, Arrays]:
-    """Every graph's outputs, each graph fed by the ones before it.
+    """Return the outputs of every graph; outputs of earlier graphs are inputs of later ones.
 
-    A graph with a past is called on the tokens before the first cut, then on those before the next, and so on; what it
-    gives for each token is put together again.
+    A graph with a past is called on the parts between the cuts, and its outputs are concatenated.
     """
     known: Arrays = dict(feeds)
     results = {}
@@ -130,7 +123,7 @@ def run(execute: Executor, graphs: Sequence[Graph], feeds: Feeds, cuts: Sequence
 
 
 def _in_calls(execute: Executor, graph: Graph, inputs: Feeds, cuts: Sequence[int]) -> Arrays:
-    from zoo_export.grid import empty_past, next_past, slice_feeds
+    from zoo.probe.inputs import empty_past, next_past, slice_feeds
 
     along = next(tensor for tensor in graph.input_tensors() if "sequence" in tensor.dims)
     rows, total = len(inputs[along.name]), inputs[along.name].shape[along.dims.index("sequence")]
@@ -151,7 +144,7 @@ def _in_calls(execute: Executor, graph: Graph, inputs: Feeds, cuts: Sequence[int
 
 
 class Gradients:
-    """Runs graphs as an :func:`executor` does, and keeps what a gradient needs: its outputs are tensors."""
+    """An executor that records gradients: its outputs are tensors attached to the autograd graph."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -164,21 +157,10 @@ class Gradients:
         return call_graph(self.model, graph, tensors | real)
 
 
-def perturb(model: nn.Module) -> None:
-    """Put noise on every weight."""
-    from zoo_export.reference import noisy
-
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                parameter.copy_(noisy(parameter, generator))
-
-
 def counting(feeds: Feeds) -> Valid:
-    """Where an output means something: what is not padding, in rows that are not."""
-    from zoo_export.grid import Point
-    from zoo_export.parity import valid_positions
+    """Return a function that gives the valid positions of an output: not padding, in rows with tokens."""
+    from zoo.probe.inputs import Point
+    from zoo.probe.positions import valid_positions
 
     longest = max(value.shape[1] for value in feeds.values() if value.ndim > 1)
 
@@ -189,7 +171,7 @@ def counting(feeds: Feeds) -> Valid:
 
 
 def distance(wanted: Any, found: Any, valid: Any = True) -> float:
-    """The largest difference where it counts, in sizes of the largest number; infinite where there is no number."""
+    """Return the largest difference at valid positions, relative to the largest value; infinite if it is not finite."""
     where = np.broadcast_to(valid, wanted.shape)
     scale = float(np.max(np.abs(wanted), where=where, initial=0.0))
     error = float(np.max(np.abs(found - wanted), where=where, initial=0.0))
@@ -199,7 +181,7 @@ def distance(wanted: Any, found: Any, valid: Any = True) -> float:
 def check_equal(
     graphs: Sequence[Graph], wanted: Results, found: Results, expected: str, situation: str, valid: Valid
 ) -> None:
-    """Fail unless every output is the same where it counts."""
+    """Fail unless all outputs are equal at valid positions, up to ``TOLERANCE``."""
     for graph in graphs:
         for tensor in graph.output_tensors() if graph.past else outputs_of(graph):
             ours, theirs = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
@@ -207,11 +189,11 @@ def check_equal(
                 fail(expected, f"{situation}, {tensor.name} has shape {theirs.shape}, not {ours.shape}")
             off = distance(ours, theirs, valid(graph, tensor))
             if not off <= TOLERANCE:
-                fail(expected, f"{situation}, {tensor.name} is off by {off:.2g} of its largest number")
+                fail(expected, f"{situation}, {tensor.name} is off by {off:.2g} of its largest value")
 
 
 def check_finite(graphs: Sequence[Graph], results: Results, expected: str, situation: str) -> None:
-    """Fail unless every output is a number everywhere."""
+    """Fail unless all outputs are finite."""
     for graph in graphs:
         for tensor in graph.output_tensors():
             if not np.isfinite(np.asarray(results[graph.name][tensor.name], np.float64)).all():
@@ -219,7 +201,7 @@ def check_finite(graphs: Sequence[Graph], results: Results, expected: str, situa
 
 
 def check_shapes(graph: Graph, inputs: Feeds, outputs: Feeds, expected: str, situation: str) -> None:
-    """Fail unless outputs have the declared dimensions, as the inputs have them."""
+    """Fail unless all outputs have the declared dimensions, with the sizes of the inputs."""
     sizes = {graph.past.length: 0} if graph.past else {}
     for tensor in graph.input_tensors():
         if tensor.name in inputs:
@@ -228,16 +210,4 @@ def check_shapes(graph: Graph, inputs: Feeds, outputs: Feeds, expected: str, sit
         wanted, shape = tensor.shape(sizes), tuple(outputs[tensor.name].shape)
         if shape != wanted:
             dims = ", ".join(map(str, tensor.dims))
-            fail(expected, f"{situation}, {tensor.name} has shape {shape}; ({dims}) is {wanted}")
-
-
-@contextmanager
-def stored_model(subject: Subject, model: nn.Module) -> Iterator[tuple[ModelDirectory, dict[str, bytes]]]:
-    """A model directory, and its ONNX graphs where it can be exported, pointing at its weights."""
-    from zoo_export.graph_file import link
-
-    with TemporaryDirectory() as folder:
-        models.save_spec(subject.spec, model, Path(folder) / "model")
-        stored = ModelDirectory.open(Path(folder) / "model")
-        graphs = {} if isinstance(subject.onnx, Exception) else subject.onnx
-        yield stored, {name: link(graph, stored.layout) for name, graph in graphs.items()}
+            fail(expected, f"{situation}, {tensor.name} has shape {shape}, but ({dims}) is {wanted}")

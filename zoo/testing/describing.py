@@ -1,4 +1,4 @@
-"""Checks of what a plugin says about itself and its configurations. Nothing here computes."""
+"""Checks of a plugin's declarations and configurations. None of them builds a model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from zoo import isolation, loading
 from zoo.config import Config, Settings
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
-from zoo.loading import HEAVY
-from zoo.plugins import Plugin
+from zoo.plugins import Plugin, isolation, loading
+from zoo.plugins.loading import HEAVY
 from zoo.registry import registry
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
@@ -36,13 +35,13 @@ __all__ = [
 
 
 def light_import(plugin: Plugin) -> None:
-    """Neither the plugin's module nor that of a configuration imports torch, onnx or onnxruntime.
+    """The plugin's module and the modules of its configurations import neither torch nor onnx nor onnxruntime.
 
-    They describe. ``zoo list`` reads every plugin that is installed, and answers in a fraction of a second; one import
-    of torch would take that from all commands of everybody who has the plugin.
+    ``zoo list`` loads every installed plugin and should answer in a fraction of a second. A single import of torch
+    would slow down every command for everybody who installs the plugin.
 
-    Import torch where something is computed: in the module of the model. A configuration that needs a function of the
-    model's imports it inside of the method.
+    Import torch in the module of the model. If a configuration needs a function from there, import it inside the
+    method.
     """
     modules = [plugin.module, *(item.config.partition(":")[0] for item in plugin.architectures)]
     modules = list(dict.fromkeys(module.partition(":")[0] for module in modules))
@@ -55,7 +54,7 @@ def light_import(plugin: Plugin) -> None:
 
 
 def imported(module: str, _: object) -> list[str]:
-    """What of all that is heavy this process has imported after ``module``."""
+    """Import ``module``, and return the heavy packages that this process has then imported."""
     importlib.import_module(module)
     return [name for name in HEAVY if name in sys.modules]
 
@@ -65,12 +64,12 @@ def _ended(failure: str) -> str:
 
 
 def api_version(plugin: Plugin) -> None:
-    """The plugin's module says ``ZOO_API = 1``, and marks each of its hooks with ``@zoo.hookimpl``.
+    """The plugin's module sets ``ZOO_API = 1`` and marks each of its hooks with ``@zoo.hookimpl``.
 
-    The number is the contract that the plugin was written for: when the contract changes, zoo knows what to expect of
-    it. A function named like a hook that is not marked is never called, and nothing says so.
+    The number is the version of the plugin contract that the plugin was written for, so that zoo can support it when
+    the contract changes. A function named like a hook but not marked is silently ignored.
 
-    Write ``ZOO_API`` as a whole number at the top of the module, and ``@zoo.hookimpl`` above every ``def zoo_...``.
+    Set ``ZOO_API`` to an integer at the top of the module, and write ``@zoo.hookimpl`` above every ``def zoo_...``.
     """
     expected = f"ZOO_API = {ZOO_API} in {plugin.module}, and @zoo.hookimpl above every function named zoo_..."
     name, _, attribute = plugin.module.partition(":")
@@ -81,18 +80,18 @@ def api_version(plugin: Plugin) -> None:
         fail(expected, f"ZOO_API is {api!r}")
     for name, value in vars(module).items():
         if name.startswith("zoo_") and inspect.isfunction(value) and not hasattr(value, "zoo_impl"):
-            fail(expected, f"{name} is not marked, so that it is never called")
+            fail(expected, f"{name} is not marked, so it is never called")
 
 
 def presets(plugin: Plugin) -> None:
-    """Every preset that the plugin provides can be resolved: its base, its architecture and each of its values.
+    """Every preset of the plugin resolves: its base, its architecture and all its values are valid.
 
-    A preset that cannot is listed as unavailable, and whoever asks for it gets an error.
+    A preset that does not resolve is listed as unavailable, and using it is an error.
 
-    ``zoo why PRESET`` shows where each value comes from; a misspelt key or a wrong type is named with file and line.
+    ``zoo why PRESET`` shows where each value comes from. Misspelt keys and wrong types are reported with file and line.
     """
     if not plugin.presets:
-        raise Inapplicable("the plugin provides no preset")
+        raise Inapplicable("the plugin provides no presets")
     known = registry()
     for name in plugin.presets:
         try:
@@ -102,28 +101,29 @@ def presets(plugin: Plugin) -> None:
 
 
 def config_round_trip(subject: Subject) -> None:
-    """A configuration comes back the same from plain data: ``from_dict`` undoes ``to_dict``, through JSON.
+    """A configuration survives a round trip through JSON: ``from_dict`` is the inverse of ``to_dict``.
 
-    A model directory holds the configuration in config.json. If a value were lost or changed there, the model that is
-    loaded would not be the one that was saved.
+    A model directory stores the configuration in config.json. If a value were lost or changed, the loaded model would
+    not be the saved one.
 
-    Leave ``to_dict`` and ``from_dict`` as they are in ``zoo.Config``, and give fields the types that it lists. What
-    ``__post_init__`` derives must be derived again from its own result.
+    Do not override ``to_dict`` and ``from_dict`` of ``zoo.Config``, and use the field types that it lists. Applying
+    ``__post_init__`` to its own result must not change it.
     """
     config = subject.spec.config
     back = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
     for name in type(config).field_types():
         before, after = getattr(config, name), getattr(back, name)
         if type(before) is not type(after) or before != after:
-            fail("from_dict(to_dict()) gives an equal configuration", f"{name} was {before!r}, and became {after!r}")
+            fail("from_dict(to_dict()) gives an equal configuration", f"{name} was {before!r} and became {after!r}")
 
 
 def unknown_keys(subject: Subject) -> None:
-    """A key that the configuration does not have is refused, by name.
+    """Unknown keys are rejected with an error that names them.
 
-    Else a misspelt key would be taken for its default, without a word: a model of another size, or trained otherwise.
+    Otherwise a misspelt key would silently be ignored and the default used: a model of another size, or another
+    training.
 
-    Leave ``from_dict`` as it is in ``zoo.Config``. A field that swallows keys is no field.
+    Do not override ``from_dict`` of ``zoo.Config``, and do not add a field that collects arbitrary keys.
     """
     config, key = subject.spec.config, "no_such_key"
     expected = f"{key!r} is a UsageError that names it"
@@ -133,17 +133,17 @@ def unknown_keys(subject: Subject) -> None:
         if key not in str(error):
             fail(expected, f"the error says: {error}")
         return
-    fail(expected, f"{type(config).__name__}.from_dict takes it")
+    fail(expected, f"{type(config).__name__}.from_dict accepts it")
 
 
 def documented(subject: Subject) -> None:
-    """Every field of the configuration has a docstring of its own, below it, and the architecture has a reference.
+    """Every field of the configuration has a docstring below it, and the architecture has a reference.
 
-    A configuration is what people choose from, and its source is where they look: ``hidden_size`` says nothing about
-    whose width it is, nor in which unit.
+    Users choose a model's settings by reading its configuration. A name such as ``hidden_size`` does not say which
+    width it is, or in which unit.
 
-    Write a text in triple quotes on the line after each field. In ``reference=``, cite the paper, or say what else the
-    architecture follows.
+    Write a triple-quoted string on the line after each field. In ``reference=``, cite the paper or other source of the
+    architecture.
     """
     if not subject.spec.architecture.reference.strip():
         fail("the architecture has a reference", "it is empty")
@@ -164,25 +164,25 @@ def documented(subject: Subject) -> None:
 
 
 def _is_text(item: ast.stmt | None) -> bool:
-    """Whether a statement is a text, and says something."""
+    """Whether a statement is a non-empty string literal."""
     value = item.value if isinstance(item, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str) and bool(value.value.strip())
 
 
 def declaration(subject: Subject) -> None:
-    """The task is one of the architecture's, and the declared graphs make sense by themselves.
+    """The task is one of the architecture's, and the declared graphs are consistent.
 
-    Names are unique, the batch comes first, every free size can be told from the inputs, a mask is two-dimensional, and
-    what one graph hands to the next is declared alike in both. All that is made of a declaration, the exported
-    signature, the inputs that are compared, what a runtime feeds, is only as good as the declaration.
+    Names are unique, the batch is the first dimension, every free size follows from the inputs, masks are
+    two-dimensional, and tensors passed from one graph to the next are declared alike in both. The signature of the
+    export, the inputs of its comparison and the runtime all rely on the declaration.
 
-    ``zoo show MODEL`` shows the graphs. See ``zoo.Graph`` for what each part means.
+    ``zoo show MODEL`` prints the graphs. The docstring of ``zoo.Graph`` describes their parts.
     """
     spec = subject.spec
     if spec.task not in spec.architecture.tasks:
         fail(f"the task is one of {', '.join(spec.architecture.tasks)}", f"it is {spec.task!r}")
     if not spec.graphs:
-        fail("there is a graph", "graphs() gives none")
+        fail("graphs() returns at least one graph", "it returns none")
     _check_unique("graph", [graph.name for graph in spec.graphs], spec.name)
     given: dict[str, TensorSpec] = {}
     for graph in spec.graphs:
@@ -191,12 +191,12 @@ def declaration(subject: Subject) -> None:
             known = given.setdefault(tensor.name, tensor)
             if (known.dims, known.dtype) != (tensor.dims, tensor.dtype):
                 what = f"{known.dtype} {known.dims} in one graph, and {tensor.dtype} {tensor.dims} in another"
-                fail("tensors of one name are declared alike", f"{tensor.name} is {what}")
+                fail("tensors with the same name are declared alike", f"{tensor.name} is {what}")
         given |= {tensor.name: tensor for tensor in graph.output_tensors()}
 
 
 def _check_unique(kind: str, names: Sequence[str], where: str) -> None:
-    expected = f"every {kind} has a name of its own, of letters, digits, '.', '-' and '_'"
+    expected = f"every {kind} has a unique name of letters, digits, '.', '-' and '_'"
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*", name) or names.count(name) > 1:
             fail(expected, f"{where} has a {kind} {name!r}" + ", twice" * (names.count(name) > 1))
@@ -206,10 +206,10 @@ def _check_graph(graph: Graph) -> None:
     where = f"graph {graph.name!r}"
     inputs, outputs = graph.input_tensors(), graph.with_attentions().output_tensors()
     if not inputs or not outputs:
-        fail("a graph has inputs and outputs", f"{where} has none")
+        fail("a graph has inputs and outputs", f"{where} lacks one of them")
     _check_unique("input", [tensor.name for tensor in inputs], where)
     _check_unique("output", [tensor.name for tensor in outputs], where)
-    told = {dim for tensor in inputs for dim in tensor.dims if isinstance(dim, str) and "+" not in dim}
+    known = {dim for tensor in inputs for dim in tensor.dims if isinstance(dim, str) and "+" not in dim}
     for tensor in (*inputs, *outputs):
         if not tensor.dims or tensor.dims[0] != "batch":
             fail("the first dimension is 'batch'", f"{tensor.name} of {where} is {tensor.dims}")
@@ -217,9 +217,9 @@ def _check_graph(graph: Graph) -> None:
             for name in [dim] if isinstance(dim, int) else [part.strip() for part in dim.split("+")]:
                 if isinstance(name, int) and name < 1:
                     fail("a fixed size is positive", f"{tensor.name} of {where} is {tensor.dims}")
-                if isinstance(name, str) and name not in told and not name.isdecimal():
+                if isinstance(name, str) and name not in known and not name.isdecimal():
                     fail(
-                        "every free size is that of some input, and not of a sum alone",
+                        "every free size is a dimension of an input, not only part of a sum",
                         f"{name!r} of {tensor.name} in {where} is not",
                     )
         if tensor.is_mask and (len(tensor.dims) != 2 or tensor.dtype != "int64"):
@@ -228,4 +228,4 @@ def _check_graph(graph: Graph) -> None:
         if len(tensor.dims) != 4:
             fail("attention weights are (batch, heads, queries, keys)", f"{tensor.name} of {where} is {tensor.dims}")
     if graph.past and all("sequence" not in tensor.dims for tensor in inputs):
-        fail("the tokens of a call lie along 'sequence'", f"{where} has a past, and no input along it")
+        fail("a graph with a past has an input with the dimension 'sequence'", f"{where} has none")

@@ -1,4 +1,4 @@
-"""Checks of laws: what must not change an output, and what must. In float64, on random weights."""
+"""Checks of invariances: changes of the input that must, or must not, change an output."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from zoo.testing.subject import Subject
 __all__ = ["batch_invariance", "cache", "causality", "eval_deterministic", "lengths", "padding_invariance"]
 
 _LONGER = 3
-"""By how much a row is padded to be longer."""
+"""Number of padding positions added to a row."""
 _ODD = 11
 
 
 def eval_deterministic(subject: Subject) -> None:
-    """In evaluation mode the same inputs give the same outputs twice, bit for bit.
+    """In evaluation mode, two calls with the same inputs give the same outputs, bit for bit.
 
-    Dropout is for training. Random numbers, the clock, or something that one call leaves behind for the next make
-    every comparison of the model with anything a matter of luck.
+    Dropout is for training only. If outputs depend on random numbers, the clock or state left by an earlier call, no
+    comparison with the model is meaningful.
 
-    Use ``nn.Dropout``, or pass ``self.training`` to its function, and keep nothing of a call in the model.
+    Use ``nn.Dropout``, or pass ``self.training`` to ``F.dropout``, and do not store state in the model during a call.
     """
     import numpy as np
 
     from zoo.testing.compute import executor, make_inputs, run
 
-    feeds = make_inputs(subject)
+    feeds = make_inputs(subject.graphs, subject.longest)
     first, second = (run(executor(subject.exact), subject.graphs, feeds) for _ in range(2))
     for graph in subject.graphs:
         for tensor in graph.output_tensors():
             if not np.array_equal(first[graph.name][tensor.name], second[graph.name][tensor.name], equal_nan=True):
-                fail("two calls give the same", f"{tensor.name} of graph {graph.name!r} differs")
+                fail("two calls give the same outputs", f"{tensor.name} of graph {graph.name!r} differs")
 
 
 def batch_invariance(subject: Subject) -> None:
-    """A row alone gives what it gives in a batch.
+    """A row gives the same output alone as in a batch.
 
-    Who else is in a batch is chance. A mean over the batch, or a reshape that mixes rows, makes an answer depend on the
-    questions of strangers.
+    A batch may combine unrelated requests. With a mean over the batch, or a reshape that mixes rows, the answer to one
+    request would depend on the others.
 
-    Leave the first dimension of every tensor alone: reduce over the others, and reshape with ``flatten(1)``.
+    Do not touch the first dimension of tensors: reduce over the others, and reshape with ``flatten(1)``.
     """
     from zoo.testing.compute import check_equal, executor, make_inputs, run
 
-    feeds = make_inputs(subject)
+    feeds = make_inputs(subject.graphs, subject.longest)
     execute = executor(subject.exact)
     whole = run(execute, subject.graphs, feeds)
     rows = len(next(iter(feeds.values())))
@@ -54,17 +54,17 @@ def batch_invariance(subject: Subject) -> None:
         one = slice(row, row + 1)
         alone = run(execute, subject.graphs, {name: value[one] for name, value in feeds.items()})
         wanted = {name: {key: value[one] for key, value in outputs.items()} for name, outputs in whole.items()}
-        expected, situation = "a row alone gives what it gives in a batch", f"in row {row} of {rows} alone"
+        expected, situation = "a row gives the same output alone as in a batch", f"in row {row} of {rows} alone"
         check_equal(subject.graphs, wanted, alone, expected, situation, lambda *_: True)
 
 
 def lengths(subject: Subject) -> None:
-    """Every free dimension takes 1, 2, an odd number and the most there is, and all outputs are numbers of that shape.
+    """Every free dimension works at sizes 1, 2, 11 and the maximum, with finite outputs of the declared shape.
 
-    A size that is declared free is free for whoever runs the model. Off by one in a table of positions shows at the
-    longest input alone, a standard deviation over one token only at the shortest.
+    Users may choose any size for a dimension that is declared free. An off-by-one error in a position table shows only
+    at the longest input, a standard deviation over a single token only at the shortest.
 
-    Where a size is fixed, declare the number; ``max_seq_len`` is what a row may hold at most.
+    Declare fixed sizes as numbers. ``max_seq_len`` is the maximum length of a row.
     """
     from zoo.testing.compute import check_finite, check_shapes, executor, make_inputs, run
 
@@ -72,12 +72,12 @@ def lengths(subject: Subject) -> None:
     longest = subject.longest
     sizes = sorted({1, 2, _ODD, longest}) if free - {"batch"} else [1]
     sizes = [size for size in sizes if size <= longest]
-    expected = "every declared size can be had"
+    expected = "every declared size works"
     execute = executor(subject.exact)
     for place, length in enumerate(sizes):
         for rows in (1, 2, 3):
             other = sizes[(place + rows) % len(sizes)]
-            feeds = make_inputs(subject, rows=rows, length=length, other=other)
+            feeds = make_inputs(subject.graphs, subject.longest, rows=rows, length=length, other=other)
             situation = f"with a batch of {rows} and a length of {length}"
             try:
                 results = run(execute, subject.graphs, feeds)
@@ -91,14 +91,14 @@ def lengths(subject: Subject) -> None:
 
 
 def padding_invariance(subject: Subject) -> None:
-    """Padding changes nothing at the positions that count, on whichever side it is declared.
+    """Padding, on any side that the mask declares, does not change outputs at other positions.
 
-    What lies under the padding does not matter; a row that is padded to be longer gives what it gives alone; and a row
-    that is padding alone stays finite, and leaves its neighbours as they are. Rows of a batch are padded to the longest
-    of them, so that without this an answer depends on how long the others are.
+    The content of padding does not matter, a row gives the same outputs with padding as without, and a row of padding
+    only gives finite outputs and does not affect other rows. Rows of a batch are padded to the longest one, so
+    otherwise the output for a row would depend on the lengths of the others.
 
-    Mask with ``zoo.nn.build_mask(padding=...)``, count positions with ``positions_of(padding=...)``, pool with
-    ``zoo.nn.pool``. A model whose positions count padding too, as learned ones often do, bears it on the right:
+    Mask with ``zoo.nn.build_mask(padding=...)``, compute positions with ``positions_of(padding=...)``, and pool with
+    ``zoo.nn.pool``. If positions count padding, as learned ones often do, declare that padding is on the right:
     ``zoo.mask(..., padding="right")``.
     """
     from zoo.testing.compute import masks
@@ -108,18 +108,18 @@ def padding_invariance(subject: Subject) -> None:
         raise Inapplicable("no input is a mask")
     for mask, length in found:
         for side in sides(mask):
-            _check_what_lies_under(subject, mask, length, side)
-            _check_padded_to_be_longer(subject, mask, length, side)
+            _check_content_of_padding(subject, mask, length, side)
+            _check_added_padding(subject, mask, length, side)
         _check_row_of_padding(subject, mask)
 
 
 def sides(mask: TensorSpec) -> Sequence[str]:
-    """The sides on which a row may be padded."""
+    """Return the sides on which a row may be padded."""
     return ("left", "right") if mask.padding == "both" else (mask.padding,)
 
 
 def padded(values: Any, side: str) -> Any:
-    """A mask with rows padded by ever more on one side, none in the first, all but one place in the last."""
+    """Return the mask with padding on one side that grows from row to row, from none to all but one position."""
     result = values.copy()
     rows, length = values.shape
     for row in range(rows):
@@ -129,12 +129,12 @@ def padded(values: Any, side: str) -> Any:
     return result
 
 
-def _check_what_lies_under(subject: Subject, mask: TensorSpec, length: str, side: str) -> None:
+def _check_content_of_padding(subject: Subject, mask: TensorSpec, length: str, side: str) -> None:
     import numpy as np
 
     from zoo.testing.compute import change, check_equal, counting, executor, make_inputs, run
 
-    feeds = make_inputs(subject)
+    feeds = make_inputs(subject.graphs, subject.longest)
     feeds[mask.name] = padded(feeds[mask.name], side)
     rng = np.random.default_rng(1)
     others = dict(feeds)
@@ -145,17 +145,17 @@ def _check_what_lies_under(subject: Subject, mask: TensorSpec, length: str, side
         others[tensor.name] = np.where(hidden, change(tensor, values, rng), values)
     execute = executor(subject.exact)
     wanted, found = (run(execute, subject.graphs, item) for item in (feeds, others))
-    expected = f"what lies under padding on the {side} ({mask.name}) changes nothing at the positions that count"
-    check_equal(subject.graphs, wanted, found, expected, "with something else there", counting(feeds))
+    expected = f"the content of padding on the {side} ({mask.name}) does not change outputs at other positions"
+    check_equal(subject.graphs, wanted, found, expected, "with other values there", counting(feeds))
 
 
-def _check_padded_to_be_longer(subject: Subject, mask: TensorSpec, length: str, side: str) -> None:
+def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: str) -> None:
     import numpy as np
 
     from zoo.testing.compute import check_equal, executor, inputs_along, make_inputs, run
 
     start = max(1, min(6, subject.longest - _LONGER))
-    feeds = make_inputs(subject, length=start, other=start)
+    feeds = make_inputs(subject.graphs, subject.longest, length=start, other=start)
     if start + _LONGER > subject.longest:
         return
     longer = dict(feeds)
@@ -180,12 +180,12 @@ def _check_padded_to_be_longer(subject: Subject, mask: TensorSpec, length: str, 
         }
         for graph in subject.graphs
     }
-    expected = f"rows padded on the {side} ({mask.name}) give what they give alone"
-    check_equal(subject.graphs, wanted, cut, expected, f"with {_LONGER} places of padding", lambda *_: True)
+    expected = f"padding on the {side} ({mask.name}) does not change outputs at other positions"
+    check_equal(subject.graphs, wanted, cut, expected, f"with {_LONGER} positions of padding", lambda *_: True)
 
 
 def _along(tensor: TensorSpec, length: str, place: slice, values: Any) -> Any:
-    """A part of an output along a length, where it has it."""
+    """Slice an output along the dimensions that contain ``length``, if it has any."""
     for axis, dim in enumerate(tensor.dims):
         if length in [name.strip() for name in str(dim).split("+")]:
             values = values[(*(slice(None),) * axis, place)]
@@ -197,12 +197,12 @@ def _check_row_of_padding(subject: Subject, mask: TensorSpec) -> None:
 
     from zoo.testing.compute import check_equal, check_finite, executor, make_inputs, run
 
-    feeds = make_inputs(subject)
+    feeds = make_inputs(subject.graphs, subject.longest)
     empty = feeds[mask.name].copy()
     empty[1] = 0
     execute = executor(subject.exact)
     wanted, found = (run(execute, subject.graphs, item) for item in (feeds, {**feeds, mask.name: empty}))
-    expected, situation = f"a row of padding alone ({mask.name}) is finite and disturbs no other", "with such a row"
+    expected, situation = f"a row of padding only ({mask.name}) is finite and affects no other row", "with such a row"
     check_finite(subject.graphs, found, expected, situation)
     others = np.arange(len(empty)) != 1
 
@@ -213,14 +213,13 @@ def _check_row_of_padding(subject: Subject, mask: TensorSpec) -> None:
 
 
 def causality(subject: Subject) -> None:
-    """What a graph declares about the order of its tokens is so.
+    """A graph is causal if, and only if, it is declared so.
 
-    In a causal graph, one with a past or with ``causal=True``, nothing that comes later along a length changes what is
-    given for an earlier place, and something that comes earlier changes what is given for a later one. With
-    ``causal=False``, something later does. A causal model that sees the future looks splendid in training, where the
-    future is there, and fails at writing it.
+    In a causal graph, one with a past or with ``causal=True``, later tokens never change earlier outputs, and some
+    earlier token changes a later output. With ``causal=False``, some later token changes an earlier output. A causal
+    model that sees later tokens has excellent training loss, but cannot generate text.
 
-    Mask with ``zoo.nn.build_mask(causal=True)``, or declare what the model does.
+    Mask with ``zoo.nn.build_mask(causal=True)``, or correct the declaration.
     """
     checked = False
     for graph in subject.graphs:
@@ -229,7 +228,7 @@ def causality(subject: Subject) -> None:
                 _check_order(subject, graph, length)
                 checked = True
     if not checked:
-        raise Inapplicable("no graph with an output along a length declares what is so")
+        raise Inapplicable("no graph with an output along a length is declared causal or not causal")
 
 
 def _lengths_of_outputs(graph: Graph) -> list[str]:
@@ -242,10 +241,10 @@ def _lengths_of_outputs(graph: Graph) -> list[str]:
 def _check_order(subject: Subject, graph: Graph, length: str) -> None:
     from zoo.testing.compute import TOLERANCE, executor, make_inputs, run
 
-    feeds = make_inputs(subject, other=6)
+    feeds = make_inputs(subject.graphs, subject.longest, other=6)
     size = max((feeds[tensor.name].shape[axis] for tensor, axis in _tokens(subject, length, feeds)), default=1)
     if size < 2:
-        raise Inapplicable("a length of 1 has no order")
+        raise Inapplicable("inputs have only one token")
     execute = executor(subject.exact)
     wanted = run(execute, subject.graphs, feeds)[graph.name]
     looked_ahead = looked_back = 0.0
@@ -258,16 +257,17 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
     where = f"graph {graph.name!r}, along {length}"
     if graph.causal is False:
         if looked_ahead <= TOLERANCE:
-            fail(f"in {where}, something later matters, as causal=False says", "nothing does")
+            fail(f"in {where}, a later token changes an earlier output, as causal=False declares", "none does")
         return
     if looked_ahead > TOLERANCE:
-        fail(f"in {where}, nothing later matters", f"an earlier output moves by {looked_ahead:.2g} of the largest")
+        happened = f"an earlier output changes by {looked_ahead:.2g} of the largest value"
+        fail(f"in {where}, no later token changes an earlier output", happened)
     if looked_back <= TOLERANCE:
-        fail(f"in {where}, something earlier matters", "nothing does: every token is by itself")
+        fail(f"in {where}, an earlier token changes a later output", "none does: tokens are independent")
 
 
 def _tokens(subject: Subject, length: str, feeds: Mapping[str, Any]) -> Iterator[tuple[TensorSpec, int]]:
-    """The inputs along a length that are no masks, and its axis in each."""
+    """Yield the inputs with a length, except masks, and its axis in each."""
     from zoo.testing.compute import inputs_along
 
     for tensor, axis in inputs_along(subject.graphs, length, feeds).values():
@@ -276,7 +276,7 @@ def _tokens(subject: Subject, length: str, feeds: Mapping[str, Any]) -> Iterator
 
 
 def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: slice) -> dict[str, Any]:
-    """The inputs with other tokens in a part of a length."""
+    """Return the inputs with other tokens in a slice of a length."""
     import numpy as np
 
     from zoo.testing.compute import change
@@ -291,7 +291,7 @@ def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: sli
 
 
 def _moved(graph: Graph, length: str, place: slice, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> float:
-    """How far the outputs in a part of a length are apart."""
+    """Return the largest distance between outputs in a slice of a length."""
     from zoo.testing.compute import distance, outputs_of
 
     return max(
@@ -302,20 +302,20 @@ def _moved(graph: Graph, length: str, place: slice, wanted: Mapping[str, Any], f
 
 
 def cache(subject: Subject) -> None:
-    """A call on a prefix and calls on the rest give what one call on the whole gives, wherever it is cut.
+    """Successive calls on the parts of a text give the same outputs as one call on the whole, wherever it is cut.
 
-    That is the law of a graph with a past. Generation depends on it: a model that loses a position or a key between
-    two calls writes well in training, and worse with every token that it writes itself.
+    Every graph with a past must satisfy this, and generation relies on it: if a position or key is lost between two
+    calls, training is not affected, but generated text gets worse with every token.
 
-    The places of new tokens begin after the past: ``zoo.nn.positions_of(length, total, padding=...)``. Extend the
-    cache with the keys as they are attended to, turned by their positions.
+    Positions of new tokens begin after the past: ``zoo.nn.positions_of(length, total, padding=...)``. Append keys to
+    the cache after they are rotated by their positions.
     """
     from zoo.testing.compute import LENGTH, check_equal, counting, executor, make_inputs, masks, run
 
     pasts = [graph for graph in subject.graphs if graph.past]
     if not pasts:
         raise Inapplicable("no graph has a past")
-    feeds = make_inputs(subject, length=LENGTH + 2)
+    feeds = make_inputs(subject.graphs, subject.longest, length=LENGTH + 2)
     total = min(LENGTH + 2, subject.longest)
     own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
     execute = executor(subject.exact)
@@ -329,5 +329,5 @@ def cache(subject: Subject) -> None:
         for places, words in cuts.items():
             parts = run(execute, subject.graphs, inputs, places)
             situation = f"cut {words} of {total} tokens, with {side} padding"
-            expected = "calls on the parts give what one call on the whole gives"
+            expected = "calls on the parts give the same outputs as one call on the whole"
             check_equal(pasts, whole, parts, expected, situation, counting(inputs))

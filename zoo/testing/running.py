@@ -1,4 +1,4 @@
-"""Running the checks: as tests, in this process, or one after the other in another."""
+"""Runs the checks as tests, in this process, or as jobs in a subprocess."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any, Literal
 
 from zoo import plugins
 from zoo.contract import Architecture
-from zoo.discovery import describe
 from zoo.errors import PluginError
 from zoo.plugins import Plugin
-from zoo.testing import building, describing, laws, onnx, state, weights
+from zoo.plugins.discovery import describe
+from zoo.registry import load_reference
+from zoo.testing import building, describing, laws, state, weights
 from zoo.testing.check import Check, CheckFailure, Inapplicable, check_names, find_check
 from zoo.testing.subject import Subject, declared, find_subject
 
-__all__ = ["CHECKS", "Result", "parametrize_with_checks", "run_check", "run_checks"]
+__all__ = ["Result", "all_checks", "parametrize_with_checks", "run_check", "run_checks"]
 
-CHECKS = (
+_CHECKS = (
     Check(describing.light_import, of_plugin=True),
     Check(describing.api_version, of_plugin=True),
     Check(describing.presets, of_plugin=True),
@@ -44,39 +45,49 @@ CHECKS = (
     Check(building.gradients),
     Check(building.half_precision),
     Check(state.global_state),
-    Check(onnx.onnx_export),
-    Check(onnx.onnx_parity),
-    Check(onnx.onnx_dynamic),
 )
-"""Every check, the cheap ones first."""
+"""The kit's own checks, cheap ones first. Exporters add more: :attr:`zoo.Exporter.checks`."""
+
+
+def all_checks() -> tuple[Check, ...]:
+    """Return all checks: the kit's own, cheap ones first, then those of loaded exporters."""
+    functions = [
+        function
+        for plugin in plugins.active().loaded()
+        for exporter in plugin.exporters
+        if exporter.checks is not None
+        for function in load_reference(exporter.checks, plugin)
+    ]
+    return (*_CHECKS, *map(Check, functions))
+
 
 Status = Literal["passed", "failed", "expected failure", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What one check found."""
+    """Result of one check."""
 
     check: str
     status: Status
     seconds: float
     expected: str = ""
-    """Of a failure: what should have been."""
+    """For a failure: what the check expected."""
     happened: str = ""
-    """Of a failure: what was."""
+    """For a failure: what happened instead."""
     reason: str = ""
-    """Why it was skipped, or expected to fail."""
+    """Reason for skipping the check or expecting it to fail."""
     traceback: str = ""
-    """Of an error that is not the check's own."""
+    """Traceback of an unexpected exception."""
 
 
 def run_check(check: Check, subject: Subject | Plugin, expected_failure: str | None = None) -> Result:
-    """Run one check, whatever it raises.
+    """Run one check, and return its result whatever it raises, except :class:`KeyboardInterrupt`.
 
     Args:
-        check: of :data:`CHECKS`.
+        check: one of :func:`all_checks`.
         subject: the model, or the plugin for a check that is ``of_plugin``.
-        expected_failure: why it is known to fail. If it passes, that is the failure.
+        expected_failure: reason why the check is known to fail. A pass is then a failure.
     """
     started = time.perf_counter()
     facts: dict[str, Any] = {"status": "passed"}
@@ -94,13 +105,13 @@ def run_check(check: Check, subject: Subject | Plugin, expected_failure: str | N
     if expected_failure is not None and facts["status"] == "failed":
         facts |= {"status": "expected failure", "reason": expected_failure}
     elif expected_failure is not None and facts["status"] == "passed":
-        known = f"the failure that is expected ({expected_failure})"
-        facts = {"status": "failed", "expected": known, "happened": "it passes: expect it no longer"}
+        known = f"the expected failure ({expected_failure})"
+        facts = {"status": "failed", "expected": known, "happened": "it passes: remove it from expected_failures"}
     return Result(check=check.name, seconds=time.perf_counter() - started, **facts)
 
 
 def _what(error: BaseException, subject: Subject | Plugin) -> str:
-    """An error, and the last place in the plugin's own code that it came through."""
+    """Describe an error, with the innermost frame in the plugin's own code."""
     plugin = subject if isinstance(subject, Plugin) else subject.plugin
     text = describe(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
     references = [plugin.module, *(text for item in plugin.architectures for text in (item.config, item.model))]
@@ -113,25 +124,25 @@ def _what(error: BaseException, subject: Subject | Plugin) -> str:
 
 
 def run_checks(name: str, *, expected_failures: Mapping[str, str] | None = None) -> list[Result]:
-    """Run every check on an architecture's smallest preset, or on the preset of that name, in this process.
+    """Run every check in this process, on a preset or on an architecture's smallest preset.
 
     Args:
         name: an architecture or a preset.
-        expected_failures: reasons by check, besides those that the architecture declares.
+        expected_failures: reasons by check, in addition to those that the architecture declares.
 
     Raises:
-        UsageError: there is no such name, or no such check.
-        PluginError: what provides it does not load, or expects the failure of a check that does not exist.
+        UsageError: unknown name or check.
+        PluginError: the plugin does not load, or expects the failure of an unknown check.
     """
     subject = find_subject(name)
     known = _expected(subject.spec.architecture, expected_failures)
-    return [run_check(check, subject, known.get(check.name)) for check in CHECKS]
+    return [run_check(check, subject, known.get(check.name)) for check in all_checks()]
 
 
 def _expected(architecture: Architecture, more: Mapping[str, str] | None) -> dict[str, str]:
-    check_names(CHECKS, more or {}, "expected_failures")
+    check_names(all_checks(), more or {}, "expected_failures")
     try:
-        check_names(CHECKS, architecture.expected_failures, f"expected_failures of {architecture.name}")
+        check_names(all_checks(), architecture.expected_failures, f"expected_failures of {architecture.name}")
     except Exception as error:
         raise PluginError(str(error)) from error
     return {**architecture.expected_failures, **(more or {})}
@@ -140,16 +151,16 @@ def _expected(architecture: Architecture, more: Mapping[str, str] | None) -> dic
 def parametrize_with_checks(
     names: Sequence[str], *, expected_failures: Mapping[str, str] | None = None
 ) -> Callable[[Any], Any]:
-    """A decorator that runs a test once for each name and check, with the argument ``check`` to be called.
+    """Return a decorator that runs a test for each name and check; the test calls its argument ``check``.
 
     Args:
-        names: architectures, each for its smallest preset, and presets.
-        expected_failures: why a check is known to fail, by its name, besides what architectures declare themselves. An
-            expected failure that passes is a failure.
+        names: presets, and architectures, which stand for their smallest presets.
+        expected_failures: reasons by check, in addition to those that the architectures declare. An expected failure
+            that passes is a failure.
 
     Raises:
-        UsageError: an unknown name, or an unknown check.
-        PluginError: what provides a name does not load, or expects the failure of a check that does not exist.
+        UsageError: unknown name or check.
+        PluginError: a plugin does not load, or expects the failure of an unknown check.
     """
     import pytest
 
@@ -163,7 +174,7 @@ def parametrize_with_checks(
     for name in names:
         known = _expected(declared(name), expected_failures)
         find = functools.cache(functools.partial(find_subject, name))
-        for check in CHECKS:
+        for check in all_checks():
             reason = known.get(check.name)
             marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
             parameters.append(pytest.param(functools.partial(one, check, find), id=f"{name}-{check.name}", marks=marks))
@@ -173,7 +184,7 @@ def parametrize_with_checks(
 
 @functools.cache
 def _select(name: str) -> plugins.Plugins:
-    """The built-in plugins and those of one name, in a process that has nothing else to do."""
+    """Load the built-in plugins and those of one name; only for use in a subprocess of its own."""
     plugins.select(replace(plugins.Selection.from_environment(), only=frozenset({name})))
     return plugins.active(retry=True)
 
@@ -187,9 +198,9 @@ _subject = functools.cache(find_subject)
 
 
 def describe_job(_: str, argument: Mapping[str, Any]) -> dict[str, Any]:
-    """What there is to check of a plugin: a job of :mod:`zoo.isolation`.
+    """List what to check of a plugin, as a job of :mod:`zoo.plugins.isolation`.
 
-    Returns its status, the models by name with their architectures, and the failures it expects.
+    Returns the reason why it did not load (or None), its models with their architectures, and its expected failures.
     """
     plugin = _plugin(argument)
     if plugin.status != "ok":
@@ -215,9 +226,9 @@ def describe_job(_: str, argument: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_job(_: str, argument: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one check: a job of :mod:`zoo.isolation`. Returns the :class:`Result` as plain data."""
+    """Run one check, as a job of :mod:`zoo.plugins.isolation`. Returns the :class:`Result` as plain data."""
     plugin = _plugin(argument)
-    check = find_check(CHECKS, argument["check"])
+    check = find_check(all_checks(), argument["check"])
     subject = plugin if check.of_plugin else _subject(argument["model"])
     result = run_check(check, subject, argument["expected_failure"])
     return {name: getattr(result, name) for name in Result.__slots__}

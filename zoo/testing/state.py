@@ -1,4 +1,4 @@
-"""The check that a plugin leaves alone what all code in a process shares."""
+"""The check that a plugin does not change global state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from zoo import isolation
+from zoo.plugins import isolation
 from zoo.testing.check import fail
 from zoo.testing.subject import Subject
 
@@ -22,18 +22,18 @@ __all__ = ["global_state", "observe"]
 
 _SECONDS = 600.0
 _ENVIRONMENT = dict(os.environ)
-"""As it was before a check imported any plugin: a process inherits what its parent was changed to."""
+"""The environment before a check imported any plugin. Child processes would inherit later changes."""
 
 
 def global_state(subject: Subject) -> None:
-    """Importing, building, running and training the model changes nothing that all code in the process shares.
+    """Importing, building, running and training the model does not change global state of the process.
 
-    That is torch's threads, default dtype and device, flags, grad mode and generator; what is in ``torch``, its
-    ``nn``, ``nn.functional``, ``Tensor`` and ``nn.Module``; the generators of ``random`` and numpy; environment
-    variables, the working directory, ``sys.path``, filters of warnings and the locale. Whoever uses two plugins would
-    get other results from the one because of the other, and search for long. Training may use torch's generator.
+    Global state is torch's threads, default dtype and device, flags, grad mode and generator; the contents of
+    ``torch``, ``torch.nn``, ``nn.functional``, ``Tensor`` and ``nn.Module``; the generators of ``random`` and numpy;
+    environment variables, the working directory, ``sys.path``, warning filters and the locale. If a plugin changed it,
+    models of other plugins would give other results, which is hard to trace. Training may use torch's generator.
 
-    Set such a thing for a moment, with a context manager, or leave it to whoever runs the model.
+    Change such state only temporarily, in a context manager, or leave it to the caller.
     """
     architecture = subject.spec.architecture
     request = {
@@ -43,7 +43,7 @@ def global_state(subject: Subject) -> None:
         "values": subject.spec.config.to_dict(),
         "environment": _ENVIRONMENT,
     }
-    expected = "nothing that the process shares is changed"
+    expected = "the process's global state does not change"
     for outcome in isolation.run("zoo.testing.state:observe", {"all": request}, seconds=_SECONDS):
         if outcome.failure is not None:
             fail(expected, outcome.failure)
@@ -52,12 +52,12 @@ def global_state(subject: Subject) -> None:
 
 
 def observe(_: str, request: Mapping[str, Any]) -> str | None:
-    """Do all of it, and tell what was changed first, and by what."""
+    """Go through all stages, and return the first change of global state with its stage, or None."""
     import numpy as np
     import torch
-    from zoo_export.grid import DEFAULT_MAX, Point, make_feeds
 
     from zoo.contract import Graph
+    from zoo.probe.inputs import DEFAULT_MAX, Point, make_feeds
     from zoo.testing.compute import Gradients, run
 
     def stages() -> Iterator[str]:
@@ -84,7 +84,7 @@ def observe(_: str, request: Mapping[str, Any]) -> str | None:
         optimizer.step()
         yield "training the model"
 
-    # Once without the plugin, so that what torch makes of itself when it is first used counts for nothing.
+    # Warm up: torch initialises some of its state on first use.
     torch.nn.functional.scaled_dot_product_attention(
         *(torch.ones(1, 1, 2, 2, requires_grad=True),) * 3
     ).sum().backward()
@@ -111,7 +111,7 @@ def _load(reference: str) -> Any:
 
 
 def _snapshot() -> Iterator[tuple[str, Any]]:
-    """Everything that is shared, by what people call it, as something that can be compared."""
+    """Yield descriptions and comparable values of all global state."""
     import numpy as np
     import torch
 

@@ -12,14 +12,13 @@ __all__ = ["attention_weights"]
 
 
 def attention_weights(subject: Subject) -> None:
-    """The attention weights that a graph declares are what its outputs come from.
+    """The declared attention weights are valid, and recording them does not change outputs.
 
-    Asked for them, it gives the outputs that it gives without, and weights of the declared shape. They are not
-    negative, those of a query sum to 1, or to 0 where it sees nothing, and padding has none of them. People look at
-    them to learn why a model says what it says.
+    Weights have the declared shape and are not negative, those of a query sum to 1, or to 0 if it sees no key, and
+    padding has weight 0. People inspect attention weights to understand a model's outputs.
 
-    Compute attention with :mod:`zoo.nn`, which records it, or hand your own weights to ``zoo.nn.record_attention``;
-    declare ``zoo.attentions`` in the order in which layers compute them.
+    Compute attention with ``zoo.nn``, which records it, or pass your own weights to ``zoo.nn.record_attention``;
+    declare ``zoo.attentions`` in the order of computation.
     """
     import numpy as np
 
@@ -28,7 +27,7 @@ def attention_weights(subject: Subject) -> None:
 
     if not any(graph.attentions for graph in subject.graphs):
         raise Inapplicable("no graph declares attention weights")
-    feeds = make_inputs(subject)
+    feeds = make_inputs(subject.graphs, subject.longest)
     own = [(mask, length, side) for mask, length in masks(subject.graphs) for side in sides(mask)]
     execute, asked = executor(subject.exact), tuple(graph.with_attentions() for graph in subject.graphs)
     for mask, length, side in [(None, "", "no"), *own]:
@@ -38,7 +37,7 @@ def attention_weights(subject: Subject) -> None:
             results = run(execute, asked, inputs)
         except ValueError as error:
             fail("a graph computes the attention weights that it declares", str(error))
-        expected, situation = "a graph gives with its weights what it gives without", f"with {side} padding"
+        expected, situation = "recording weights does not change outputs", f"with {side} padding"
         check_equal(subject.graphs, plain, results, expected, situation, counting(inputs))
         known = dict(inputs)
         for graph in asked:
@@ -50,7 +49,7 @@ def attention_weights(subject: Subject) -> None:
 
 
 def _check_rows(tensor: TensorSpec, length: str, tokens: Any, weights: Any, situation: str) -> None:
-    """Check the weights of queries that count; ``tokens`` is a mask of a length."""
+    """Check the weights of queries that are not padding; ``tokens`` is the mask of ``length``."""
     import numpy as np
 
     from zoo.testing.compute import TOLERANCE
@@ -63,7 +62,7 @@ def _check_rows(tensor: TensorSpec, length: str, tokens: Any, weights: Any, situ
         fail("no weight is negative", f"{where}, one is {weights[rows].min():.3g}")
     off = np.minimum(np.abs(sums - 1), np.abs(sums))
     if not (off <= TOLERANCE).all():
-        fail("the weights of a query sum to 1, or to 0", f"{where}, they sum to {sums[off.argmax()]:.6g}")
+        fail("the weights of a query sum to 1 or 0", f"{where}, they sum to {sums[off.argmax()]:.6g}")
     if keys and tokens.shape[1] > 1:
         on_padding = np.abs(weights[..., -tokens.shape[1] :]) * (rows[..., None] & (tokens[:, None, None] == 0))
         if on_padding.max(initial=0.0) > 0:

@@ -14,14 +14,13 @@ import numpy as np
 from zoo.artifact import LOOP
 from zoo.contract import Graph
 from zoo.errors import UsageError
-from zoo_export.decoding import decoder_inputs
-from zoo_export.grid import Point, make_feeds
-from zoo_export.in_place import Buffers
-from zoo_export.pipeline import Arrays
-from zoo_export.runtime import Session
-from zoo_export.runtime.decoder import Decoder
-from zoo_export.session import device_of
-from zoo_export.values import to_value
+from zoo.probe.inputs import Point, make_feeds
+from zoo.probe.pipeline import Arrays, decoder_inputs
+from zoo_runtime import Session
+from zoo_runtime.buffers import Buffers
+from zoo_runtime.generation.decoder import Decoder
+from zoo_runtime.providers import device_of
+from zoo_runtime.values import to_value
 
 __all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "feeds_of", "make_cases"]
 

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from zoo import models
-from zoo.artifact import LOOP, ModelDirectory
-from zoo.errors import ParityError, UsageError, nearest
-from zoo.exporting import Progress
+from zoo.artifact import LOOP, Export, ModelDirectory
+from zoo.errors import ParityError, UsageError, argument, nearest
+from zoo.exporters import Progress
+from zoo.models import create, persist
 from zoo.registry import ModelSpec, registry
+from zoo.system import free_memory
 from zoo_export.bench.measure import cpu_name
 from zoo_export.bench.points import MEASURED, measure_point
-from zoo_export.evidence import versions, write_export
-from zoo_export.exporter import make_graphs
-from zoo_export.parity import compare, free_memory
-from zoo_export.runtime import load_session
+from zoo_export.parity.compare import compare
+from zoo_export.parity.evidence import versions, write_export
+from zoo_export.trace.make import make_graphs
+from zoo_runtime import load_session
 
 __all__ = ["COMPARED", "FULL", "below_from", "bench_curves", "growth"]
 
@@ -82,7 +83,7 @@ def bench_curves(
     known = [source.name for source in sources]
     chosen = baseline or (FULL if FULL in known else known[0])
     if chosen not in known:
-        raise UsageError(f"the baseline {chosen!r} is not measured", "--baseline", nearest(chosen, known))
+        raise UsageError(f"the baseline {chosen!r} is not measured", argument("baseline"), nearest(chosen, known))
     sources.sort(key=lambda source: source.name != chosen)  # it comes first, the others as they were named
     known = [source.name for source in sources]
     for source in sources:
@@ -154,13 +155,13 @@ def _prepare(source: _Source, folder: Path, longest: int) -> Path:
                 raise UsageError("one graph of all of generation reads no text", source.name, "zoo export it plainly")
         return source.directory
     target = folder / source.name
-    model = models.build(source.spec, seed=0, dtype="float32")
-    stored = ModelDirectory.open(models.save_spec(source.spec, model, target, seed=0))
+    model = create.build(source.spec, seed=0, dtype="float32")
+    stored = ModelDirectory.open(persist.save_spec(source.spec, model, target))
     graphs = make_graphs(stored)
     report = compare(stored, graphs, longest=longest)
     if not report.passed:
         raise ParityError(report.verdict(), source.name, "nothing was measured")
-    write_export(stored.export(), graphs, report.evidence)
+    write_export(Export(stored), graphs, report.evidence)
     return target
 
 

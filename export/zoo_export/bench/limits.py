@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case
-from zoo_export.graph_file import inline, parse
-from zoo_export.pipeline import LOGITS_TO_KEEP, Arrays
-from zoo_export.runtime import Session
-from zoo_export.session import device_of, open_session
-from zoo_export.values import to_value
+from zoo_export.graph.file import inline, parse
+from zoo_runtime import Session
+from zoo_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.providers import device_of, open_session
+from zoo_runtime.values import to_value
 
 __all__ = ["Count", "Limits", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import ParityError
-from zoo.exporting import Progress
+from zoo.exporters import Progress
+from zoo.probe.pipeline import Arrays
 from zoo_export.bench.cases import Backend, Call, Case, CompileError, OnnxBackend, feeds_of, make_cases
 from zoo_export.bench.limits import Count, Limits, closed_form
-from zoo_export.evidence import versions
-from zoo_export.pipeline import Arrays
-from zoo_export.runtime import Session, load_session
-from zoo_export.runtime.decoder import Array
-from zoo_export.session import Provider
+from zoo_export.parity.evidence import versions
+from zoo_runtime import Session, load_session
+from zoo_runtime.generation.decoder import Array
+from zoo_runtime.providers import Provider
 
 __all__ = ["Times", "bench_model", "check_outputs", "cpu_name", "in_turns", "thread_times"]
 
@@ -29,9 +29,7 @@ _ROUNDS, _LEAST_ROUNDS = 10, 3
 """Turns of each call, and how many there are at least where calls take long."""
 _PAUSE = 0.01
 """Seconds before a turn, in which the threads of the one before stop waiting actively."""
-_TOLERANCE = {
-    "float32": 1e-3, "float16": 0.05, "bfloat16": 0.1, "fp16": 0.05, "bf16": 0.1, "int8": 0.3, "int4": 0.6,
-}  # fmt: skip
+_TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1, "int8": 0.3, "int4": 0.6}
 """How far outputs may be from torch's, by precision: the root mean square of the difference, relative to theirs."""
 
 
@@ -55,7 +53,7 @@ def bench_model(
     Args:
         directory: a model directory with an export.
         provider: ``cpu`` or ``cuda``. Torch runs there too, in the model's own dtype.
-        dtype: which export, as are ``variant`` and ``unverified``: see :func:`zoo.load_session`.
+        dtype: which export, as are ``variant`` and ``unverified``: see :func:`zoo_runtime.load_session`.
         variant: see there.
         threads: of the session, of torch and of the limits; each has its own default.
         batches: the numbers of rows, B.

@@ -6,8 +6,8 @@ Only there is the peak that of one run alone, and only there is running out of m
 from __future__ import annotations
 
 import os
-import resource
 import statistics
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from zoo import isolation, plugins
+from zoo import plugins
+from zoo.plugins import isolation
 from zoo_export.bench.cases import Call, Case, OnnxBackend, feeds_of
 from zoo_export.bench.measure import thread_times
-from zoo_export.runtime import Session, load_session
+from zoo_runtime import Session, load_session
 
 __all__ = ["MEASURED", "OUT_OF_MEMORY", "measure_point"]
 
@@ -124,10 +125,12 @@ def _resident(what: str) -> int | None:
 
 
 def _limit_memory(count: int | None) -> None:
-    """Let the process map so many more bytes, so that one byte more is an error of its own and of nobody else."""
-    with suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        if count is not None:
+    """Let the process map only so many more bytes. Linux alone enforces that; elsewhere nothing happens."""
+    if sys.platform == "linux" and count is not None:
+        import resource
+
+        with suppress(OSError, ValueError):
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
             _, hard = resource.getrlimit(resource.RLIMIT_AS)
             most = pages * os.sysconf("SC_PAGE_SIZE") + count
             resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
@@ -139,12 +142,11 @@ def _plain(selection: plugins.Selection) -> dict[str, Any]:
         "third_party": selection.third_party,
         "only": None if selection.only is None else sorted(selection.only),
         "disabled": sorted(selection.disabled),
-        "lock": selection.lock and str(selection.lock),
     }
 
 
 def _selection(data: Mapping[str, Any]) -> plugins.Selection:
-    only, lock = data["only"], data["lock"]
+    only = data["only"]
     return plugins.Selection(
-        data["third_party"], None if only is None else frozenset(only), frozenset(data["disabled"]), lock and Path(lock)
+        data["third_party"], None if only is None else frozenset(only), frozenset(data["disabled"])
     )

@@ -14,14 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
-from zoo.models import build_on_meta, load_directory
+from zoo.models.create import build_on_meta
+from zoo.models.persist import load_directory
 from zoo.nn import GraphModule, call_graph
+from zoo.probe.inputs import empty_past, next_past, slice_feeds
+from zoo.probe.module import as_array, as_tensor
+from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case, CompileError
-from zoo_export.grid import empty_past, next_past, slice_feeds
-from zoo_export.pipeline import Arrays
-from zoo_export.reference import as_array, as_tensor
-from zoo_export.session import Provider, allowed_cores
+from zoo_runtime.providers import Provider, allowed_cores
 
 __all__ = ["TorchBackend", "count_flops", "device_problem", "limited_threads"]
 

@@ -1,4 +1,4 @@
-"""Adaptive span: a causal decoder whose heads learn how far back they look."""
+"""Adaptive span: a causal decoder whose heads learn their attention spans."""
 
 from collections.abc import Sequence
 

@@ -1,11 +1,9 @@
-"""A post-norm causal decoder whose heads learn how far back they look (Sukhbaatar et al. 2019).
+"""A post-norm causal decoder whose heads learn their attention spans (Sukhbaatar et al. 2019).
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +20,11 @@ from zoo.nn import (
     init_xavier,
     tied_linear,
 )
-from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig
-
-if TYPE_CHECKING:
-    from zoo_plugins.all_attention.config import AllAttentionConfig
+from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig, SpanDecoderConfig
 
 
 class AdaptiveSpanBlock(nn.Module):
-    """Attention, then feed-forward, each added and normalised after."""
+    """Attention and feed-forward, each a post-norm residual sub-layer."""
 
     def __init__(self, c: AdaptiveSpanConfig) -> None:
         super().__init__()
@@ -54,12 +49,12 @@ class AdaptiveSpanBlock(nn.Module):
 
 
 class AdaptiveSpanDecoder(nn.Module):
-    """Token embeddings, blocks that share embeddings of distances, and the language-model head."""
+    """Token embeddings, blocks with shared distance embeddings, and the language-model head."""
 
     block: type[nn.Module] = AdaptiveSpanBlock
-    """Made from the configuration, and called as :class:`AdaptiveSpanBlock` is."""
+    """Class of the blocks, with the constructor and call signature of :class:`AdaptiveSpanBlock`."""
 
-    def __init__(self, c: AdaptiveSpanConfig | AllAttentionConfig) -> None:
+    def __init__(self, c: SpanDecoderConfig) -> None:
         super().__init__()
         self.config = c
         self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
@@ -73,15 +68,15 @@ class AdaptiveSpanDecoder(nn.Module):
         init_xavier(self)
 
     def spans(self) -> Tensor:
-        """The learned z of every head within its limits, in tokens: (layers, heads)."""
+        """Return the learned span z of every head, clamped, in tokens: (layers, heads)."""
         return torch.stack([span.clamped() for span in self._spans()])
 
     def span_penalty(self) -> Tensor:
-        """lambda times the mean of z, which training adds to the loss (section 2.2)."""
+        """Return lambda times the mean span, to be added to the training loss (section 2.2)."""
         return self.config.span_penalty * self.spans().mean()
 
     def clamp_spans(self) -> None:
-        """Bring every z back to [0, span], which training does after each step."""
+        """Clamp every z to [0, span]; call it after each training step."""
         for span in self._spans():
             span.clamp()
 
@@ -94,12 +89,12 @@ class AdaptiveSpanDecoder(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Logits of the next token.
+        """Return the logits of the next token.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
-            past_key_values: what earlier calls saw; extended in place.
+            past_key_values: keys and values of earlier calls; extended in place.
 
         Returns:
             (B, T, V).

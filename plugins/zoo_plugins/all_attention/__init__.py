@@ -1,4 +1,4 @@
-"""All-attention: a causal decoder in which persistent vectors take the place of feed-forward networks."""
+"""All-attention: a causal decoder in which persistent vectors replace the feed-forward networks."""
 
 from collections.abc import Sequence
 

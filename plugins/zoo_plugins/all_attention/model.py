@@ -1,6 +1,6 @@
 """All-attention: a post-norm causal decoder without feed-forward networks (Sukhbaatar et al. 2019b).
 
-Persistent vectors, keys and values that belong to no token, take their place.
+Persistent vectors, learned keys and values that belong to no token, replace them.
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
 """
@@ -15,7 +15,7 @@ from zoo_plugins.all_attention.config import AllAttentionConfig
 
 
 class AllAttentionBlock(nn.Module):
-    """Attention alone, added and normalised after."""
+    """Attention as the only post-norm residual sub-layer."""
 
     def __init__(self, c: AllAttentionConfig) -> None:
         super().__init__()
@@ -38,6 +38,6 @@ class AllAttentionBlock(nn.Module):
 
 
 class AllAttention(AdaptiveSpanDecoder):
-    """The decoder of adaptive spans, with blocks that are attention alone."""
+    """The adaptive-span decoder with attention-only blocks."""
 
     block = AllAttentionBlock

@@ -1,4 +1,4 @@
-"""BERT and its kin: a bidirectional encoder, its heads, and the importers of its checkpoints."""
+"""The BERT family: a bidirectional encoder, its heads, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ TASKS = (
     "question-answering",
     "replaced-token-detection",
 )
-"""Of an encoder with BERT's heads."""
+"""Tasks of an encoder with BERT's heads."""
 
 
 @zoo.hookimpl

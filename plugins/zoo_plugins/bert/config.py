@@ -1,21 +1,21 @@
-"""Configuration, graphs and cost of BERT and its kin."""
+"""Configuration, graphs and cost of the BERT family."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, attentions, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, ProblemType, attentions, cost, floats, mask, token_ids
 
 _POOLED = ("pretraining", "text-classification")
-"""Tasks whose classifier reads the pooler."""
+"""Tasks whose classifier reads the pooler's output."""
 _MASKED = ("fill-mask", "pretraining")
 """Tasks with a masked-language-model head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BERTConfig(Config):
-    """BERT-base by default. RoBERTa, DistilBERT, ALBERT and ELECTRA are other values of the same fields."""
+    """Configuration of BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA. The defaults are BERT-base."""
 
     task: Literal[
         "feature-extraction",
@@ -27,70 +27,73 @@ class BERTConfig(Config):
         "question-answering",
         "replaced-token-detection",
     ] = "feature-extraction"
-    """Which head sits on the encoder."""
+    """Task, which determines the head on the encoder."""
     vocab_size: int = 30522
-    """Tokens known."""
+    """Size of the vocabulary."""
     type_vocab_size: int = 2
-    """Segment types; 0 for none (DistilBERT)."""
+    """Number of segment types; 0 for none (DistilBERT)."""
     max_seq_len: int = 512
-    """Tokens in the longest input. Each has a learned position."""
+    """Maximum input length, in tokens. Each position has a learned embedding."""
     skip_padding: bool = False
-    """Whether padding takes no position (RoBERTa): the n-th token that is not ``pad_token_id`` has row
-    ``pad_token_id`` + n of the positions, and padding has row ``pad_token_id``."""
+    """Whether positions skip padding (RoBERTa): the n-th token other than ``pad_token_id`` uses row
+    ``pad_token_id`` + n of the position table, and padding uses row ``pad_token_id``."""
     hidden_size: int = 768
     """Width of the encoder."""
     embedding_size: int | None = None
     """Width of the embeddings and of the masked-language-model head; ``hidden_size`` by default."""
     project_embeddings: bool | None = None
-    """Whether a dense layer leads from the embeddings to the encoder; by default where their widths differ."""
+    """Whether a dense layer projects the embeddings to the encoder's width; by default only if the widths differ."""
     num_layers: int = 12
-    """Blocks that run."""
+    """Number of blocks that run."""
     share_layers: bool = False
-    """Whether they are all one block (ALBERT)."""
+    """Whether all of them share one block's weights (ALBERT)."""
     num_heads: int = 12
-    """Heads a block."""
+    """Heads per block."""
     attention: Literal["full", "linformer", "performer", "longformer"] = "full"
-    """How tokens see each other. Linformer mixes them into ``attention_rank`` keys and values; Performer compares them
-    by ``attention_rank`` random features; Longformer looks no further than half of ``attention_window``."""
+    """Kind of attention. Linformer projects the tokens to ``attention_rank`` keys and values; Performer approximates
+    the softmax with ``attention_rank`` random features; Longformer has a sliding window of ``attention_window``."""
     attention_rank: int | None = None
-    """Keys and values of Linformer, half of ``max_seq_len`` by default; features of Performer, 256 by default. Other
-    attention has none."""
+    """Number of keys and values in Linformer, half of ``max_seq_len`` by default, or of features in Performer, 256 by
+    default. None for other kinds."""
     attention_window: int | None = None
-    """Tokens around each that it sees in Longformer, half of them on either side; 512 by default. Other attention has
-    none."""
+    """Size of Longformer's window in tokens, half on either side; 512 by default. None for other kinds."""
     global_tokens: int = 0
-    """The first tokens of Longformer that see all and are seen by all, at most half of ``attention_window``."""
+    """Number of leading tokens that see all tokens and are seen by all in Longformer, at most half of
+    ``attention_window``."""
     intermediate_size: int | None = None
-    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
-    """Of the feed-forward network, and of the head that tells replaced tokens."""
+    """Activation of the feed-forward network and of the replaced-token-detection head."""
     head_activation: Activation | None = None
-    """Of the masked-language-model head; ``activation`` by default."""
+    """Activation of the masked-language-model head; ``activation`` by default."""
     norm_eps: float = 1e-12
     """Added to the variance in LayerNorm."""
     dropout: float = 0.1
-    """On embeddings, attention weights and residuals, in training."""
+    """Dropout on embeddings, attention weights and residuals, during training."""
     pooler: bool = True
-    """Whether the encoder has the pooler, a dense layer on its first token."""
+    """Whether the encoder has a pooler, a dense layer on its first token."""
     pooler_activation: Literal["tanh", "gelu", "relu"] = "tanh"
-    """Of the pooler."""
+    """Activation of the pooler."""
     feature_layers: tuple[int, ...] = ()
-    """Hidden states that ``features`` of the task feature-extraction concatenates, in this order: 0 are the embeddings
-    and ``num_layers`` the last block, or -1. None, and there are no such features."""
+    """Hidden states to concatenate, in this order, into the output ``features`` of feature-extraction: 0 is the
+    embeddings, ``num_layers`` or -1 the last block. If empty, there is no such output."""
     pooling: Literal["cls", "mean"] = "mean"
-    """How a sentence embedding pools the tokens."""
+    """Pooling of sentence embeddings."""
     normalize: bool = True
-    """Whether a sentence embedding has unit length."""
+    """Whether sentence embeddings are scaled to unit length."""
     tie_embeddings: bool = True
     """Whether the masked-language-model head shares the token embedding."""
     num_classes: int = 2
-    """Classes of a sequence, or of each token."""
+    """Number of classes."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, where they have any."""
+    """Names of the classes, if any."""
+    problem_type: ProblemType | None = None
+    """How logits become predictions: a softmax for a single label, sigmoids for several labels, the raw values for
+    regression. By default a single label; with one class, one sigmoid."""
     mask_token_id: int | None = None
-    """Token to fill in."""
+    """The mask token, to be filled in."""
     pad_token_id: int | None = None
-    """Token that fills up shorter inputs of a batch; 0 where none is named."""
+    """Token that pads shorter inputs of a batch; 0 if unset."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
@@ -120,7 +123,7 @@ class BERTConfig(Config):
             raise ValueError(f"pad_token_id {self.pad_token_id} lies outside vocab_size {self.vocab_size}")
 
     def _check_attention(self) -> None:
-        """Give what the kind of attention needs its default, and refuse what it does not read."""
+        """Set defaults for the kind of attention, and reject settings that it does not use."""
         if self.attention == "linformer":
             self.default("attention_rank", max(1, self.max_seq_len // 2))
             if (self.attention_rank or 0) > self.max_seq_len:
@@ -155,24 +158,24 @@ class BERTConfig(Config):
         return self.max_seq_len + (self.pad_token_id + 1 if self.skip_padding and self.pad_token_id is not None else 0)
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph; its outputs follow the task. Padding on the left would take the first positions."""
-        hidden = real("last_hidden_state", "batch", "sequence", self.hidden_size)
-        logits = real("logits", "batch", "sequence", self.vocab_size)
-        features = real("features", "batch", "sequence", len(self.feature_layers) * self.hidden_size)
-        pooled = real("pooler_output", "batch", self.hidden_size)
+        """One graph; its outputs depend on the task. Padding must be on the right, because it counts in positions."""
+        hidden = floats("last_hidden_state", "batch", "sequence", self.hidden_size)
+        logits = floats("logits", "batch", "sequence", self.vocab_size)
+        features = floats("features", "batch", "sequence", len(self.feature_layers) * self.hidden_size)
+        pooled = floats("pooler_output", "batch", self.hidden_size)
         outputs = {
             "feature-extraction": (
                 hidden,
                 *((features,) if self.feature_layers else ()),
                 *((pooled,) if self.pooler else ()),
             ),
-            "sentence-embedding": (real("sentence_embedding", "batch", self.hidden_size), hidden),
+            "sentence-embedding": (floats("sentence_embedding", "batch", self.hidden_size), hidden),
             "fill-mask": (logits,),
-            "pretraining": (logits, real("next_sentence_logits", "batch", 2)),
-            "text-classification": (real("logits", "batch", self.num_classes),),
-            "token-classification": (real("logits", "batch", "sequence", self.num_classes),),
-            "question-answering": tuple(real(f"{end}_logits", "batch", "sequence") for end in ("start", "end")),
-            "replaced-token-detection": (real("logits", "batch", "sequence"),),
+            "pretraining": (logits, floats("next_sentence_logits", "batch", 2)),
+            "text-classification": (floats("logits", "batch", self.num_classes),),
+            "token-classification": (floats("logits", "batch", "sequence", self.num_classes),),
+            "question-answering": tuple(floats(f"{end}_logits", "batch", "sequence") for end in ("start", "end")),
+            "replaced-token-detection": (floats("logits", "batch", "sequence"),),
         }
         types = (token_ids("token_type_ids", self.type_vocab_size),) if self.type_vocab_size else ()
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"), *types)
@@ -181,8 +184,8 @@ class BERTConfig(Config):
         return (Graph(inputs=inputs, outputs=outputs[self.task], attentions=weights, causal=False),)
 
     def cost(self) -> Cost:
-        """Closed form. What runs once a sequence counts no FLOPs: the pooler, its classifiers, the queries of global
-        tokens."""
+        """Closed form. FLOPs per token exclude parts that run once per sequence: pooler, its classifiers, and queries
+        of global tokens."""
         hidden, width = self.hidden_size, self.embedding_size or 0
         block = (
             2 * cost.layer_norm(hidden)
@@ -210,7 +213,7 @@ class BERTConfig(Config):
         return total
 
     def _attention_cost(self) -> Cost:
-        """Of one block."""
+        """Cost of attention in one block."""
 
         def attention(context: int) -> Cost:
             return cost.attention(
@@ -219,14 +222,14 @@ class BERTConfig(Config):
 
         rank, reach = self.attention_rank or 0, (self.attention_window or 0) // 2
         match self.attention:
-            case "linformer":  # to mix a token into every key and value costs as much as to attend to all of them
+            case "linformer":  # projecting the keys and values costs as much as attending to the result
                 return attention(2 * rank) + Cost(2 * rank * self.max_seq_len)
-            case "performer":  # and so does finding the features of a query and a key
+            case "performer":  # computing the features costs as much as attending through them
                 return attention(2 * rank)
-            case "longformer" if self.global_tokens:  # each sees them, and they see each
+            case "longformer" if self.global_tokens:  # every token attends to the global ones, and they to it
                 projection = cost.linear(self.hidden_size, self.hidden_size)
-                once = Cost(projection.parameters)  # of the queries of the few
+                once = Cost(projection.parameters)  # queries of global tokens
                 return attention(3 * reach + 2 * self.global_tokens) + 2 * projection + once
-            case "longformer":  # a query of a chunk is compared with all of three chunks
+            case "longformer":  # each query is scored against three chunks
                 return attention(3 * reach)
         return attention(self.max_seq_len)

@@ -1,4 +1,4 @@
-"""Checkpoints of BERT and its kin in the hub's layout: BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA."""
+"""Checkpoints in the hub's layout: BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo.errors import UsageError
 from zoo_plugins.bert.config import BERTConfig
 from zoo_plugins.bert.hub_shared import (
     BASE,
@@ -39,7 +39,7 @@ def _derive_bert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str,
     require_types(checkpoint, values)
     found: dict[str, Any] = {"pooler": has_tensor(checkpoint, "pooler.dense.weight"), **sentence_encoder(checkpoint)}
     if values["task"] == "fill-mask" and has_tensor(checkpoint, "cls.seq_relationship.weight"):
-        found["task"] = "pretraining"  # whatever class wrote it, both heads are there
+        found["task"] = "pretraining"  # both heads are present, whichever class wrote the file
     return found
 
 
@@ -62,12 +62,12 @@ BERT = Layout(
     fields=(*fields_of(), POSITIONS),
     rules=_bert_rules,
     prefix="bert.",
-    bare=BASE,
-    ignored=lambda c: (POSITION_IDS, *unread_bias(c, "cls.predictions")),
+    headless_tasks=BASE,
+    ignored_tensors=lambda c: (POSITION_IDS, *unread_bias(c, "cls.predictions")),
     renamed=OLD_NORMS,
-    only=ONLY,
-    inert=(*INERT, "directionality", "pooler_*"),
-    derive=_derive_bert,
+    required_values=ONLY,
+    ignored_keys=(*INERT, "directionality", "pooler_*"),
+    read_extra=_derive_bert,
     files=sentence_files,
     constant={"model_type": "bert"},
     outputs={**OUTPUTS, "next_sentence_logits": "seq_relationship_logits"},
@@ -75,7 +75,7 @@ BERT = Layout(
 """``model_type`` bert."""
 
 
-# RoBERTa, and models that differ from it in their data alone.
+# RoBERTa, XLM-RoBERTa and CamemBERT, which share one architecture.
 
 
 def _derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -114,14 +114,14 @@ ROBERTA = Layout(
     fields=fields_of(),
     rules=_roberta_rules,
     prefix="roberta.",
-    bare=BASE,
-    # Old classifiers hold the encoder's own pooler too, which they do not read.
-    ignored=lambda c: (POSITION_IDS, r"roberta\.pooler\..*", *unread_bias(c, "lm_head")),
+    headless_tasks=BASE,
+    # Old classifier checkpoints also contain the encoder's unused pooler.
+    ignored_tensors=lambda c: (POSITION_IDS, r"roberta\.pooler\..*", *unread_bias(c, "lm_head")),
     renamed=OLD_NORMS,
-    only=ONLY,
-    inert=(*INERT, "max_position_embeddings"),
-    derive=_derive_roberta,
-    restore=lambda c: {"max_position_embeddings": c.position_rows},
+    required_values=ONLY,
+    ignored_keys=(*INERT, "max_position_embeddings"),
+    read_extra=_derive_roberta,
+    write_extra=lambda c: {"max_position_embeddings": c.position_rows},
     files=sentence_files,
     constant={"model_type": "roberta"},
     outputs=OUTPUTS,
@@ -177,11 +177,11 @@ DISTILBERT = Layout(
         Rule("span", "qa_outputs"),
     ),
     prefix="distilbert.",
-    bare=BASE,
-    ignored=(POSITION_IDS,),
+    headless_tasks=BASE,
+    ignored_tensors=(POSITION_IDS,),
     renamed=OLD_NORMS,
-    inert=("attention_dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
-    derive=_derive_distilbert,
+    ignored_keys=("attention_dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
+    read_extra=_derive_distilbert,
     files=sentence_files,
     constant={"model_type": "distilbert"},
     outputs=OUTPUTS,
@@ -202,7 +202,7 @@ def _derive_albert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[st
         **sentence_encoder(checkpoint),
     }
     if values["task"] == "fill-mask" and has_tensor(checkpoint, "sop_classifier.classifier.weight"):
-        found["task"] = "pretraining"  # whatever class wrote it, both heads are there
+        found["task"] = "pretraining"  # both heads are present, whichever class wrote the file
     return found
 
 
@@ -234,12 +234,12 @@ ALBERT = Layout(
     fields=(*fields_of(activation="gelu_new", dropout=0.0), POSITIONS, Field("embedding_size", default=128)),
     rules=_albert_rules,
     prefix="albert.",
-    bare=BASE,
-    ignored=lambda c: (POSITION_IDS, *unread_bias(c, "predictions")),
+    headless_tasks=BASE,
+    ignored_tensors=lambda c: (POSITION_IDS, *unread_bias(c, "predictions")),
     renamed=OLD_NORMS,
-    only={**ONLY, "num_hidden_groups": 1, "inner_group_num": 1},
-    inert=(*INERT, "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
-    derive=_derive_albert,
+    required_values={**ONLY, "num_hidden_groups": 1, "inner_group_num": 1},
+    ignored_keys=(*INERT, "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
+    read_extra=_derive_albert,
     files=sentence_files,
     constant={"model_type": "albert"},
     outputs={**OUTPUTS, "next_sentence_logits": "sop_logits"},
@@ -280,12 +280,12 @@ ELECTRA = Layout(
     fields=(*fields_of(), POSITIONS, Field("embedding_size", default=128)),
     rules=_electra_rules,
     prefix="electra.",
-    bare=BASE,
-    ignored=(POSITION_IDS,),
+    headless_tasks=BASE,
+    ignored_tensors=(POSITION_IDS,),
     renamed=OLD_NORMS,
-    only=ONLY,
-    inert=(*INERT, "summary_*"),
-    derive=_derive_electra,
+    required_values=ONLY,
+    ignored_keys=(*INERT, "summary_*"),
+    read_extra=_derive_electra,
     files=sentence_files,
     constant={"model_type": "electra"},
     outputs=OUTPUTS,

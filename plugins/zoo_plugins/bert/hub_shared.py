@@ -1,4 +1,4 @@
-"""What checkpoints of BERT and its kin have in common."""
+"""Parts shared by the checkpoint layouts of the BERT family."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Rule
-from zoo.errors import UsageError
 from zoo_plugins.bert.config import BERTConfig
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 BASE = ("feature-extraction", "sentence-embedding")
-"""Tasks of the base model alone."""
+"""Tasks of a base model without a head."""
 _HEADS = {
     "MaskedLM": "fill-mask",
     "SequenceClassification": "text-classification",
@@ -40,23 +40,23 @@ _HEADS = {
 }
 POSITIONS = Field("max_position_embeddings", "max_seq_len", default=512)
 ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-INERT = ("attention_probs_dropout_prob", "classifier_dropout*")  # of training
+INERT = ("attention_probs_dropout_prob", "classifier_dropout*")  # used in training only
 OLD_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 POSITION_IDS = r".*position_ids"
 OUTPUTS = {
-    "logits": "prediction_logits",  # of both pre-training heads
-    "sentence_embedding": "",  # no output of the original
-    "features": "",  # nor are these
+    "logits": "prediction_logits",  # the original's name in its pretraining classes
+    "sentence_embedding": "",  # no such output in the original
+    "features": "",  # no such output in the original
 }
 
 
 def classes_of(name: str) -> dict[str, str | tuple[str, ...]]:
-    """The classes of a family and our tasks."""
+    """Return the original classes of a family and their tasks in zoo."""
     return {f"{name}Model": BASE, **{f"{name}For{head}": task for head, task in _HEADS.items()}}
 
 
 def fields_of(*, activation: str = "gelu", dropout: float = 0.1) -> Sequence[Field]:
-    """The keys of a configuration, with the defaults of a family."""
+    """Return the fields of config.json, with the defaults of a family."""
     return (
         Field("vocab_size"),
         Field("type_vocab_size", default=2),
@@ -72,7 +72,7 @@ def fields_of(*, activation: str = "gelu", dropout: float = 0.1) -> Sequence[Fie
 
 
 def embedding_rules(base: str) -> Sequence[Rule]:
-    """The three tables and their norm, in a base model of this name."""
+    """Return rules for the three embedding tables and their norm in a base model of this name."""
     return (
         Rule("embeddings.token", f"{base}.embeddings.word_embeddings"),
         Rule("embeddings.position", f"{base}.embeddings.position_embeddings"),
@@ -82,7 +82,7 @@ def embedding_rules(base: str) -> Sequence[Rule]:
 
 
 def block_rules(base: str) -> Sequence[Rule]:
-    """The blocks, in a base model of this name."""
+    """Return rules for the blocks of a base model of this name."""
     layer = f"{base}.encoder.layer.*"
     return (
         Rule("blocks.*.attention.query", f"{layer}.attention.self.query"),
@@ -97,40 +97,41 @@ def block_rules(base: str) -> Sequence[Rule]:
 
 
 def decoder_rules(c: BERTConfig, head: str) -> Sequence[Rule]:
-    """A tied head has one bias under two names; of one that is not, ``decoder.bias`` is added alone."""
+    """Return rules for the projection to the vocabulary. A tied head's bias has two names, an untied one's only
+    ``decoder.bias``."""
     tied = [Rule("masked_lm.decoder.bias", f"{head}.bias")] if c.tie_embeddings else []
     return (*tied, Rule("masked_lm.decoder", f"{head}.decoder"))
 
 
 def unread_bias(c: BERTConfig, head: str) -> Sequence[str]:
-    """The other name of that bias, where nothing reads it."""
+    """Return the pattern of an untied head's unused ``bias``."""
     return () if c.tie_embeddings else (re.escape(f"{head}.bias"),)
 
 
 def classifier_rules(c: BERTConfig) -> Sequence[Rule]:
-    """A classifier of texts whose first layer is the pooler; one of tokens has no first layer."""
+    """Return rules for a classifier. For texts, its first layer is the pooler; for tokens, it has a single layer."""
     if c.task == "text-classification":
         return Rule("pooler", "classifier.dense"), Rule("classifier", "classifier.out_proj")
     return (Rule("classifier", "classifier"),)
 
 
 def has_tensor(checkpoint: Checkpoint, ending: str) -> bool:
-    """Whether a file has a tensor of this name, with whatever prefix."""
+    """Whether a file has a tensor of this name, with any prefix."""
     return any(f".{name}".endswith(f".{ending}") for name in checkpoint.tensors)
 
 
 def require_types(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
-    """Raise :class:`UsageError` where there are no segment types, of which these originals have one at least."""
+    """Raise :class:`UsageError` if there are no segment types: the original classes have at least one."""
     if values["type_vocab_size"] == 0:
         raise UsageError("type_vocab_size 0 is not supported", checkpoint.config_file)
 
 
 def require_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raise :class:`UsageError` where a SentencePiece model is all there is of a tokenizer.
+    """Raise :class:`UsageError` if the tokenizer consists of a SentencePiece model only.
 
-    It knows neither the tokens around a text nor, of XLM-RoBERTa and CamemBERT, the ids: theirs are shifted.
+    It lacks the special tokens around a text, and the shifted ids of XLM-RoBERTa and CamemBERT.
     """
     models = sorted(checkpoint.path.glob("*.model"))
     if models and not (checkpoint.path / "tokenizer.json").exists():
-        what = "a SentencePiece model alone is not this family's tokenizer"
+        what = "a SentencePiece model alone is not a complete tokenizer of this family"
         raise UsageError(what, models[0], "save tokenizer.json beside it with transformers, or move it away")

@@ -1,9 +1,8 @@
-"""BERT: a post-norm bidirectional Transformer encoder and its heads (Devlin et al. 2019), and its kin.
+"""BERT: a post-norm bidirectional Transformer encoder and its heads (Devlin et al. 2019), with its variants.
 
-RoBERTa (Liu et al. 2019) counts positions without padding. DistilBERT (Sanh et al. 2019) has no segment types. ALBERT
-(Lan et al. 2020) embeds tokens in fewer dimensions and runs one block again and again. ELECTRA (Clark et al. 2020)
-tells which tokens were replaced. Linformer, Performer and Longformer mix tokens in time that grows linearly with their
-number.
+RoBERTa (Liu et al. 2019) skips padding in positions. DistilBERT (Sanh et al. 2019) has no segment types. ALBERT (Lan et
+al. 2020) has narrower embeddings and shares one block's weights among all layers. ELECTRA (Clark et al. 2020) detects
+replaced tokens. Linformer, Performer and Longformer attend in linear time.
 
 B batch, T tokens, W embedding size, E hidden size, V vocabulary, C classes.
 """
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.nn import (
+    ACTIVATIONS,
     FeedForward,
     LinformerAttention,
     LongformerAttention,
@@ -24,15 +24,14 @@ from zoo.nn import (
     normalize,
     pool,
     positions_of,
-    shorten,
     tied_linear,
+    truncate_positions,
 )
-from zoo.nn.feed_forward import ACTIVATIONS
 from zoo_plugins.bert.config import BERTConfig
 
 
 def build_attention(c: BERTConfig) -> nn.Module:
-    """What mixes the tokens of a block: a module of (B, T, E), and a mask, to (B, T, E)."""
+    """Build the attention of a block, a module that maps (B, T, E) and a mask to (B, T, E)."""
     sizes = (c.hidden_size, c.num_heads)
     match c.attention:
         case "linformer":
@@ -46,7 +45,7 @@ def build_attention(c: BERTConfig) -> nn.Module:
 
 
 class BERTBlock(nn.Module):
-    """Attention, then feed-forward, each added and normalised after."""
+    """Attention and feed-forward, each a post-norm residual sub-layer."""
 
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
@@ -57,13 +56,13 @@ class BERTBlock(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, E) -> (B, T, E). ``mask`` is :func:`build_mask`'s for full attention, else (B, T)."""
+        """(B, T, E) -> (B, T, E). ``mask`` comes from :func:`build_mask` for full attention, else it is (B, T)."""
         x = self.norm_1(x + self.dropout(self.attention(x, mask=mask)))
         return self.norm_2(x + self.dropout(self.mlp(x)))
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and type embeddings, normalised, and brought to the encoder's width."""
+    """Sum of token, position and type embeddings, normalised and projected to the encoder's width."""
 
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
@@ -85,7 +84,7 @@ class Embeddings(nn.Module):
         return x if self.projection is None else self.projection(x)
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """(B, T) -> (B or 1, T), rows of the position embedding."""
+        """Return the rows of the position embedding, (B or 1, T), for tokens (B, T)."""
         if self.skipped_token is None:
             length = input_ids.shape[1]
             return positions_of(length, length, device=input_ids.device)
@@ -110,7 +109,7 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Dense, activation, and one number for each token (Clark et al. 2020): above 0, it was replaced."""
+    """Dense, activation, and one logit per token (Clark et al. 2020), positive for a replaced token."""
 
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
@@ -124,7 +123,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 class BERT(nn.Module):
-    """The encoder and the head that the task asks for."""
+    """The encoder with the head of the configured task."""
 
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
@@ -149,8 +148,8 @@ class BERT(nn.Module):
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> list[Tensor]:
-        """Hidden states of the last block, (B, T, E); before them those of the embeddings and of the other blocks,
-        where ``feature_layers`` asks for any."""
+        """Return hidden states, (B, T, E) each: those of the embeddings and all blocks if ``feature_layers`` is set,
+        otherwise only those of the last block."""
         length = input_ids.shape[1]
         full = self.config.attention == "full"
         mask = build_mask(length, length, padding=attention_mask) if full else attention_mask
@@ -164,7 +163,7 @@ class BERT(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The outputs of the configured task, by name.
+        """Return the outputs of the configured task, by name.
 
         Args:
             input_ids: (B, T).
@@ -198,8 +197,8 @@ class BERT(nn.Module):
         return outputs if pooled is None else outputs | {"pooler_output": pooled}
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: BERTConfig) -> Tensor | None:
-        """Positions of a smaller ``max_seq_len``. Those that padding takes come first, so they must stay as many."""
+        """Truncate the position embedding to a smaller ``max_seq_len``; the number of padding rows must not change."""
         first, before = (c.position_rows - c.max_seq_len for c in (self.config, old))
         if name != "embeddings.position.weight" or first != before:
             return None
-        return shorten(tensor, self.config.position_rows)
+        return truncate_positions(tensor, self.config.position_rows)

@@ -1,4 +1,4 @@
-"""Directories of sentence-transformers: an encoder's checkpoint, and how its hidden states become one vector."""
+"""Directories of sentence-transformers: an encoder's checkpoint plus pooling and normalisation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zoo import ArtifactError, UsageError
 from zoo.checkpoints import Checkpoint
-from zoo.errors import ArtifactError, UsageError
 from zoo_plugins.bert.config import BERTConfig
 
 __all__ = ["sentence_encoder", "sentence_files"]
@@ -18,9 +18,9 @@ _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 def sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Task, pooling and normalisation, where sentence-transformers wrote the directory.
+    """Return task, pooling and normalisation of a sentence-transformers directory; empty for other directories.
 
-    Raises :class:`UsageError` for what it can be told to do besides.
+    Raises :class:`UsageError` for unsupported modules and poolings.
     """
     pooling = checkpoint.json("1_Pooling/config.json")
     if not pooling:
@@ -30,15 +30,15 @@ def sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
     if len(modes) != 1 or modes[0] not in _POOLING:
         raise UsageError(f"pooling {', '.join(modes)} is not supported", where, f"known: {', '.join(_POOLING)}")
     modules = _modules(checkpoint.path / "modules.json")
-    strange = [module for module in modules if module not in _MODULES]
-    if strange:
-        what = f"the module {strange[0]} is not supported"
+    unknown = [module for module in modules if module not in _MODULES]
+    if unknown:
+        what = f"the module {unknown[0]} is not supported"
         raise UsageError(what, checkpoint.path / "modules.json", f"known: {', '.join(_MODULES)}")
     return {"task": "sentence-embedding", "pooling": _POOLING[modes[0]], "normalize": "Normalize" in modules}
 
 
 def sentence_files(c: BERTConfig) -> Mapping[str, Any]:
-    """The parts of a sentence encoder, as sentence-transformers lists them; nothing for another task."""
+    """Return the files that describe a sentence encoder to sentence-transformers; none for other tasks."""
     if c.task != "sentence-embedding":
         return {}
     parts = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if c.normalize else [])]
@@ -55,7 +55,7 @@ def sentence_files(c: BERTConfig) -> Mapping[str, Any]:
 
 
 def _modules(path: Path) -> list[str]:
-    """The classes of what a text goes through."""
+    """Return the class names listed in modules.json."""
     try:
         return [str(entry["type"]).rpartition(".")[2] for entry in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, LookupError) as error:

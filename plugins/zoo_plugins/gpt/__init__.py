@@ -1,4 +1,4 @@
-"""GPT-2, GPT-3 and GPT-Neo: a causal decoder, and the importers of its checkpoints."""
+"""GPT-2, GPT-3 and GPT-Neo: a causal decoder, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 

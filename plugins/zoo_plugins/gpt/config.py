@@ -5,45 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, causal_graph, cost
-from zoo.config import shortest_period
+from zoo import Activation, Config, Cost, Graph, causal_graph, cost, shortest_period
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(Config):
-    """GPT-2 small by default."""
+    """Configuration of GPT. The defaults are GPT-2 small."""
 
     task: Literal["text-generation"] = "text-generation"
     """Next-token prediction."""
     vocab_size: int = 50257
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 1024
     """Positions with a learned embedding."""
     hidden_size: int = 768
     """Width of the residual stream."""
     num_layers: int = 12
-    """Blocks."""
+    """Number of blocks."""
     num_heads: int = 12
-    """Query heads a block."""
+    """Query heads per block."""
     num_kv_heads: int | None = None
-    """Key-value heads a block; ``num_heads`` unless grouped."""
+    """Key-value heads per block; ``num_heads`` by default, fewer for grouped-query attention."""
     head_dim: int | None = None
     """Width of one head; ``hidden_size`` / ``num_heads`` by default."""
     intermediate_size: int | None = None
-    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu_tanh"
-    """Of the feed-forward network."""
+    """Activation of the feed-forward network."""
     attention_bias: bool = True
-    """Whether the projections of queries, keys and values have biases."""
+    """Whether the query, key and value projections have biases."""
     attention_scale: float | None = None
-    """What scores are multiplied by; 1 / sqrt(``head_dim``) by default."""
-    attention_windows: tuple[int, ...] = (0,)
-    """How many keys queries see at most, their own and those just before it, in each layer; 0 for all. What there is
-    is repeated over the layers."""
+    """Factor of the attention scores; 1 / sqrt(``head_dim``) by default."""
+    sliding_windows: tuple[int, ...] = (0,)
+    """Sliding-window size of each layer, in keys, the query's own included; 0 for no window. The pattern repeats over
+    the layers."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm."""
     dropout: float = 0.1
-    """On embeddings, attention weights and residuals, in training."""
+    """Dropout on embeddings, attention weights and residuals, during training."""
     tie_embeddings: bool = True
     """Whether the head shares the token embedding."""
     bos_token_id: int | None = None
@@ -51,7 +50,7 @@ class GPTConfig(Config):
     eos_token_id: int | tuple[int, ...] | None = None
     """Tokens that end a text."""
     pad_token_id: int | None = None
-    """Token that fills up shorter texts, which is masked."""
+    """Token that pads shorter texts; the mask excludes it."""
 
     def __post_init__(self) -> None:
         self.default("num_kv_heads", self.num_heads)
@@ -65,22 +64,22 @@ class GPTConfig(Config):
         if self.head_dim is None:
             self.require_divisible("hidden_size", "num_heads")
             self.default("head_dim", self.hidden_size // self.num_heads)
-        if not self.attention_windows or min(self.attention_windows) < 0:
-            raise ValueError(f"attention_windows must be one or more numbers from 0 on, got {self.attention_windows}")
-        windows = [self.attention_windows[layer % len(self.attention_windows)] for layer in range(self.num_layers)]
-        object.__setattr__(self, "attention_windows", shortest_period(windows))
+        if not self.sliding_windows or min(self.sliding_windows) < 0:
+            raise ValueError(f"sliding_windows must be one or more non-negative numbers, got {self.sliding_windows}")
+        windows = [self.sliding_windows[layer % len(self.sliding_windows)] for layer in range(self.num_layers)]
+        object.__setattr__(self, "sliding_windows", shortest_period(windows))
 
     @property
     def key_size(self) -> int:
-        """``head_dim``, which is set by now."""
+        """``head_dim``, which ``__post_init__`` has set."""
         return self.head_dim or 0
 
     def window(self, layer: int) -> int | None:
-        """How many keys a query of this layer sees at most; None for all."""
-        return self.attention_windows[layer % len(self.attention_windows)] or None
+        """Return the number of keys that a query of this layer sees at most; None for no limit."""
+        return self.sliding_windows[layer % len(self.sliding_windows)] or None
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decode in one graph."""
+        """Prefill and decoding in one graph."""
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
@@ -91,7 +90,7 @@ class GPTConfig(Config):
         return (graph,)
 
     def cost(self) -> Cost:
-        """Closed form. A window saves nothing: the products are computed and masked."""
+        """Closed form. A window saves no work: scores are computed, then masked."""
         block = (
             2 * cost.layer_norm(self.hidden_size)
             + cost.attention(

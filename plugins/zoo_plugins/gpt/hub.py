@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zoo import UsageError, shortest_period
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo.config import shortest_period
-from zoo.errors import UsageError
 from zoo_plugins.gpt.config import GPTConfig
 
 __all__ = ["GPT2", "GPT_NEO"]
 
 _WINDOW = 256
-"""GPT-Neo's, where its configuration names none."""
+"""Default window size of GPT-Neo."""
 
 
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
-"""Said even where there are none: the original classes have others by default."""
+"""Always written, because the original classes have other defaults."""
 
-# What theirs cannot say of a configuration is found when it is read back: the exporter refuses it then.
+# The exporter reads its config.json back, and rejects settings that this layout cannot express.
 
 
 def _restore_gpt2(c: GPTConfig) -> Mapping[str, Any]:
@@ -59,17 +58,21 @@ GPT2 = Layout(
         Rule("head", "lm_head"),
     ),
     prefix="transformer.",
-    ignored=(r".*\.attn\.(masked_)?bias",),
-    only={"scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "add_cross_attention": False},
-    inert=("attn_pdrop", "embd_pdrop", "n_ctx", "summary_*"),
-    restore=_restore_gpt2,
+    ignored_tensors=(r".*\.attn\.(masked_)?bias",),
+    required_values={
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+        "add_cross_attention": False,
+    },
+    ignored_keys=("attn_pdrop", "embd_pdrop", "n_ctx", "summary_*"),
+    write_extra=_restore_gpt2,
     constant={"model_type": "gpt2", **_NO_TOKENS},
 )
-"""``model_type`` gpt2. Files of the base model alone have a head too, which is tied."""
+"""``model_type`` gpt2. Files of the base model are read as having a head tied to the embedding."""
 
 
 def _derive_gpt_neo(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """Which layers are local: the configuration lists kinds of layers, each list with how often it is repeated."""
+    """Read the local layers. ``attention_types`` is a list of pairs: kinds of layers, and their number of repeats."""
     hub, where = checkpoint.config, checkpoint.config_file
     types, window = hub.get("attention_types") or [[["global", "local"], 12]], hub.get("window_size", _WINDOW)
     try:
@@ -80,8 +83,8 @@ def _derive_gpt_neo(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
             f"attention_types {types!r} does not list layers", where, 'write [[["global", "local"], 12]]'
         ) from error
     if len(layers) != values["num_layers"]:
-        raise UsageError(f"attention_types has {len(layers)} layers, num_layers is {values['num_layers']}", where)
-    return {"attention_bias": False, "attention_scale": 1.0, "attention_windows": windows}
+        raise UsageError(f"attention_types has {len(layers)} layers, but num_layers is {values['num_layers']}", where)
+    return {"attention_bias": False, "attention_scale": 1.0, "sliding_windows": windows}
 
 
 def _restore_gpt_neo(c: GPTConfig) -> Mapping[str, Any]:
@@ -128,12 +131,12 @@ GPT_NEO = Layout(
         Rule("head", "lm_head"),
     ),
     prefix="transformer.",
-    ignored=(r".*\.attn\.attention\.(masked_)?bias",),
-    # derive reads the first two, and the third only spells one of them out.
-    inert=("attention_types", "window_size", "attention_layers", "attention_dropout", "embed_dropout",
+    ignored_tensors=(r".*\.attn\.attention\.(masked_)?bias",),
+    # read_extra handles the first two; attention_layers is attention_types expanded.
+    ignored_keys=("attention_types", "window_size", "attention_layers", "attention_dropout", "embed_dropout",
            "classifier_dropout", "summary_*"),
-    derive=_derive_gpt_neo,
-    restore=_restore_gpt_neo,
+    read_extra=_derive_gpt_neo,
+    write_extra=_restore_gpt_neo,
     constant={"model_type": "gpt_neo", **_NO_TOKENS},
 )  # fmt: skip
 """``model_type`` gpt_neo."""

@@ -1,6 +1,6 @@
-"""GPT: a pre-norm causal Transformer decoder (Radford et al. 2019; Brown et al. 2020), also of GPT-Neo.
+"""GPT: a pre-norm causal Transformer decoder (Radford et al. 2019; Brown et al. 2020).
 
-GPT-3 and GPT-Neo (Black et al. 2021) let every other layer see only the tokens just before.
+GPT-3 and GPT-Neo (Black et al. 2021) use a sliding window in every other layer.
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
 """
@@ -17,14 +17,14 @@ from zoo.nn import (
     build_mask,
     init_normal,
     positions_of,
-    shorten,
     tied_linear,
+    truncate_positions,
 )
 from zoo_plugins.gpt.config import GPTConfig
 
 
 class GPTBlock(nn.Module):
-    """Attention, then feed-forward, each normalised before and added after."""
+    """Attention and feed-forward, each a pre-norm residual sub-layer."""
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """N(0, 0.02^2), divided by sqrt(residual layers) where a branch joins the residual stream (section 2.3)."""
+        """Draw from N(0, 0.02^2), scaled by 1 / sqrt(residual layers) in the last layer of a branch (section 2.3)."""
         init_normal(self, std=0.02)
         for block in self.modules():
             if isinstance(block, GPTBlock):
@@ -81,12 +81,12 @@ class GPT(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Logits of the next token.
+        """Return the logits of the next token.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
-            past_key_values: what earlier calls saw; extended in place.
+            past_key_values: keys and values of earlier calls; extended in place.
 
         Returns:
             (B, T, V).
@@ -107,5 +107,5 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: GPTConfig) -> Tensor | None:
-        """Positions of a smaller ``max_seq_len``."""
-        return shorten(tensor, self.config.max_seq_len) if name == "position_embedding.weight" else None
+        """Truncate the position embedding to a smaller ``max_seq_len``."""
+        return truncate_positions(tensor, self.config.max_seq_len) if name == "position_embedding.weight" else None

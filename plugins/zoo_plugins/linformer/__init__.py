@@ -1,4 +1,4 @@
-"""Linformer: BERT with attention to mixtures of tokens."""
+"""Linformer: BERT with low-rank attention."""
 
 from collections.abc import Sequence
 

@@ -10,7 +10,7 @@ from zoo_plugins.bert.config import BERTConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LinformerConfig(BERTConfig):
-    """BERT with Linformer's attention."""
+    """BERT with Linformer's attention. All other fields are BERT's."""
 
     attention: Literal["linformer"] = "linformer"
-    """How tokens see each other."""
+    """Kind of attention."""

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen: a causal decoder with rotary positions, and the importers of its checkpoints."""
+"""Llama, Mistral and Qwen: a causal decoder with rotary positions, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 

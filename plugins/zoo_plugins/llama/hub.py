@@ -1,12 +1,12 @@
-"""Llama, Mistral and Qwen checkpoints in the hub's layout: one set of tensors, four configurations."""
+"""Llama, Mistral and Qwen checkpoints in the hub's layout: one set of tensors, four kinds of config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo.errors import UsageError
 from zoo_plugins.llama.config import LlamaConfig
 
 __all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3"]
@@ -41,12 +41,12 @@ _FIELDS = (
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
 _WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 _ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3"}
-"""Theirs and ours."""
+"""``rope_type`` in config.json, and zoo's ``rope_scaling``."""
 _ROPE_FIELDS = {
     "rope_theta": "rope_theta",
     "factor": "rope_factor",
-    "low_freq_factor": "rope_low_turns",
-    "high_freq_factor": "rope_high_turns",
+    "low_freq_factor": "rope_low_freq_factor",
+    "high_freq_factor": "rope_high_freq_factor",
     "original_max_position_embeddings": "rope_original_length",
 }
 _SCALED_BY = {
@@ -54,12 +54,12 @@ _SCALED_BY = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-"""What each kind of scaling is told."""
+"""Parameters of each kind of scaling."""
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 
 
 def _read_rope(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Rotary positions: transformers 5 has all of it in one place, earlier ones the base beside the scaling."""
+    """Read rotary positions. transformers 5 keeps everything in one mapping, earlier versions the base outside it."""
     hub, where = checkpoint.config, checkpoint.config_file
     said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
     if not isinstance(said, dict):
@@ -67,11 +67,11 @@ def _read_rope(checkpoint: Checkpoint) -> dict[str, Any]:
     kind = said.get("rope_type", said.get("type", "default"))
     if not isinstance(kind, str) or kind not in _ROPE_TYPES:
         raise UsageError(f"rope_type {kind!r} is not supported", where, f"known: {', '.join(_ROPE_TYPES)}")
-    strange = said.keys() - _ROPE_FIELDS.keys() - {"rope_type", "type"}
+    unknown = said.keys() - _ROPE_FIELDS.keys() - {"rope_type", "type"}
     if said.get("partial_rotary_factor") == 1:
-        strange -= {"partial_rotary_factor"}
-    if strange:
-        raise UsageError(f"rope_parameters not understood: {', '.join(sorted(strange))}", where)
+        unknown -= {"partial_rotary_factor"}
+    if unknown:
+        raise UsageError(f"unsupported rope_parameters: {', '.join(sorted(unknown))}", where)
     ours = _ROPE_TYPES[kind]
     missing = set(_SCALED_BY[ours]) - said.keys() - {"original_max_position_embeddings"}
     if missing:
@@ -82,7 +82,7 @@ def _read_rope(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _write_rope(c: LlamaConfig) -> dict[str, Any]:
-    """In the words of transformers 5, and of earlier ones, which other programs know too."""
+    """Write both the keys of transformers 5 and those of earlier versions, which other programs read."""
     kind = next(theirs for theirs, ours in _ROPE_TYPES.items() if ours == c.rope_scaling)
     scaling = {"rope_type": kind} | {key: getattr(c, _ROPE_FIELDS[key]) for key in _SCALED_BY[c.rope_scaling]}
     return {
@@ -93,20 +93,20 @@ def _write_rope(c: LlamaConfig) -> dict[str, Any]:
 
 
 def _read_windows(checkpoint: Checkpoint, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Qwen's sliding window, in the layers that are listed, or from a certain one on."""
+    """Read Qwen's sliding window, which applies to the listed layers, or to all from ``max_window_layers`` on."""
     hub, where = checkpoint.config, checkpoint.config_file
     count = LlamaConfig.check_field("num_layers", values["num_layers"], where)
     window = hub.get("sliding_window", 4096) if hub.get("use_sliding_window", False) else None
     first = hub.get("max_window_layers", 28)
     if not isinstance(first, int):
         raise UsageError(f"max_window_layers must be int, got {first!r}", where)
-    by_number = [_LOCAL if window is not None and layer >= first else _FULL for layer in range(count)]
-    kinds = hub.get("layer_types") or by_number
+    default = [_LOCAL if window is not None and layer >= first else _FULL for layer in range(count)]
+    kinds = hub.get("layer_types") or default
     if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_FULL, _LOCAL) for kind in kinds):
         raise UsageError(f"layer_types must name {count} layers, each {_FULL} or {_LOCAL}, got {kinds!r}", where)
     if window is None and _LOCAL in kinds:
         raise UsageError(f"layer_types has {_LOCAL}, but there is no sliding_window", where)
-    return {"attention_windows": tuple(window if kind == _LOCAL else 0 for kind in kinds)}
+    return {"sliding_windows": tuple(window if kind == _LOCAL else 0 for kind in kinds)}
 
 
 def _write_windows(c: LlamaConfig) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _write_windows(c: LlamaConfig) -> dict[str, Any]:
     }
 
 
-# What theirs cannot say of a configuration is found when it is read back: the exporter refuses it then.
+# The exporter reads its config.json back, and rejects settings that this layout cannot express.
 
 
 def _derive_llama(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -128,7 +128,7 @@ def _derive_llama(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
 
 
 def _derive_mistral(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {"attention_windows": (checkpoint.config.get("sliding_window", 4096) or 0,), **_read_rope(checkpoint)}
+    return {"sliding_windows": (checkpoint.config.get("sliding_window", 4096) or 0,), **_read_rope(checkpoint)}
 
 
 def _restore_mistral(c: LlamaConfig) -> Mapping[str, Any]:
@@ -140,7 +140,7 @@ def _derive_qwen2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
 
 
 def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {"query_key_norm": True, **_derive_llama(checkpoint, values), **_read_windows(checkpoint, values)}
+    return {"qk_norm": True, **_derive_llama(checkpoint, values), **_read_windows(checkpoint, values)}
 
 
 def _restore_qwen(c: LlamaConfig) -> Mapping[str, Any]:
@@ -150,10 +150,10 @@ def _restore_qwen(c: LlamaConfig) -> Mapping[str, Any]:
 _COMMON: dict[str, Any] = {
     "rules": _RULES,
     "prefix": "model.",
-    "ignored": (r".*\.rotary_emb\.inv_freq",),
+    "ignored_tensors": (r".*\.rotary_emb\.inv_freq",),
 }
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
-"""Said even where there are none: the original classes have others by default."""
+"""Always written, because the original classes have other defaults."""
 
 LLAMA = Layout(
     classes={"LlamaForCausalLM": "text-generation"},
@@ -165,9 +165,9 @@ LLAMA = Layout(
         Field("attention_bias", default=False),
         Field("mlp_bias", default=False),
     ),
-    inert=(*_ROPE_KEYS, "pretraining_tp"),
-    derive=_derive_llama,
-    restore=_write_rope,
+    ignored_keys=(*_ROPE_KEYS, "pretraining_tp"),
+    read_extra=_derive_llama,
+    write_extra=_write_rope,
     constant={"model_type": "llama", **_NO_TOKENS},
     **_COMMON,
 )
@@ -181,9 +181,9 @@ MISTRAL = Layout(
         Field("num_key_value_heads", "num_kv_heads", default=8),
         Field("head_dim", default=None),
     ),
-    inert=(*_ROPE_KEYS, "sliding_window"),
-    derive=_derive_mistral,
-    restore=_restore_mistral,
+    ignored_keys=(*_ROPE_KEYS, "sliding_window"),
+    read_extra=_derive_mistral,
+    write_extra=_restore_mistral,
     constant={"model_type": "mistral", **_NO_TOKENS},
     **_COMMON,
 )
@@ -197,13 +197,13 @@ QWEN2 = Layout(
         Field("num_key_value_heads", "num_kv_heads", default=32),
         Field("head_dim", default=None),
     ),
-    inert=(*_ROPE_KEYS, *_WINDOW_KEYS),
-    derive=_derive_qwen2,
-    restore=_restore_qwen,
+    ignored_keys=(*_ROPE_KEYS, *_WINDOW_KEYS),
+    read_extra=_derive_qwen2,
+    write_extra=_restore_qwen,
     constant={"model_type": "qwen2", **_NO_TOKENS},
     **_COMMON,
 )
-"""``model_type`` qwen2, which Qwen 1.5 and 2.5 have too."""
+"""``model_type`` qwen2, also used by Qwen 1.5 and 2.5."""
 
 QWEN3 = Layout(
     classes={"Qwen3ForCausalLM": "text-generation"},
@@ -214,9 +214,9 @@ QWEN3 = Layout(
         Field("head_dim", default=128),
         Field("attention_bias", default=False),
     ),
-    inert=(*_ROPE_KEYS, *_WINDOW_KEYS),
-    derive=_derive_qwen3,
-    restore=_restore_qwen,
+    ignored_keys=(*_ROPE_KEYS, *_WINDOW_KEYS),
+    read_extra=_derive_qwen3,
+    write_extra=_restore_qwen,
     constant={"model_type": "qwen3", **_NO_TOKENS},
     **_COMMON,
 )

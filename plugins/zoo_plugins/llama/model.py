@@ -1,7 +1,7 @@
-"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2), and its kin by configuration.
+"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2); also Mistral and Qwen.
 
-Mistral (Jiang et al. 2023) adds grouped heads and a sliding window, Qwen 2 biases on queries, keys and values, Qwen 3
-norms of queries and keys.
+Mistral (Jiang et al. 2023) adds grouped-query attention and a sliding window, Qwen 2 biases on queries, keys and
+values, and Qwen 3 norms on queries and keys.
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, D head size, V vocabulary.
 """
@@ -19,14 +19,14 @@ from zoo.nn import (
     LayerCache,
     MultiHeadAttention,
     RotaryPositions,
+    Rotation,
     build_mask,
     init_normal,
     interpolate_frequencies,
-    interpolate_low_frequencies,
+    llama3_rope_scaling,
     positions_of,
     tied_linear,
 )
-from zoo.nn.positions import Rotation
 from zoo_plugins.llama.config import LlamaConfig
 
 
@@ -43,7 +43,7 @@ class LlamaBlock(nn.Module):
             head_dim=c.head_dim,
             bias=c.attention_bias,
             output_bias=c.attention_output_bias,
-            query_key_norm=c.norm_eps if c.query_key_norm else None,
+            qk_norm=c.norm_eps if c.qk_norm else None,
             dropout=c.dropout,
         )
         self.norm_2 = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
@@ -56,7 +56,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token embeddings, blocks that turn queries and keys by their position, a final norm and the head."""
+    """Token embeddings, blocks with rotary positions, a final norm and the head."""
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -78,12 +78,12 @@ class Llama(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Logits of the next token.
+        """Return the logits of the next token.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
-            past_key_values: what earlier calls saw; extended in place.
+            past_key_values: keys and values of earlier calls; extended in place.
 
         Returns:
             (B, T, V).
@@ -92,7 +92,7 @@ class Llama(nn.Module):
         total = length + (past_key_values.length if past_key_values is not None else 0)
         x = self.token_embedding(input_ids)  # (B, T, E)
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
-        rotation = self.positions(positions, x.dtype)  # (B or 1, 1, T, D), twice
+        rotation = self.positions(positions, x.dtype)  # a pair of (B or 1, 1, T, D)
         windows = [self.config.window(layer) for layer in range(len(self.blocks))]
         masks = {
             window: build_mask(
@@ -106,15 +106,15 @@ class Llama(nn.Module):
 
 
 def _frequency_scale(c: LlamaConfig) -> Callable[[Tensor], Tensor] | None:
-    """What the configuration does to the frequencies of rotary positions."""
+    """Return the scaling of rotary frequencies that the configuration selects, or None."""
     if c.rope_scaling == "linear":
         return partial(interpolate_frequencies, factor=c.rope_factor)
     if c.rope_scaling == "llama3":
         return partial(
-            interpolate_low_frequencies,
+            llama3_rope_scaling,
             factor=c.rope_factor,
-            low=c.rope_low_turns,
-            high=c.rope_high_turns,
+            low=c.rope_low_freq_factor,
+            high=c.rope_high_freq_factor,
             original_length=c.rope_original_length or c.max_seq_len,
         )
     return None

@@ -1,4 +1,4 @@
-"""Longformer: BERT with attention within a window, and global tokens."""
+"""Longformer: BERT with sliding-window attention and global tokens."""
 
 from collections.abc import Sequence
 

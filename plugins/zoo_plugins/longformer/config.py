@@ -10,9 +10,9 @@ from zoo_plugins.bert.config import BERTConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LongformerConfig(BERTConfig):
-    """BERT with Longformer's attention, and one global token by default."""
+    """BERT with Longformer's attention, by default with one global token."""
 
     attention: Literal["longformer"] = "longformer"
-    """How tokens see each other."""
+    """Kind of attention."""
     global_tokens: int = 1
-    """The first tokens, which see all and are seen by all."""
+    """Number of leading tokens that see all tokens and are seen by all."""

@@ -1,4 +1,4 @@
-"""Perceiver IO: a Transformer over latents that reads its input once and answers queries."""
+"""Perceiver IO: a Transformer over latents that cross-attend to the input and are decoded by queries."""
 
 from collections.abc import Sequence
 

@@ -5,31 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, attentions, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, ProblemType, attentions, cost, floats, mask, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerceiverConfig(Config):
-    """The language model on bytes of Perceiver IO by default."""
+    """Configuration of Perceiver IO. The defaults are its byte-level language model."""
 
     task: Literal["fill-mask", "text-classification"] = "fill-mask"
-    """What the decoder asks of the latents: each position's token, or the class of the text."""
+    """Output of the decoder: the token at each position, or the class of the text."""
     vocab_size: int = 262
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 2048
-    """Tokens in the longest input. Each position has a learned embedding, and a query of its own to fill masks."""
+    """Maximum input length. Each position has a learned embedding and, for fill-mask, a learned query."""
     positions: Literal["learned", "none"] = "learned"
-    """Positions of the input. Without them it is a set: its order changes nothing."""
+    """Positions of the input. With ``none`` the model ignores the order of the tokens."""
     embedding_size: int = 768
-    """Width of the input, and of the queries that fill masks."""
+    """Width of the input, and of the queries for fill-mask."""
     num_latents: int = 256
-    """Latent vectors; they are as many however long the input is."""
+    """Number of latent vectors, independent of the input length."""
     hidden_size: int = 1280
     """Width of the latents."""
     num_layers: int = 26
-    """Self-attention blocks that have weights of their own."""
+    """Number of self-attention blocks."""
     num_repeats: int = 1
-    """How often these blocks run, one after the other, with the same weights."""
+    """How many times the sequence of blocks runs, with shared weights."""
     num_heads: int = 8
     """Heads of each self-attention."""
     head_dim: int = 32
@@ -37,34 +37,37 @@ class PerceiverConfig(Config):
     value_head_dim: int | None = None
     """Width of a value in self-attention; ``hidden_size`` / ``num_heads`` by default."""
     intermediate_size: int | None = None
-    """Width inside the feed-forward networks of the latents; ``hidden_size`` by default."""
+    """Hidden width of the feed-forward networks of the latents; ``hidden_size`` by default."""
     cross_num_heads: int = 8
-    """Heads of the latents' attention to the input."""
+    """Heads of the cross-attention from latents to the input."""
     cross_head_dim: int = 32
-    """Width of a query or key there."""
+    """Width of a query or key in that cross-attention."""
     cross_value_head_dim: int | None = None
-    """Width of a value there; ``hidden_size`` / ``cross_num_heads`` by default."""
+    """Width of a value in that cross-attention; ``hidden_size`` / ``cross_num_heads`` by default."""
     cross_residual: bool = True
-    """Whether the latents are added to what they make of the input."""
+    """Whether that cross-attention has a residual connection."""
     decoder_num_heads: int | None = None
-    """Heads of the queries' attention to the latents; 8 to fill masks and 1 to classify, by default."""
+    """Heads of the decoder's cross-attention to the latents; by default 8 for fill-mask and 1 for classification."""
     decoder_head_dim: int | None = None
-    """Width of a query, key or value there, but for values to fill masks, which share ``embedding_size``; 32 to fill
-    masks and ``hidden_size`` to classify, by default."""
+    """Width of a query or key in the decoder and, for classification, of a value; by default 32 for fill-mask and
+    ``hidden_size`` for classification. Values for fill-mask are ``embedding_size`` / ``decoder_num_heads`` wide."""
     activation: Activation = "gelu"
-    """Of the feed-forward networks."""
+    """Activation of the feed-forward networks."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm."""
     dropout: float = 0.1
-    """On attention weights, in training."""
+    """Dropout on attention weights, during training."""
     num_classes: int = 2
     """Classes of a text."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, where they have any."""
+    """Names of the classes, if any."""
+    problem_type: ProblemType | None = None
+    """How logits become predictions: a softmax for a single label, sigmoids for several labels, the raw values for
+    regression. By default a single label; with one class, one sigmoid."""
     mask_token_id: int | None = None
     """Token to fill in."""
     pad_token_id: int | None = None
-    """Token that fills up shorter inputs of a batch; 0 where none is named."""
+    """Token that pads shorter inputs of a batch; 0 if unset."""
 
     def __post_init__(self) -> None:
         fills = self.task == "fill-mask"
@@ -92,12 +95,12 @@ class PerceiverConfig(Config):
 
     @property
     def query_size(self) -> int:
-        """Width of the decoder's queries, which are of the input to fill masks, and of the latents to classify."""
+        """Width of the decoder's queries: ``embedding_size`` for fill-mask, ``hidden_size`` for classification."""
         return self.embedding_size if self.task == "fill-mask" else self.hidden_size
 
     @property
     def num_queries(self) -> int:
-        """How many queries the decoder has: one a position, or one."""
+        """Number of decoder queries: one per position for fill-mask, a single one for classification."""
         return self.max_seq_len if self.task == "fill-mask" else 1
 
     @property
@@ -108,23 +111,25 @@ class PerceiverConfig(Config):
         return self.decoder_head_dim or 0
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph; its output follows the task."""
+        """One graph; its output depends on the task."""
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"))
         fills, latents = self.task == "fill-mask", self.num_latents
         output = (
-            real("logits", "batch", "sequence", self.vocab_size) if fills else real("logits", "batch", self.num_classes)
+            floats("logits", "batch", "sequence", self.vocab_size)
+            if fills
+            else floats("logits", "batch", self.num_classes)
         )
         thinking = self.num_repeats * self.num_layers
         answers, heads = "sequence" if fills else self.num_queries, self.decoder_num_heads or 0
         weights = (
-            real("cross_attentions.0", "batch", self.cross_num_heads, latents, "sequence"),
+            floats("cross_attentions.0", "batch", self.cross_num_heads, latents, "sequence"),
             *attentions(thinking, self.num_heads, queries=latents, keys=latents),
-            real("cross_attentions.1", "batch", heads, answers, latents),
+            floats("cross_attentions.1", "batch", heads, answers, latents),
         )
         return (Graph(inputs=inputs, outputs=(output,), attentions=weights),)
 
     def cost(self) -> Cost:
-        """Closed form. The FLOPs are those of a whole pass over the longest input, divided by its tokens."""
+        """Closed form. FLOPs are those of a forward pass over the longest input, divided by its length."""
         length, latents, width = self.max_seq_len, self.num_latents, self.hidden_size
         inner = self.intermediate_size or 0
         read = _block(
@@ -138,7 +143,7 @@ class PerceiverConfig(Config):
             (self.num_queries, self.query_size), (latents, width), self.decoder_num_heads or 0,
             self.decoder_head_dim or 0, self.decoder_value_head_dim, self.query_size,
         )  # fmt: skip
-        think_parameters = think.parameters - 2 * width  # one norm is of queries, keys and values alike
+        think_parameters = think.parameters - 2 * width  # self-attention has no separate norm for keys and values
         blocks = Cost(self.num_layers * think_parameters, self.num_layers * self.num_repeats * think.flops)
         embedded = self.vocab_size + (length if self.positions == "learned" else 0)
         total = cost.embedding(embedded, self.embedding_size) + cost.embedding(latents, width)
@@ -154,10 +159,10 @@ class PerceiverConfig(Config):
 def _block(
     queries: tuple[int, int], keys: tuple[int, int], heads: int, head_dim: int, value_head_dim: int, inner: int
 ) -> Cost:
-    """A block of so many queries of a width that attend to so many keys of another: FLOPs of all of them."""
+    """Cost of a block, FLOPs of all its queries. ``queries`` and ``keys`` are pairs of number and width."""
     (num_queries, width), (num_keys, memory) = queries, keys
     key_values = cost.linear(memory, heads * head_dim) + cost.linear(memory, heads * value_head_dim)
-    a_query = (
+    per_query = (
         cost.linear(width, heads * head_dim)
         + cost.linear(heads * value_head_dim, width)
         + cost.feed_forward(width, inner)
@@ -165,6 +170,6 @@ def _block(
     )
     norms = 2 * cost.layer_norm(width) + cost.layer_norm(memory)
     return Cost(
-        key_values.parameters + a_query.parameters + norms.parameters,
-        num_keys * key_values.flops + num_queries * a_query.flops,
+        key_values.parameters + per_query.parameters + norms.parameters,
+        num_keys * key_values.flops + num_queries * per_query.flops,
     )

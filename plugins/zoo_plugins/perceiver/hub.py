@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo.errors import UsageError
 from zoo_plugins.perceiver.config import PerceiverConfig
 
 __all__ = ["PERCEIVER"]
@@ -26,7 +26,7 @@ _BLOCK = (
 
 
 def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """Widths of attention, which they give for all heads together, and of the feed-forward networks."""
+    """Derive head widths, which config.json gives as totals over the heads, and feed-forward widths."""
     hub, where = checkpoint.config, checkpoint.config_file
     latents, inputs = values["hidden_size"], values["embedding_size"]
     shape = hub.get("cross_attention_shape_for_attention", "kv")
@@ -34,7 +34,8 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
         raise UsageError(f"cross_attention_shape_for_attention {shape!r} is not supported", where, "known: 'kv', 'q'")
     widening, other = (hub.get(f"{kind}_attention_widening_factor", 1) for kind in ("self", "cross"))
     if widening != other:
-        raise UsageError(f"widening factors {widening} of self-attention and {other} of cross-attention differ", where)
+        what = f"different widening factors of self-attention ({widening}) and cross-attention ({other})"
+        raise UsageError(f"{what} are not supported", where)
     found = {"intermediate_size": widening * latents}
     for prefix, width in (("", latents), ("cross_", inputs if shape == "kv" else latents)):
         heads = values[f"{prefix}num_heads"]
@@ -47,7 +48,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
 
 
 def _restore(c: PerceiverConfig) -> Mapping[str, Any]:
-    """Where the two attentions differ in width, theirs have the widths that follow from other sizes."""
+    """Write ``qk_channels`` and ``v_channels`` if both kinds of attention share them; else the hub's defaults apply."""
     keys, cross_keys = c.num_heads * c.head_dim, c.cross_num_heads * c.cross_head_dim
     items = c.num_heads * (c.value_head_dim or 0)
     cross_items = c.cross_num_heads * (c.cross_value_head_dim or 0)
@@ -77,7 +78,7 @@ def _rules(c: PerceiverConfig) -> Sequence[Rule]:
 
 
 class _Original(nn.Module):
-    """Theirs answers for every position there could be; ours for those of the input."""
+    """The original model with its logits cut to the input: it computes them for all ``max_seq_len`` positions."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -112,15 +113,15 @@ PERCEIVER = Layout(
         Field("attention_probs_dropout_prob", "dropout", default=0.1),
     ),
     rules=_rules,
-    inert=(
+    ignored_keys=(
         "_label_trainable_num_channels", "audio_samples_per_frame", "cross_attention_shape_for_attention",
         "cross_attention_widening_factor", "image_size", "layer_norm_eps", "num_frames", "output_num_channels",
         "output_shape", "qk_channels", "samples_per_patch", "self_attention_widening_factor", "train_size",
         "v_channels",
     ),
-    derive=_derive,
-    restore=_restore,
+    read_extra=_derive,
+    write_extra=_restore,
     constant={"model_type": "perceiver"},
     original=_original,
 )  # fmt: skip
-"""``model_type`` perceiver, of texts. Its LayerNorm adds 1e-5 whatever ``layer_norm_eps`` says."""
+"""``model_type`` perceiver, for texts. The original ignores ``layer_norm_eps`` and adds 1e-5."""

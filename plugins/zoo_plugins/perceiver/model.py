@@ -1,4 +1,4 @@
-"""Perceiver IO: latents read the input, think, and answer queries (Jaegle et al. 2021 and 2022).
+"""Perceiver IO: latents cross-attend to the input, attend to each other, and are decoded (Jaegle et al. 2021, 2022).
 
 B batch, T tokens, M latents, Q queries, E width of the latents, W width of the input, V vocabulary, C classes.
 """
@@ -12,7 +12,7 @@ from zoo_plugins.perceiver.config import PerceiverConfig
 
 
 class PerceiverBlock(nn.Module):
-    """Attention to itself or to a memory, then feed-forward, each normalised before; both are added, or the second."""
+    """Pre-norm self- or cross-attention, then feed-forward; residuals on both, or on the feed-forward only."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class PerceiverBlock(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """(B, Q, width), and a memory (B, S, memory_size) where there is one -> (B, Q, width)."""
+        """(B, Q, width), and for cross-attention a memory (B, S, memory_size) -> (B, Q, width)."""
         seen = None
         if memory is not None and self.memory_norm is not None:
             seen = self.attention.keys_values(self.memory_norm(memory))
@@ -43,7 +43,7 @@ class PerceiverBlock(nn.Module):
 
 
 def reading_block(c: PerceiverConfig) -> PerceiverBlock:
-    """Latents attend to the input: the only part whose cost grows with its length."""
+    """Cross-attention from latents to the input, the only part whose cost depends on its length."""
     attention = MultiHeadAttention(
         c.hidden_size,
         c.cross_num_heads,
@@ -57,7 +57,7 @@ def reading_block(c: PerceiverConfig) -> PerceiverBlock:
 
 
 def latent_block(c: PerceiverConfig) -> PerceiverBlock:
-    """Latents attend to each other."""
+    """Self-attention of the latents."""
     attention = MultiHeadAttention(
         c.hidden_size, c.num_heads, head_dim=c.head_dim, value_head_dim=c.value_head_dim, dropout=c.dropout
     )
@@ -65,7 +65,7 @@ def latent_block(c: PerceiverConfig) -> PerceiverBlock:
 
 
 def answering_block(c: PerceiverConfig) -> PerceiverBlock:
-    """Queries attend to the latents. What a position asks is no part of its answer, so it is not added to it."""
+    """Cross-attention from queries to the latents, without a residual connection for fill-mask."""
     attention = MultiHeadAttention(
         c.query_size,
         c.decoder_num_heads or 0,
@@ -79,7 +79,7 @@ def answering_block(c: PerceiverConfig) -> PerceiverBlock:
 
 
 class Perceiver(nn.Module):
-    """Embeddings, latents, a block that reads, blocks that think, and a block that answers."""
+    """Embeddings, latents, a reading block, self-attention blocks, and an answering block."""
 
     def __init__(self, c: PerceiverConfig) -> None:
         super().__init__()
@@ -100,11 +100,11 @@ class Perceiver(nn.Module):
         init_normal(self, std=0.02)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """What the latents make of the input, (B, M, E), whatever T is.
+        """Encode the input into latents, (B, M, E).
 
         Args:
             input_ids: (B, T).
-            attention_mask: (B, T), 1 for a token and 0 for padding, which takes positions.
+            attention_mask: (B, T), 1 for a token and 0 for padding. Padding counts in positions.
         """
         batch, length = input_ids.shape
         x = self.token_embedding(input_ids)  # (B, T, W)
@@ -118,7 +118,7 @@ class Perceiver(nn.Module):
         return latents
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits of the token at each position (B, T, V), or of the text's classes (B, C).
+        """Return the logits of the token at each position (B, T, V), or of the text's classes (B, C).
 
         Args:
             input_ids: (B, T).

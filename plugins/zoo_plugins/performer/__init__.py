@@ -1,4 +1,4 @@
-"""Performer: BERT with attention by random features."""
+"""Performer: BERT with random-feature attention."""
 
 from collections.abc import Sequence
 

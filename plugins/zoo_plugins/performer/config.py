@@ -10,7 +10,7 @@ from zoo_plugins.bert.config import BERTConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PerformerConfig(BERTConfig):
-    """BERT with Performer's attention."""
+    """BERT with Performer's attention. All other fields are BERT's."""
 
     attention: Literal["performer"] = "performer"
-    """How tokens see each other."""
+    """Kind of attention."""

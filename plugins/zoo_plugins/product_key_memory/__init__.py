@@ -1,4 +1,4 @@
-"""Product-key memory: a causal decoder in which a memory of very many slots replaces a feed-forward network."""
+"""Product-key memory: a causal decoder in which a large key-value memory replaces some feed-forward networks."""
 
 from collections.abc import Sequence
 

@@ -10,39 +10,39 @@ from zoo import Activation, Config, Cost, Graph, causal_graph, cost
 
 @dataclass(frozen=True, kw_only=True)
 class ProductKeyMemoryConfig(Config):
-    """12 layers of width 1,024 with one memory by default."""
+    """Configuration of a decoder with product-key memories. By default 12 layers of width 1,024 with one memory."""
 
     task: Literal["text-generation"] = "text-generation"
     """Next-token prediction."""
     vocab_size: int = 60000
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 512
     """Positions with a learned embedding."""
     hidden_size: int = 1024
-    """Width of the residual stream, and of a memory's values."""
+    """Width of the residual stream and of the memory's values."""
     num_layers: int = 12
-    """Blocks."""
+    """Number of blocks."""
     num_heads: int = 16
-    """Heads of an attention."""
+    """Attention heads per block."""
     intermediate_size: int | None = None
-    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
-    """Of the feed-forward network."""
+    """Activation of the feed-forward network."""
     memory_layers: tuple[int, ...] | None = None
-    """Blocks, counted from 0, that have a memory instead of a feed-forward network; the last of the first half by
-    default."""
+    """Blocks, counted from 0, with a memory instead of a feed-forward network; by default the last block of the first
+    half."""
     memory_keys: int = 512
-    """Half-keys a side, whose pairs are the slots of a memory: 512 x 512 of them."""
+    """Half-keys per side. Their pairs are the slots: 512 half-keys give 512 x 512 slots."""
     memory_top_k: int = 32
     """Slots that each head reads."""
     memory_heads: int = 4
-    """Heads of a memory, each with queries and half-keys of its own."""
+    """Heads of a memory, each with its own queries and half-keys."""
     memory_query_size: int = 512
-    """Width of a memory's queries, half of which each half-key meets."""
+    """Width of a memory's queries; each half is compared with half-keys of that width."""
     norm_eps: float = 1e-12
     """Added to the variance in LayerNorm."""
     dropout: float = 0.1
-    """On embeddings, attention weights and sub-layers, in training."""
+    """Dropout on embeddings, attention weights and sub-layers, during training."""
     tie_embeddings: bool = True
     """Whether the head shares the token embedding."""
     bos_token_id: int | None = None
@@ -50,7 +50,7 @@ class ProductKeyMemoryConfig(Config):
     eos_token_id: int | tuple[int, ...] | None = None
     """Tokens that end a text."""
     pad_token_id: int | None = None
-    """Token that fills up shorter texts, which is masked."""
+    """Token that pads shorter texts; the mask excludes it."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
@@ -74,7 +74,7 @@ class ProductKeyMemoryConfig(Config):
 
     @property
     def head_dim(self) -> int:
-        """Width of one head of an attention."""
+        """Width of one attention head."""
         return self.hidden_size // self.num_heads
 
     def has_memory(self, layer: int) -> bool:
@@ -82,7 +82,7 @@ class ProductKeyMemoryConfig(Config):
         return layer in (self.memory_layers or ())
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decode in one graph."""
+        """Prefill and decoding in one graph."""
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,

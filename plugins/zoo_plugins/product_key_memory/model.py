@@ -23,7 +23,7 @@ from zoo_plugins.product_key_memory.config import ProductKeyMemoryConfig
 
 
 class ProductKeyMemoryBlock(nn.Module):
-    """Attention, then feed-forward or memory, each added and normalised after."""
+    """Attention and feed-forward or memory, each a post-norm residual sub-layer."""
 
     def __init__(self, c: ProductKeyMemoryConfig, *, has_memory: bool) -> None:
         super().__init__()
@@ -74,12 +74,12 @@ class ProductKeyMemoryDecoder(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Logits of the next token. In training they depend on later tokens too, through the memory's batch norm.
+        """Return the logits of the next token. In training, the memory's batch norm makes them depend on later tokens.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
-            past_key_values: what earlier calls saw; extended in place.
+            past_key_values: keys and values of earlier calls; extended in place.
 
         Returns:
             (B, T, V).

@@ -1,4 +1,4 @@
-"""Reformer: attention by hashing, and residuals that are computed again."""
+"""Reformer: attention with locality-sensitive hashing, and reversible residuals."""
 
 from collections.abc import Sequence
 

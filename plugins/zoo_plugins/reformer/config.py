@@ -6,59 +6,59 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, attentions, cost, mask, real, token_ids
-from zoo.config import shortest_period
+from zoo import Activation, Config, Cost, Graph, attentions, cost, floats, mask, shortest_period, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReformerConfig(Config):
-    """The Reformer of enwik8 by default."""
+    """Configuration of the Reformer. The defaults are the paper's enwik8 model."""
 
     task: Literal["feature-extraction", "text-generation"] = "text-generation"
-    """Hidden states, or the logits of the next token. There is no cache: hashing sorts the whole text."""
+    """Hidden states, or logits of the next token. Generation has no cache, because hashing sorts the whole text."""
     vocab_size: int = 258
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 65536
-    """Tokens in the longest text."""
+    """Maximum text length, in tokens."""
     hidden_size: int = 1024
-    """Width of each of the two residual streams; what comes out is both."""
+    """Width of each of the two residual streams; the output concatenates both."""
     num_layers: int = 12
-    """Layers."""
+    """Number of layers."""
     attention_kinds: tuple[Literal["local", "lsh"], ...] = ("local", "local", "lsh", "local")
-    """Whether each layer sees the tokens just before, or those that hash alike. What there is is repeated."""
+    """Kind of attention in each layer: to preceding tokens, or to tokens in the same hash bucket. The pattern repeats
+    over the layers."""
     num_heads: int = 8
-    """Heads a layer."""
+    """Heads per layer."""
     head_dim: int | None = None
     """Width of one head; ``hidden_size`` / ``num_heads`` by default."""
     intermediate_size: int | None = None
-    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     local_chunk_length: int = 128
-    """Tokens of a chunk where attention is local. A token sees its own chunk and the one before."""
+    """Tokens per chunk in local attention. A token sees its own chunk and the previous one."""
     lsh_chunk_length: int = 256
-    """The same where tokens are sorted by their hashes."""
+    """Tokens per chunk in LSH attention, after sorting by hash."""
     num_hashes: int = 4
-    """Hash rounds, each of which is another chance that alike tokens meet."""
+    """Number of hash rounds. More rounds make it likelier that similar tokens share a bucket."""
     num_buckets: tuple[int, ...] = (512,)
-    """Values of a hash, even, about twice the chunks of a text; several numbers make one hash of several."""
+    """Number of buckets, even, about twice the number of chunks in a text; several numbers give a combined hash."""
     wrap_rounds: bool = False
-    """Whether the first chunk of a hash round sees the last of the round before, as in published implementations: then
-    what is seen depends on padding."""
+    """Whether the first chunk of a hash round sees the last chunk of the previous round, as in published
+    implementations. The visible tokens then depend on padding."""
     positions: Literal["learned", "axial"] = "axial"
-    """A vector for each position, or one for its row and one for its column, side by side."""
+    """One vector per position, or the concatenation of a row vector and a column vector."""
     axial_shape: tuple[int, ...] = (128, 512)
-    """Rows, and columns of each row."""
+    """Number of rows and of columns."""
     axial_sizes: tuple[int, ...] = (256, 768)
-    """Widths of the vectors of rows and columns, which make up ``hidden_size``."""
+    """Widths of row and column vectors, which add up to ``hidden_size``."""
     activation: Activation = "relu"
-    """Of the feed-forward network."""
+    """Activation of the feed-forward network."""
     norm_eps: float = 1e-12
     """Added to the variance in LayerNorm."""
     dropout: float = 0.2
-    """On embeddings, attention weights and residuals, in training."""
+    """Dropout on embeddings, attention weights and residuals, during training."""
     eos_token_id: int | tuple[int, ...] | None = None
     """Tokens that end a text."""
     pad_token_id: int | None = None
-    """Token that fills up shorter texts, which is masked."""
+    """Token that pads shorter texts; the mask excludes it."""
 
     def __post_init__(self) -> None:
         self.require_positive("hidden_size", "num_heads", "num_layers", "head_dim")
@@ -76,7 +76,7 @@ class ReformerConfig(Config):
         kinds = [self.attention_kinds[layer % len(self.attention_kinds)] for layer in range(self.num_layers)]
         object.__setattr__(self, "attention_kinds", shortest_period(kinds))
         if not self.num_buckets or any(number < 2 or number % 2 for number in self.num_buckets):
-            raise ValueError(f"num_buckets must be even numbers from 2 on, got {self.num_buckets}")
+            raise ValueError(f"num_buckets must be even positive numbers, got {self.num_buckets}")
         if self.positions == "axial":
             if (
                 len(self.axial_shape) != 2
@@ -84,7 +84,8 @@ class ReformerConfig(Config):
                 or min(*self.axial_shape, *self.axial_sizes) < 1
             ):
                 raise ValueError(
-                    f"axial_shape {self.axial_shape} and axial_sizes {self.axial_sizes} must be two positive numbers"
+                    f"axial_shape {self.axial_shape} and axial_sizes {self.axial_sizes} must be two positive numbers "
+                    "each"
                 )
             if math.prod(self.axial_shape) < self.max_seq_len:
                 raise ValueError(f"axial_shape {self.axial_shape} has no room for max_seq_len {self.max_seq_len}")
@@ -92,30 +93,30 @@ class ReformerConfig(Config):
                 raise ValueError(f"axial_sizes {self.axial_sizes} do not add up to hidden_size {self.hidden_size}")
 
     def kind(self, layer: int) -> Literal["local", "lsh"]:
-        """What a layer's tokens see."""
+        """Return the kind of attention in a layer."""
         return self.attention_kinds[layer % len(self.attention_kinds)]
 
     @property
     def multiple(self) -> int:
-        """What texts are padded to a multiple of, inside the model: whole chunks of every kind there is."""
+        """The model pads texts to a multiple of this length: whole chunks of every kind of attention."""
         lengths = {"local": self.local_chunk_length, "lsh": self.lsh_chunk_length}
         return math.lcm(*(lengths[kind] for kind in self.attention_kinds))
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph. Where tokens are sorted, later ones choose which earlier ones are seen: causality is left open."""
-        output = real("logits", "batch", "sequence", self.vocab_size)
+        """One graph. With LSH layers it is not declared causal: later tokens affect which earlier ones are seen."""
+        output = floats("logits", "batch", "sequence", self.vocab_size)
         if self.task == "feature-extraction":
-            output = real("last_hidden_state", "batch", "sequence", 2 * self.hidden_size)
+            output = floats("last_hidden_state", "batch", "sequence", 2 * self.hidden_size)
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"))
         weights = attentions(self.num_layers, self.num_heads)
         causal = None if "lsh" in self.attention_kinds else True
         return (Graph(inputs=inputs, outputs=(output,), attentions=weights, causal=causal),)
 
     def cost(self) -> Cost:
-        """Closed form. The FLOPs are those of the longest text, padded to whole chunks, divided by its tokens."""
+        """Closed form. FLOPs are those of the longest text, padded to whole chunks, divided by its length."""
         hidden, width = self.hidden_size, self.num_heads * (self.head_dim or 0)
         project = cost.linear(hidden, width, bias=False)
-        pair = 2 * 2 * width  # the product of a query with a key, and of a weight with a value
+        pair = 2 * 2 * width  # query-key product, and weight-value product
         local = 3 * project + Cost(0, pair * 2 * self.local_chunk_length)
         rotations = 2 * width * (self.num_hashes * sum(self.num_buckets) // 2)
         lsh = 2 * project + Cost(0, rotations + self.num_hashes * pair * 2 * self.lsh_chunk_length)

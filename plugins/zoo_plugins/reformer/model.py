@@ -1,4 +1,4 @@
-"""Reformer: a causal Transformer that attends by hashing and keeps no activations (Kitaev et al. 2020).
+"""Reformer: a causal Transformer with LSH attention and reversible residuals (Kitaev et al. 2020).
 
 B batch, T tokens, E width of a residual stream, V vocabulary.
 """
@@ -23,7 +23,7 @@ from zoo_plugins.reformer.config import ReformerConfig
 
 
 class ReformerBlock(ReversibleBlock):
-    """Attention from one stream to the other, and a feed-forward network back, each normalised before."""
+    """Pre-norm attention from the second stream to the first, and feed-forward back."""
 
     def __init__(self, c: ReformerConfig, layer: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class ReformerBlock(ReversibleBlock):
         self.dropout = nn.Dropout(c.dropout)
 
     def decide(self, x: Tensor, tokens: Tensor) -> Tensor | None:
-        """Hashes: they must not change when ``x`` comes back with a rounding error."""
+        """Return the hash buckets, which rounding errors in a recomputed ``x`` must not change."""
         return self.attention.find_buckets(self.norm_1(x), tokens)
 
     def attend(self, x: Tensor, tokens: Tensor, decisions: Tensor | None = None) -> Tensor:
@@ -47,7 +47,7 @@ class ReformerBlock(ReversibleBlock):
 
 
 def attention(c: ReformerConfig, layer: int) -> LocalAttention | LSHAttention:
-    """Of this layer's kind."""
+    """Build the attention of a layer."""
     head_dim = c.head_dim or 0
     if c.kind(layer) == "local":
         return LocalAttention(
@@ -66,7 +66,7 @@ def attention(c: ReformerConfig, layer: int) -> LocalAttention | LSHAttention:
 
 
 class AxialPositions(nn.Module):
-    """Position p is in row p // columns and column p % columns, and each has a vector: they lie side by side."""
+    """Concatenated embeddings of row p // columns and column p % columns of each position p."""
 
     def __init__(self, c: ReformerConfig) -> None:
         super().__init__()
@@ -96,9 +96,9 @@ class Reformer(nn.Module):
         init_normal(self, std=0.02)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits of the next token (B, T, V), or hidden states (B, T, 2 E).
+        """Return the logits of the next token (B, T, V), or hidden states (B, T, 2 E).
 
-        In training, activations are computed again in the backward pass.
+        In training, the backward pass recomputes activations.
 
         Args:
             input_ids: (B, T).
@@ -108,7 +108,7 @@ class Reformer(nn.Module):
         positions = positions_of(length, length, padding=attention_mask, device=input_ids.device)
         x = self.dropout(self.token_embedding(input_ids)) + self.dropout(self.position_embedding(positions))
         tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        missing = (length + multiple - 1) // multiple * multiple - length  # up to whole chunks
+        missing = (length + multiple - 1) // multiple * multiple - length  # padding to whole chunks
         x, tokens = F.pad(x, (0, 0, 0, missing)), F.pad(tokens, (0, missing)).bool()
         blocks = [block for block in self.blocks if isinstance(block, ReformerBlock)]
         with cropped_attentions(length):

@@ -1,4 +1,4 @@
-"""Recurrent classifiers of texts and of their tokens."""
+"""Recurrent classifiers of texts and tokens."""
 
 from collections.abc import Sequence
 

@@ -5,40 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Config, Cost, Graph, cost, mask, real, token_ids
+from zoo import Config, Cost, Graph, cost, floats, mask, token_ids
 
 GATES = {"gru": 3, "lstm": 4}
-"""Of each cell, the product of inputs and states that it needs."""
+"""Gates per cell, each with a product of input and state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RNNConfig(Config):
-    """A small bidirectional LSTM by default."""
+    """Configuration of recurrent classifiers. The default is a small bidirectional LSTM."""
 
     task: Literal["text-classification", "token-classification"] = "text-classification"
-    """The class of a text, or of each of its tokens."""
+    """Classify whole texts, or each of their tokens."""
     cell: Literal["gru", "lstm"] = "lstm"
-    """Cho et al. 2014, or Hochreiter and Schmidhuber 1997."""
+    """GRU (Cho et al. 2014) or LSTM (Hochreiter and Schmidhuber 1997)."""
     bidirectional: bool = True
-    """Whether each layer also reads from the end."""
+    """Whether each layer also reads backwards."""
     vocab_size: int = 30000
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 512
-    """Longest text. Nothing in the model is this long."""
+    """Longest text that the model is trained for. No parameter depends on it."""
     embedding_size: int = 300
     """Width of an embedding."""
     hidden_size: int = 300
     """Width of a state, in each direction."""
     num_layers: int = 1
-    """Layers, each of which reads what the one before gives at every token."""
+    """Number of stacked recurrent layers."""
     dropout: float = 0.5
-    """On embeddings, between layers and before the classifier, in training."""
+    """Dropout on embeddings, between layers and before the classifier, during training."""
     num_classes: int = 2
-    """Classes of a text, or of each token."""
+    """Number of classes."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, where they have any."""
+    """Names of the classes, if any."""
     pad_token_id: int | None = None
-    """Token that fills up shorter inputs of a batch; 0 where none is named."""
+    """Token that pads shorter inputs of a batch; 0 if unset."""
 
     def __post_init__(self) -> None:
         self.require_positive("vocab_size", "max_seq_len", "embedding_size", "hidden_size", "num_layers", "num_classes")
@@ -50,19 +50,19 @@ class RNNConfig(Config):
 
     @property
     def num_features(self) -> int:
-        """What the classifier reads: a state of each direction."""
+        """Width of the classifier's input: one hidden state per direction."""
         return (2 if self.bidirectional else 1) * self.hidden_size
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph. Tokens that are classified one by one by a single direction know nothing of what follows."""
+        """One graph, causal for a unidirectional token classifier."""
         tagger = self.task == "token-classification"
         dims = ("batch", "sequence", self.num_classes) if tagger else ("batch", self.num_classes)
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask"))
         causal = not self.bidirectional if tagger else None
-        return (Graph(inputs=inputs, outputs=(real("logits", *dims),), causal=causal),)
+        return (Graph(inputs=inputs, outputs=(floats("logits", *dims),), causal=causal),)
 
     def cost(self) -> Cost:
-        """Closed form. The classifier of a text runs once a text and counts no FLOPs."""
+        """Closed form. A text classifier's head runs once per text and is not counted in FLOPs per token."""
         ways, gates = (2 if self.bidirectional else 1), GATES[self.cell]
         total = cost.embedding(self.vocab_size, self.embedding_size)
         for layer in range(self.num_layers):

@@ -1,6 +1,6 @@
-"""A recurrent classifier: LSTM or GRU, in both directions (Graves and Schmidhuber 2005).
+"""A recurrent classifier: LSTM or GRU, optionally bidirectional (Graves and Schmidhuber 2005).
 
-B batch, T tokens, H hidden size of a direction, F features of all directions, C classes.
+B batch, T tokens, E hidden size per direction, F features of all directions, C classes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class RNN(nn.Module):
             c.hidden_size,
             c.num_layers,
             batch_first=True,
-            dropout=c.dropout if c.num_layers > 1 else 0.0,  # torch warns of what does nothing
+            dropout=c.dropout if c.num_layers > 1 else 0.0,  # torch warns if it has no effect
             bidirectional=c.bidirectional,
         )
         self.dropout = nn.Dropout(c.dropout)
         self.classifier = nn.Linear(c.num_features, c.num_classes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, C) of texts (B, T), or (B, T, C) of their tokens.
+        """Return the logits (B, C) of texts (B, T), or (B, T, C) of their tokens.
 
-        A text is classified by the states in which each direction of the last layer ends.
+        The features of a text are the final states of each direction of the last layer.
 
         Args:
             input_ids: (B, T).
@@ -43,6 +43,6 @@ class RNN(nn.Module):
         steps, last = run_padded(self.layers, x, attention_mask)  # (B, T, F)
         if self.config.task == "token-classification":
             return self.classifier(self.dropout(steps))
-        states = last[0] if isinstance(last, tuple) else last  # (layers x directions, B, H)
+        states = last[0] if isinstance(last, tuple) else last  # (layers x directions, B, E)
         ends = states[-2:] if self.config.bidirectional else states[-1:]
         return self.classifier(self.dropout(torch.cat(ends.unbind(0), -1)))

@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders, with attention and without."""
+"""Recurrent encoder-decoders, with or without attention."""
 
 from collections.abc import Sequence
 

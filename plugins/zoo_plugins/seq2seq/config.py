@@ -5,53 +5,56 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Config, Cost, Graph, KeyValues, TensorSpec, attentions, cost, mask, real, token_ids
+from zoo import Config, Cost, Graph, KeyValues, TensorSpec, attentions, cost, floats, mask, token_ids
 
 _GATES = {"gru": 3, "lstm": 4}
-"""Of each cell, the products of inputs and states that it needs."""
+"""Gates per cell, each with a product of input and state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(Config):
-    """RNNsearch by default. LSTMs in one direction, without attention, are the model of Sutskever et al. 2014."""
+    """Configuration of recurrent encoder-decoders. The defaults are RNNsearch (Bahdanau et al. 2015).
+
+    Unidirectional LSTMs without attention give the model of Sutskever et al. 2014.
+    """
 
     task: Literal["text2text-generation"] = "text2text-generation"
-    """Sequence to sequence."""
+    """Sequence-to-sequence generation."""
     cell: Literal["gru", "lstm"] = "gru"
-    """Cho et al. 2014, or Hochreiter and Schmidhuber 1997."""
+    """GRU (Cho et al. 2014) or LSTM (Hochreiter and Schmidhuber 1997)."""
     attention: Literal["additive", "dot", "none"] = "additive"
-    """How the decoder scores the source at each step: Bahdanau et al. 2015; the product of Luong et al. 2015 with a
-    matrix between, which they call general; or not at all: then it knows the source by its first state alone."""
+    """Attention to the source: ``additive`` (Bahdanau et al. 2015); ``dot``, the "general" score of Luong et al. 2015;
+    or ``none``, where the decoder's initial state is all it receives of the source."""
     bidirectional: bool = True
-    """Whether each layer of the encoder also reads from the end."""
+    """Whether each encoder layer also reads backwards."""
     vocab_size: int = 30000
-    """Tokens known, in source and target."""
+    """Vocabulary size of the source and, by default, of the target."""
     target_vocab_size: int | None = None
-    """Tokens known in the target; ``vocab_size`` by default."""
+    """Vocabulary size of the target; ``vocab_size`` by default."""
     max_seq_len: int = 50
-    """Longest source or target. Nothing in the model is this long: it says what the model was trained for."""
+    """Longest source or target that the model is trained for. No parameter depends on it."""
     embedding_size: int = 620
     """Width of an embedding, the paper's m."""
     hidden_size: int = 1000
-    """Width of a state, in each direction of the encoder and in the decoder: the paper's n."""
+    """Width of the decoder's state and of each direction of the encoder's: the paper's n."""
     num_layers: int = 1
-    """Layers of the encoder, and of the decoder."""
+    """Layers of the encoder and of the decoder."""
     attention_size: int | None = None
-    """Width in which additive attention compares, the paper's n'; ``hidden_size`` by default."""
+    """Width of the comparison in additive attention, the paper's n'; ``hidden_size`` by default."""
     bridge: bool | None = None
-    """Whether a dense layer and tanh lead from the encoder's last states to the decoder's first; where there are two
-    directions, by default. Without it the states are handed on as they are."""
+    """Whether a dense layer with tanh maps the encoder's last states to the decoder's initial ones; otherwise they are
+    passed unchanged. ``bidirectional`` by default."""
     maxout_size: int | None = None
-    """The paper's l: the logits read the larger of each two of 2 l numbers, made of state, token before and context;
-    by default they read state and context themselves."""
+    """The paper's l: width of a maxout layer over state, previous token and context before the logits. By default the
+    logits are computed from state and context directly."""
     dropout: float = 0.0
-    """On embeddings, between layers and before the logits, in training."""
+    """Dropout on embeddings, between layers and before the logits, during training."""
     decoder_start_token_id: int | None = 0
     """First token of every target."""
     eos_token_id: int | tuple[int, ...] | None = None
-    """Token, or tokens, that end a target."""
+    """Tokens that end a target."""
     pad_token_id: int | None = None
-    """Token that fills up a batch. Where the mask is 0 no output depends on it."""
+    """Token that pads the rows of a batch. Outputs do not depend on masked tokens."""
 
     def __post_init__(self) -> None:
         self.default("target_vocab_size", self.vocab_size)
@@ -74,35 +77,36 @@ class Seq2SeqConfig(Config):
 
     @property
     def state_size(self) -> int:
-        """Numbers that one layer of the decoder keeps: its state, and the cell of an LSTM."""
+        """Width of a decoder layer's recurrent state: hidden state, plus the cell state of an LSTM."""
         return (2 if self.cell == "lstm" else 1) * self.hidden_size
 
     @property
     def memory_size(self) -> int:
-        """What the encoder gives for each source token: a state of each direction."""
+        """Width of the encoder's output per source token: one hidden state per direction."""
         return (2 if self.bidirectional else 1) * self.hidden_size
 
     @property
     def context_size(self) -> int:
-        """What attention gives the decoder at each step."""
+        """Width of the context that attention returns at each step; 0 without attention."""
         return 0 if self.attention == "none" else self.memory_size
 
     @property
     def key_size(self) -> int:
-        """Width in which attention compares."""
+        """Width of the projected memory that attention compares with."""
         return (self.attention_size or 0) if self.attention == "additive" else self.hidden_size
 
     def graphs(self) -> tuple[Graph, ...]:
-        """An encoder, which also projects what attention compares with, and a decoder.
+        """An encoder, which also projects the attention keys, and a decoder.
 
-        What the decoder keeps is declared as keys and values of one head: halves of a layer's state, after every step
-        so far. It reads the last alone, and keeps the others for the law of a past, by which it is checked and run.
+        The decoder's past is declared as the keys and values of one head: the two halves of a layer's state after each
+        step so far. The decoder reads only the last; earlier states are kept because a past grows by one entry per
+        token.
         """
         source_mask = mask("attention_mask", length="encoder_sequence")
-        state = real("state", "batch", self.num_layers, self.state_size)
+        state = floats("state", "batch", self.num_layers, self.state_size)
         memory: tuple[TensorSpec, ...] = (
-            real("last_hidden_state", "batch", "encoder_sequence", self.memory_size),
-            real("attention_keys", "batch", "encoder_sequence", self.key_size),
+            floats("last_hidden_state", "batch", "encoder_sequence", self.memory_size),
+            floats("attention_keys", "batch", "encoder_sequence", self.key_size),
         )
         attended = () if self.attention == "none" else memory
         encoder = Graph(
@@ -120,7 +124,7 @@ class Seq2SeqConfig(Config):
                 state,
                 *((source_mask, *attended) if attended else ()),
             ),
-            outputs=(real("logits", "batch", "sequence", self.target_vocab_size or 0),),
+            outputs=(floats("logits", "batch", "sequence", self.target_vocab_size or 0),),
             past=KeyValues(
                 name="past_key_values",
                 num_layers=self.num_layers,
@@ -133,7 +137,7 @@ class Seq2SeqConfig(Config):
         return encoder, decoder
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are those of one source token and one target token; the bridge runs once a source."""
+        """Closed form. FLOPs are for one source token and one target token, without the bridge, run once per source."""
         hidden, memory, context, gates = self.hidden_size, self.memory_size, self.context_size, _GATES[self.cell]
         target = self.target_vocab_size or 0
         total = cost.embedding(self.vocab_size + target, self.embedding_size)

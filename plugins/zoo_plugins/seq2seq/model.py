@@ -1,9 +1,9 @@
-"""A recurrent encoder-decoder that searches the source at every step (Bahdanau et al. 2015).
+"""A recurrent encoder-decoder with attention (Bahdanau et al. 2015).
 
-Other values of its configuration make it the models of Cho et al. 2014 and Sutskever et al. 2014, without attention.
+Without attention it covers the models of Cho et al. 2014 and Sutskever et al. 2014.
 
-B batch, S source tokens, T target tokens of this call, L layers, H hidden size, W state size of a layer (H, or 2 H of
-an LSTM: state and cell), M memory size, A width of attention, V vocabulary of the target.
+B batch, S source tokens, T target tokens of this call, L layers, E embedding size, D hidden size, W state size of a
+layer (D, or 2 D for an LSTM: hidden state and cell state), M memory size, A attention size, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from zoo.nn import (
     AdditiveAttention,
     Cache,
-    each_step,
     is_recording,
     run_padded,
     scaled_dot_product_attention,
+    scan_steps,
     unrecorded_attentions,
 )
 from zoo_plugins.seq2seq.config import Seq2SeqConfig
 
 
 class DotAttention(nn.Module):
-    """Scores s^T U h (Luong et al. 2015, equation 8, general), which are not scaled."""
+    """Attention with unscaled scores s^T U h (Luong et al. 2015, equation 8, "general")."""
 
     def __init__(self, query_size: int, memory_size: int) -> None:
         super().__init__()
@@ -35,19 +35,19 @@ class DotAttention(nn.Module):
     def forward(
         self, query: Tensor, memory: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """As :class:`AdditiveAttention`: (B, T, H) and (B, S, M) -> (B, T, M)."""
+        """Like :class:`AdditiveAttention`: (B, T, D) and (B, S, M) -> (B, T, M)."""
         keys = self.keys(memory) if keys is None else keys
         heads = (item.unsqueeze(1) for item in (query, keys, memory))
         heads_mask = None if mask is None else mask.unsqueeze(1)
         return scaled_dot_product_attention(*heads, mask=heads_mask, scale=1.0).squeeze(1)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """U h: (B, S, M) -> (B, S, H)."""
+        """Project the memory, U h: (B, S, M) -> (B, S, D)."""
         return self.key(memory)
 
 
 class Maxout(nn.Module):
-    """A dense layer, and the larger of each two of its results (appendix A.2.2)."""
+    """A dense layer followed by the maximum of each pair of outputs (appendix A.2.2)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Seq2Seq(nn.Module):
             hidden,
             c.num_layers,
             batch_first=True,
-            dropout=c.dropout if c.num_layers > 1 else 0.0,  # torch warns of what does nothing
+            dropout=c.dropout if c.num_layers > 1 else 0.0,  # torch warns if it has no effect
             bidirectional=c.bidirectional,
         )
         if c.bridge:
@@ -92,15 +92,15 @@ class Seq2Seq(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Read the source.
+        """Encode the source.
 
         Args:
             input_ids: (B, S).
             attention_mask: (B, S), 1 for a token and 0 for padding, on either side.
 
         Returns:
-            ``state`` (B, L, W), which the decoder begins with; and what it attends to, if it does:
-            ``last_hidden_state`` (B, S, M), and ``attention_keys`` (B, S, A), the projection of it that is compared.
+            ``state`` (B, L, W), the decoder's initial state; with attention also ``last_hidden_state`` (B, S, M), the
+            memory, and ``attention_keys`` (B, S, A), its projection.
         """
         c = self.config
         memory, last = run_padded(self.encoder, self.dropout(self.source_embedding(input_ids)), attention_mask)
@@ -121,7 +121,7 @@ class Seq2Seq(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Logits of the next target token.
+        """Return the logits of the next target token.
 
         Args:
             decoder_input_ids: (B, T).
@@ -129,7 +129,7 @@ class Seq2Seq(nn.Module):
             last_hidden_state: (B, S, M).
             attention_keys: (B, S, A).
             attention_mask: (B, S), of the source.
-            past_key_values: the states after each token of earlier calls, in halves; extended in place.
+            past_key_values: the states after each token of earlier calls, split in halves; extended in place.
 
         Returns:
             (B, T, V).
@@ -138,10 +138,10 @@ class Seq2Seq(nn.Module):
         seen = None if attention_mask is None else attention_mask.bool().unsqueeze(1)  # (B, 1, S)
 
         def step(states: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-            """(B, L, W) and (B, E) -> the next states, and those with the context, (B, L W + M)."""
+            """(B, L, W) and (B, E) -> the next states, and their concatenation with the context, (B, L W + M)."""
             x, context = token, token[:, :0]
             if last_hidden_state is not None:
-                query = states[:, -1:, : c.hidden_size]  # of the last layer
+                query = states[:, -1:, : c.hidden_size]  # state of the last layer
                 found = self.attention(query, last_hidden_state, keys=attention_keys, mask=seen)
                 context = found[:, 0]
                 x = torch.cat((token, context), -1)
@@ -158,11 +158,11 @@ class Seq2Seq(nn.Module):
         tokens = self.dropout(self.target_embedding(decoder_input_ids))  # (B, T, E)
         before = self._latest(state, past_key_values)
         with unrecorded_attentions():
-            _, steps = each_step(step, before, tokens)
+            _, steps = scan_steps(step, before, tokens)
         states, context = steps.split((c.num_layers * c.state_size, c.context_size), -1)
         states = states.unflatten(-1, (c.num_layers, c.state_size))  # (B, T, L, W)
-        if is_recording() and last_hidden_state is not None:  # once more, for all steps together
-            queries = torch.cat((before.unsqueeze(1), states[:, :-1]), 1)[:, :, -1, : c.hidden_size]  # (B, T, H)
+        if is_recording() and last_hidden_state is not None:  # recompute all steps at once
+            queries = torch.cat((before.unsqueeze(1), states[:, :-1]), 1)[:, :, -1, : c.hidden_size]  # (B, T, D)
             self.attention(queries, last_hidden_state, keys=attention_keys, mask=seen)
         if past_key_values is not None:
             for layer in range(c.num_layers):
@@ -173,12 +173,12 @@ class Seq2Seq(nn.Module):
         return self.head(self.dropout(self.readout(torch.cat((*parts, tokens), -1))))
 
     def _halves(self, state: Tensor) -> tuple[Tensor, ...]:
-        """States (..., W) as the keys and values that a past holds; of an LSTM they are state and cell."""
+        """Split states (..., W) into the keys and values of a past; for an LSTM, hidden state and cell state."""
         size = self.config.state_size
         return state.split((size - size // 2, size // 2), -1)
 
     def _latest(self, first: Tensor, past: Cache | None) -> Tensor:
-        """The states (B, L, W) after the last token of earlier calls, or those that the decoder begins with."""
+        """Return the states (B, L, W) after the last token of earlier calls, or the initial ones."""
         if past is None or past[0].key is None:
             return first
         latest = []
@@ -189,6 +189,6 @@ class Seq2Seq(nn.Module):
         return torch.stack(latest, 1)
 
     def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) for a source (B, S) and the target so far (B, T), as in training."""
+        """Return the logits (B, T, V) for a source (B, S) and target prefixes (B, T), as in training."""
         encoded: dict[str, Any] = self.encode(input_ids, attention_mask)
         return self.decode(decoder_input_ids, **encoded, attention_mask=attention_mask)

@@ -1,4 +1,4 @@
-"""T5: an encoder-decoder with relative positions, and the importers of its checkpoints and mT5's."""
+"""T5 and mT5: an encoder-decoder with relative positions, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 

@@ -6,49 +6,49 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, KeyValues, attentions, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, KeyValues, attentions, cost, floats, mask, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(Config):
-    """T5-small by default."""
+    """Configuration of T5. The defaults are T5-small."""
 
     task: Literal["text2text-generation", "feature-extraction"] = "text2text-generation"
-    """Sequence to sequence, or what the encoder alone makes of a text."""
+    """Sequence-to-sequence generation, or the hidden states of the encoder alone."""
     vocab_size: int = 32128
-    """Tokens known, shared by source and target."""
+    """Size of the vocabulary, shared by source and target."""
     max_seq_len: int = 512
-    """Longest source or target. Nothing in the model is this long: it says what the model was trained for."""
+    """Longest source or target that the model is trained for. No parameter depends on it."""
     hidden_size: int = 512
     """Width of the residual stream."""
     num_layers: int = 6
     """Encoder blocks."""
     num_decoder_layers: int | None = None
-    """Decoder blocks; as many as the encoder has by default."""
+    """Decoder blocks; ``num_layers`` by default."""
     num_heads: int = 8
     """Heads of each attention."""
     head_dim: int = 64
-    """Width of a query, key or value, whatever ``hidden_size`` is."""
+    """Width of a query, key or value, independent of ``hidden_size``."""
     intermediate_size: int = 2048
-    """Width inside the feed-forward network."""
+    """Hidden width of the feed-forward network."""
     activation: Activation = "relu"
-    """Of the feed-forward network."""
+    """Activation of the feed-forward network."""
     gated: bool = False
-    """Whether the activation gates a second product (Shazeer 2020), as since version 1.1."""
+    """Whether the feed-forward network is a gated linear unit (Shazeer 2020), as in version 1.1 and later."""
     relative_buckets: int = 32
-    """Learned biases a head: one for each group of distances between a query and a key."""
+    """Buckets of query-key distances, each with a learned bias per head."""
     relative_max_distance: int = 128
-    """Distances from here on are one group."""
+    """Distance from which on all share the last bucket."""
     norm_eps: float = 1e-6
     """Added to the mean square in RMSNorm."""
     dropout: float = 0.1
-    """On embeddings, attention weights, sub-layers and what the stacks return, in training."""
+    """Dropout on embeddings, attention weights, sub-layers and the outputs of both stacks, during training."""
     tie_embeddings: bool = True
-    """Whether the head shares the token embedding; not since version 1.1."""
+    """Whether the head shares the token embedding, as before version 1.1."""
     scale_head: bool | None = None
-    """Whether the head reads its input divided by the root of ``hidden_size``; where it is tied, by default."""
+    """Whether the head's input is divided by the square root of ``hidden_size``; ``tie_embeddings`` by default."""
     pad_token_id: int | None = 0
-    """Token that fills up the rows of a batch."""
+    """Token that pads the rows of a batch."""
     decoder_start_token_id: int = 0
     """First token of every target."""
     eos_token_id: int | tuple[int, ...] | None = 1
@@ -74,7 +74,7 @@ class T5Config(Config):
 
     @property
     def has_decoder(self) -> bool:
-        """Whether there is more than the encoder."""
+        """Whether the model has a decoder."""
         return self.task == "text2text-generation"
 
     def _key_values(self, name: str, length: str) -> KeyValues:
@@ -87,13 +87,13 @@ class T5Config(Config):
         )
 
     def graphs(self) -> tuple[Graph, ...]:
-        """The encoder alone; or one that also projects what every decoding step attends to, and a decoder."""
+        """An encoder and, except for feature extraction, a decoder for which the encoder projects keys and values."""
         if not self.has_decoder:
             return (
                 Graph(
                     method="encode",
                     inputs=(token_ids("input_ids", self.vocab_size), mask("attention_mask")),
-                    outputs=(real("last_hidden_state", "batch", "sequence", self.hidden_size),),
+                    outputs=(floats("last_hidden_state", "batch", "sequence", self.hidden_size),),
                     attentions=attentions(self.num_layers, self.num_heads),
                     causal=False,
                 ),
@@ -104,7 +104,7 @@ class T5Config(Config):
             name="encoder",
             method="encode",
             inputs=(token_ids("input_ids", self.vocab_size, length="encoder_sequence"), source_mask),
-            outputs=(real("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
+            outputs=(floats("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
             attentions=attentions(self.num_layers, self.num_heads, queries="encoder_sequence", keys="encoder_sequence"),
             causal=False,
         )
@@ -120,14 +120,14 @@ class T5Config(Config):
                 source_mask,
                 cross,
             ),
-            outputs=(real("logits", "batch", "sequence", self.vocab_size),),
+            outputs=(floats("logits", "batch", "sequence", self.vocab_size),),
             past=self._key_values("past_key_values", "past_sequence"),
             attentions=tuple(chain.from_iterable(zip(own, crossing, strict=True))),
         )
         return encoder, decoder
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are those of one source token and one target token."""
+        """Closed form. FLOPs are for one source token and one target token."""
         norm = cost.rms_norm(self.hidden_size)
         feed_forward = cost.gated_feed_forward if self.gated else cost.feed_forward
         mlp = feed_forward(self.hidden_size, self.intermediate_size, bias=False)

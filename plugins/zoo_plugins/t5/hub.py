@@ -1,4 +1,4 @@
-"""T5 checkpoints in the hub's layout, of every version, and those of mT5."""
+"""T5 and mT5 checkpoints in the hub's layout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo.errors import UsageError
 from zoo_plugins.t5.config import T5Config
 
 __all__ = ["MT5", "T5"]
@@ -16,18 +16,18 @@ _ATTENTION = (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
 
 
 def _derive_with(projection: str, *, may_scale: bool) -> Callable[[Checkpoint, dict[str, Any]], Mapping[str, Any]]:
-    """What no table can say, where ``feed_forward_proj`` is this by default."""
+    """Return a ``read_extra`` function for a family with this default ``feed_forward_proj``."""
 
     def derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
         hub, said = checkpoint.config, checkpoint.config.get("feed_forward_proj", projection)
         gate, _, activation = str(said).rpartition("-")
         if gate == "gated" and activation == "gelu":
-            activation = "gelu_new"  # what it has meant since version 1.1
+            activation = "gelu_new"  # the meaning of "gated-gelu" since version 1.1
         activation = str(hub.get("dense_act_fn", activation))
         if gate not in ("", "gated") or activation not in ACTIVATIONS:
             what = f"feed_forward_proj {said!r} with {activation!r} is not supported"
             raise UsageError(what, checkpoint.config_file, f"known: {', '.join(ACTIVATIONS)}")
-        # Version 1.1 called itself untied to say that it does not scale. Whether it is tied, the tensors say.
+        # Version 1.1 sets tie_word_embeddings to false to mean an unscaled head; the tensors show whether it is tied.
         called_tied = hub.get("tie_word_embeddings") is not False
         return {
             "activation": ACTIVATIONS[activation],
@@ -40,7 +40,7 @@ def _derive_with(projection: str, *, may_scale: bool) -> Callable[[Checkpoint, d
 
 
 def _has_no_head(checkpoint: Checkpoint) -> bool:
-    """Whether the head is the embedding: absent, or the same."""
+    """Whether the head is tied to the embedding: absent from the file, or equal to it."""
     head, shared = (checkpoint.tensors.get(name) for name in ("lm_head.weight", "shared.weight"))
     if head is None or shared is None or head.shape != shared.shape:
         return head is None
@@ -117,23 +117,23 @@ T5 = Layout(
         Field("eos_token_id", default=1),
     ),
     rules=_rules,
-    ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-    only={"is_decoder": False},
-    inert=(
+    ignored_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    required_values={"is_decoder": False},
+    ignored_keys=(
         "classifier_dropout", "dense_act_fn", "feed_forward_proj", "initializer_factor", "is_gated_act",
         "scale_decoder_outputs", "tie_word_embeddings",
     ),
-    derive=_derive_with("relu", may_scale=True),
-    restore=_restore,
+    read_extra=_derive_with("relu", may_scale=True),
+    write_extra=_restore,
     constant={"model_type": "t5"},
 )  # fmt: skip
-"""``model_type`` t5: the first version, version 1.1 and what was trained from them."""
+"""``model_type`` t5: versions 1.0 and 1.1, and models trained from them."""
 
 MT5 = replace(
     T5,
     classes={"MT5ForConditionalGeneration": "text2text-generation", "MT5EncoderModel": "feature-extraction"},
-    derive=_derive_with("gated-gelu", may_scale=False),
-    restore=_restore_mt5,
+    read_extra=_derive_with("gated-gelu", may_scale=False),
+    write_extra=_restore_mt5,
     constant={"model_type": "mt5"},
 )
-"""``model_type`` mt5, whose head never scales."""
+"""``model_type`` mt5, whose head is never scaled."""

@@ -24,39 +24,39 @@ from zoo_plugins.t5.config import T5Config
 
 
 def norm(c: T5Config) -> nn.RMSNorm:
-    """A scale without a shift."""
+    """The RMS norm used throughout: a scale without a shift."""
     return nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
 
 
 def attention(c: T5Config) -> MultiHeadAttention:
-    """Without biases, and without dividing scores by the root of their width: the initialisation does that."""
+    """Attention without biases and with unscaled scores; the initialisation accounts for the scale."""
     return MultiHeadAttention(c.hidden_size, c.num_heads, head_dim=c.head_dim, bias=False, scale=1.0, dropout=c.dropout)
 
 
 def feed_forward(c: T5Config) -> FeedForward | GatedFeedForward:
-    """Gated since version 1.1."""
+    """The feed-forward network, gated since version 1.1."""
     kind = GatedFeedForward if c.gated else FeedForward
     return kind(c.hidden_size, c.intermediate_size, activation=c.activation, bias=False, dropout=c.dropout)
 
 
 def relative_positions(c: T5Config, *, causal: bool) -> RelativePositionBias:
-    """One for all blocks of a stack."""
+    """The relative position bias shared by all blocks of a stack."""
     return RelativePositionBias(
         c.num_heads, num_buckets=c.relative_buckets, max_distance=c.relative_max_distance, causal=causal
     )
 
 
 _LARGEST = 61440.0
-"""15/16 of 2^16, just below the end of float16, and a number of so few digits is exact in every dtype."""
+"""15/16 of 2^16: just below the largest float16, and exact in every dtype."""
 
 
 def bounded(x: Tensor) -> Tensor:
-    """Keep float16 from becoming infinite: in trained models single numbers grow that far, and the norms undo it."""
+    """Clamp float16 activations, of which a few overflow in trained models. The norms make the clamping harmless."""
     return x.clamp(-_LARGEST, _LARGEST) if x.dtype == torch.float16 else x
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward, each normalised before and added after."""
+    """Self-attention and feed-forward, each a pre-norm residual sub-layer."""
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the source, then feed-forward."""
+    """Causal self-attention, cross-attention and feed-forward, each a pre-norm residual sub-layer."""
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()
@@ -88,14 +88,14 @@ class DecoderBlock(nn.Module):
         memory_mask: Tensor | None,
         cache: LayerCache | None,
     ) -> Tensor:
-        """(B, T, E) -> (B, T, E). ``bias`` is (1, H, T, past + T); attention to the source has none."""
+        """(B, T, E) -> (B, T, E). ``bias`` is (1, H, T, past + T); cross-attention has none."""
         x = bounded(x + self.dropout(self.attention(self.norm_1(x), mask=mask, bias=bias, cache=cache)))
         x = bounded(x + self.dropout(self.cross(self.norm_2(x), memory=memory, mask=memory_mask)))
         return bounded(x + self.dropout(self.mlp(self.norm_3(x))))
 
 
 class T5(nn.Module):
-    """Encoder, decoder and the projection to the vocabulary; for feature extraction the encoder alone."""
+    """Encoder, decoder and the projection to the vocabulary; for feature extraction, only the encoder."""
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class T5(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """N(0, 1/n) for a product of n numbers, N(0, 1) for embeddings; queries make up for unscaled scores."""
+        """Draw weights of n inputs from N(0, 1/n), embeddings from N(0, 1); queries include the scale of the scores."""
         for part in self.modules():
             if isinstance(part, nn.Linear) and part.weight is not self.token_embedding.weight:
                 nn.init.normal_(part.weight, std=part.in_features**-0.5)
@@ -129,14 +129,14 @@ class T5(nn.Module):
         nn.init.normal_(self.token_embedding.weight)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:
-        """Read the source.
+        """Encode the source.
 
         Args:
             input_ids: (B, S).
             attention_mask: (B, S), 1 for a token and 0 for padding.
 
         Returns:
-            ``last_hidden_state`` (B, S, E), and ``cross_key_values``: its keys and values in each decoder block.
+            ``last_hidden_state`` (B, S, E), and ``cross_key_values``, its keys and values for each decoder block.
         """
         length = input_ids.shape[1]
         mask = build_mask(length, length, padding=attention_mask)
@@ -158,14 +158,14 @@ class T5(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Logits of the next target token.
+        """Return the logits of the next target token.
 
         Args:
             decoder_input_ids: (B, T).
             cross_key_values: from :meth:`encode`.
             decoder_attention_mask: (B, past + T), 1 for a token and 0 for padding.
             attention_mask: (B, S), of the source.
-            past_key_values: what earlier calls saw; extended in place.
+            past_key_values: keys and values of earlier calls; extended in place.
 
         Returns:
             (B, T, V).
@@ -190,9 +190,9 @@ class T5(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) for a source (B, S) and the target so far (B, T), as in training.
+        """Return the logits (B, T, V) for a source (B, S) and target prefixes (B, T), as in training.
 
-        Without a target, what the encoder makes of the source: (B, S, E).
+        Without a target, return the hidden states of the encoder, (B, S, E).
         """
         encoded: dict[str, Any] = self.encode(input_ids, attention_mask)
         if decoder_input_ids is None:

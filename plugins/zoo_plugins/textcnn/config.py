@@ -5,33 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Config, Cost, Graph, cost, mask, real, token_ids
+from zoo import Config, Cost, Graph, cost, floats, mask, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextCNNConfig(Config):
-    """The hyper-parameters of section 3.1 by default, with the vocabulary of its movie reviews."""
+    """Configuration of TextCNN. By default the hyper-parameters of section 3.1 and the paper's MR vocabulary."""
 
     task: Literal["text-classification"] = "text-classification"
-    """The class of a text."""
+    """Text classification."""
     vocab_size: int = 18765
-    """Words known."""
+    """Size of the vocabulary, in words."""
     max_seq_len: int = 512
-    """Longest text. Nothing in the model is this long."""
+    """Longest text that the model is trained for. No parameter depends on it."""
     hidden_size: int = 300
     """Width of an embedding, the paper's k."""
     kernel_sizes: tuple[int, ...] = (3, 4, 5)
-    """Words that a filter sees at once, the paper's h, one number for each group of filters."""
+    """Width in words of each group of filters, the paper's h."""
     num_filters: int = 100
-    """Filters of each group."""
+    """Filters per group."""
     dropout: float = 0.5
-    """On the features, in training."""
+    """Dropout on the features, during training."""
     num_classes: int = 2
-    """Classes of a text."""
+    """Number of classes."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, where they have any."""
+    """Names of the classes, if any."""
     pad_token_id: int | None = None
-    """Token that fills up shorter inputs of a batch; 0 where none is named."""
+    """Token that pads shorter inputs of a batch; 0 if unset."""
 
     def __post_init__(self) -> None:
         self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_filters", "num_classes")
@@ -45,16 +45,16 @@ class TextCNNConfig(Config):
 
     @property
     def num_features(self) -> int:
-        """What the classifier reads: one number for each filter."""
+        """Width of the classifier's input: one feature per filter."""
         return len(self.kernel_sizes) * self.num_filters
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph, a row of logits for each text."""
+        """One graph."""
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask"))
-        return (Graph(inputs=inputs, outputs=(real("logits", "batch", self.num_classes),)),)
+        return (Graph(inputs=inputs, outputs=(floats("logits", "batch", self.num_classes),)),)
 
     def cost(self) -> Cost:
-        """Closed form. The classifier runs once a text and counts no FLOPs."""
+        """Closed form. The classifier runs once per text and is not counted in FLOPs per token."""
         total = cost.embedding(self.vocab_size, self.hidden_size)
         for size in self.kernel_sizes:
             total += cost.linear(size * self.hidden_size, self.num_filters)

@@ -1,6 +1,6 @@
-"""TextCNN: filters of several widths over word embeddings, and the largest answer of each (Kim 2014).
+"""TextCNN: convolutions of several widths over word embeddings, with max-over-time pooling (Kim 2014).
 
-B batch, T tokens, E embedding size, F filters of a width, C classes.
+B batch, T tokens, E embedding size, F filters per group, C classes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from zoo_plugins.textcnn.config import TextCNNConfig
 
 
 class MaxOverTime(nn.Module):
-    """c_i = f(w . x_{i:i+h-1} + b) for every window of h words, and the largest c_i (equations 2 to 4).
+    """Maximum over i of c_i = f(w . x_{i:i+h-1} + b), the feature of a window of h words (equations 2 to 4).
 
-    A text shorter than a window is followed by zeros, as many as one window needs.
+    Texts shorter than the window are padded with zeros.
     """
 
     def __init__(self, inputs: int, num_filters: int, size: int) -> None:
@@ -27,12 +27,12 @@ class MaxOverTime(nn.Module):
         """(B, E, T), 0 at padding -> (B, F).
 
         Args:
-            places: (B, T), of each token among those of its row, counted from 0; -1 for padding.
-            counts: (B, 1), tokens of each row.
+            places: (B, T), index of each token among the tokens of its row; -1 for padding.
+            counts: (B, 1), number of tokens in each row.
         """
-        answers = F.relu(self.filters(F.pad(x, (0, self.size - 1))))  # (B, F, T), of the windows that begin at each
-        whole = (places >= 0) & (places <= (counts - self.size).clamp(min=0))  # those within the row, and its first
-        return answers.masked_fill(~whole.unsqueeze(1), 0.0).amax(-1)  # no answer is less than 0
+        features = F.relu(self.filters(F.pad(x, (0, self.size - 1))))  # (B, F, T), one per start of a window
+        whole = (places >= 0) & (places <= (counts - self.size).clamp(min=0))  # windows within the row, or its first
+        return features.masked_fill(~whole.unsqueeze(1), 0.0).amax(-1)  # 0 is neutral after ReLU
 
 
 class TextCNN(nn.Module):
@@ -47,7 +47,7 @@ class TextCNN(nn.Module):
         self.classifier = nn.Linear(c.num_features, c.num_classes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, C) of texts (B, T), with a mask (B, T), 1 for a token and 0 for padding on either side."""
+        """Return the logits (B, C) of texts (B, T). The mask (B, T) is 1 for a token, and 0 for padding on any side."""
         tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask.bool().long()
         places = torch.where(tokens == 1, tokens.cumsum(1) - 1, -1)
         x = self.token_embedding(input_ids) * tokens.unsqueeze(-1)  # (B, T, E)

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need", and the importers of BART, mBART and Marian."""
+"""The encoder-decoder Transformer of "Attention Is All You Need", and importers for BART, mBART and Marian."""
 
 from collections.abc import Sequence
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, KeyValues, attentions, cost, mask, real, token_ids
+from zoo import Activation, Config, Cost, Graph, KeyValues, attentions, cost, floats, mask, token_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """The sizes of the encoder, or of the decoder."""
+    """Sizes of the encoder or of the decoder."""
 
     vocab_size: int
     num_layers: int
@@ -23,17 +23,17 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """The base model of the paper by default, at 37,000 tokens.
+    """Configuration of the Transformer. The defaults are the paper's base model with 37,000 tokens.
 
-    BART, mBART and Marian are this model with other values, and so is what ``torch.nn.Transformer`` computes.
+    It also covers BART, mBART, Marian and models built with ``torch.nn.Transformer``.
     """
 
     task: Literal["text2text-generation"] = "text2text-generation"
-    """Sequence to sequence."""
+    """Sequence-to-sequence generation."""
     vocab_size: int = 37000
-    """Tokens known, in source and target."""
+    """Vocabulary size of the source and, by default, of the target."""
     target_vocab_size: int | None = None
-    """Tokens known in the target; ``vocab_size`` by default."""
+    """Vocabulary size of the target; ``vocab_size`` by default."""
     max_seq_len: int = 512
     """Longest source or target."""
     hidden_size: int = 512
@@ -45,8 +45,8 @@ class TransformerConfig(Config):
     num_heads: int = 8
     """Heads of each attention, the paper's h."""
     num_decoder_heads: int | None = None
-    """Heads of each attention in the decoder, ``num_heads`` by default. As many have the encoder's widths; more or
-    fewer are ``hidden_size / num_decoder_heads`` wide."""
+    """Heads of each attention in the decoder, ``num_heads`` by default. If the number differs from the encoder's, a
+    head is ``hidden_size / num_decoder_heads`` wide."""
     head_dim: int | None = None
     """Width of a query or key, the paper's d_k; ``hidden_size / num_heads`` by default."""
     value_head_dim: int | None = None
@@ -54,39 +54,40 @@ class TransformerConfig(Config):
     intermediate_size: int | None = None
     """The paper's d_ff; 4 x ``hidden_size`` by default."""
     decoder_intermediate_size: int | None = None
-    """The same in the decoder; ``intermediate_size`` by default."""
+    """The decoder's d_ff; ``intermediate_size`` by default."""
     activation: Activation = "relu"
-    """Of the feed-forward network."""
+    """Activation of the feed-forward network."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm."""
     norm_first: bool = False
-    """Normalise before each sub-layer instead of after it."""
+    """Whether to normalise before each sub-layer instead of after it."""
     final_norm: bool | None = None
-    """Whether encoder and decoder end with a norm; as ``norm_first`` by default."""
+    """Whether encoder and decoder end with a norm; same as ``norm_first`` by default."""
     embedding_norm: bool = False
     """Whether encoder and decoder begin with a norm."""
     attention_bias: bool = False
-    """Whether the projections of attention have a bias."""
+    """Whether the attention projections have biases."""
     positions: Literal["learned", "sinusoidal", "sinusoidal-halves"] = "sinusoidal"
-    """How a token knows where it is. Of ``sinusoidal-halves`` all sines come before all cosines."""
+    """Kind of positions. With ``sinusoidal-halves`` all sines come before all cosines instead of alternating."""
     position_offset: int = 0
-    """The row of position 0 in a table of learned positions; those before it are not used."""
+    """Row of position 0 in a table of learned positions; earlier rows are unused."""
     scale_embeddings: bool = True
-    """Whether the embedding of a token is multiplied by the root of ``hidden_size`` (section 3.4)."""
+    """Whether token embeddings are multiplied by the square root of ``hidden_size`` (section 3.4)."""
     tie_embeddings: bool = True
-    """Whether target embedding and head are one matrix (section 3.4)."""
+    """Whether the target embedding and the head share their weights (section 3.4)."""
     share_embeddings: bool | None = None
-    """Whether source and target embedding are one matrix; as ``tie_embeddings`` by default, in one vocabulary."""
+    """Whether the source and target embeddings share their weights; by default same as ``tie_embeddings`` if there is
+    one vocabulary."""
     head_bias: bool = False
     """Whether the projection to the vocabulary has a bias."""
     dropout: float = 0.1
-    """On embeddings, attention weights and sub-layers, in training."""
+    """Dropout on embeddings, attention weights and sub-layers, during training."""
     decoder_start_token_id: int | None = 0
-    """First token of every target; none where each target has its own, such as the code of its language."""
+    """First token of every target; None if it differs between targets, such as a language code."""
     eos_token_id: int | tuple[int, ...] | None = None
-    """Token, or tokens, that end a target."""
+    """Tokens that end a target."""
     pad_token_id: int | None = None
-    """Token that fills up a batch. Where the mask is 0 no output depends on it."""
+    """Token that pads the rows of a batch. Outputs do not depend on masked tokens."""
 
     def __post_init__(self) -> None:
         if self.head_dim is None or self.value_head_dim is None:
@@ -171,14 +172,14 @@ class TransformerConfig(Config):
         )
 
     def graphs(self) -> tuple[Graph, ...]:
-        """An encoder, which also projects the keys and values that every decoding step attends to, and a decoder."""
+        """An encoder, which also projects the keys and values for cross-attention, and a decoder."""
         cross = self._key_values("cross_key_values", "encoder_sequence")
         source_mask = mask("attention_mask", length="encoder_sequence")
         encoder = Graph(
             name="encoder",
             method="encode",
             inputs=(token_ids("input_ids", self.vocab_size, length="encoder_sequence"), source_mask),
-            outputs=(real("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
+            outputs=(floats("last_hidden_state", "batch", "encoder_sequence", self.hidden_size), cross),
             attentions=attentions(
                 self.encoder.num_layers, self.encoder.num_heads, queries="encoder_sequence", keys="encoder_sequence"
             ),
@@ -196,14 +197,14 @@ class TransformerConfig(Config):
                 source_mask,
                 cross,
             ),
-            outputs=(real("logits", "batch", "sequence", self.decoder.vocab_size),),
+            outputs=(floats("logits", "batch", "sequence", self.decoder.vocab_size),),
             past=self._key_values("past_key_values", "past_sequence"),
             attentions=tuple(chain.from_iterable(zip(own, crossing, strict=True))),
         )
         return encoder, decoder
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are those of one source token and one target token."""
+        """Closed form. FLOPs are for one source token and one target token."""
         hidden, source, target = self.hidden_size, self.encoder, self.decoder
         norm, positions = cost.layer_norm(hidden), cost.embedding(self.position_rows, hidden)
         words, target_words = (cost.embedding(stack.vocab_size, hidden) for stack in (source, target))

@@ -1,4 +1,4 @@
-"""Checkpoints of BART, mBART and Marian in the hub's layout, and of models around ``torch.nn.Transformer``."""
+"""Checkpoints of BART, mBART and Marian in the hub's layout, and of models built with ``torch.nn.Transformer``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from zoo import ArtifactError, UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo.errors import ArtifactError, UsageError
 from zoo_plugins.transformer.config import TransformerConfig
 
 __all__ = ["BART", "MARIAN", "MBART", "TORCH"]
@@ -66,7 +66,7 @@ def _rules(c: TransformerConfig) -> Sequence[Rule]:
 
 
 def _ignored(c: TransformerConfig) -> Sequence[str]:
-    """Versions; sinusoids, which are computed; and the table that is left over where nothing is tied to it."""
+    """Version tensors, sinusoids, and the shared embedding if nothing is tied to it."""
     positions = () if c.positions == "learned" else (r"model\.(encoder|decoder)\.embed_positions\.weight",)
     shared = () if c.share_embeddings else (r"model\.shared\.weight",)
     return (r"(model\.)?(encoder|decoder)\.version", *positions, *shared)
@@ -78,22 +78,22 @@ def _family(
     fixed: Mapping[str, Any],
     *,
     tokens: Mapping[str, int | None],
-    only: Mapping[str, Any],
+    required_values: Mapping[str, Any],
 ) -> Layout:
     """The layout of one family.
 
     Args:
         name: ``model_type``.
-        classes: what writes its checkpoints: the model with its head, then the base model alone.
-        fixed: fields of ours that its implementation leaves no choice of.
-        tokens: which it takes where config.json has none.
-        only: keys of old checkpoints, which it reads no more.
+        classes: classes that write its checkpoints: the model with its head, then the base model if it has one.
+        fixed: zoo's fields that its implementation hard-codes.
+        tokens: special tokens that the implementation uses if config.json does not name any.
+        required_values: keys of old config.json files that current implementations ignore, and their only values.
     """
     fixed = {"norm_eps": 1e-5, "attention_bias": True, **fixed}
 
     def derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
         hub, files = checkpoint.config, checkpoint.tensors
-        # All three are tied, or none; of Marian's two vocabularies only the second is tied to the head.
+        # All three tables are tied, or none; with Marian's two vocabularies, the head is tied to the second.
         apart = any(f"{prefix}encoder.embed_tokens.weight" in files for prefix in ("model.", ""))
         share = hub.get("share_encoder_decoder_embeddings", True) and (values["tie_embeddings"] or not apart)
         return {
@@ -106,9 +106,9 @@ def _family(
 
     def restore(c: TransformerConfig) -> Mapping[str, Any]:
         if c.share_embeddings and not c.tie_embeddings:
-            raise UsageError("one table for source and target, and another for the head, is not to be said there")
+            raise UsageError("share_embeddings without tie_embeddings cannot be represented in this format")
         pair = {"decoder_vocab_size": c.target_vocab_size, "share_encoder_decoder_embeddings": c.share_embeddings}
-        # A key that is left out is not none: it is what the implementation takes by default.
+        # Write tokens that are None too: the implementation replaces missing keys by its defaults.
         return {key: getattr(c, key) for key in tokens} | (pair if name == "marian" else {})
 
     return Layout(
@@ -131,15 +131,15 @@ def _family(
         ),
         rules=_rules,
         prefix="model.",
-        ignored=_ignored,
-        only={"is_decoder": False, **only},
-        inert=(
+        ignored_tensors=_ignored,
+        required_values={"is_decoder": False, **required_values},
+        ignored_keys=(
             "*_layerdrop", "activation_dropout", "attention_dropout", "classif_dropout", "classifier_dropout",
             "decoder_vocab_size", "extra_pos_embeddings", "force_bos_token_to_be_generated", "init_std",
             "num_hidden_layers", "share_encoder_decoder_embeddings",
         ),
-        derive=derive,
-        restore=restore,
+        read_extra=derive,
+        write_extra=restore,
         constant={"model_type": name, "is_encoder_decoder": True},
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ BART = _family(
     ("BartForConditionalGeneration", "BartModel"),
     {**_LEARNED, "norm_first": False, "final_norm": False},
     tokens={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
-    only={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": False},
+    required_values={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": False},
 )
 """``model_type`` bart."""
 MBART = _family(
@@ -158,7 +158,7 @@ MBART = _family(
     ("MBartForConditionalGeneration",),
     {**_LEARNED, "norm_first": True, "final_norm": True},
     tokens={"decoder_start_token_id": None, "eos_token_id": 2, "pad_token_id": 1},
-    only={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False},
+    required_values={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False},
 )
 """``model_type`` mbart."""
 MARIAN = _family(
@@ -172,7 +172,7 @@ MARIAN = _family(
         "final_norm": False,
     },
     tokens={"decoder_start_token_id": 58100, "eos_token_id": 0, "pad_token_id": 58100},
-    only={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": True},
+    required_values={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": True},
 )
 """``model_type`` marian."""
 
@@ -215,7 +215,7 @@ def _torch_rules(_: TransformerConfig) -> Sequence[Rule]:
 
 
 def _torch_derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """What the shapes of tensors and their presence say."""
+    """Derive settings from the presence and shapes of tensors."""
     tensors = {_torch_name(name): tensor for name, tensor in checkpoint.tensors.items()}
 
     def shape(name: str) -> tuple[int, ...]:
@@ -267,16 +267,17 @@ def _torch_name(name: str) -> str:
 TORCH = Layout(
     classes={"Transformer": _TASK},
     fields=(),
-    needed=("num_heads",),
+    required_settings=("num_heads",),
     rules=_torch_rules,
     renamed=_TORCH_RENAMED,
-    ignored=(r"positional_encoding\..*",),
-    derive=_torch_derive,
+    ignored_tensors=(r"positional_encoding\..*",),
+    read_extra=_torch_derive,
 )
-"""A file with the state dict of a ``torch.nn.Transformer`` called ``transformer``.
+"""A state dict with a ``torch.nn.Transformer`` called ``transformer``.
 
-Around it lie what most models of this kind call ``src_tok_emb`` and ``tgt_tok_emb``, which are embeddings or hold one
-called ``embedding``, and ``generator``, the projection to the vocabulary. Positions are sinusoids, or the tables
-``src_pos_emb`` and ``tgt_pos_emb``. What tensors do not say is said with ``--set``: ``num_heads`` always, and
-``norm_first``, ``activation``, ``norm_eps``, ``scale_embeddings`` and the tokens where they are not ours by default.
+The other parts have their usual names: ``src_tok_emb`` and ``tgt_tok_emb``, embeddings or modules that hold one called
+``embedding``, and ``generator``, the projection to the vocabulary. Positions are sinusoids, or the tables
+``src_pos_emb`` and ``tgt_pos_emb``. Settings that do not follow from tensors are given with ``--set``: ``num_heads``
+always; ``norm_first``, ``activation``, ``norm_eps``, ``scale_embeddings`` and the special tokens where they differ from
+the defaults of :class:`TransformerConfig`.
 """

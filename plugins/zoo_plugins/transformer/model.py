@@ -1,7 +1,6 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017).
 
-Other values of its configuration make it BART (Lewis et al. 2020), mBART (Liu et al. 2020) and Marian
-(Junczys-Dowmunt et al. 2018).
+It also covers BART (Lewis et al. 2020), mBART (Liu et al. 2020) and Marian (Junczys-Dowmunt et al. 2018).
 
 B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary.
 """
@@ -22,8 +21,8 @@ from zoo.nn import (
     build_mask,
     init_xavier,
     positions_of,
-    shorten,
     tied_linear,
+    truncate_positions,
 )
 from zoo_plugins.transformer.config import Stack, TransformerConfig
 
@@ -46,7 +45,7 @@ def feed_forward(c: TransformerConfig, stack: Stack) -> FeedForward:
 
 
 def norm(c: TransformerConfig, present: bool | None) -> nn.Module:
-    """A norm before the first block or after the last, where the configuration has one."""
+    """An optional norm before the first block or after the last."""
     return nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if present else nn.Identity()
 
 
@@ -70,7 +69,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Masked self-attention, attention to the source, then feed-forward (figure 1, right)."""
+    """Masked self-attention, cross-attention, then feed-forward (figure 1, right)."""
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
@@ -93,7 +92,7 @@ class DecoderBlock(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding times sqrt(E), plus positions (sections 3.4 and 3.5), and a norm where the model has one."""
+    """Token embedding times sqrt(E), plus positions (sections 3.4 and 3.5), and an optional norm."""
 
     def __init__(self, c: TransformerConfig, stack: Stack) -> None:
         super().__init__()
@@ -139,14 +138,14 @@ class Transformer(nn.Module):
         init_xavier(self)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:
-        """Read the source.
+        """Encode the source.
 
         Args:
             input_ids: (B, S).
             attention_mask: (B, S), 1 for a token and 0 for padding.
 
         Returns:
-            ``last_hidden_state`` (B, S, E), and ``cross_key_values``: its keys and values in each decoder block.
+            ``last_hidden_state`` (B, S, E), and ``cross_key_values``, its keys and values for each decoder block.
         """
         length = input_ids.shape[1]
         mask = build_mask(length, length, padding=attention_mask)
@@ -169,14 +168,14 @@ class Transformer(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Logits of the next target token.
+        """Return the logits of the next target token.
 
         Args:
             decoder_input_ids: (B, T).
             cross_key_values: from :meth:`encode`.
             decoder_attention_mask: (B, past + T), 1 for a token and 0 for padding.
             attention_mask: (B, S), of the source.
-            past_key_values: what earlier calls saw; extended in place.
+            past_key_values: keys and values of earlier calls; extended in place.
 
         Returns:
             (B, T, V).
@@ -198,13 +197,13 @@ class Transformer(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) for a source (B, S) and the target so far (B, T), as in training."""
+        """Return the logits (B, T, V) for a source (B, S) and target prefixes (B, T), as in training."""
         cross: Cache = self.encode(input_ids, attention_mask)["cross_key_values"]  # type: ignore[assignment]
         return self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: TransformerConfig) -> Tensor | None:
-        """Learned positions of a smaller ``max_seq_len``, behind the same rows that are never read."""
+        """Truncate learned positions to a smaller ``max_seq_len``, with the same offset."""
         c = self.config
         if not name.endswith("_embedding.position.weight") or c.position_offset != old.position_offset:
             return None
-        return shorten(tensor, c.position_rows)
+        return truncate_positions(tensor, c.position_rows)

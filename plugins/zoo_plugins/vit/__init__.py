@@ -1,4 +1,4 @@
-"""ViT and DeiT: images as sequences of patches, and the layouts of their checkpoints."""
+"""ViT and DeiT: Transformer encoders of image patches, and importers for their checkpoints."""
 
 from collections.abc import Sequence
 

@@ -5,51 +5,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, attentions, cost, real
+from zoo import Activation, Config, Cost, Graph, ProblemType, attentions, cost, floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(Config):
-    """ViT-B/16 by default."""
+    """Configuration of ViT and DeiT. The defaults are ViT-B/16."""
 
     task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
-    """Whether the outputs are the classes or the hidden states."""
+    """Whether the model outputs class logits or hidden states."""
     image_size: int = 224
     """Height and width of the images, in pixels."""
     patch_size: int = 16
-    """Height and width of a patch; what is left of the image on the right and below is not seen."""
+    """Height and width of a patch, in pixels. A right or bottom margin smaller than a patch is ignored."""
     num_channels: int = 3
-    """Of the images: 3 for RGB."""
+    """Channels of the images, 3 for RGB."""
     hidden_size: int = 768
     """Width of the encoder."""
     num_layers: int = 12
-    """Blocks."""
+    """Number of blocks."""
     num_heads: int = 12
-    """Heads a block."""
+    """Heads per block."""
     intermediate_size: int | None = None
-    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
-    """Of the feed-forward network."""
+    """Activation of the feed-forward network."""
     norm_eps: float = 1e-6
     """Added to the variance in LayerNorm."""
     attention_bias: bool = True
-    """Whether the projections of queries, keys and values have one; that of the output always has."""
+    """Whether the query, key and value projections have biases. The output projection always has one."""
     dropout: float = 0.0
-    """On embeddings, attention weights and residuals, in training."""
+    """Dropout on embeddings, attention weights and residuals, during training."""
     distilled: bool = False
-    """Whether a distillation token stands behind the class token (Touvron et al. 2021)."""
+    """Whether a distillation token follows the class token (Touvron et al. 2021)."""
     distillation_head: bool | None = None
-    """Whether a second classifier reads that token, and the logits are the mean of both; by default where it is."""
+    """Whether a second classifier reads the distillation token, and the logits are the mean of both classifiers'. By
+    default true if there is such a token and the task is classification."""
     num_classes: int = 1000
-    """Labels of the classifier."""
+    """Number of classes."""
     labels: tuple[str, ...] = ()
-    """Their names, where they have any."""
+    """Names of the classes, if any."""
+    problem_type: ProblemType | None = None
+    """How logits become predictions: a softmax for a single label, sigmoids for several labels, the raw values for
+    regression. By default a single label; with one class, one sigmoid."""
     pooler: bool = False
-    """Whether there is a tanh pooler on the class token. A classifier has none."""
+    """Whether the feature extractor has a tanh pooler on the class token."""
     image_mean: tuple[float, ...] | None = None
-    """What is taken away from each channel, of pixels from 0 to 1; 0.5 by default."""
+    """Mean subtracted from each channel, for pixels in [0, 1]; 0.5 by default."""
     image_std: tuple[float, ...] | None = None
-    """What each channel is then divided by; 0.5 by default."""
+    """Standard deviation that each channel is then divided by; 0.5 by default."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
@@ -73,44 +77,44 @@ class ViTConfig(Config):
         if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"there are {len(self.labels)} labels for num_classes {self.num_classes}")
         if self.distillation_head and not self.distilled:
-            raise ValueError("distillation_head reads the distillation token, but distilled is False")
+            raise ValueError("distillation_head needs a distillation token, but distilled is False")
         for name, task in (("pooler", "image-feature-extraction"), ("distillation_head", "image-classification")):
             if getattr(self, name) and self.task != task:
                 raise ValueError(f"{name} is for the task {task!r}, but the task is {self.task!r}")
 
     @property
     def num_rows(self) -> int:
-        """Whole patches from top to bottom, and from left to right."""
+        """Patches per row and per column."""
         return self.image_size // self.patch_size
 
     @property
     def num_patches(self) -> int:
-        """Whole patches of an image."""
+        """Patches per image."""
         return self.num_rows**2
 
     @property
     def num_special_tokens(self) -> int:
-        """The class token, and the distillation token where there is one."""
+        """Class token and, if ``distilled``, distillation token."""
         return 2 if self.distilled else 1
 
     @property
     def num_tokens(self) -> int:
-        """What the encoder reads of each image: its patches behind the special tokens."""
+        """Tokens per image: special tokens, then patches."""
         return self.num_special_tokens + self.num_patches
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph; its outputs follow the task."""
-        pixels = real("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
+        """One graph; its outputs depend on the task."""
+        pixels = floats("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
         if self.task == "image-classification":
-            outputs = [real("logits", "batch", self.num_classes)]
+            outputs = [floats("logits", "batch", self.num_classes)]
         else:
-            outputs = [real("last_hidden_state", "batch", self.num_tokens, self.hidden_size)]
-            outputs += [real("pooler_output", "batch", self.hidden_size)] if self.pooler else []
+            outputs = [floats("last_hidden_state", "batch", self.num_tokens, self.hidden_size)]
+            outputs += [floats("pooler_output", "batch", self.hidden_size)] if self.pooler else []
         weights = attentions(self.num_layers, self.num_heads, queries=self.num_tokens, keys=self.num_tokens)
         return (Graph(inputs=(pixels,), outputs=tuple(outputs), attentions=weights),)
 
     def cost(self) -> Cost:
-        """Closed form. The FLOPs are those of a patch; what runs once an image, such as the heads, counts none."""
+        """Closed form. FLOPs are per patch, without parts that run once per image, such as the heads."""
         hidden = self.hidden_size
         block = (
             2 * cost.layer_norm(hidden)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo.errors import UsageError
 from zoo_plugins.vit.config import ViTConfig
 
 __all__ = ["DEIT", "VIT"]
@@ -21,12 +21,13 @@ _BLOCK = (
     ("mlp.up", "intermediate.dense", "mlp.fc1"),
     ("mlp.down", "output.dense", "mlp.fc2"),
 )
-"""Parts of a block: ours, theirs in files, and theirs in the memory of transformers 5, which can be saved too."""
+"""Parts of a block: zoo's name, the name in the hub's files, and the in-memory name of transformers 5, which also
+occurs in files."""
 _TEACHER = "DeiTForImageClassificationWithTeacher"
 
 
 def _rules(prefix: str) -> tuple[Rule, ...]:
-    """The encoder's tensors."""
+    """Rules for the encoder's tensors."""
     return (
         Rule("embeddings.class_token", f"{prefix}embeddings.cls_token"),
         Rule("embeddings.distillation_token", f"{prefix}embeddings.distillation_token"),
@@ -64,7 +65,7 @@ def _restore_deit(c: ViTConfig) -> Mapping[str, Any]:
 
 
 def _preprocessor(c: ViTConfig) -> Mapping[str, Any]:
-    """What the runtime does to an image, in their words."""
+    """Describe zoo's image preprocessing in the hub's format."""
     scaling = {"image_mean": c.image_mean, "image_std": c.image_std}
     return {
         "preprocessor_config.json": {
@@ -101,11 +102,11 @@ VIT = Layout(
     fields=_FIELDS,
     rules=(*_rules("vit."), Rule("head", "classifier")),
     prefix="vit.",
-    bare=("image-feature-extraction",),
-    only=_ONLY,
-    inert=_INERT,
-    derive=_derive,
-    restore=_restore,
+    headless_tasks=("image-feature-extraction",),
+    required_values=_ONLY,
+    ignored_keys=_INERT,
+    read_extra=_derive,
+    write_extra=_restore,
     files=_preprocessor,
     constant={"model_type": "vit"},
 )
@@ -124,11 +125,11 @@ DEIT = Layout(
         Rule("distillation_head", "distillation_classifier"),
     ),
     prefix="deit.",
-    bare=("image-feature-extraction",),
-    only=_ONLY,
-    inert=_INERT,
-    derive=_derive_deit,
-    restore=_restore_deit,
+    headless_tasks=("image-feature-extraction",),
+    required_values=_ONLY,
+    ignored_keys=_INERT,
+    read_extra=_derive_deit,
+    write_extra=_restore_deit,
     files=_preprocessor,
     constant={"model_type": "deit"},
 )

@@ -1,6 +1,6 @@
-"""ViT: a pre-norm Transformer encoder on the patches of an image (Dosovitskiy et al. 2021).
+"""ViT: a pre-norm Transformer encoder of image patches (Dosovitskiy et al. 2021).
 
-DeiT's distillation token (Touvron et al. 2021) is one more learned token, with a position and a classifier of its own.
+DeiT (Touvron et al. 2021) adds a learned distillation token with its own position and classifier.
 
 B batch, C channels, S image size, P patches, T tokens, E hidden size, L classes.
 """
@@ -17,7 +17,7 @@ INIT_STD = 0.02
 
 
 class ViTBlock(nn.Module):
-    """Attention, then feed-forward, each on a normalised input and added."""
+    """Attention and feed-forward, each a pre-norm residual sub-layer."""
 
     def __init__(self, c: ViTConfig) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ViTBlock(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The special tokens and the patches, each with its position (equation 1)."""
+    """Embeddings of special tokens and patches, plus positions (equation 1)."""
 
     def __init__(self, c: ViTConfig) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Embeddings(nn.Module):
 
 
 class ViT(nn.Module):
-    """The encoder, and the classifiers or the pooler that the configuration asks for."""
+    """The encoder, with classifiers or a pooler as configured."""
 
     def __init__(self, c: ViTConfig) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ViT(nn.Module):
         init_truncated_normal(self, INIT_STD)
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
-        """The outputs of the configured task, by name.
+        """Return the outputs of the configured task, by name.
 
         Args:
             pixel_values: (B, C, S, S), normalised.
@@ -92,7 +92,7 @@ class ViT(nn.Module):
         return {"last_hidden_state": x} | ({"pooler_output": torch.tanh(self.pooler(x[:, 0]))} if self.pooler else {})
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: ViTConfig) -> Tensor | None:
-        """Positions of another image size: those of the patches are interpolated, those of the special tokens stay."""
+        """Interpolate the patches' positions to another image size, keeping those of the special tokens."""
         if name != "embeddings.position" or old.num_special_tokens != self.config.num_special_tokens:
             return None
         special, grid = tensor.split((old.num_special_tokens, old.num_patches), dim=1)

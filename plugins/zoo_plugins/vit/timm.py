@@ -1,4 +1,4 @@
-"""Plain vision transformers in timm's layout. What their config.json leaves out, the shapes of the tensors say."""
+"""Plain vision transformers in timm's layout. Settings missing from config.json follow from the tensors' shapes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo import ArtifactError, UsageError
 from zoo.checkpoints import Checkpoint, Layout, Rule
-from zoo.errors import ArtifactError, UsageError
 from zoo_plugins.vit.config import ViTConfig
 
 __all__ = ["TIMM"]
@@ -22,16 +22,16 @@ _HEADS = {
     "tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16), "huge": (1280, 16),
     "giant": (1408, 16), "gigantic": (1664, 16),
 }  # fmt: skip
-"""The width of each standard size, and its heads, which no tensor shows."""
+"""Width and number of heads of each standard size. The number of heads cannot be read from tensors."""
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 _PLAIN = {
     "class_token": True, "final_norm": True, "fc_norm": None, "global_pool": "token", "init_values": None,
     "no_embed_class": False, "pos_embed": "learn", "pre_norm": False, "proj_bias": True, "qk_norm": False,
     "reg_tokens": 0,
 }  # fmt: skip
-"""Arguments that a plain vision transformer has at these values only."""
+"""Arguments for which only these values are supported."""
 _SHOWN = ("depth", "embed_dim", "img_size", "in_chans", "mlp_ratio", "num_classes", "patch_size", "qkv_bias")
-"""Arguments that tensors show."""
+"""Arguments that follow from the tensors."""
 _TRAINING = ("drop_path_rate", "drop_rate", "fix_init", "weight_init")
 
 
@@ -52,7 +52,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     if patch != width or side == 0 or rows != side * side + 1 + distilled:
         raise UsageError(f"patches of {patch} x {width} with {rows} positions are not those of a square image", where)
     if classifier and distilled != ("head_dist.weight" in tensors):
-        raise ArtifactError("dist_token and head_dist.weight go together", checkpoint.where)
+        raise ArtifactError("only one of dist_token and head_dist.weight is present", checkpoint.where)
     found: dict[str, Any] = {
         "task": "image-classification" if classifier else "image-feature-extraction",
         "image_size": _image_size(arguments, pretrained, side, patch),
@@ -74,7 +74,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
 
 
 def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
-    """The shape of a tensor that every vision transformer has."""
+    """Return the shape of a tensor that every vision transformer has."""
     tensor = checkpoint.tensors.get(name)
     if tensor is None or len(tensor.shape) != rank:
         found = "missing" if tensor is None else f"of shape {tensor.shape}"
@@ -83,7 +83,7 @@ def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
 
 
 def _image_size(arguments: Mapping[str, Any], pretrained: Mapping[str, Any], side: int, patch: int) -> int:
-    """Theirs where it has as many patches, since a border that fills none is not seen in the tensors."""
+    """Return the declared size if it matches the number of patches: tensors do not show a margin below one patch."""
     for said in (arguments.get("img_size"), pretrained.get("input_size")):
         size = said[-1] if isinstance(said, Sequence) and said else said
         if isinstance(size, int) and size // patch == side:
@@ -92,21 +92,21 @@ def _image_size(arguments: Mapping[str, Any], pretrained: Mapping[str, Any], sid
 
 
 def _heads(checkpoint: Checkpoint, arguments: Mapping[str, Any], hidden: int) -> int:
-    """As said, or as a model of this name has them if it is as wide."""
+    """Return the declared number of heads, or that of the standard size in the name if the widths agree."""
     if isinstance(arguments.get("num_heads"), int):
         return int(arguments["num_heads"])
     name = str(checkpoint.config.get("architecture"))
     standard = _STANDARD.fullmatch(name)
     width, heads = _HEADS[standard[1]] if standard else (0, 0)
     if width != hidden:
-        what = f"nothing says how many heads {name} of width {hidden} has"
-        raise UsageError(what, checkpoint.config_file, "--set num_heads=N")
+        what = f"the number of heads of {name} with width {hidden} is not known"
+        raise UsageError(what, checkpoint.config_file, "set num_heads")
     return heads
 
 
 def _restore(c: ViTConfig) -> Mapping[str, Any]:
     if c.task == "image-classification" and c.distilled and not c.distillation_head:
-        raise UsageError("a distillation token without its head is not known there", "distillation_head")
+        raise UsageError("timm has no distillation token without its head", "distillation_head")
     hidden, intermediate = c.hidden_size, c.intermediate_size or 0
     ratio = intermediate / hidden
     classes = c.num_classes if c.task == "image-classification" else 0
@@ -114,7 +114,7 @@ def _restore(c: ViTConfig) -> Mapping[str, Any]:
         "architecture": "deit_base_distilled_patch16_224" if c.distilled else "vit_base_patch16_224",
         "num_classes": classes,
         "num_features": hidden,
-        "model_args": {  # all of them, whatever the name stands for
+        "model_args": {  # complete, so that the architecture's name does not matter
             "img_size": c.image_size,
             "patch_size": c.patch_size,
             "in_chans": c.num_channels,
@@ -141,7 +141,7 @@ def _restore(c: ViTConfig) -> Mapping[str, Any]:
 
 
 class _Timm(nn.Module):
-    """A model of timm with our names of inputs and outputs."""
+    """A timm model with zoo's names of inputs and outputs."""
 
     def __init__(self, model: nn.Module, task: str) -> None:
         super().__init__()
@@ -159,9 +159,9 @@ def _original(checkpoint: Checkpoint, config: ViTConfig) -> nn.Module:
         import timm
 
         model = timm.create_model(f"local-dir:{checkpoint.path.resolve()}", pretrained=True)
-    except Exception as error:  # of torchvision, where it does not fit torch, or timm's own on the files of a stranger
+    except Exception as error:  # from timm on untrusted files, or from a torchvision that does not match torch
         raise ImportError(f"timm cannot load it: {' '.join(str(error).split())[:200]}") from error
-    original: type[_Timm] = type(type(model).__name__, (_Timm,), {"__module__": "timm"})  # what it is compared as
+    original: type[_Timm] = type(type(model).__name__, (_Timm,), {"__module__": "timm"})  # name shown in reports
     return original(model, config.task)
 
 
@@ -183,8 +183,8 @@ TIMM = Layout(
         Rule("head", "head"),
         Rule("distillation_head", "head_dist"),
     ),
-    only={"global_pool": "token"},
-    inert=(
+    required_values={"global_pool": "token"},
+    ignored_keys=(
         "architecture",
         "label_descriptions",
         "label_names",
@@ -193,8 +193,8 @@ TIMM = Layout(
         "num_features",
         "pretrained_cfg",
     ),
-    derive=_derive,
-    restore=_restore,
+    read_extra=_derive,
+    write_extra=_restore,
     original=_original,
 )
-"""What timm writes: config.json names an ``architecture``."""
+"""Checkpoints written by timm, whose config.json names an ``architecture``."""

@@ -1,4 +1,4 @@
-"""What zoo asks of every architecture, of the form with most parts: the smallest preset has no biases."""
+"""The conformance checks, on AFT-local, which has the most parts. The smallest preset has no biases."""
 
 from zoo.testing import parametrize_with_checks
 

@@ -9,26 +9,26 @@ from zoo import cost
 
 @dataclass(frozen=True, kw_only=True)
 class AFTConfig(zoo.Config):
-    """Small enough for a test."""
+    """Configuration of AFT. The defaults are small enough for a test."""
 
     task: Literal["text-generation"] = "text-generation"
     """Next-token prediction."""
     vocab_size: int = 260
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 96
-    """Positions with a learned embedding, and with learned biases."""
+    """Maximum text length. Each position has a learned embedding and learned biases."""
     hidden_size: int = 48
-    """Width."""
+    """Width of the residual stream."""
     num_layers: int = 2
-    """Blocks."""
+    """Number of blocks."""
     intermediate_size: int | None = None
-    """Width inside the feed-forward network; 4 x ``hidden_size`` by default."""
+    """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     variant: Literal["full", "local", "simple"] = "local"
-    """Which pairs of positions have a bias: all of them, those that are near, or none."""
+    """Which pairs of positions have a bias: all, nearby ones, or none."""
     window: int = 16
-    """Of ``local``: a pair has a bias if its positions are less than this apart."""
+    """With ``local``: pairs less than this far apart have a bias."""
     bias_size: int = 8
-    """The bias of a pair is a product of two learned vectors with as many numbers (the paper's d')."""
+    """Size of the learned vectors whose product is the bias of a pair (the paper's d')."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm."""
     eos_token_id: int | None = None
@@ -42,12 +42,12 @@ class AFTConfig(zoo.Config):
         )  # fmt: skip
 
     def graphs(self):
-        """Prefill and decode in one graph. Keys and values are as wide as the model, and have no heads."""
+        """Prefill and decoding in one graph. Keys and values are one head of the model's width."""
         sizes = {"vocab_size": self.vocab_size, "num_layers": self.num_layers}
         return (zoo.causal_graph(**sizes, num_kv_heads=1, head_dim=self.hidden_size),)
 
     def cost(self):
-        """Closed form. A window saves nothing: all biases are computed, and then some are left out."""
+        """Closed form. A window saves no work: all biases are computed, then some are masked."""
         hidden, context = self.hidden_size, self.max_seq_len
         block = (
             2 * cost.layer_norm(hidden)

@@ -1,4 +1,4 @@
-"""A decoder whose tokens are mixed without attention (Zhai et al. 2021).
+"""The Attention Free Transformer as a decoder (Zhai et al. 2021).
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
 """
@@ -13,10 +13,10 @@ from zoo.nn import FeedForward, build_mask, init_normal, positions_of, tied_line
 class AFTMixer(nn.Module):
     """Y_t = sigmoid(Q_t) * sum_s exp(K_s + w_ts) * V_s / sum_s exp(K_s + w_ts), over s <= t (section 3).
 
-    Each channel averages the values with weights of its own. The weights are computed as a softmax, which takes the
-    largest exponent of each query and channel away first: as the equation is written, exp overflows in float16 from
-    11.1 on. Taking the same number away for all queries would let the product of two matrices do the sums, but then a
-    large key that comes later underflows all before it. This form holds B x E x T x S numbers.
+    Each channel averages the values with its own weights. They are computed as a softmax, which subtracts the largest
+    exponent of each query and channel: evaluated literally, exp overflows float16 from 11.1 on. Subtracting one number
+    for all queries would turn the sums into a matrix product, but a large later key would make all earlier terms
+    underflow. This form needs memory for B x E x T x S numbers.
     """
 
     def __init__(self, c):
@@ -31,9 +31,9 @@ class AFTMixer(nn.Module):
         """(B, T, E) -> (B, T, E).
 
         Args:
-            mask: (B or 1, 1, T, S), which tokens each one averages over. One without any gets 0.
+            mask: (B or 1, 1, T, S), True for the tokens to average over. The average over no tokens is 0.
             positions: (B or 1, S), of all tokens.
-            cache: keys and values of the tokens before, as one head; extended by those of ``x``.
+            cache: keys and values of earlier tokens, as one head; those of ``x`` are appended.
         """
         key, value = self.key(x).unsqueeze(1), self.value(x).unsqueeze(1)  # (B, 1, T, E)
         if cache is not None:
@@ -46,7 +46,7 @@ class AFTMixer(nn.Module):
         return self.query(x).sigmoid() * mixed.squeeze(-1).transpose(1, 2)
 
     def biases(self, positions, length):
-        """w of the last ``length`` tokens and all: (B or 1, 1, T, S), 0 outside of the window."""
+        """Return w between the last ``length`` tokens and all tokens, (B or 1, 1, T, S); 0 outside the window."""
         latest = positions[:, positions.shape[1] - length :]
         w = self.query_bias(latest) @ self.key_bias(positions).transpose(1, 2)
         if self.window is not None:
@@ -79,7 +79,7 @@ class AFT(nn.Module):
         init_normal(self, std=0.02)
 
     def forward(self, input_ids, attention_mask=None, past_key_values=None):
-        """Logits of the next token: (B, T) -> (B, T, V), with a mask (B, S) and what earlier calls saw."""
+        """Return the logits of the next token: (B, T) -> (B, T, V), with a mask (B, S) and a cache of earlier calls."""
         length, device = input_ids.shape[1], input_ids.device
         total = length + (past_key_values.length if past_key_values is not None else 0)
         mask = build_mask(length, total, padding=attention_mask, causal=True, device=device)

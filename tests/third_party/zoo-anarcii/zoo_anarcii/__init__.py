@@ -1,4 +1,4 @@
-"""ANARCII's models, as encoder-decoders of zoo: ``zoo import antibody_4_2_128_512.pt --kind anarcii``."""
+"""Imports ANARCII's models as encoder-decoders: ``zoo import antibody_4_2_128_512.pt --model-type anarcii``."""
 
 import zoo
 

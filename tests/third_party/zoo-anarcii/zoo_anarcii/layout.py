@@ -1,4 +1,4 @@
-"""The files of ANARCII: a state dict, and its sizes in a JSON file of the same name."""
+"""Checkpoint layout of ANARCII: a state dict, with its sizes in a JSON file of the same name."""
 
 import math
 from pathlib import Path
@@ -33,11 +33,11 @@ NAMES = {
 
 
 def sizes(checkpoint):
-    """The JSON file beside the weights."""
+    """Read the JSON file beside the weights."""
     name = f"{Path(checkpoint.file or '').stem}.json"
     found = checkpoint.json(name) if checkpoint.file else {}
     if not found:
-        raise zoo.UsageError("its sizes are in a JSON file of the same name", checkpoint.where, f"put {name} beside it")
+        raise zoo.UsageError("the JSON file with its sizes is missing", checkpoint.where, f"put {name} beside it")
     return found
 
 
@@ -62,7 +62,7 @@ def derive(checkpoint, values):
 
 
 class Original(nn.Module):
-    """ANARCII's own model, called by our names."""
+    """ANARCII's own model with zoo's names of inputs and outputs."""
 
     def __init__(self, checkpoint, config):
         from anarcii.inference.model import S2S, Decoder, Encoder
@@ -74,7 +74,7 @@ class Original(nn.Module):
         self.model = S2S(encoder, decoder, config.pad_token_id, config.pad_token_id, "cpu")
         self.model.load_state_dict({name: tensor.read() for name, tensor in checkpoint.tensors.items()})
         for part in (encoder, decoder):
-            part.scale = math.sqrt(config.hidden_size)  # a tensor of float32, which it would stay in float64
+            part.scale = math.sqrt(config.hidden_size)  # originally a float32 tensor, even in a float64 model
 
     def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask):
         length = decoder_input_ids.shape[1]
@@ -96,7 +96,7 @@ ANARCII = Layout(
             for kind in ("weight", "bias")
         ),
     ),
-    derive=derive,
+    read_extra=derive,
     original=Original,
 )
-"""``--kind anarcii``."""
+"""``--model-type anarcii``."""

@@ -44,7 +44,7 @@ class Api1Config(zoo.Config):
     def graphs(self) -> tuple[zoo.Graph, ...]:
         ids = zoo.token_ids("input_ids", self.vocab_size)
         if self.task == "feature-extraction":
-            hidden = zoo.real("last_hidden_state", "batch", "sequence", self.hidden_size)
+            hidden = zoo.floats("last_hidden_state", "batch", "sequence", self.hidden_size)
             return (zoo.Graph(inputs=(ids, zoo.mask("attention_mask")), outputs=(hidden,), causal=True),)
         past = zoo.KeyValues(
             name="past_key_values",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from zoo_export import TextRunner, Tokens
+from zoo_runtime import TextRunner, Tokens
 
 
 class Length(TextRunner):

@@ -1,4 +1,4 @@
-"""From letters to phonemes: an architecture, the checkpoints of g2p-en, and a task."""
+"""Grapheme-to-phoneme conversion: an architecture, an importer for g2p-en, and a task."""
 
 import zoo
 

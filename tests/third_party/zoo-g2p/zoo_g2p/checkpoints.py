@@ -1,4 +1,4 @@
-"""checkpoint20.npz of g2p-en: an archive of arrays, with no configuration beside it."""
+"""Checkpoint layout of g2p-en: checkpoint20.npz, an archive of arrays without a configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,16 +8,16 @@ from zoo_g2p.config import LETTERS, PHONEMES
 
 
 def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """The sizes, as far as the arrays tell them; what is amiss with those is reported when they are read."""
-    told = {"embedding_size": "enc_emb", "hidden_size": "enc_w_hh"}
-    shapes = {ours: checkpoint.tensors[name].shape for ours, name in told.items() if name in checkpoint.tensors}
+    """Derive the sizes from the arrays. Missing or malformed arrays are reported later, when they are read."""
+    sources = {"embedding_size": "enc_emb", "hidden_size": "enc_w_hh"}
+    shapes = {ours: checkpoint.tensors[name].shape for ours, name in sources.items() if name in checkpoint.tensors}
     return {ours: shape[-1] for ours, shape in shapes.items() if shape}
 
 
 G2P_EN = Layout(
     classes={"G2p": "grapheme-to-phoneme"},
     fields=(Field("letters", default=LETTERS), Field("phonemes", default=PHONEMES)),
-    derive=_derive,
+    read_extra=_derive,
     rules=(
         Rule("letters.weight", "enc_emb"),
         Rule("encoder.weight_ih_l0", "enc_w_ih"),
@@ -34,4 +34,4 @@ G2P_EN = Layout(
     ),
     constant={"model_type": "g2p-en"},
 )
-"""The gates of its cells lie one after another as torch has them: reset, update, new."""
+"""Its gates are in torch's order: reset, update, new."""

@@ -15,19 +15,19 @@ PHONEMES = (
     "OW0", "OW1", "OW2", "OY0", "OY1", "OY2", "P", "R", "S", "SH", "T", "TH", "UH0", "UH1", "UH2",
     "UW", "UW0", "UW1", "UW2", "V", "W", "Y", "Z", "ZH",
 )  # fmt: skip
-"""ARPAbet as the CMU dictionary writes it, 0 to 2 the stress of a vowel, in the order of g2p-en."""
+"""ARPAbet as in the CMU dictionary, with digits for the stress of a vowel, in the order of g2p-en."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class G2PConfig(zoo.Config):
-    """g2p-en by default."""
+    """Configuration of the encoder-decoder. The defaults are those of g2p-en."""
 
     task: Literal["grapheme-to-phoneme"] = "grapheme-to-phoneme"
-    """The pronunciation of a word."""
+    """Pronunciation of a word."""
     letters: tuple[str, ...] = LETTERS
-    """What words are written with, in the order of their ids. ``<unk>`` is any other letter, ``</s>`` ends a word."""
+    """Input symbols in the order of their ids. ``<unk>`` stands for any other letter, ``</s>`` ends a word."""
     phonemes: tuple[str, ...] = PHONEMES
-    """What is pronounced, in the order of their ids. ``<s>`` comes before the first, ``</s>`` after the last."""
+    """Output symbols in the order of their ids. ``<s>`` precedes the first phoneme, ``</s>`` follows the last."""
     embedding_size: int = 256
     """Width of a letter and of a phoneme."""
     hidden_size: int = 256
@@ -38,13 +38,13 @@ class G2PConfig(zoo.Config):
         for name, needed in (("letters", (UNKNOWN, END)), ("phonemes", (START, END))):
             symbols = getattr(self, name)
             if len(set(symbols)) < len(symbols):
-                raise ValueError(f"{name} has a symbol twice")
+                raise ValueError(f"{name} has a duplicate symbol")
             for symbol in needed:
                 if symbol not in symbols:
                     raise ValueError(f"{name} has no {symbol}")
 
     def graphs(self) -> tuple[zoo.Graph, ...]:
-        """An encoder, which runs once, and a decoder, which takes any number of phonemes at a time."""
+        """An encoder, run once, and a decoder, which accepts any number of phonemes per call."""
         encoder = zoo.Graph(
             name="encoder",
             method="encode",
@@ -52,18 +52,18 @@ class G2PConfig(zoo.Config):
                 zoo.token_ids("input_ids", len(self.letters), length="encoder_sequence"),
                 zoo.mask("attention_mask", length="encoder_sequence", padding="right"),
             ),
-            outputs=(zoo.real("state", "batch", self.hidden_size),),
+            outputs=(zoo.floats("state", "batch", self.hidden_size),),
         )
         decoder = zoo.Graph(
             name="decoder",
             method="decode",
             inputs=(
                 zoo.token_ids("decoder_input_ids", len(self.phonemes)),
-                zoo.real("state", "batch", self.hidden_size),
+                zoo.floats("state", "batch", self.hidden_size),
             ),
             outputs=(
-                zoo.real("logits", "batch", "sequence", len(self.phonemes)),
-                zoo.real("next_state", "batch", self.hidden_size),
+                zoo.floats("logits", "batch", "sequence", len(self.phonemes)),
+                zoo.floats("next_state", "batch", self.hidden_size),
             ),
             causal=True,
         )

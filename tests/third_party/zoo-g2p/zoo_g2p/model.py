@@ -1,6 +1,6 @@
-"""Two GRUs (Cho et al. 2014): one reads letters, and from its last state the other says phonemes, as g2p-en does.
+"""The model of g2p-en: two GRUs (Cho et al. 2014), an encoder of letters and a decoder that starts from its last state.
 
-B batch, S letters, T phonemes of this call, H hidden size, V phonemes known.
+B batch, S letters, T phonemes of this call, E hidden size, V size of the phoneme vocabulary.
 """
 
 from torch import Tensor, nn
@@ -19,16 +19,16 @@ class G2P(nn.Module):
         self.head = nn.Linear(c.hidden_size, len(c.phonemes))
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The state after the last letter of each word: (B, S) and (B, S) -> (B, H). Padding lies on the right."""
-        states, _ = self.encoder(self.letters(input_ids))  # (B, S, H)
-        last = (attention_mask.sum(1) - 1).clamp(min=0)  # (B,); a word without letters has the state after one
+        """Return the state after the last letter of each word: (B, S) and (B, S) -> (B, E). Padding is on the right."""
+        states, _ = self.encoder(self.letters(input_ids))  # (B, S, E)
+        last = (attention_mask.sum(1) - 1).clamp(min=0)  # (B,); an empty word gets the state after one letter
         return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
 
     def decode(self, decoder_input_ids: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """Logits of the phoneme after each one, (B, T, V), and the state after the last, (B, H)."""
+        """Return the logits of the phoneme after each one, (B, T, V), and the state after the last, (B, E)."""
         states, last = self.decoder(self.phonemes(decoder_input_ids), state[None])
         return {"logits": self.head(states), "next_state": last[0]}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor) -> Tensor:
-        """Logits (B, T, V) for words (B, S) and the phonemes so far (B, T), as in training."""
+        """Return the logits (B, T, V) for words (B, S) and phoneme prefixes (B, T), as in training."""
         return self.decode(decoder_input_ids, self.encode(input_ids, attention_mask))["logits"]

@@ -1,4 +1,4 @@
-"""Words in, phonemes out."""
+"""The task grapheme-to-phoneme."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from zoo_export import Answer, Session, TextRunner, Tokens
 
 import zoo
 from zoo_g2p.config import END, START, UNKNOWN
+from zoo_runtime import Answer, Session, TextRunner, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(zoo.Settings):
-    """What can be chosen with ``--option``."""
+    """Settings for ``--option``."""
 
     max_phonemes: int = 20
-    """Phonemes after which a word ends at the latest."""
+    """Maximum number of phonemes per word."""
 
     def __post_init__(self) -> None:
         self.require_positive("max_phonemes")
 
 
 class Pronounce(TextRunner):
-    """``phonemes`` of a word, each the likeliest after those before it, and whether they are ``complete``."""
+    """Greedy decoding of a word's ``phonemes``. ``complete`` says whether decoding reached the end of the word."""
 
     options = Options
     needs = ("state",)
@@ -35,19 +35,19 @@ class Pronounce(TextRunner):
         self.phonemes = session.config.phonemes
 
     def read(self, value: Any, number: int) -> Tokens:
-        """The ids of a word's letters: in lower case, without accents, and with what ends a word."""
+        """Return the ids of a word's letters, in lower case and without accents, followed by the end symbol."""
         if isinstance(value, str):
             plain = unicodedata.normalize("NFD", value.strip().lower())
             letters = [letter for letter in plain if unicodedata.category(letter) != "Mn"]
             if any(letter.isspace() for letter in letters):
                 raise zoo.ArtifactError("is more than one word", f"input {number}", "give each word on its own")
             if not any(letter in self.letters for letter in letters):
-                raise zoo.ArtifactError("has no letter that the model knows", f"input {number}")
+                raise zoo.ArtifactError("has no known letter", f"input {number}")
             value = [self.letters.get(letter, self.letters[UNKNOWN]) for letter in [*letters, END]]
         return super().read(value, number)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
-        """Phoneme by phoneme, all words at once, until the last of them has ended."""
+        """Decode all words together, phoneme by phoneme, until all of them have ended."""
         decoder, end = self.session.graphs[1], self.phonemes.index(END)
         state = self.compute(items)["state"]
         latest = np.full((len(items), 1), self.phonemes.index(START))

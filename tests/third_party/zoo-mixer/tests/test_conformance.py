@@ -1,4 +1,4 @@
-"""What zoo asks of every architecture."""
+"""The conformance checks."""
 
 from zoo.testing import parametrize_with_checks
 

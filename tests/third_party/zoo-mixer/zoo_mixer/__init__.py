@@ -1,4 +1,4 @@
-"""MLP-Mixer, and its checkpoints in timm's layout."""
+"""MLP-Mixer, and an importer for its checkpoints in timm's layout."""
 
 from pathlib import Path
 

@@ -9,7 +9,7 @@ from zoo import cost
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig(zoo.Config):
-    """Mixer-B/16 by default."""
+    """Configuration of MLP-Mixer. The defaults are Mixer-B/16."""
 
     task: Literal["image-classification"] = "image-classification"
     """Logits of the classes."""
@@ -18,27 +18,27 @@ class MixerConfig(zoo.Config):
     patch_size: int = 16
     """Height and width of a patch."""
     num_channels: int = 3
-    """Of the images: 3 for RGB."""
+    """Channels of the images, 3 for RGB."""
     hidden_size: int = 768
     """Width of a patch's vector (the paper's C)."""
     num_layers: int = 12
-    """Blocks."""
+    """Number of blocks."""
     token_intermediate_size: int | None = None
-    """Width inside the network that mixes patches (D_S); half of ``hidden_size`` by default."""
+    """Hidden width of the token-mixing network (D_S); half of ``hidden_size`` by default."""
     intermediate_size: int | None = None
-    """Width inside the network that mixes channels (D_C); 4 x ``hidden_size`` by default."""
+    """Hidden width of the channel-mixing network (D_C); 4 x ``hidden_size`` by default."""
     activation: zoo.Activation = "gelu"
-    """Of both networks."""
+    """Activation of both networks."""
     norm_eps: float = 1e-6
     """Added to the variance in LayerNorm."""
     num_classes: int = 1000
-    """Labels of the classifier."""
+    """Number of classes."""
     labels: tuple[str, ...] = ()
-    """Their names, where they have any."""
+    """Names of the classes, if any."""
     image_mean: tuple[float, ...] | None = None
-    """What is taken away from each channel, of pixels from 0 to 1; 0.5 by default."""
+    """Mean subtracted from each channel, for pixels in [0, 1]; 0.5 by default."""
     image_std: tuple[float, ...] | None = None
-    """What each channel is then divided by; 0.5 by default."""
+    """Standard deviation that each channel is then divided by; 0.5 by default."""
 
     def __post_init__(self):
         self.default("token_intermediate_size", max(1, self.hidden_size // 2))
@@ -60,18 +60,18 @@ class MixerConfig(zoo.Config):
 
     @property
     def num_patches(self):
-        """Of an image (the paper's S)."""
+        """Patches per image (the paper's S)."""
         return (self.image_size // self.patch_size) ** 2
 
     def graphs(self):
-        """Images of one size: the network that mixes patches knows how many there are."""
-        pixels = zoo.real("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
-        return (zoo.Graph(inputs=(pixels,), outputs=(zoo.real("logits", "batch", self.num_classes),)),)
+        """One graph for a fixed image size, because the token-mixing network depends on the number of patches."""
+        pixels = zoo.floats("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
+        return (zoo.Graph(inputs=(pixels,), outputs=(zoo.floats("logits", "batch", self.num_classes),)),)
 
     def cost(self):
-        """Closed form. The FLOPs are those of a patch; the head, which runs once an image, counts none."""
+        """Closed form. FLOPs are per patch, without the head, which runs once per image."""
         hidden = self.hidden_size
-        mix_patches = zoo.Cost(  # for each of E channels, on P numbers; shared among P patches
+        mix_patches = zoo.Cost(  # runs on P numbers for each of E channels; FLOPs divided by P patches
             cost.feed_forward(self.num_patches, self.token_intermediate_size).parameters,
             cost.feed_forward(hidden, self.token_intermediate_size).flops,
         )

@@ -1,4 +1,4 @@
-"""MLP-Mixer: networks across patches and across channels in turn (Tolstikhin et al. 2021, figure 1).
+"""MLP-Mixer: alternating token-mixing and channel-mixing networks (Tolstikhin et al. 2021, figure 1).
 
 B batch, C channels, S image size, P patches, E hidden size, L classes.
 """
@@ -9,7 +9,7 @@ from zoo.nn import FeedForward, init_truncated_normal
 
 
 class MixerBlock(nn.Module):
-    """Equation 1: one network for all columns, then one for all rows, of the table of patches and channels."""
+    """Equation 1: one network shared by all columns, then one shared by all rows, of the patches x channels table."""
 
     def __init__(self, c):
         super().__init__()
@@ -33,7 +33,7 @@ class Mixer(nn.Module):
         init_truncated_normal(self, std=0.02)
 
     def forward(self, pixel_values):
-        """Logits of the classes: (B, C, S, S) -> (B, L)."""
+        """Return the logits of the classes: (B, C, S, S) -> (B, L)."""
         x = self.patch(pixel_values).flatten(2).transpose(1, 2)  # (B, E, S / size, S / size) -> (B, P, E)
         for block in self.blocks:
             x = block(x)

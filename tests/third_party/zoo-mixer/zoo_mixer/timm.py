@@ -1,4 +1,4 @@
-"""The mixers of timm. The shapes of the tensors say the sizes."""
+"""Checkpoint layout of timm's mixers. Sizes are read from the shapes of tensors."""
 
 import math
 
@@ -24,23 +24,23 @@ NAMES = {
     (32, 24, 1024): "mixer_l32_224",
     (16, 24, 1024): "mixer_l16_224",
 }
-"""What timm calls mixers of these patches, layers and widths. It has no words for others."""
+"""timm's names of mixers by patch size, layers and width. It has no others."""
 ARGUMENTS = {"img_size", "in_chans", "mlp_ratio", "num_classes"}
-"""What its files can say besides, and the tensors show too."""
+"""Arguments allowed in its files, which the tensors determine anyway."""
 
 
 def derive(checkpoint, values):
-    """Our configuration."""
+    """Derive zoo's configuration."""
     name, where = checkpoint.config.get("architecture", ""), checkpoint.config_file
     arguments, pretrained = (checkpoint.config.get(key) or {} for key in ("model_args", "pretrained_cfg"))
     if name.partition(".")[0] not in NAMES.values() or arguments.keys() - ARGUMENTS:
         said = ", ".join([name, *sorted(arguments.keys() - ARGUMENTS)])
-        raise zoo.UsageError(f"not understood ({said})", where, f"known: {', '.join(NAMES.values())}")
+        raise zoo.UsageError(f"not supported ({said})", where, f"known: {', '.join(NAMES.values())}")
     found = {}
     for ours, (tensor, axis) in SHOWN.items():
         shape = checkpoint.tensors[tensor].shape if tensor in checkpoint.tensors else ()
         if len(shape) <= axis:
-            raise zoo.ArtifactError(f"not a mixer with a classifier: {tensor} is amiss", checkpoint.where)
+            raise zoo.ArtifactError(f"not a mixer with a classifier: {tensor} is missing or invalid", checkpoint.where)
         found[ours] = shape[axis]
     numbers = {name.split(".")[1] for name in checkpoint.tensors if name.startswith("blocks.")}
     found["image_size"] = found["patch_size"] * math.isqrt(found.pop("num_patches"))
@@ -49,7 +49,7 @@ def derive(checkpoint, values):
 
 
 def restore(c):
-    """Their config.json."""
+    """Build timm's config.json."""
     sizes = (c.patch_size, c.num_layers, c.hidden_size)
     if (c.activation, c.norm_eps) != ("gelu", 1e-6) or sizes not in NAMES:
         what = "patch_size {}, num_layers {}, hidden_size {}".format(*sizes)
@@ -76,7 +76,7 @@ def restore(c):
 
 
 class Original(nn.Module):
-    """timm's own model, with our names of inputs and outputs."""
+    """timm's own model with zoo's names of inputs and outputs."""
 
     def __init__(self, checkpoint, config):
         super().__init__()
@@ -84,7 +84,7 @@ class Original(nn.Module):
             import timm
 
             self.model = timm.create_model(f"local-dir:{checkpoint.path.resolve()}", pretrained=True)
-        except Exception as error:  # of a torchvision that does not fit torch, too
+        except Exception as error:  # including those of a torchvision that does not match torch
             raise ImportError(f"timm cannot load it: {' '.join(str(error).split())[:200]}") from error
 
     def forward(self, pixel_values):
@@ -105,13 +105,13 @@ TIMM = Layout(
         Rule("norm", "norm"),
         Rule("head", "head"),
     ),
-    only={"global_pool": "avg"},
-    inert=(
+    required_values={"global_pool": "avg"},
+    ignored_keys=(
         "architecture", "label_descriptions", "label_names", "model_args", "num_classes", "num_features",
         "pretrained_cfg",
     ),
-    derive=derive,
-    restore=restore,
+    read_extra=derive,
+    write_extra=restore,
     original=Original,
 )  # fmt: skip
-"""``zoo import DIR --kind timm-mixer``."""
+"""``zoo import DIR --model-type timm-mixer``."""

@@ -1,4 +1,4 @@
-"""Exports to programs of torch.export: one GRAPH.pt2 for each graph, with its weights inside."""
+"""Exports to torch.export programs: one GRAPH.pt2 per graph, with its weights inside."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,10 +10,10 @@ ZOO_API = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Options(zoo.Settings):
-    """What can be chosen with ``--option``."""
+    """Settings for ``--option``."""
 
     grid: Literal["standard", "whole"] = "standard"
-    """Compare at every point that is cheap, or at every point."""
+    """Whether to compare at the standard grid's points or at all."""
     strict: bool = False
     """Trace with TorchDynamo."""
 

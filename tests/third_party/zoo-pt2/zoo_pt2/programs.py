@@ -1,21 +1,21 @@
-"""From a model to programs, and from programs to functions on arrays, which zoo compares with the model."""
+"""Export of a model to torch.export programs, and their comparison with the model."""
 
 from functools import partial
 
 import torch
-from zoo_export import compare_runtime
 
 import zoo
 from zoo.nn import GraphModule
+from zoo_export import compare_runtime
 
 SIZES = (3, 5, 7, 11, 13, 17)
-"""Of the free dimensions while tracing, all different, so that no two are taken for one."""
+"""Sizes of the free dimensions while tracing, all different, so that none are identified with each other."""
 PREFIX = "model."
-"""Of every weight's name: a program is of the module that calls the model."""
+"""Prefix of all weight names: a program is traced from a module that wraps the model."""
 
 
 def export(job):
-    """Write a program for each graph, and compare what can be read back."""
+    """Write a program for each graph, and compare the written programs with the model."""
     model = zoo.load(job.model.path)
     for graph in job.model.spec.graphs:
         torch.export.save(trace(model, graph, strict=job.options.strict), job.folder / f"{graph.name}.pt2")
@@ -23,12 +23,12 @@ def export(job):
 
 
 def trace(model, graph, *, strict):
-    """One graph with free dimensions as they are declared."""
+    """Trace one graph with its declared free dimensions."""
     sizes = dict(zip(graph.dim_names(), SIZES, strict=False))
     real = next(model.parameters()).dtype
     inputs = graph.input_tensors()
     examples = tuple(
-        torch.zeros(item.shape(sizes), dtype=real if item.dtype == "real" else torch.int64) for item in inputs
+        torch.zeros(item.shape(sizes), dtype=real if item.dtype == "float" else torch.int64) for item in inputs
     )
     free = tuple(
         {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(item.dims) if isinstance(dim, str)}
@@ -43,17 +43,17 @@ def verify(job):
     report = compare_runtime(
         job.model,
         partial(runners, job.model.spec.graphs, programs),
-        whole_grid=job.options.grid == "whole",
+        full_grid=job.options.grid == "whole",
         progress=job.progress,
     )
     return report.evidence
 
 
 def runners(graphs, programs, weights):
-    """For each graph a function from arrays to arrays, with the weights of its program or with others."""
+    """Return, for each graph, a function from arrays to arrays, with its program's weights or with the given ones."""
     functions = {}
     for graph in graphs:
-        module = programs[graph.name].module(check_guards=False)  # they refuse lengths below the examples' smallest
+        module = programs[graph.name].module(check_guards=False)  # guards reject lengths below the examples'
         if weights is not None:
             module.load_state_dict({PREFIX + name: torch.from_numpy(value) for name, value in weights.items()})
         functions[graph.name] = partial(run, graph, module)

@@ -1,4 +1,4 @@
-"""What zoo asks of every model, of a preset of ours. ``zoo plugins check scores`` looks at the plugin itself."""
+"""The conformance checks on one of the presets. ``zoo plugins check scores`` checks the plugin itself."""
 
 from zoo.testing import parametrize_with_checks
 

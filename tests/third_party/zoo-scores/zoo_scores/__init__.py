@@ -1,4 +1,4 @@
-"""How likely texts are: the task ``perplexity``, the command ``zoo rank``, and presets that score whole texts."""
+"""Scores of texts: the task ``perplexity``, the command ``zoo rank``, and presets that score whole texts."""
 
 from pathlib import Path
 

@@ -1,21 +1,21 @@
-"""``zoo rank``."""
+"""The command ``zoo rank``."""
 
 import json
 from pathlib import Path
 
 import click
 
-import zoo
+import zoo_runtime
 
 
 @click.command("rank")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
-@click.option("--start", type=int, metavar="ID", help="The token before each text.  [default: the model's own]")
+@click.option("--start", type=int, metavar="ID", help="Token to put before each text.  [default: the model's own]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def rank(directory, texts, start, as_json):
-    """Order each TEXT by its perplexity under the exported language model in DIRECTORY, the likeliest first."""
-    with zoo.load_session(directory) as session:
+    """Order texts by their perplexity under the exported language model in DIRECTORY, most likely first."""
+    with zoo_runtime.load_session(directory) as session:
         results = session.run(list(texts), task="perplexity", start=start)
     ranked = sorted(zip(texts, results, strict=True), key=lambda pair: pair[1]["perplexity"])
     if as_json:

@@ -1,45 +1,45 @@
-"""Texts in, their perplexity under a language model out."""
+"""The task perplexity."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from zoo_export import Answer, TextRunner, Tokens
 
 import zoo
+from zoo_runtime import Answer, TextRunner, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(zoo.Settings):
-    """What can be chosen with ``--option``."""
+    """Settings for ``--option``."""
 
     start: int | None = None
-    """The token before a text, so that its first token is scored too; the model's ``bos_token_id`` by default."""
+    """Token to put before each text, so that its first token is scored, too; ``bos_token_id`` by default."""
 
 
 @dataclass(frozen=True)
 class Text(Tokens):
-    """``ids`` are what the model reads: all tokens but the last."""
+    """A text to score. ``ids`` are the model's input: all tokens except the last."""
 
     targets: list[int]
-    """The token after each of them."""
+    """The token after each of ``ids``."""
     size: int | None
-    """Bytes of the text, where it is one and all of its tokens are targets."""
+    """Size of the text in bytes; None for token ids, or if not all tokens are targets."""
 
 
 class Perplexity(TextRunner):
-    """``perplexity`` of a text, and what it is made of.
+    """``perplexity`` of a text, and the log-probabilities of its tokens.
 
-    ``log_probability`` is that of its tokens, natural, each given those before it, and is listed for each in
-    ``scores``. Perplexity is the exponential of minus their mean; ``bits_per_byte`` is minus their sum over the bytes
-    of the text in UTF-8, which does not depend on the tokenizer. It is null where the first token has nothing before
-    it, which leaves a part of the text unscored, and for token ids.
+    ``scores`` lists the natural log-probability of each token given the tokens before it, and ``log_probability`` is
+    their sum. Perplexity is the exponential of their negative mean. ``bits_per_byte`` is their negative sum in bits per
+    UTF-8 byte of the text, which does not depend on the tokenizer; it is null for token ids, and if there is no start
+    token, since the first token is then not scored.
     """
 
     options = Options
     needs = ("logits",)
-    batch_size = 4  # logits of all positions are held: 200 MB for each 1024 tokens of GPT-2
+    batch_size = 4  # logits of all positions are in memory: 200 MB per 1024 tokens of GPT-2
 
     def __init__(self, session: Any, chosen: Options) -> None:
         super().__init__(session, chosen)
@@ -48,14 +48,14 @@ class Perplexity(TextRunner):
             raise zoo.UsageError(f"start {chosen.start} is outside the vocabulary of {self.ids_input.upper}")
 
     def read(self, value: Any, number: int) -> Text:
-        """The tokens of a text, behind the one that texts start with unless the tokenizer put it there."""
+        """Return the tokens of a text, with the start token unless the tokenizer already put it there."""
         ids = super().read(value, number).ids
         started = ids[0] == self.start
         if self.start is not None and not started:
             ids, started = [self.start, *ids], True
         if len(ids) < 2:
-            remedy = "give more, or a token to start with: --option start=ID"
-            raise zoo.ArtifactError("has one token, and nothing before it", f"input {number}", remedy)
+            remedy = "give more, or a start token: --option start=ID"
+            raise zoo.ArtifactError("has only one token, and none before it", f"input {number}", remedy)
         size = len(value.encode()) if started and isinstance(value, str) else None
         return Text(number, ids[:-1], ids[1:], size)
 
@@ -67,7 +67,7 @@ class Perplexity(TextRunner):
         shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
         chosen = shifted[np.arange(len(item.targets)), item.targets] - np.log(np.exp(shifted).sum(-1))
         mean = -chosen.mean()
-        if not mean < 700:  # beyond which exp is no number, and NaN
+        if not mean < 700:  # exp would overflow; also true for NaN
             return zoo.ArtifactError("has no finite perplexity", f"input {item.number}", "look at the weights")
         return {
             "tokens": len(item.targets),

@@ -1,4 +1,4 @@
-"""A decoder whose attention sees a sliding window."""
+"""A decoder with sliding-window attention."""
 
 from pathlib import Path
 

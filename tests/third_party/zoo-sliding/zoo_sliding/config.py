@@ -8,24 +8,24 @@ import zoo
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingConfig(zoo.Config):
-    """Small enough for a test."""
+    """Configuration of the decoder. The defaults are small enough for a test."""
 
     task: Literal["text-generation"] = "text-generation"
     """Next-token prediction."""
     vocab_size: int = 260
-    """Tokens known."""
+    """Size of the vocabulary."""
     max_seq_len: int = 96
     """Longest text."""
     hidden_size: int = 48
-    """Width."""
+    """Width of the residual stream."""
     num_layers: int = 2
-    """Blocks."""
+    """Number of blocks."""
     num_heads: int = 6
     """Query heads."""
     num_kv_heads: int = 2
     """Key-value heads."""
     window: int = 16
-    """Tokens that a query sees, itself included."""
+    """Number of tokens that a query sees, its own included."""
 
     def __post_init__(self) -> None:
         self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "window")
@@ -45,7 +45,7 @@ class SlidingConfig(zoo.Config):
                     zoo.token_ids("input_ids", self.vocab_size),
                     zoo.mask("attention_mask", length="past_sequence + sequence"),
                 ),
-                outputs=(zoo.real("logits", "batch", "sequence", self.vocab_size),),
+                outputs=(zoo.floats("logits", "batch", "sequence", self.vocab_size),),
                 past=past,
             ),
         )

@@ -1,4 +1,4 @@
-"""A decoder whose attention sees a sliding window (Beltagy et al. 2020, section 3.1).
+"""A decoder with sliding-window attention (Beltagy et al. 2020, section 3.1).
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
 """

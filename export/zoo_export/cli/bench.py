@@ -1,0 +1,166 @@
+"""``zoo bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo.cli.options import BYTES, json_option
+from zoo.cli.report import columns, emit_json
+from zoo.errors import UsageError
+from zoo_export.cli.curves import BUSY, show_curves
+from zoo_export.cli.options import provider_option
+from zoo_export.cli.results import comparing
+
+LAYERS = "layer-*"
+"""The default presets of curves, of one layer each."""
+
+
+class Lengths(list[int]):
+    """Text lengths in tokens."""
+
+    curve = False
+    """Whether the lengths were given as a range, which requests a curve."""
+
+
+def parse_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:
+    """Parse ``1,8`` as positive numbers without duplicates."""
+    return None if text is None else _numbers(text, parameter.opts[0], "write 1,8")
+
+
+def parse_lengths(context: click.Context, parameter: click.Parameter, text: str | None) -> Lengths | None:
+    """Parse ``128,500`` as numbers, and ``128..1000`` as 128, 256, 512 and 1000: doubling, then the end."""
+    if text is None:
+        return None
+    option, remedy = parameter.opts[0], "write 1,8 or 128..16384"
+    ends = text.split("..")
+    if len(ends) == 1:
+        return Lengths(_numbers(text, option, remedy))
+    if len(ends) > 2 or not all(end.isascii() and end.isdigit() and int(end) for end in ends):
+        raise UsageError(f"{text!r} is not a range of positive numbers", option, remedy)
+    start, stop = map(int, ends)
+    if start > stop:
+        raise UsageError(f"the range {text} is empty", option, f"write {stop}..{start}")
+    lengths = Lengths([*(start << n for n in range((stop // start).bit_length()) if start << n < stop), stop])
+    lengths.curve = True
+    return lengths
+
+
+def _numbers(text: str, option: str, remedy: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UsageError(f"{text!r} is not a list of positive numbers", option, remedy)
+    return list(dict.fromkeys(numbers))
+
+
+@click.command("bench")
+@click.argument("names", metavar="[DIRECTORY | MODEL...]", nargs=-1)
+@click.option("--batch", "batches", metavar="B,...", default="1", show_default=True, callback=parse_numbers,
+              help="Batch sizes.")  # fmt: skip
+@click.option("--lengths", metavar="N,...|A..B", callback=parse_lengths,
+              help="Tokens per input.  [default: 128, or the model's maximum if smaller]")  # fmt: skip
+@click.option("--baseline", metavar="MODEL", help="Baseline of curves.  [default: layer-full if given, else the first]")
+@click.option("--max-memory", type=BYTES, metavar="SIZE", help="Memory limit per measurement.  [default: free memory]")
+@provider_option
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
+@click.option("--variant", metavar="NAME", help="Export to run.  [default: the best for the provider]")
+@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: the number of cores]")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
+              help="Measuring time per call.")  # fmt: skip
+@click.option("--torch/--no-torch", default=True, help="Also measure torch and compare outputs.  [default: torch]")
+@click.option("--compile/--no-compile", "compiled", default=True,
+              help="Also measure torch.compile.  [default: compile, if it works]")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Plot the result: .png or .svg.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
+@json_option
+def command(names: tuple[str, ...], plot: Path | None, force: bool, as_json: bool,
+            baseline: str | None, max_memory: int | None, **options: Any) -> None:  # fmt: skip
+    """Measure the speed of the exported model in DIRECTORY, compared with torch and the limits of this machine.
+
+    With a range of --lengths, such as 128..16384, measure curves instead: time and memory of each MODEL against text
+    length, doubling from point to point. A MODEL is a preset, a glob of presets, or a directory; the default is
+    "layer-*".
+    """
+    lengths = options["lengths"]
+    if len(names) == 1 and not (lengths and (lengths.curve or not Path(names[0]).is_dir())):
+        _refuse("is only for curves", "baseline", "max_memory")
+        _measure(Path(names[0]), plot, force, as_json, **options)
+        return
+    if lengths is None:
+        remedy = "name the directory of an exported model, or give --lengths 128..16384"
+        raise UsageError("curves need lengths" if names else "nothing to measure", None, remedy)
+    given = [name for name in options if name not in ("lengths", "threads", "seconds")]
+    _refuse("is not for curves", *given)
+    show_curves(
+        names or (LAYERS,), sorted(lengths), plot=plot, force=force, as_json=as_json, baseline=baseline,
+        max_memory=max_memory, threads=options["threads"], seconds=options["seconds"],
+    )  # fmt: skip
+
+
+def _refuse(why: str, *names: str) -> None:
+    """Raise :class:`UsageError` if one of these options was given."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source == click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"{parameter.opts[0]} {why}", None, "leave it out")
+
+
+def _measure(directory: Path, plot: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+    """Measure one model and torch, and print the table."""
+    from zoo_export.bench import bench_model
+
+    if plot is not None:
+        from zoo_export.bench.plot import check_plot, draw_plot
+
+        check_plot(plot, force=force)
+    with comparing("measuring") as progress:
+        result = bench_model(directory, progress=progress, **options)
+    for name, reason in result["left_out"].items():
+        click.echo(f"warning: {name} not measured: {reason}", err=True)
+    waited = max(case["waited"] or 0 for case in result["cases"])
+    if waited > BUSY:
+        what = f"threads waited for a free core for {waited:.0%} of the time"
+        click.echo(f"warning: {what}, so ratios are unreliable: repeat it on an idle machine", err=True)
+    if plot is not None:
+        draw_plot(result, plot)
+    if as_json:
+        emit_json("bench", result)
+        return
+    variant = f" ({result['variant']})" if result["variant"] else ""
+    threads = f", threads: {result['threads']}" if result["threads"] else ""
+    click.echo(f"{result['model']}{variant}: {result['dtype']} on {result['provider']}{threads}, {result['cpu']}\n")
+    rows = [row for case in result["cases"] for row in _rows(case)]
+    titles = ("GRAPH", "PHASE", "B x N", "", "MS", "BEST", "TOKENS/S", "ROWS/S", "VS TORCH", "OF LIMIT")
+    columns([titles, *rows], right=range(4, 10))
+
+
+def _rows(case: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row per backend, and one for the machine's limit if known."""
+    label = case["graph"], case["phase"], f"{case['batch']} x {case['length']}"
+    rows: list[tuple[str, ...]] = [
+        (
+            *label,
+            name,
+            f"{1000 * found['seconds']:.3f}",
+            f"{1000 * found['best_seconds']:.3f}",
+            f"{found['tokens_per_second']:,.0f}",
+            f"{found['rows_per_second']:,.0f}",
+            f"{found['times_torch']:.2f}x" if found["times_torch"] else "",
+            f"{found['of_limit']:.1%}" if found["of_limit"] else "",
+        )
+        for name, found in case["backends"].items()
+    ]
+    limit = case["limit"]
+    if limit["bound"] is None:
+        return rows
+    rate, unit = ("bytes_per_second", "GB/s") if limit["bound"] == "memory" else ("flops_per_second", "GFLOP/s")
+    tokens = case["batch"] * (1 if case["phase"] == "decode" else case["length"]) / limit["seconds"]
+    shown = f"{1000 * limit['seconds']:.3f}", "", f"{tokens:,.0f}", f"{case['batch'] / limit['seconds']:,.0f}", "", ""
+    return [*rows, (*label, f"limit: {limit['bound']}, {limit[rate] / 1e9:.1f} {unit}", *shown)]

@@ -1,0 +1,192 @@
+"""``zoo export``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo import plugins
+from zoo.artifact import LOOP, PROFILES, Export, ModelDirectory, check_model_target
+from zoo.cli.model_argument import find_preset
+from zoo.cli.options import Command, force_option, json_option, option, quiet_option
+from zoo.cli.report import emit_json
+from zoo.errors import UsageError
+from zoo_export.cli.options import VERIFICATION, grid_option, model_directory, provider_option, refuse_onnx_options
+from zoo_export.cli.results import comparing, say_record, say_report, summary
+
+_FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
+
+
+@click.command("export", cls=Command)
+@click.argument("model", default=".")
+@option("--onnx", is_flag=True, section=_FORMAT, help="Short for --format onnx.")
+@option("--format", "format_name", metavar="NAME", section=_FORMAT, help="Format of an installed exporter.")
+@option(
+    "--option",
+    "texts",
+    metavar="KEY=VALUE",
+    multiple=True,
+    section=_FORMAT,
+    help="Option of the exporter; for ONNX opset=24, functions=false.",
+)
+@option(
+    "--profile",
+    type=click.Choice(["portable", *PROFILES]),
+    section=_GRAPHS,
+    help="'cpu' and 'cuda' update caches in place and are verified on that provider.  [default: portable]",
+)
+@option("--attentions", is_flag=True, section=_GRAPHS, help="Write graphs that also return attention weights.")
+@option("--generate", is_flag=True, section=_GRAPHS, help="Also write generate.onnx, which contains the decoding loop.")
+@option(
+    "--graph-only",
+    is_flag=True,
+    section=VERIFICATION,
+    help="Skip verification, and do not create weights for a preset. The export is marked unverified.",
+)
+@provider_option
+@grid_option
+@option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    section=_MODEL,
+    help="Directory to build a preset in, or to copy the model directory to.",
+)
+@option("--set", "settings", metavar="KEY=VALUE", multiple=True, section=_MODEL, help="Change a value of the preset.")
+@force_option("Replace an earlier export.")
+@json_option
+@quiet_option
+def command(
+    model: str,
+    onnx: bool,
+    format_name: str | None,
+    texts: tuple[str, ...],
+    profile: str | None,
+    attentions: bool,
+    generate: bool,
+    graph_only: bool,
+    provider: str,
+    grid: str,
+    output: Path | None,
+    settings: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Export MODEL: a model directory (the current one by default), or a preset, which is built first.
+
+    Files are written only if they match the PyTorch model.
+    """
+    if onnx and format_name not in (None, "onnx"):
+        raise UsageError("--onnx means --format onnx", f"--format {format_name}", "choose one of them")
+    format_name = "onnx" if onnx else format_name
+    if format_name is None:
+        raise UsageError("no format", "zoo export", "add --onnx or --format NAME")
+    from zoo.exporters import export_to, read_options
+
+    chosen = {}
+    if format_name == "onnx":
+        given = {"profile": profile, "attentions": attentions or None, "provider": provider, "grid": grid}
+        chosen = {key: value for key, value in given.items() if value is not None}
+    else:
+        refuse_onnx_options(
+            f"--format {format_name}",
+            "model",
+            "format_name",
+            "texts",
+            "output",
+            "settings",
+            "force",
+            "as_json",
+            "quiet",
+        )
+    options = read_options(format_name, texts, chosen)
+    variant = getattr(options, "variant", "")
+    if generate and (graph_only or variant):
+        raise UsageError("generate.onnx needs a verified portable export", "--generate", "export it separately")
+    if graph_only:
+        _export_graphs(model, output, settings, options, force, as_json)
+        return
+    directory = model_directory(model, output=output, settings=settings, force=force)
+    if generate and not force and Export(ModelDirectory.open(directory, weights=False)).exists:
+        files: list[str] = []
+        facts: dict[str, Any] = {"verified": True}
+    else:
+        with comparing() as progress:
+            record = export_to(directory, format_name, options=options, force=force, progress=progress)
+        if format_name != "onnx":
+            say_record(record, format_name, "export", as_json)
+            return
+        from zoo_export.parity.report import Report
+
+        report = Report(dict(record.evidence))
+        _warn_of_cpu_nodes(directory, variant)
+        facts = {**summary(report, variant), "without_functions": _note_missing_functions(directory, variant)}
+        files = list(facts["files"])
+        if not as_json:
+            say_report(report, directory, variant)
+    if generate:
+        from zoo_export.export import export_loop
+
+        looped = export_loop(directory, force=force, provider=provider)  # type: ignore[arg-type]
+        files += summary(looped, LOOP)["files"]
+        if not as_json:
+            say_report(looped, directory, LOOP)
+    if as_json:
+        emit_json("export", {"directory": str(directory), **facts, "files": files})
+
+
+def _export_graphs(
+    model: str, output: Path | None, settings: tuple[str, ...], options: object, force: bool, as_json: bool
+) -> None:
+    """Export graphs without verification."""
+    from zoo_export.export import Request, export_graphs_only, export_preset
+
+    if not isinstance(options, Request):
+        raise UsageError("--graph-only is only for ONNX", "zoo export", "leave it out")
+    plugins.active().exporter("onnx")
+    spec = find_preset(model, settings)
+    if spec is not None:
+        directory = output or Path(spec.name)
+        check_model_target(directory, force=force)
+        files = export_preset(spec, directory, options=options, force=force)
+    else:
+        directory = model_directory(model, output=output, settings=settings, force=force)
+        files = export_graphs_only(directory, options=options, force=force)
+    verify = f"zoo verify {directory}" + (f" --variant {options.variant}" if options.variant else "")
+    click.echo(f"warning: {directory}: {', '.join(files)} NOT VERIFIED: {verify} completes it", err=True)
+    _warn_of_cpu_nodes(directory, options.variant)
+    reasons = _note_missing_functions(directory, options.variant)
+    if as_json:
+        facts = {"files": files, "verified": False, "without_functions": reasons}
+        emit_json("export", {"directory": str(directory), **facts})
+
+
+def _note_missing_functions(directory: Path, variant: str) -> dict[str, str]:
+    """Print why graphs were exported without functions, if they were requested. Return the reasons by graph."""
+    from zoo_export.parity.evidence import without_functions
+
+    graphs = Export(ModelDirectory.open(directory, weights=False), variant).read()
+    reasons = {name: text for name, graph in graphs.items() for text in without_functions(graph).values()}
+    for name, reason in reasons.items():
+        which = f"graph {name} is " if len(graphs) > 1 else ""
+        click.echo(f"note: {directory}: {which}exported without functions: {reason}", err=True)
+    return reasons
+
+
+def _warn_of_cpu_nodes(directory: Path, variant: str) -> None:
+    """Warn of operators without CUDA kernels, in CUDA graphs and in bfloat16 graphs, which cannot use the CPU."""
+    export = Export(ModelDirectory.open(directory, weights=False), variant)
+    if variant != "cuda" and export.dtype != "bfloat16":
+        return
+    from zoo_export.graph.cuda_kernels import nodes_without_kernel
+
+    what = "cannot run" if export.dtype == "bfloat16" else "will run partly on the CPU"
+    for file in export.graph_files.values():
+        found = Counter(node.operator for node in nodes_without_kernel((directory / file).read_bytes()))
+        if found:
+            names = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
+            click.echo(f"warning: {directory}: {file} {what}: CUDA has no kernel for {names}", err=True)

@@ -1,0 +1,89 @@
+"""``zoo quantize``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zoo.artifact import PRECISIONS
+from zoo.cli.options import Command, force_option, json_option, option, quiet_option
+from zoo.cli.report import bytes_text, emit_json, say
+from zoo.errors import UsageError
+from zoo_export.cli.options import grid_option, model_directory, provider_option
+from zoo_export.cli.results import comparing, say_report, summary
+
+_PRECISION = "Precision"
+
+
+@click.command("quantize", cls=Command)
+@click.argument("model", default=".")
+@option("--dtype", type=click.Choice(PRECISIONS), section=_PRECISION, help="Precision to write.")
+@option(
+    "--max-kl",
+    type=float,
+    metavar="X",
+    section=_PRECISION,
+    help="Write the smallest precision whose mean KL divergence from float32 is at most X nats.",
+)
+@option(
+    "--text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    section=_PRECISION,
+    help="Text to measure the divergence on; a built-in sample by default.",
+)
+@provider_option
+@grid_option
+@force_option("Replace an earlier export of this precision.")
+@json_option
+@quiet_option
+def command(
+    model: str,
+    dtype: str | None,
+    max_kl: float | None,
+    text: Path | None,
+    provider: str,
+    grid: str,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write a smaller precision of MODEL, a float32 model directory (the current one by default) or a preset.
+
+    The graphs are verified against the quantised weights. The divergence from float32 is measured and recorded.
+    """
+    if dtype is None and max_kl is None:
+        raise UsageError("no precision", "zoo quantize", "add --dtype NAME or --max-kl X")
+    from zoo_export.precision.certify import export_variant
+
+    directory = model_directory(model, force=force and not Path(model).is_dir())
+    with comparing() as progress:
+        chosen, report = export_variant(
+            directory,
+            dtype,  # type: ignore[arg-type]
+            max_kl=max_kl,
+            text=text,
+            force=force,
+            provider=provider,  # type: ignore[arg-type]
+            full_grid=grid == "full",
+            progress=progress,
+        )
+    if report is None:
+        if as_json:
+            emit_json("quantize", {"directory": str(directory), "precision": chosen, "files": []})
+        else:
+            say(f"{directory}: no smaller precision diverges by at most {max_kl:g} nats; float32 is kept")
+        return
+    certificate = report.evidence["certificate"]
+    if as_json:
+        facts = {"precision": chosen, "certificate": certificate, **summary(report, chosen)}
+        emit_json("quantize", {"directory": str(directory), **facts})
+        return
+    say_report(report, directory, chosen)
+    sample = certificate["sample"]
+    amount = f"{sample['tokens']} tokens" if sample["tokens"] else f"{sample['windows']} inputs"
+    where = "the built-in text" if sample["text"] == "built-in" else sample["text"]
+    sizes = f"{bytes_text(certificate['bytes'])} of weights instead of {bytes_text(certificate['float32_bytes'])}"
+    say(f"{chosen}: {sizes}, measured on {amount} of {where}")
+    for output, found in certificate["outputs"].items():
+        say(f"{output}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))

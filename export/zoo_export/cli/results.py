@@ -1,0 +1,83 @@
+"""Reporting of comparisons by the exporter's commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zoo import plugins
+from zoo.artifact import LOOP, Record
+from zoo.cli.progress import show_progress
+from zoo.cli.report import emit_json, say
+
+if TYPE_CHECKING:
+    from zoo.exporters import Progress
+    from zoo_export.parity.report import Report
+
+__all__ = ["comparing", "say_record", "say_report", "summary"]
+
+
+@contextmanager
+def comparing(what: str = "comparing") -> Iterator[Progress | None]:
+    """Show a progress bar of comparisons. The callback takes a comparison's number, from 1, before it starts."""
+    with show_progress(what) as show:
+        yield None if show is None else lambda number, total: show(number - 1, total)
+
+
+def summary(report: Report, variant: str = "") -> dict[str, Any]:
+    """Summarise a comparison for a command's JSON: its size and the worst output."""
+    if variant == LOOP:
+        parts = report.evidence["comparisons"].values()
+        return {
+            "verified": report.passed,
+            "provider": report.evidence["provider"],
+            "files": ["generate.onnx"],
+            "tokens": sum(level["tokens"] for part in parts for level in part["levels"].values()),
+        }
+    outputs = [
+        {"graph": graph, "output": name, "optimisations": level, **errors}
+        for graph, part in report.evidence["graphs"].items()
+        for name, levels in part["outputs"].items()
+        for level, errors in levels.items()
+    ]
+    worst = max(outputs, key=lambda item: item["max_abs_error"] / item["limit"] if item["limit"] else 0.0)
+    return {
+        "verified": report.passed,
+        "provider": report.evidence["provider"],
+        "points": len(report.evidence["grid"]["points"]),
+        "left_out": report.evidence["grid"]["left_out"],
+        "files": [".".join(filter(None, (name, variant, "onnx"))) for name in report.evidence["graphs"]],
+        "outputs": len(outputs),
+        "worst": worst,
+    }
+
+
+def say_report(report: Report, directory: Path, variant: str = "") -> None:
+    """Print the summary of a comparison in two lines."""
+    facts = summary(report, variant)
+    if variant == LOOP:
+        say(f"{directory}: generate.onnx verified on {facts['provider']} at {facts['tokens']} tokens")
+        return
+    worst = facts["worst"]
+    left = f" ({facts['left_out']} of the full grid left out)" if facts["left_out"] else ""
+    say(f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}")
+    where = f"{worst['graph']} {worst['output']}" if worst["graph"] != "model" else worst["output"]
+    say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
+
+
+def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:
+    """Print the files that another format's exporter wrote or verified, and warn if they are not verified."""
+    directory, files, verified = record.stored.path, ", ".join(record.files), record.evidence["verified"]
+    by, _ = plugins.active().exporter(format_name)
+    if not verified:
+        what = f"{files} NOT VERIFIED: {by} does not compare its files with the model"
+        click.echo(f"warning: {directory}: {what}", err=True)
+    if as_json:
+        facts = {"format": format_name, "files": record.files, "verified": verified, "evidence": record.evidence}
+        emit_json(command, {"directory": str(directory), **facts})
+    elif verified:
+        say(f"{directory}: {files} verified by {by}")

@@ -1,0 +1,70 @@
+"""``zoo verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zoo.cli.options import Command, json_option, option, quiet_option
+from zoo.cli.report import emit_json, say
+from zoo_export.cli.options import (
+    VERIFICATION,
+    format_option,
+    grid_option,
+    provider_option,
+    refuse_onnx_options,
+    variant_option,
+)
+from zoo_export.cli.results import comparing, say_record, say_report, summary
+
+
+@click.command("verify", cls=Command)
+@click.argument("directory", type=click.Path(path_type=Path), default=Path())
+@format_option
+@variant_option
+@provider_option
+@grid_option
+@option(
+    "--retrace",
+    is_flag=True,
+    section=VERIFICATION,
+    help="Trace the model again and compare the graphs byte for byte, instead of comparing results.",
+)
+@json_option
+@quiet_option
+def command(
+    directory: Path, format_name: str | None, variant: str, provider: str, grid: str, retrace: bool, as_json: bool
+) -> None:
+    """Check the digests of the export in DIRECTORY, and compare it with the PyTorch model again."""
+    if format_name not in (None, "onnx"):
+        from zoo.exporters import verify_export
+
+        refuse_onnx_options(f"--format {format_name}", "directory", "format_name", "variant", "as_json", "quiet")
+        with comparing() as progress:
+            record = verify_export(directory, format_name, variant=variant, progress=progress)
+        say_record(record, format_name, "verify", as_json)
+        return
+    if retrace:
+        from zoo_export.export import retrace as trace_again
+
+        files = trace_again(directory, variant=variant)
+        if as_json:
+            emit_json("verify", {"directory": str(directory), "files": files, "same": True})
+        else:
+            say(f"{directory}: {', '.join(files)} identical to a new trace")
+        return
+    from zoo_export.verify import verify_model
+
+    with comparing() as progress:
+        report = verify_model(
+            directory,
+            variant=variant,
+            provider=provider,  # type: ignore[arg-type]
+            full_grid=grid == "full",
+            progress=progress,
+        )
+    if as_json:
+        emit_json("verify", {"directory": str(directory), **summary(report, variant), "evidence": report.evidence})
+    else:
+        say_report(report, directory, variant)

@@ -1,0 +1,231 @@
+"""Export of a model directory, or of a preset, to ONNX graphs that refer to its safetensors files.
+
+Models are traced without weights, and traces of the same code and configuration are cached. Every initialiser is a
+reference (file, offset, length), so no weight is stored twice, and retrained weights in the same layout need no new
+export. torch is imported only to trace or compare.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from zoo.artifact import (
+    CARD,
+    LOOP,
+    TOKENIZER,
+    Export,
+    ModelDirectory,
+    describe,
+    export_file,
+    new_model,
+)
+from zoo.artifact.card import model_card
+from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument
+from zoo.exporters import Job, export_to
+from zoo.models.count import parameter_count
+from zoo.registry import ModelSpec
+from zoo_export.graph.file import EVIDENCE_KEY, annotate, metadata, parse, serialize
+from zoo_export.parity.evidence import (
+    evidence_digest,
+    metadata_of,
+    stage_export,
+    stage_graphs,
+    unverified,
+    write_export,
+)
+
+if TYPE_CHECKING:
+    from zoo_export.parity.compare import Progress
+    from zoo_export.parity.report import Report
+    from zoo_runtime.providers import Provider
+
+from zoo_export.trace.make import PORTABLE, Options, link_graphs, make_graphs, planned_layout
+
+__all__ = [
+    "Request",
+    "export_graphs_only",
+    "export_loop",
+    "export_model",
+    "export_onnx",
+    "export_preset",
+    "retrace",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Options):
+    """Options of the ONNX exporter: how graphs are written and verified."""
+
+    provider: Literal["cpu", "cuda"] = "cpu"
+    """Execution provider to verify on. The profiles ``cpu`` and ``cuda`` are verified on their own provider."""
+    grid: Literal["standard", "full"] = "standard"
+    """``full`` also compares at points that take minutes for a large model."""
+
+    @property
+    def compared_on(self) -> Provider:
+        """The execution provider that the graphs are verified on."""
+        return self.provider if self.profile == PORTABLE else self.profile
+
+
+def export_model(
+    directory: str | os.PathLike[str],
+    *,
+    options: Options = Options(),
+    force: bool = False,
+    provider: Provider = "cpu",
+    full_grid: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Export every graph of a model directory, and write it beside the weights if it matches the model.
+
+    Args:
+        directory: a model directory.
+        options: how the graphs are written.
+        force: replace an earlier export.
+        provider: the execution provider to verify on.
+        full_grid: compare at all points of the grid, including slow ones.
+        progress: called with the number of each comparison and the total.
+
+    Returns:
+        The evidence, as written to parity.json.
+
+    Raises:
+        UsageError: an export already exists, or the provider does not load.
+        ArtifactError: the directory is not a valid model directory.
+        PluginError: the model cannot be traced.
+        ParityError: the graph does not match the model. Nothing is written.
+    """
+    chosen = {field.name: getattr(options, field.name) for field in fields(Options)}
+    request = Request(**chosen, provider=provider, grid="full" if full_grid else "standard")
+    evidence = export_to(directory, "onnx", options=request, force=force, progress=progress).evidence
+    from zoo_export.parity.report import Report
+
+    return Report(dict(evidence))
+
+
+def export_onnx(job: Job) -> dict[str, Any]:
+    """Export a model to ONNX (the exporter's ``export``)."""
+    request = job.options or Request()
+    stored, export = job.model, Export(job.model, job.variant)
+    graphs = make_graphs(stored, request)
+    from zoo_export.parity.compare import compare  # imported late, because tracing alone does not need ONNX Runtime
+
+    report = compare(
+        stored,
+        graphs,
+        declared=export.graphs,
+        provider=request.compared_on,
+        full_grid=request.grid == "full",
+        progress=job.progress,
+    )
+    report.evidence["options"] = request.facts()
+    if not report.passed:
+        raise ParityError(report.verdict(), stored.path, "nothing was written")
+    stage_export(export, job.folder, graphs, report.evidence)
+    return report.evidence
+
+
+def export_loop(directory: Path, *, force: bool = False, provider: Provider = "cpu") -> Report:
+    """Export ``generate.onnx``, one graph with the whole decoding loop, beside a verified export of the model.
+
+    Raises:
+        UsageError: the model cannot generate, or the graph already exists.
+        ParityError: the plain export is not verified, or the loop's output differs from the model's.
+    """
+    from zoo_export.graph.loop import make_loop
+    from zoo_runtime.generation.loop import plan_loop
+
+    stored = ModelDirectory.open(directory)
+    plan_loop(stored.spec)
+    plain, export = Export(stored), Export(stored, LOOP)
+    plain.check()
+    plain.check_verified()
+    if export.exists and not force:
+        raise UsageError("already exported", directory / export.graph_files[LOOP], EXPORT_AGAIN)
+    import onnx_ir as ir
+
+    graphs = plain.read()
+    made = make_loop(stored.spec, {name: ir.from_proto(parse(graph)) for name, graph in graphs.items()})
+    loop = serialize(ir.to_proto(made))
+    from zoo_export.parity.loop import compare_loop
+
+    report = compare_loop(stored, graphs, loop, provider=provider)
+    if not report.passed:
+        raise ParityError(report.verdict(), directory, "nothing was written")
+    write_export(export, {LOOP: loop}, report.evidence)
+    return report
+
+
+def export_graphs_only(directory: Path, *, options: Options = Options(), force: bool = False) -> list[str]:
+    """Export every graph of a model directory without verification, marked as unverified.
+
+    Returns:
+        The names of the files.
+    """
+    export = _open(directory, options, force=force)
+    stored = export.stored
+    layout = stored.layout if stored.weight_files() else planned_layout(stored.spec, stored.dtype)
+    graphs = link_graphs(stored.spec, stored.dtype, layout, options)
+    write_export(export, graphs, unverified("exported without a comparison", options))
+    return list(export.graph_files.values())
+
+
+def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Options(), force: bool = False) -> list[str]:
+    """Export the graphs of a preset without creating its weights. The graphs refer to where the weights will be.
+
+    Returns:
+        The names of the files.
+    """
+    dtype = "float32"
+    layout = planned_layout(spec, dtype)
+    graphs = link_graphs(spec, dtype, layout, options)
+    description = describe(spec, dtype=dtype)
+    files = {export_file(name, options.variant, "onnx"): graph for name, graph in graphs.items()}
+    with new_model(directory, description, force=force) as stage:
+        evidence_file = export_file("parity", options.variant, "json")
+        stage_graphs(stage, files, evidence_file, unverified("exported without weights", options))
+        if spec.tokenizer is not None:
+            from zoo.tokenizers.load import write_tokenizer
+
+            write_tokenizer(spec.tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
+        (stage / CARD).write_text(model_card(spec, dtype, None, parameter_count(spec)), encoding="utf-8")
+    return list(files)
+
+
+def retrace(directory: Path, *, variant: str = "") -> list[str]:
+    """Trace a model again and compare the result with its exported graphs, byte for byte.
+
+    Returns:
+        The names of the compared files.
+
+    Raises:
+        ArtifactError: a graph differs.
+        UsageError: the variant is not traced from the model.
+    """
+    export = Export(ModelDirectory.open(directory), variant)
+    export.check()
+    if "options" not in export.evidence:
+        raise UsageError(f"the graphs of {variant} are not traced from the model", argument("variant"))
+    options = Options.from_dict(export.evidence["options"], directory / export.evidence_file)
+    entries = {EVIDENCE_KEY: evidence_digest(export.evidence), **metadata_of(export.stored)}
+    there = export.read()
+    for name, graph in make_graphs(export.stored, options, cached=False).items():
+        if there[name] != annotate(graph, entries):
+            path = directory / export.graph_files[name]
+            raise ArtifactError("differs from a new trace of the model", path, _made_with(there[name]))
+    return list(export.graph_files.values())
+
+
+def _made_with(graph: bytes) -> str:
+    return f"it was made with {metadata(graph).get('zoo.tools', 'unknown tools')}"
+
+
+def _open(directory: Path, options: Options, *, force: bool) -> Export:
+    export = Export(ModelDirectory.open(directory), options.variant)
+    if not force and export.exists:
+        file = next(iter(export.graph_files.values()))
+        raise UsageError("already exported", directory / file, EXPORT_AGAIN)
+    return export

@@ -1,0 +1,193 @@
+"""Metadata of ONNX files, and their references to weights.
+
+Only :func:`inline` imports onnx-ir, which is slow to import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import onnx
+
+from zoo.artifact import is_weights
+from zoo.artifact.weights import StoredTensor
+from zoo.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = [
+    "BLOCK_KEY",
+    "EVIDENCE_KEY",
+    "EXACT_KEY",
+    "FLAT_KEY",
+    "HEADER_KEY",
+    "MODULE_KEY",
+    "TOKENIZER_KEY",
+    "WEIGHTS_KEY",
+    "annotate",
+    "contract",
+    "external_tensors",
+    "header_digest",
+    "inline",
+    "link",
+    "metadata",
+    "parse",
+    "pointers",
+    "referenced_tensors",
+    "serialize",
+]
+
+EVIDENCE_KEY = "zoo.evidence_sha256"
+"""Graph metadata: digest of the evidence, see :func:`zoo_export.parity.evidence.evidence_digest`."""
+WEIGHTS_KEY = "zoo.weights_sha256"
+"""Graph metadata: digest of the weights that it was verified with."""
+TOKENIZER_KEY = "zoo.tokenizer_sha256"
+"""Graph metadata: digest of the tokenizer file."""
+HEADER_KEY = "zoo.weights_header_sha256"
+"""Graph metadata: digest of the names, dtypes, shapes and locations of all stored tensors."""
+MODULE_KEY = "zoo.module"
+"""Node metadata: path of the module that the node was traced from; inside a function, relative to the block."""
+EXACT_KEY = "zoo.exact"
+"""Metadata of a float16 or bfloat16 constant: the unrounded number in the model's code."""
+FLAT_KEY = "zoo.without_functions"
+"""Graph metadata: why repeated modules did not become functions, if functions were requested."""
+BLOCK_KEY = "zoo.block"
+"""Metadata of a function call: path of the module that it replaces."""
+
+_DTYPES = {
+    "F32": onnx.TensorProto.FLOAT, "F16": onnx.TensorProto.FLOAT16, "BF16": onnx.TensorProto.BFLOAT16,
+    "F64": onnx.TensorProto.DOUBLE, "I64": onnx.TensorProto.INT64, "I32": onnx.TensorProto.INT32,
+    "I8": onnx.TensorProto.INT8, "U8": onnx.TensorProto.UINT8, "BOOL": onnx.TensorProto.BOOL,
+}  # fmt: skip
+
+
+def parse(graph: bytes) -> onnx.ModelProto:
+    """Parse a serialised graph, or raise :class:`ArtifactError`."""
+    try:
+        return onnx.load_model_from_string(graph)
+    except Exception as error:  # protobuf's errors have no common public base
+        raise ArtifactError("not an ONNX graph") from error
+
+
+def serialize(model: onnx.ModelProto) -> bytes:
+    """Serialise a model deterministically."""
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
+
+def metadata(graph: bytes) -> Mapping[str, str]:
+    """Return the metadata of a serialised graph; empty if it cannot be parsed."""
+    try:
+        return {entry.key: entry.value for entry in parse(graph).metadata_props}
+    except ArtifactError:
+        return {}
+
+
+def annotate(graph: bytes, entries: Mapping[str, str]) -> bytes:
+    """Return the graph with entries added to its metadata, replacing those with the same keys."""
+    model = parse(graph)
+    kept = {entry.key: entry.value for entry in model.metadata_props}
+    del model.metadata_props[:]
+    for key, value in sorted({**kept, **entries}.items()):
+        model.metadata_props.add(key=key, value=value)
+    return serialize(model)
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Return the initialisers with external data, linked or not."""
+    return (tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def link(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
+    """Return the graph with every stored initialiser linked to the stored tensor of the same name.
+
+    Raises:
+        ArtifactError: tensors are missing, or have different shapes or dtypes.
+    """
+    model = parse(graph)
+    problems = []
+    for tensor in external_tensors(model):
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        if location and not is_weights(location) and location not in {place.file for place in layout.values()}:
+            continue  # in the separate file of a quantised variant
+        place = layout.get(tensor.name)
+        if place is None:
+            problems.append(f"missing {tensor.name}")
+        elif tuple(tensor.dims) != place.shape:
+            problems.append(f"{tensor.name} has shape {place.shape}, not {tuple(tensor.dims)}")
+        elif _DTYPES.get(place.dtype) != tensor.data_type:
+            wanted = onnx.TensorProto.DataType.Name(tensor.data_type)
+            problems.append(f"{tensor.name} is {place.dtype}, not {wanted}")
+        else:
+            del tensor.external_data[:]
+            for key, value in (("location", place.file), ("offset", place.offset), ("length", place.length)):
+                tensor.external_data.add(key=key, value=str(value))
+    if problems:
+        raise ArtifactError(f"the weights do not fit the graph ({'; '.join(problems)})")
+    return annotate(serialize(model), {HEADER_KEY: header_digest(layout)})
+
+
+def header_digest(layout: Mapping[str, StoredTensor]) -> str:
+    """Return the SHA-256 digest (hexadecimal) of the names, dtypes, shapes and locations of stored tensors."""
+    entries = [[name, t.file, t.dtype, list(t.shape), t.offset, t.length] for name, t in sorted(layout.items())]
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def pointers(graph: bytes) -> dict[str, tuple[str, int]]:
+    """Return the file and offset of every external initialiser that a node reads, by name."""
+    model = parse(graph)
+    read = set(_names_read(model.graph))
+    places = {
+        tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in external_tensors(model)
+    }
+    return {
+        name: (place.get("location", ""), int(place.get("offset", 0))) for name, place in places.items() if name in read
+    }
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names that the nodes of a graph and of its subgraphs read."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _names_read(inner)
+
+
+def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTensor]) -> set[str]:
+    """Return the names of the stored tensors that any of the graphs reads."""
+    places = {place for graph in graphs for place in pointers(graph).values()}
+    return {name for name, tensor in layout.items() if (tensor.file, tensor.offset) in places}
+
+
+def contract(model: ir.Model) -> str:
+    """Return the names, dimensions and dtypes of a graph's inputs and outputs, as JSON for its metadata."""
+    sides = {"inputs": model.graph.inputs, "outputs": model.graph.outputs}
+    return json.dumps(
+        {
+            side: [
+                {
+                    "name": value.name,
+                    "dims": [dim if isinstance(dim, int) else str(dim) for dim in value.shape or ()],
+                    "dtype": value.dtype.numpy().name if value.dtype else None,
+                }
+                for value in values
+            ]
+            for side, values in sides.items()
+        }
+    )
+
+
+def inline(model: ir.Model) -> None:
+    """Inline all functions. Nodes keep the full paths of their modules."""
+    from onnx_ir.passes.common import InlinePass
+
+    InlinePass()(model)
+    for node in model.graph.all_nodes():
+        path = (node.metadata_props.pop(BLOCK_KEY, ""), node.metadata_props.pop(MODULE_KEY, ""))
+        if any(path):
+            node.metadata_props[MODULE_KEY] = ".".join(filter(None, path))

@@ -1,0 +1,67 @@
+"""Helpers for rewriting graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+__all__ = ["Tape", "replace", "replace_value"]
+
+
+def replace(node: ir.Node, value: ir.Value) -> None:
+    """Replace the uses of a node's only output by ``value``, and remove the node."""
+    replace_value(node.outputs[0], value)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Replace all uses of ``old`` by ``new``. If ``old`` is a graph output, ``new`` takes its name."""
+    if old.is_graph_output():
+        graph = old.graph
+        assert graph is not None
+        name, old.name = old.name, None
+        new.name, new.type, new.shape = name, old.type, old.shape
+        graph.outputs[:] = [new if item is old else item for item in graph.outputs]
+    old.replace_all_uses_with(new)
+
+
+class Tape:
+    """Inserts nodes before or after a given node, in the order of the calls."""
+
+    def __init__(self, place: ir.Node | None, *, after: bool) -> None:
+        assert place is not None
+        assert place.graph is not None
+        self.graph, self.place, self.after = place.graph, place, after
+
+    def op(self, operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        """Add a node and return its output."""
+        return self.add(ir.node(operator, inputs, attributes=attributes))
+
+    def like(self, node: ir.Node, inputs: Sequence[ir.Value]) -> ir.Value:
+        """Add a copy of a node with other inputs, and return its output."""
+        return self.add(
+            ir.Node(
+                node.domain, node.op_type, inputs, node.attributes.values(), metadata_props=dict(node.metadata_props)
+            )
+        )
+
+    def add(self, node: ir.Node) -> ir.Value:
+        """Insert a node and return its output."""
+        if self.after:
+            self.graph.insert_after(self.place, node)
+            self.place = node
+        else:
+            self.graph.insert_before(self.place, node)
+        return node.outputs[0]
+
+    def integers(self, *values: int) -> ir.Value:
+        """Add a constant integer vector."""
+        return self.constant(np.array(values, np.int64))
+
+    def constant(self, value: np.ndarray[Any, Any]) -> ir.Value:
+        """Add a constant."""
+        return self.op("Constant", value=ir.tensor(value))

@@ -1,0 +1,65 @@
+"""Conversion of half-precision graphs to float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import onnx
+
+if TYPE_CHECKING:
+    pass
+from zoo_export.graph.file import EXACT_KEY, parse, serialize
+
+__all__ = ["widen"]
+
+_HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+
+def widen(graph: bytes) -> bytes | None:
+    """Convert all float16 and bfloat16 values of a graph to float32.
+
+    External weights only change their declared dtype and must be replaced by float32 ones.
+
+    Returns:
+        The graph, or None if a constant may have been rounded from an unknown number.
+    """
+    model = parse(graph)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type in _HALVES:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    known = [_widen_tensor(tensor) for tensor in model.graph.initializer]
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        known.append(_widen_nodes(nodes))
+    return serialize(model) if all(known) else None
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> bool:
+    """Widen a tensor; return whether its values are exact. Values with few binary digits are taken to be unrounded."""
+    if tensor.data_type not in _HALVES:
+        return True
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        tensor.data_type = onnx.TensorProto.FLOAT
+        return True
+    values = onnx.numpy_helper.to_array(tensor).astype("float32")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    return all(math.isinf(value) or (16 * math.frexp(value)[0]).is_integer() for value in values.flat)
+
+
+def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
+    known = []
+    for node in nodes:
+        exact = [float(entry.value) for entry in node.metadata_props if entry.key == EXACT_KEY]
+        for attribute in node.attribute:
+            if exact and attribute.t.data_type in _HALVES:
+                rounded = onnx.numpy_helper.to_array(attribute.t)
+                if rounded == rounded.dtype.type(exact[0]):  # else the metadata is stale
+                    attribute.t.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], exact))
+            if attribute.name in ("to", "dtype") and attribute.i in _HALVES:
+                attribute.i = onnx.TensorProto.FLOAT
+            elif attribute.type == onnx.AttributeProto.TENSOR:
+                known.append(_widen_tensor(attribute.t))
+            for inner in (attribute.g, *attribute.graphs):
+                known.append(_widen_nodes(inner.node))
+    return all(known)

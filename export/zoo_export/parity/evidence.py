@@ -1,0 +1,116 @@
+"""The evidence for an exported graph, and the digests that tie the two together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
+from zoo.artifact.digests import digest_file
+from zoo.errors import ArtifactError
+from zoo.version import __version__
+from zoo_export.graph.file import EVIDENCE_KEY, FLAT_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
+from zoo_export.trace.make import Options
+
+__all__ = [
+    "check_evidence",
+    "evidence_digest",
+    "metadata_of",
+    "stage_export",
+    "stage_graphs",
+    "unverified",
+    "versions",
+    "weights_of",
+    "without_functions",
+    "write_export",
+]
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that a comparison depends on."""
+    tools = ("onnxruntime", "torch", "onnx", "onnx-ir", "onnxscript")
+    found = {"zoo": __version__, "python": platform.python_version()}
+    for name in tools:
+        for distribution in (name, f"{name}-gpu"):
+            with suppress(PackageNotFoundError):
+                found[name] = version(distribution)
+    return found
+
+
+def weights_of(stored: ModelDirectory) -> dict[str, str]:
+    """The digest of every file of weights."""
+    return stored.weight_digests()
+
+
+def without_functions(graph: bytes) -> dict[str, str]:
+    """Why repeated modules of a graph did not become functions, where that was asked for."""
+    reason = metadata(graph).get(FLAT_KEY)
+    return {"without_functions": reason} if reason else {}
+
+
+def unverified(reason: str, options: Options) -> dict[str, Any]:
+    """What is recorded of graphs that were not compared."""
+    versions = {"zoo": __version__}
+    return {"schema": 1, "verified": False, "reason": reason, "options": options.facts(), "versions": versions}
+
+
+def evidence_digest(evidence: Mapping[str, Any]) -> str:
+    """SHA-256 of evidence without the digests of its files: the graphs among them hold this digest."""
+    rest = {key: value for key, value in evidence.items() if key != "files"}
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
+
+
+def check_evidence(export: Export, graphs: Mapping[str, bytes]) -> None:
+    """Raise :class:`ArtifactError` unless the metadata of each graph has the digest of the stored evidence."""
+    digest = evidence_digest(export.evidence)
+    for name, graph in graphs.items():
+        if metadata(graph).get(EVIDENCE_KEY) != digest:
+            what = f"{export.evidence_file} is not the evidence for this graph"
+            raise ArtifactError(what, export.stored.path / export.graph_files[name], "export again")
+
+
+def write_export(
+    export: Export, graphs: Mapping[str, bytes], evidence: Mapping[str, Any], *, action: str = "exported"
+) -> None:
+    """Add graphs, by name, and the evidence for them to a model directory, atomically.
+
+    Raises :class:`ArtifactError` if the model, or its export of this variant, was changed since it was opened.
+    ``action`` names the operation in the error message.
+    """
+    with export.stored.adding(action=action) as stage:
+        stage_export(export, stage, graphs, evidence)
+
+
+def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
+    """Write graphs and their evidence to a staged model directory. Files staged before are part of the evidence."""
+    others = {path.name: digest_file(path) for path in stage.iterdir()}
+    tied = {export.graph_files[name]: annotate(graph, metadata_of(export.stored)) for name, graph in graphs.items()}
+    stage_graphs(stage, tied, export.evidence_file, {**evidence, "files": others})
+
+
+def stage_graphs(stage: Path, graphs: Mapping[str, bytes], evidence_file: str, evidence: Mapping[str, Any]) -> None:
+    """Write graphs, by file name, and their evidence, each with the digest of the other."""
+    entries = {EVIDENCE_KEY: evidence_digest(evidence)}
+    files = dict(evidence.get("files", {}))
+    for name, graph in graphs.items():
+        (stage / name).write_bytes(annotate(graph, entries))
+        files[name] = digest_file(stage / name)
+    write_json(stage / evidence_file, {**evidence, "files": dict(sorted(files.items()))})
+
+
+def metadata_of(stored: ModelDirectory) -> dict[str, str]:
+    """Metadata that ties a graph to its weights and its tokenizer."""
+    digests = list(stored.weight_digests().values())
+    entries = {}
+    if digests:
+        joined = hashlib.sha256("".join(digests).encode()).hexdigest()
+        entries[WEIGHTS_KEY] = digests[0] if len(digests) == 1 else joined
+    if TOKENIZER in stored.files:
+        entries[TOKENIZER_KEY] = stored.files[TOKENIZER]["sha256"]
+    return entries

@@ -1,0 +1,77 @@
+"""Greedy decoding with a cache, for any executor of a declared graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zoo.contract import Graph
+from zoo.probe.inputs import Feeds, Point, empty_past, make_feeds, next_past
+from zoo.probe.pipeline import Executor, decoder_inputs, token_input
+
+__all__ = ["greedy", "greedy_agreement"]
+
+Array = np.ndarray[Any, Any]
+
+_ROWS, _PROMPT, _NEW, _SEED = 2, 5, 8, 1
+
+
+def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Array) -> Iterator[Array]:
+    """Yield the logits (batch, vocabulary) of each next token, continuing with the most likely one.
+
+    Args:
+        execute: runs ``graph``, a decoder with a cache.
+        graph: the declaration of the decoder.
+        known: inputs that are the same at every step.
+        ids: (batch, length), the prompt.
+        mask: (batch, length), 1 for a token of the prompt.
+    """
+    ids_name, mask_name = decoder_inputs(graph)
+    past = empty_past(graph, len(ids), execute.dtype)
+    wanted = {tensor.name for tensor in graph.input_tensors()}
+    constant = {name: value for name, value in known.items() if name in wanted}
+    while True:
+        outputs = execute(graph, constant | {ids_name: ids} | ({mask_name: mask} if mask_name else {}) | past)
+        last = outputs["logits"][:, -1]
+        yield last
+        ids = last.argmax(-1)[:, None].astype(np.int64)
+        past, mask = next_past(graph, outputs), np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+
+
+def greedy_agreement(
+    reference: Executor, runtime: Executor, graphs: Sequence[Graph], margin: float, longest: int = _PROMPT + _NEW
+) -> dict[str, Any] | None:
+    """Compare a few tokens decoded by both from a left-padded batch; None for a model that does not decode token ids.
+
+    Prompt and continuation have at most ``longest`` tokens together. A row is compared up to the first step at which
+    the two best logits differ by ``margin`` or less: either token is a correct choice there.
+    """
+    decoder = graphs[-1]
+    if decoder.past is None or all(tensor.name != "logits" for tensor in decoder.output_tensors()):
+        return None
+    if token_input(decoder) is None:
+        return None
+    prompt = min(_PROMPT, -(-longest // 2))
+    new = min(_NEW, longest - prompt + 1)  # the last token is not an input
+    feeds = make_feeds(graphs, Point(_ROWS, prompt, 0, "left"), _SEED, longest)
+    steps = [_decode(executor, graphs, feeds, new) for executor in (reference, runtime)]
+    tokens, others = (logits.argmax(-1) for logits in steps)
+    best = np.sort(steps[0], axis=-1)[..., -2:]
+    settled = np.cumsum(best[..., 1] - best[..., 0] <= margin, axis=0) == 0
+    differs = (tokens != others) & settled
+    agreed = int(np.argmax(differs.any(1))) if differs.any() else new
+    return {"passed": not differs.any(), "rows": _ROWS, "tokens": new, "agreed": agreed,
+            "compared": int(settled.sum())}  # fmt: skip
+
+
+def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Array], new: int) -> Array:
+    """Return the logits (step, batch, vocabulary) of a greedy continuation."""
+    known = dict(feeds)
+    for graph in graphs[:-1]:
+        known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+    ids, mask = decoder_inputs(graphs[-1])
+    first = feeds[mask] if mask else np.ones_like(feeds[ids])
+    steps = greedy(execute, graphs[-1], known, feeds[ids], first)
+    return np.stack([next(steps).astype(np.float64) for _ in range(new)])

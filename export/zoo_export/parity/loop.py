@@ -1,0 +1,448 @@
+"""Token-by-token comparison of a graph of :mod:`zoo_export.graph.loop` with the module.
+
+The module in float64 evaluates each prompt alone, without padding or cache, followed by the tokens that the loop
+generated, in one pass. A token is correct if it is the documented choice from those logits. Logits may differ by as
+much as the comparison of the graphs allows; every token that is a correct choice within this tolerance is accepted and
+counted as a near-tie, and less than half of the tokens may be near-ties. The Python loop on the same graphs must agree
+up to the first near-tie of a row.
+
+Both are compared with the stored weights and with random weights of a larger spread ("lively"): a newly initialised
+model repeats one token whether or not its cache is correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from zoo.artifact import ModelDirectory
+from zoo.errors import ZooError
+from zoo.models import create, persist
+from zoo.probe.dtypes import epsilon
+from zoo.probe.errors import FACTOR, FLOOR_ULPS
+from zoo.probe.inputs import WORK, Padding, Point, empty_past, make_feeds
+from zoo.probe.module import TorchExecutor, as_array
+from zoo.probe.pipeline import Arrays
+from zoo_export.graph.file import pointers
+from zoo_export.parity.compare import LEVELS, SEED
+from zoo_export.parity.evidence import versions, weights_of
+from zoo_export.parity.greedy import greedy
+from zoo_export.parity.report import Report
+from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.generation.loop import LARGEST_NOISE, LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.providers import Provider, check_dtype, open_session
+
+__all__ = ["compare_loop"]
+
+Array = np.ndarray[Any, Any]
+
+NEW = 8
+GAIN = 2.0
+"""Standard deviation of lively matrices, in units of 1 / sqrt(inputs)."""
+SHIFT = 0.25
+"""Standard deviation of the noise on lively biases and norms."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the loop."""
+
+    batch: int
+    length: int
+    padding: Padding
+    temperature: float = 0.0
+    top_k: int = 0
+    shared_noise: bool = False
+    """Whether all rows share one row of noise."""
+
+    def __str__(self) -> str:
+        choice = f"temperature {self.temperature}, top_k {self.top_k}" if self.temperature else "greedy"
+        return f"batch {self.batch}, length {self.length}, padding {self.padding}, {choice}"
+
+
+CASES = (
+    Case(1, 7, "none"),
+    Case(2, 1, "none"),
+    Case(3, 7, "left"),
+    Case(3, 7, "right"),
+    Case(1, 5, "left", 1.0),
+    Case(3, 7, "left", 0.8),
+    Case(3, 7, "right", 1.5, 5),
+    Case(2, 4, "none", 1.0, 20, shared_noise=True),
+)
+
+
+@dataclass
+class Row:
+    """The module's logits (tokens, vocabulary) for each token of one generated row."""
+
+    exact: Array
+    own: Array
+    """In the model's own dtype."""
+
+
+@dataclass
+class Outcome:
+    """One row that the loop generated."""
+
+    where: str
+    tokens: Array
+    row: Row
+    case: Case
+    noise: Array | None
+    python: Array | None
+    """Tokens of the Python loop, where it was run."""
+
+
+def compare_loop(
+    stored: ModelDirectory, graphs: Mapping[str, bytes], loop: bytes, *, provider: Provider = "cpu"
+) -> Report:
+    """Compare a serialised loop with the model it was made from.
+
+    Args:
+        stored: the model.
+        graphs: its serialised graphs by name, compared with the model before. The Python loop runs on them.
+        loop: the serialised result of :func:`zoo_export.graph.loop.make_loop`.
+        provider: the execution provider to compare on.
+
+    Returns:
+        The evidence, and one line per failure. A case that cannot be compared is a failure.
+
+    Raises:
+        UsageError: the model does not generate, or the provider does not load.
+    """
+    check_dtype(stored.dtype, provider, stored.path)
+    comparison = _Comparison(stored, graphs, loop, provider)
+    comparison.run()
+    return Report(comparison.evidence(), comparison.failures)
+
+
+class _Comparison:
+    def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], loop: bytes, provider: Provider) -> None:
+        self.stored, self.files, self.loop, self.provider = stored, graphs, loop, provider
+        self.plan = plan_loop(stored.spec)
+        self.graphs = stored.spec.graphs
+        self.yardstick = TorchExecutor(persist.load_directory(stored))
+        self.reference = TorchExecutor(persist.load_directory(stored).double())
+        self.longest = self.plan.longest or NEW + max(case.length for case in CASES)
+        self.new = NEW if self.plan.start is None else min(NEW, max(1, self.longest - 1))
+        self.pointers = {file: pointers(file) for file in (loop, *graphs.values())}
+        self.failures: list[str] = []
+        self.results: dict[str, Any] = {}
+        self.limit: int | None = None
+
+    def run(self) -> None:
+        """Compare everything."""
+        self._check_file()
+        for weights in ("stored", "lively"):
+            if weights == "lively":
+                self._enliven()
+            outcomes: dict[str, list[Outcome]] = {}
+            rows: dict[Any, Row] = {}
+            for level, optimize in LEVELS.items():
+                where = f"{weights} weights, optimisations {'on' if optimize else 'off'}"
+                outcomes[level] = []
+                try:
+                    session = self._open(self.loop, optimize, weights == "lively")
+                    outcomes[level] = [item for case in CASES for item in self._run_case(session, case, where, rows)]
+                    self._check_python(outcomes[level], optimize, weights == "lively")
+                    if weights == "lively":  # those that repeat themselves end at once or never
+                        self._check_settings(session, where)
+                    if weights == "stored" and optimize:
+                        self._check_positions(session)
+                except ZooError as error:
+                    self.failures.append(f"{where}: {error}")
+            self.results[weights] = self._judge(weights, outcomes, rows)
+
+    def _fail_unless(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.failures.append(what)
+
+    # Signature, defaults and initialisers.
+
+    def _check_file(self) -> None:
+        graph = ir.from_proto(onnx.load_model_from_string(self.loop)).graph
+        names = [str(value.name) for value in graph.inputs], [str(value.name) for value in graph.outputs]
+        self._fail_unless(names == ([*self.plan.inputs, *SETTINGS], [LOOP_OUTPUT]), f"the signature is {names}")
+        end = [*self.plan.end] if isinstance(self.plan.end, tuple) else self.plan.end
+        wanted = {"temperature": 0, "top_k": 0, "eos_token_id": end}
+        for name, default in wanted.items():
+            value = graph.initializers[name].const_value if name in graph.initializers else None
+            found = None if value is None else value.numpy().tolist()
+            self._fail_unless(found == default, f"{name} is {found} by default, not {default}")
+        places = list(self.pointers[self.loop].values())
+        self._fail_unless(len(places) == len(set(places)), "a weight has more than one initialiser")
+        others = {place for file in self.files.values() for place in self.pointers[file].values()}
+        self._fail_unless({*places} <= others, "the initialisers point elsewhere than those of the graphs")
+
+    # Sessions and weights.
+
+    def _open(self, file: bytes, optimize: bool, lively: bool) -> ort.InferenceSession:
+        replace = None
+        if lively:
+            arrays = {name: as_array(tensor) for name, tensor in self.yardstick.model.state_dict().items()}
+            names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
+            replace = {name: arrays[names[place]] for name, place in self.pointers[file].items() if place in names}
+        return open_session(
+            file, weights=self.stored.path, provider=self.provider, optimize=optimize, replace=replace, spin=False
+        )
+
+    def _enliven(self) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        with torch.no_grad():
+            pairs = zip(self.yardstick.model.parameters(), self.reference.model.parameters(), strict=True)
+            for own, exact in pairs:
+                noise = torch.randn(own.shape, generator=generator)
+                own.copy_(noise * (GAIN / own.shape[-1] ** 0.5) if own.ndim > 1 else own + SHIFT * noise)
+                exact.copy_(own)
+
+    # Running.
+
+    def _feeds(self, case: Case) -> Arrays:
+        """Return the loop's inputs that are inputs of the model."""
+        length = max(1, min(case.length, self.longest - self.new))
+        feeds = make_feeds(self.graphs, Point(case.batch, length, 0, case.padding), SEED, self.longest)
+        types = {tensor.name: tensor.dtype for graph in self.graphs for tensor in graph.input_tensors()}
+        return {
+            name: feeds[name].astype(np.int64 if types[name] == "int64" else self.yardstick.dtype)
+            for name in self.plan.inputs
+        }
+
+    def _noise(self, case: Case) -> Array | None:
+        if not case.temperature:
+            return None
+        rng = np.random.default_rng([SEED, case.batch, case.length, case.top_k])
+        return rng.random((1 if case.shared_noise else case.batch, self.new), np.float32)
+
+    def _run_case(
+        self, session: ort.InferenceSession, case: Case, where: str, rows: dict[Any, Row]
+    ) -> Iterator[Outcome]:
+        feeds, noise = self._feeds(case), self._noise(case)
+        found = run_loop(
+            session,
+            feeds,
+            self.new,
+            temperature=case.temperature or None,
+            top_k=case.top_k or None,
+            noise=noise,
+            eos_token_id=NO_END,
+        )
+        where = f"{where}, {case}"
+        if not self._sound(found, (case.batch, self.new), where):
+            return
+        for number, tokens in enumerate(found):
+            key = case.batch, case.length, case.padding, number, tuple(tokens.tolist())
+            if key not in rows:
+                exact, own = (self._logits(executor, feeds, number, tokens) for executor in
+                              (self.reference, self.yardstick))  # fmt: skip
+                rows[key] = Row(exact, own)
+            row_noise = None if noise is None else np.broadcast_to(noise, found.shape)[number]
+            yield Outcome(f"{where}, row {number}", tokens, rows[key], case, row_noise, None)
+
+    def _sound(self, found: Array, shape: tuple[int, int], where: str) -> bool:
+        """Whether a result consists of token ids and has the expected shape."""
+        upper = int(next(t.dims[-1] for t in self.plan.decoder.output_tensors() if t.name == "logits"))
+        sound = found.shape == shape and found.dtype == np.int64 and bool(((found >= 0) & (found < upper)).all())
+        self._fail_unless(sound, f"{where}: {found.dtype} of shape {found.shape}, not token ids of shape {shape}")
+        return sound
+
+    def _logits(self, execute: TorchExecutor, feeds: Arrays, number: int, tokens: Array) -> Array:
+        """Return the logits (tokens, vocabulary) from which each of ``tokens`` is chosen, for one row, in one pass."""
+        alone = {name: value[number : number + 1] for name, value in feeds.items()}
+        tensors = {tensor.name: tensor for graph in self.graphs for tensor in graph.input_tensors()}
+        dims = {name: tensors[name].dims for name in feeds}
+        if self.plan.mask in dims:
+            dims[self.plan.mask] = dims[self.plan.ids]
+        for mask in (name for name in feeds if tensors[name].is_mask):
+            kept, length = np.flatnonzero(feeds[mask][number]), dims[mask][1]
+            for name in feeds:
+                if length in dims[name]:
+                    alone[name] = alone[name].take(kept, dims[name].index(length))
+        known = dict(alone)
+        for graph in self.plan.earlier:
+            known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+        start = np.array([[self.plan.start]]) if self.plan.start is not None else known[self.plan.ids]
+        ids = np.concatenate([start, tokens[None, :-1]], axis=1).astype(np.int64)
+        calls = {tensor.name: known[tensor.name] for tensor in self.plan.constants} | {self.plan.ids: ids}
+        if self.plan.mask:
+            calls[self.plan.mask] = np.ones_like(ids)
+        logits = execute(self.plan.decoder, calls | empty_past(self.plan.decoder, 1, execute.dtype))["logits"]
+        return logits[0, start.shape[1] - 1 :].astype(np.float64)
+
+    def _check_python(self, outcomes: Sequence[Outcome], optimize: bool, lively: bool) -> None:
+        """Add the tokens of the Python loop to greedy outcomes. It does not support padding on the right."""
+        sessions = {graph.name: self._open(self.files[graph.name], optimize, lively) for graph in self.graphs}
+        execute = OnnxExecutor(sessions, self.yardstick.dtype)
+        for case in dict.fromkeys(item.case for item in outcomes):
+            if case.temperature or (self.plan.start is None and case.padding == "right"):
+                continue
+            feeds = self._feeds(case)
+            known: Arrays = dict(feeds)
+            for graph in self.plan.earlier:
+                known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+            if self.plan.start is None:
+                ids = feeds[self.plan.ids]
+                mask = feeds[self.plan.mask] if self.plan.mask else np.ones_like(ids)
+            else:
+                ids = np.full((case.batch, 1), self.plan.start, np.int64)
+                mask = np.ones_like(ids)
+            steps = islice(greedy(execute, self.plan.decoder, known, ids, mask), self.new)
+            chosen = np.stack([logits.argmax(-1) for logits in steps], axis=1)
+            for item, tokens in zip([item for item in outcomes if item.case == case], chosen, strict=True):
+                item.python = tokens
+
+    def _check_settings(self, session: ort.InferenceSession, where: str) -> None:
+        """Check number of tokens, end of text and defaults against a run without end tokens. Results must be equal.
+
+        Sampled runs are included because their rows end at different steps even if greedy ones repeat a token.
+        """
+        noise = np.random.default_rng(SEED).random((max(case.batch for case in CASES), self.new), np.float32)
+        for case in (CASES[0], next(case for case in CASES if case.batch > 1 and case.padding == "left")):
+            feeds, rows = self._feeds(case), noise[: case.batch]
+            for choice in ({}, {"temperature": 1.0, "noise": rows}):
+                name = f"{where}, batch {case.batch}, {'sampled' if choice else 'greedy'}"
+                free = run_loop(session, feeds, self.new, eos_token_id=NO_END, **choice)  # type: ignore[arg-type]
+                if self._sound(free, (case.batch, self.new), name):
+                    self._check_against(session, feeds, free, choice, rows, name)
+            for short in (None, noise[: case.batch, :1]):
+                try:
+                    run_loop(session, feeds, 2, temperature=1.0, noise=short, eos_token_id=NO_END)
+                except ZooError:
+                    continue
+                self.failures.append(f"{where}, batch {case.batch}: sampling goes on without noise")
+
+    def _check_against(
+        self,
+        session: ort.InferenceSession,
+        feeds: Arrays,
+        free: Array,
+        choice: Mapping[str, Any],
+        noise: Array,
+        where: str,
+    ) -> None:
+        """Check calls with the same inputs whose results follow from ``free``, the run without end tokens."""
+        calls: list[tuple[str, int, dict[str, Any], Array]] = [
+            (f"max_new_tokens {new}", new, {"eos_token_id": NO_END}, free[:, :new]) for new in (0, 1, self.new // 2)
+        ]
+        calls.append(("the default end", self.new, {}, _ended(free, self.plan.end)))
+        ends = dict.fromkeys([*free[:, self.new // 2].tolist(), *free[:, -1].tolist(), int(free[0, 0])])
+        several = [(int(free[0, -1]), int(free[0, self.new // 2]))] if isinstance(self.plan.end, tuple) else []
+        for end in (*ends, *several):
+            calls.append((f"eos_token_id {end}", self.new, {"eos_token_id": end}, _ended(free, end)))
+        if not choice:
+            greedily = {"temperature": 0.0, "top_k": 3, "noise": noise, "eos_token_id": NO_END}
+            calls.append(("temperature 0 with noise", self.new, greedily, free))
+        for what, new, options, wanted in calls:
+            found = run_loop(session, feeds, new, **choice, **options)
+            equal = found.shape == wanted.shape and bool((found == wanted).all())
+            self._fail_unless(equal, f"{where}: {what} gives {found.tolist()}, not {wanted.tolist()}")
+
+    def _check_positions(self, session: ort.InferenceSession) -> None:
+        """Check that generation stops at the last position, unless that takes more than a few seconds."""
+        parameters = create.count_parameters(self.yardstick.model)
+        if self.plan.longest is None or self.longest < 3 or parameters * self.longest > WORK:
+            return
+        self.limit = self.longest
+        length = self.longest - 2 if self.plan.start is None else 1
+        feeds = self._feeds(Case(1, 1, "none"))
+        if self.plan.start is None:
+            feeds |= {name: np.ones((1, length), np.int64) for name in (self.plan.ids, self.plan.mask) if name}
+        found = run_loop(session, feeds, self.longest + NEW, eos_token_id=NO_END)
+        self._sound(found, (1, self.longest - length), f"prompt of {length} of {self.longest} positions")
+
+    # Judging.
+
+    def _judge(self, weights: str, outcomes: Mapping[str, list[Outcome]], rows: Mapping[Any, Row]) -> dict[str, Any]:
+        if not rows:
+            self.failures.append(f"{weights} weights: nothing could be compared")
+            return {}
+        error = max(float(np.max(np.abs(row.own - row.exact))) for row in rows.values())
+        scale = max(float(np.max(np.abs(row.exact))) for row in rows.values())
+        reach = FACTOR * error + FLOOR_ULPS * epsilon(self.stored.dtype) * scale
+        self._fail_unless(bool(np.isfinite(reach)), f"{weights} weights: the logits are not finite")
+        levels = {}
+        for level, items in outcomes.items():
+            compared = ties = agreed = 0
+            distinct: set[int] = set()
+            for item in items:
+                settled_so_far = True
+                for step, token in enumerate(item.tokens.tolist()):
+                    noise = None if item.noise is None else float(item.noise[step])
+                    right, settled = _judge_token(item.row.exact[step], token, noise, item.case, reach)
+                    compared, ties = compared + 1, ties + (not settled)
+                    settled_so_far = settled_so_far and settled
+                    distinct.add(token)
+                    self._fail_unless(right, f"{item.where}: token {step} is {token}, which the model does not choose")
+                    if item.python is not None and settled_so_far:
+                        same = bool(token == item.python[step])
+                        agreed += same
+                        self._fail_unless(
+                            same, f"{item.where}: token {step} is {token}, {item.python[step]} in the Python loop"
+                        )
+            self._fail_unless(
+                2 * ties < compared, f"{weights} weights, {level}: {ties} of {compared} tokens are near-ties"
+            )
+            self._fail_unless(agreed > 0, f"{weights} weights, {level}: no token was compared with the Python loop")
+            levels[level] = {
+                "tokens": compared, "near_ties": ties, "agreed_with_python_loop": agreed, "distinct": len(distinct),
+            }  # fmt: skip
+            if weights == "lively":
+                self._fail_unless(len(distinct) > 2, f"lively weights, {level}: the tokens hardly differ")
+        return {"torch_max_abs_error": error, "reach": reach, "levels": levels}
+
+    def evidence(self) -> dict[str, Any]:
+        """Return the content of the evidence file."""
+        return {
+            "schema": 1,
+            "verified": not self.failures,
+            "weights": weights_of(self.stored),
+            "versions": versions(),
+            "provider": self.provider,
+            "reference": "the module in float64, each row alone, in one pass",
+            "rule": f"a logit may move by {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|",
+            "new_tokens": self.new,
+            "cases": [asdict(case) for case in CASES],
+            "positions": self.limit,
+            "comparisons": self.results,
+        }
+
+
+def _ended(free: Array, end: int | Sequence[int]) -> Array:
+    """Return the expected result with end tokens: rows are filled after ``end`` and cut to the longest row."""
+    hit: Array = np.isin(free, end)
+    past = (np.cumsum(hit, axis=1) - hit) > 0
+    filled = np.where(past, np.ravel(end)[0], free)
+    return filled[:, : int((~past).sum(1).max(initial=0))]
+
+
+def _judge_token(logits: Array, token: int, noise: float | None, case: Case, reach: float) -> tuple[bool, bool]:
+    """Whether a token is a correct choice, and whether it is the only one, if each logit may move by ``reach``."""
+    order = np.sort(logits)[::-1]
+    if noise is None:
+        gap = order[0] - order[1] if len(order) > 1 else np.inf
+        return bool(logits[token] >= order[0] - 2 * reach), bool(gap > 2 * reach)
+    kept, settled = np.ones(len(logits), bool), True
+    if 0 < case.top_k < len(order):
+        kept = logits >= order[case.top_k - 1]
+        settled = bool(order[case.top_k - 1] - order[case.top_k] > 2 * reach)
+        if not settled:  # either token may be excluded, which changes every sum: check only that the token may be kept
+            return bool(logits[token] >= order[case.top_k - 1] - 2 * reach), False
+    weights = np.where(kept, np.exp((logits - order[0]) / case.temperature), 0.0)
+    upto = np.cumsum(weights) / weights.sum()
+    before, upto_token = np.concatenate([[0.0], upto])[token], upto[token]
+    number = min(max(noise, 0.0), LARGEST_NOISE)
+    factor = np.exp(2 * reach / case.temperature)  # odds of a cumulative probability move by this much at most
+
+    def moved(probability: float, by: float) -> float:
+        return probability * by / (1 - probability + probability * by)
+
+    right = bool(kept[token]) and moved(before, 1 / factor) <= number < max(moved(upto_token, factor), upto_token)
+    return bool(right), bool(right and moved(before, factor) <= number < moved(upto_token, 1 / factor))

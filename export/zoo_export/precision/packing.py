@@ -1,0 +1,214 @@
+"""Quantised weights: conversion of matrices to integers and scales, and the safetensors file for them.
+
+A matrix ``NAME`` of N rows and K columns, as torch stores a Linear or an Embedding, has one of two layouts, given as
+JSON in the file's metadata under the name of the matrix.
+
+``{"bits": b, "block": s}``, blocks of s numbers along a row:
+    ``NAME``              uint8 (N, K / s, s x b / 8); of two numbers in one byte, the first is in the lower half
+    ``NAME.scales``       float32 (N, K / s)
+    ``NAME.zero_points``  uint8 (N, ceil(K / s x b / 8)), packed in the same way; if absent, all are 2^(b - 1)
+
+``{"bits": 8, "block": null}``, one scale per row, transposed for ONNX Runtime's integer products:
+    ``NAME``              int8 (K, N)
+    ``NAME.scales``       float32 (N)
+
+A weight is (number - zero point) x scale; the second layout has no zero points.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from zoo.artifact.weights import StoredTensor, parse_json, read_header
+from zoo.errors import ArtifactError
+from zoo.probe.dtypes import BFLOAT16
+from zoo_runtime.onnx_runtime import ort_native
+
+__all__ = [
+    "Packing",
+    "packings",
+    "read_dequantized",
+    "read_tensor",
+    "write_packed",
+    "write_tensors",
+]
+
+Array = np.ndarray[Any, Any]
+
+SCALES, ZERO_POINTS = ".scales", ".zero_points"
+_NATIVE = {4: ort_native.quantize_matmul_4bits, 8: ort_native.quantize_matmul_8bits}
+"""ONNX Runtime's functions that pack weights for MatMulNBits."""
+_NUMPY: dict[str, Any] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": BFLOAT16, "I64": np.int64, "I32": np.int32,
+    "U8": np.uint8, "I8": np.int8, "BOOL": np.bool_,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The storage layout of a matrix."""
+
+    rows: int
+    columns: int
+    bits: int
+    block: int | None
+    """Numbers per scale; None for one scale per row, with the matrix transposed."""
+    zero_points: bool = False
+
+    def parts(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the safetensors dtype and the shape of each stored tensor, by suffix."""
+        if self.block is None:
+            return {"": ("I8", (self.columns, self.rows)), SCALES: ("F32", (self.rows,))}
+        blocks = self.columns // self.block
+        parts = {
+            "": ("U8", (self.rows, blocks, self.block * self.bits // 8)),
+            SCALES: ("F32", (self.rows, blocks)),
+        }
+        if self.zero_points:
+            parts[ZERO_POINTS] = ("U8", (self.rows, -(-blocks * self.bits // 8)))
+        return parts
+
+    def pack(self, weight: Array) -> dict[str, Array]:
+        """Pack a matrix; return the stored tensors by suffix."""
+        if self.block is None:
+            return _pack_rows(weight)
+        made = {suffix: np.zeros(shape, _NUMPY[dtype]) for suffix, (dtype, shape) in self.parts().items()}
+        points = made.get(ZERO_POINTS, np.zeros(0, np.uint8))
+        if not self.zero_points:  # the function writes them anyway
+            points = np.zeros((self.rows, -(-(self.columns // self.block) * self.bits // 8)), np.uint8)
+        columns = np.ascontiguousarray(weight.T)
+        _NATIVE[self.bits](
+            made[""], columns, made[SCALES], points, self.block, self.rows, self.columns, not self.zero_points
+        )
+        return made
+
+    def unpack(self, parts: Mapping[str, Array]) -> Array:
+        """Unpack stored tensors to a float32 matrix."""
+        if self.block is None:
+            return np.ascontiguousarray((parts[""] * parts[SCALES]).T)
+        blocks = self.columns // self.block
+        numbers = _spread(parts[""].reshape(self.rows, -1), self.bits).reshape(self.rows, blocks, self.block)
+        if self.zero_points:
+            points = _spread(parts[ZERO_POINTS], self.bits)[:, :blocks, None].astype(np.float32)
+        else:
+            points = np.full(1, 2 ** (self.bits - 1), np.float32)
+        weights = (numbers.astype(np.float32) - points) * parts[SCALES].reshape(self.rows, blocks, 1)
+        return weights.reshape(self.rows, self.columns)
+
+
+def _pack_rows(weight: Array) -> dict[str, Array]:
+    """Quantise symmetrically with one scale per row, like onnxruntime.quantization's per-channel int8 weights."""
+    highest = np.abs(weight).max(axis=1, initial=0).astype(np.float64)
+    scales = (2 * highest / 254).astype(np.float32)
+    scales[scales < np.finfo(np.float32).tiny] = 1.0
+    numbers = np.clip(np.round(weight / scales[:, None]), -127, 127).astype(np.int8)
+    return {"": np.ascontiguousarray(numbers.T), SCALES: scales}
+
+
+def _spread(packed: Array, bits: int) -> Array:
+    """Unpack rows of bytes to one number per element."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+
+def write_packed(path: Path, plan: Mapping[str, Packing], weights: Iterable[tuple[str, Array]]) -> None:
+    """Pack and write the matrices of ``plan``, one of ``weights`` at a time."""
+    layout = {name + suffix: part for name, packing in plan.items() for suffix, part in packing.parts().items()}
+    metadata = {name: json.dumps({"bits": p.bits, "block": p.block}) for name, p in plan.items()}
+
+    def parts() -> Iterator[tuple[str, Array]]:
+        for name, weight in weights:
+            for suffix, part in plan[name].pack(weight).items():
+                yield name + suffix, part
+
+    write_tensors(path, layout, {"format": "zoo.packed", **metadata}, parts())
+
+
+def write_tensors(
+    path: Path,
+    layout: Mapping[str, tuple[str, tuple[int, ...]]],
+    metadata: Mapping[str, str],
+    tensors: Iterable[tuple[str, Array]],
+) -> None:
+    """Write a safetensors file of a known layout, with tensors arriving in any order.
+
+    The library's own writer needs all tensors in memory at once. Wider dtypes come first, so that all are aligned.
+    """
+    offsets: dict[str, int] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in sorted(layout.items(), key=lambda item: -np.dtype(_NUMPY[item[1][0]]).itemsize):
+        offsets[name], end = end, end + math.prod(shape) * np.dtype(_NUMPY[dtype]).itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offsets[name], end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    missing = set(layout)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+        for name, tensor in tensors:
+            dtype, shape = layout[name]
+            if tensor.dtype != _NUMPY[dtype] or tensor.shape != shape:
+                raise ValueError(f"{name} is {tensor.dtype} {tensor.shape}, expected {dtype} {shape}")
+            missing.remove(name)
+            file.seek(8 + len(text) + offsets[name])
+            file.write(np.ascontiguousarray(tensor).view(np.uint8).data)
+    if missing:
+        raise ValueError(f"{len(missing)} tensors of the layout are missing, such as {min(missing)}")
+
+
+def packings(path: Path) -> dict[str, Packing]:
+    """Return the packing of each matrix in a file of packed weights.
+
+    Raises:
+        ArtifactError: the tensors do not match the file's metadata.
+    """
+    layout = read_header(path)
+    with safe_open(path, framework="numpy") as reader:
+        metadata = dict(reader.metadata() or {})
+    if metadata.pop("format", None) != "zoo.packed":
+        raise ArtifactError("not a file of quantised weights", path)
+    found: dict[str, Packing] = {}
+    for name, text in metadata.items():
+        try:
+            entry = parse_json(text.encode())
+            bits, block = entry["bits"], entry["block"]
+            shape, zero_points = layout[name].shape, name + ZERO_POINTS in layout
+            if block is None:
+                packing = Packing(shape[1], shape[0], bits, None)
+            else:
+                packing = Packing(shape[0], shape[1] * block, bits, block, zero_points)
+            for suffix, part in packing.parts().items():
+                stored = layout.pop(name + suffix)
+                if (stored.dtype, stored.shape) != part:
+                    raise ValueError(f"{name}{suffix} is {stored.dtype} {stored.shape}")
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+            raise ArtifactError(f"bad packing of {name} ({error})", path) from error
+        found[name] = packing
+    if layout:
+        raise ArtifactError(f"{min(layout)} does not belong to any matrix", path)
+    return found
+
+
+def read_dequantized(path: Path) -> Iterator[tuple[str, Array]]:
+    """Yield each matrix of a file of packed weights, dequantised to float32."""
+    plan = packings(path)
+    with safe_open(path, framework="numpy") as reader:
+        for name, packing in plan.items():
+            yield name, packing.unpack({suffix: reader.get_tensor(name + suffix) for suffix in packing.parts()})
+
+
+def read_tensor(directory: Path, name: str, place: StoredTensor) -> Array:
+    """Read one tensor of a model's weights. Opening the file each time lets the system free pages no longer used."""
+    with safe_open(directory / place.file, framework="numpy") as reader:
+        tensor: Array = reader.get_tensor(name)
+    return tensor

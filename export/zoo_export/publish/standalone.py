@@ -1,0 +1,133 @@
+"""A self-contained copy of an export, in the layout that model hubs and other runtimes expect: ``onnx/model.onnx``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from zoo.artifact import CARD, CONFIG, TOKENIZER, Export, ModelDirectory
+from zoo.artifact.card import model_card
+from zoo.artifact.outputs import new_output
+from zoo.artifact.weights import StoredTensor
+from zoo.errors import ArtifactError, ParityError
+from zoo.models.count import parameter_count
+from zoo.probe.dtypes import BFLOAT16, numpy_dtype
+from zoo.probe.inputs import Point, make_feeds
+from zoo.probe.pipeline import run_pipeline
+from zoo_export.graph.file import external_tensors, parse, serialize
+from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.providers import Provider, open_session
+
+__all__ = ["write_standalone"]
+
+FOLDER = "onnx"
+_LARGEST = 1_900_000_000
+"""Bytes of weights that a graph holds itself. Protobuf ends at 2 GB; beyond this they lie in a file beside it."""
+_ALIGNMENT = 64
+
+
+def write_standalone(directory: Path, target: Path, *, variant: str = "", force: bool = False) -> list[str]:
+    """Copy a verified export, with the weights it reads, to a directory that needs nothing else.
+
+    A decoder or encoder with one graph is ``onnx/model.onnx``; of several each is ``onnx/NAME_model.onnx``. Weights of
+    more than 1.9 GB lie in ``NAME.onnx_data`` beside the graph. What is written computes bit for bit what the export
+    does, which is checked.
+
+    With ``force`` a copy that this function wrote is replaced, if nothing was added to it or changed since.
+
+    Returns the files, relative to ``target``.
+
+    Raises:
+        ArtifactError: the model is not exported or has been altered.
+        ParityError: the export is not verified.
+        UsageError: ``target`` exists.
+    """
+    stored = ModelDirectory.open(directory, rehash=True)
+    export = Export(stored, variant)
+    export.check()
+    export.check_verified()
+    files = []
+    with new_output(target, "publish --layout standalone", force=force) as stage:
+        (stage / FOLDER).mkdir()
+        for name in (CONFIG, TOKENIZER, CARD, export.evidence_file):
+            if name in stored.files:
+                shutil.copyfile(stored.path / name, stage / name)
+                files.append(name)
+        # Written anew: cards of earlier versions may name local paths.
+        (stage / CARD).write_text(
+            model_card(stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec)), encoding="utf-8"
+        )
+        copies = {name: f"{name}_model" if name != "model" else name for name in export.graph_files}
+        for name, graph in export.read().items():
+            files += [f"{FOLDER}/{file}" for file in _write(stored, graph, stage / FOLDER, copies[name])]
+        _compare(export, {name: stage / FOLDER / f"{copy}.onnx" for name, copy in copies.items()})
+    return files
+
+
+def _write(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> list[str]:
+    """Write one graph with its weights inside, or beside it."""
+    model = parse(graph)
+    places = {(tensor.file, tensor.offset): tensor for tensor in stored.layout.values()}
+    wanted: dict[str, StoredTensor] = {}
+    for tensor in external_tensors(model):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        place = places.get((entries.get("location", ""), int(entries.get("offset", 0))))
+        if place is None:
+            raise ArtifactError(f"initialiser {tensor.name} points at no tensor", stored.path)
+        wanted[tensor.name] = place
+    inside = sum(place.length for place in set(wanted.values())) <= _LARGEST
+    written: dict[StoredTensor, int] = {}
+    with (folder / f"{name}.onnx_data").open("wb") as data:
+        for tensor in external_tensors(model):
+            place = wanted[tensor.name]
+            if inside:
+                del tensor.external_data[:]
+                tensor.data_location = onnx.TensorProto.DEFAULT
+                tensor.raw_data = _read(stored, place)
+                continue
+            if place not in written:
+                data.write(bytes(-data.tell() % _ALIGNMENT))
+                written[place] = data.tell()
+                data.write(_read(stored, place))
+            for entry in tensor.external_data:
+                entry.value = {
+                    "location": f"{name}.onnx_data", "offset": str(written[place]), "length": str(place.length),
+                }[entry.key]  # fmt: skip
+    (folder / f"{name}.onnx").write_bytes(serialize(model))
+    if inside:
+        (folder / f"{name}.onnx_data").unlink()
+        return [f"{name}.onnx"]
+    return [f"{name}.onnx", f"{name}.onnx_data"]
+
+
+def _read(stored: ModelDirectory, place: StoredTensor) -> bytes:
+    with (stored.path / place.file).open("rb") as file:
+        file.seek(place.offset)
+        return file.read(place.length)
+
+
+def _compare(export: Export, copies: dict[str, Path]) -> None:
+    """Run the export and its copy on the same input, on the CPU wherever it computes in their dtype."""
+    stored, dtype = export.stored, numpy_dtype(export.dtype)
+    provider: Provider = "cuda" if dtype == BFLOAT16 else "cpu"
+    graphs = stored.spec.graphs
+    point = Point(2, 5, 0, "none")
+    feeds = make_feeds(graphs, point, 0, 64)
+    originals = {name: stored.path / file for name, file in export.graph_files.items()}
+    wanted, found = (
+        run_pipeline(
+            OnnxExecutor({name: open_session(path, provider=provider) for name, path in paths.items()}, dtype),
+            graphs,
+            feeds,
+            point,
+            split=True,
+        )
+        for paths in (originals, copies)
+    )
+    for graph, outputs in wanted.items():
+        for name, value in outputs.items():
+            if not np.array_equal(value, found[graph][name], equal_nan=True):
+                raise ParityError(f"the copy does not compute what the export does: {name} of {graph}", stored.path)

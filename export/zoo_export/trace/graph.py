@@ -1,0 +1,326 @@
+"""Translation of a declared graph to ONNX, without weights.
+
+Nodes keep the names of the modules that they were traced from. Everything machine-specific is removed, so the bytes
+depend only on code and configuration.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import io
+import itertools
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common as passes
+from onnxscript import opset23 as op
+from onnxscript.optimizer import fold_constants_ir
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zoo.contract import Graph, TensorSpec
+from zoo.errors import ParityError, PluginError
+from zoo.models import create, dtypes, persist
+from zoo.models.tensors import tensor_groups
+from zoo.registry import ModelSpec
+from zoo.version import __version__
+from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, inline, serialize
+from zoo_export.trace.functions import cut_functions
+from zoo_export.trace.outline import Outline
+from zoo_export.trace.recurrent import RecurrentLayers
+
+__all__ = ["trace_graph"]
+
+IR_VERSION = 10
+_op: Any = op  # the stubs' types are too strict to compose operators
+
+_SMALL = 1024
+"""Maximum number of elements of constants to fold. Larger tensors are always weights."""
+
+
+def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> bytes:
+    """Translate one declared graph to ONNX without allocating weights.
+
+    The initialisers of the serialised graph have the names, shapes and dtypes of the stored tensors, but no location
+    yet: see :func:`zoo_export.graph.file.link`.
+
+    Args:
+        spec: the model.
+        graph: one of its graphs.
+        dtype: dtype of the weights.
+        opset: opset version.
+        functions: whether repeated modules become functions.
+
+    Raises:
+        PluginError: the model cannot be traced, or keeps values outside its parameters and persistent buffers.
+    """
+    if graph.recorded():  # attention weights inside a function could not be returned
+        functions = False
+    try:
+        model, reason = _trace(spec, graph, dtype, opset, blocks=not graph.recorded())
+    except _UntraceableError as error:
+        reason = error.reason
+        model, _ = _trace(spec, graph, dtype, opset, blocks=False)
+    if not functions:
+        inline(model)
+        passes.CommonSubexpressionEliminationPass()(model)
+        passes.RemoveUnusedOpsetsPass()(model)
+    _describe(model, spec, graph, dtype, opset)
+    if functions and reason is not None:
+        model.metadata_props[FLAT_KEY] = reason
+    for name, value in model.graph.initializers.items():
+        if value.const_value is None:
+            assert value.dtype is not None
+            assert value.shape is not None
+            value.const_value = ir.ExternalTensor("", None, None, value.dtype, shape=value.shape, name=name)
+    return serialize(ir.to_proto(model))
+
+
+class _UntraceableError(PluginError):
+    """The model cannot be traced. ``reason`` is the reason without the plugin's name."""
+
+    def __init__(self, what: str, reason: str, place: str | None) -> None:
+        super().__init__(f"{what} ({reason})", place)
+        self.reason = f"{reason}: {place}" if place else reason
+
+
+def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: bool) -> tuple[ir.Model, str | None]:
+    """Trace a graph; return it, and the reason if repeated modules did not become functions."""
+    inputs, outputs = graph.input_tensors(), graph.output_tensors()
+    sizes = dict(zip(graph.dim_names(), _example_sizes(), strict=False))
+    real = dtypes.torch_dtype(dtype)
+    model_on_meta = create.build_on_meta(spec, dtype)
+    stored_names = {name: first for first, (_, names) in tensor_groups(model_on_meta).items() for name in names}
+
+    def examples(device: str, tensors: Sequence[TensorSpec]) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.zeros(tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else real, device=device)
+            for tensor in tensors
+        )
+
+    free = torch.export.Dim.DYNAMIC
+    try:
+        with _quiet(), _without_collection(), torch.no_grad():
+            outline = Outline(model_on_meta, graph, examples("meta", inputs), blocks=blocks)
+            kept = [inputs[number] for number in outline.kept_inputs]
+            with outline.tracing() as module:
+                groups = tensor_groups(model_on_meta)
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    persist.fill(
+                        model_on_meta,
+                        ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
+                    )
+                    arguments = examples("cpu", kept)
+                with RecurrentLayers():
+                    program = torch.export.export(
+                        module.eval(),
+                        arguments,
+                        dynamic_shapes=(
+                            tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in kept),
+                        ),
+                        strict=False,
+                    )
+            translated = torch.onnx.export(
+                program,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=opset,
+                custom_translation_table={
+                    torch.ops.aten.linear.default: _linear,
+                    torch.ops.aten.scalar_tensor.default: _scalar_tensor,
+                },
+            )
+            assert translated is not None
+            model = translated.model
+            _take_names(model, stored_names)
+            cut_functions(model, outline, _simplify)
+    except Exception as error:
+        what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
+        raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
+    _simplify(model)
+    _declare(model, inputs, outputs)
+    return model, outline.unfit
+
+
+def _example_sizes() -> Iterator[int]:
+    """Yield distinct odd primes as sizes of named dimensions, so that the tracer does not identify two of them."""
+    return (size for size in itertools.count(3) if all(size % divisor for divisor in range(2, size)))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its chain of causes, root cause last."""
+    yield error
+    while error.__cause__ is not None:
+        error = error.__cause__
+        yield error
+
+
+def _reason(error: BaseException) -> str:
+    *_, first = _causes(error)
+    text = str(first).strip().partition("\n")[0] or type(first).__name__
+    return re.sub(r"\b0x[0-9a-f]+", "0x...", text)  # addresses differ between runs, and the reason may be stored
+
+
+def _place(error: BaseException, model: nn.Module) -> str | None:
+    """Describe the innermost module of ``model`` in an error's traceback, with file and line."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = None
+    for cause in _causes(error):
+        trace: TracebackType | None = cause.__traceback__
+        while trace is not None:
+            code, owner = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in paths and not type(owner).__module__.startswith("torch."):
+                path = paths[id(owner)]
+                found = (
+                    f"{path or 'the model'} ({type(owner).__name__}), {Path(code.co_filename).name}:{trace.tb_lineno}"
+                )
+            trace = trace.tb_next
+    return found
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Translate a dense layer to Reshape, Gemm, Reshape, with the weight as torch stores it, (outputs, inputs).
+
+    torch's own translation transposes the weight, which runtimes fold into a private copy.
+    """
+    outputs, inputs = (int(size) for size in weight.shape)
+    rows = _op.Reshape(x, _op.Constant(value_ints=[-1, inputs]))
+    product = _op.Gemm(rows, weight, transB=1) if bias is None else _op.Gemm(rows, weight, bias, transB=1)
+    shape = _op.Concat(_op.Shape(x, start=0, end=-1), _op.Constant(value_ints=[outputs]), axis=0)
+    return _op.Reshape(product, shape)
+
+
+def _scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
+    """Translate a number to a constant of the given dtype.
+
+    torch's own translation rounds it to float32 first, even in float64 graphs.
+    """
+    kind = ir.DataType(dtype)
+    if not isinstance(s, (bool, int, float)):
+        return _op.Cast(s, to=kind)
+    constant = _op.Constant(value=ir.tensor(s, dtype=kind))
+    if kind in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        constant.producer().metadata_props[EXACT_KEY] = repr(float(s))
+    return constant
+
+
+def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
+    """Give initialisers their stored names and remove their values, which are fake.
+
+    Tensors that are not stored are literals in the model's code: their values are real, and become constants.
+    """
+    initializers = model.graph.initializers
+    for name, value in list(initializers.items()):
+        if name.startswith("model."):
+            del initializers[name]
+            first = stored.get(name.removeprefix("model."))
+            if first is None:
+                assert value.const_value is not None
+                node = ir.node("Constant", [], {"value": ir.tensor(value.const_value.numpy())})
+                model.graph.insert_before(model.graph[0], node)
+                value.replace_all_uses_with(node.outputs[0])
+                continue
+            if first in initializers:
+                value.replace_all_uses_with(initializers[first])
+                continue
+            value.name, value.const_value = first, None
+            initializers[first] = value
+
+
+def _simplify(model: ir.Model) -> None:
+    """Fold constants that do not depend on weights, and remove unused and duplicate nodes."""
+    fold_constants_ir(model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    for step in (
+        passes.IdentityEliminationPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedFunctionsPass(),
+        passes.RemoveUnusedOpsetsPass(),
+    ):
+        step(model)
+    for node in model.graph.all_nodes():
+        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+        module = next((scope for scope in reversed(scopes[:-1]) if scope.startswith("model")), "")
+        kept = {key: node.metadata_props[key] for key in (BLOCK_KEY, EXACT_KEY) if key in node.metadata_props}
+        node.metadata_props.clear()
+        node.metadata_props.update(kept)
+        if module.removeprefix("model."):
+            node.metadata_props[MODULE_KEY] = module.removeprefix("model").removeprefix(".")
+        for value in node.outputs:
+            value.shape, value.type = None, None
+            value.metadata_props.clear()
+
+
+def _declare(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Set the declared names and dimensions of inputs and outputs."""
+    real = next(iter(model.graph.initializers.values())).dtype
+    for values, tensors in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
+        if len(set(values)) != len(tensors):
+            raise ParityError(f"{len(tensors)} tensors are declared, but {len(values)} were traced")
+        for value, tensor in zip(values, tensors, strict=True):
+            value.name = tensor.name
+            value.shape = ir.Shape(tensor.dims)
+            value.type = ir.TensorType(ir.DataType.INT64 if tensor.dtype == "int64" else real or ir.DataType.FLOAT)
+            value.metadata_props.clear()
+
+
+def _describe(model: ir.Model, spec: ModelSpec, graph: Graph, dtype: str, opset: int) -> None:
+    """Set the metadata: the model, the tools, and the inputs and outputs."""
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "zoo", __version__
+    model.graph.name = graph.name
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
+    tools = {name: version(name) for name in ("torch", "onnx", "onnx-ir", "onnxscript")}
+    model.metadata_props.update(
+        {
+            "zoo.architecture": spec.architecture.name,
+            "zoo.config": json.dumps(spec.config.to_dict()),
+            "zoo.contract": contract(model),
+            "zoo.dtype": dtype,
+            "zoo.opset": str(opset),
+            "zoo.profile": "portable",
+            "zoo.plugin": f"{spec.plugin.distribution} {spec.plugin.version}",
+            "zoo.task": spec.task,
+            "zoo.tools": json.dumps({"zoo": __version__, **tools}),
+        }
+    )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the garbage collector, which takes a sixth of the time: tracing creates millions of long-lived objects."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence warnings, logs and output of torch's exporter. Errors still raise."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        nowhere = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,59 @@
+"""Keys of the trace cache: digests of everything a trace depends on.
+
+A graph depends on code, configuration and tools, never on weights. The key includes the code of zoo and of the package
+that provides the model, and the versions of all other installed packages. Cached graphs need not be trusted, because
+every export is verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from zoo.registry import ModelSpec
+
+__all__ = ["key"]
+
+
+def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> str:
+    """Return the cache key of ``what``: a graph's name, or another result derived from the model."""
+    facts = {
+        "what": what,
+        "architecture": [
+            spec.plugin.distribution,
+            spec.plugin.version,
+            spec.architecture.name,
+            spec.architecture.model,
+        ],
+        "config": spec.config.to_dict(),
+        "dtype": dtype,
+        "options": dict(options),
+        "installed": sorted({f"{item.metadata['Name']} {item.version}" for item in distributions()}),
+        "code": _code_digest(
+            {"zoo", "zoo_export", _top_level(spec.architecture.model), _top_level(spec.architecture.config)}
+        ),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _top_level(reference: str) -> str:
+    return reference.partition(":")[0].partition(".")[0]
+
+
+def _code_digest(packages: Iterable[str]) -> str:
+    """Return the digest of all Python files of top-level packages or modules."""
+    digest = hashlib.sha256()
+    for package in sorted(packages):
+        spec = importlib.util.find_spec(package)
+        roots = list(spec.submodule_search_locations or ()) if spec else []
+        files = sorted(path for root in roots for path in Path(root).rglob("*.py"))
+        if not roots and spec is not None and spec.origin:
+            files = [Path(spec.origin)]
+        for path in files:
+            digest.update(f"{package} {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

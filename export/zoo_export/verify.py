@@ -1,0 +1,103 @@
+"""Verification of existing exports."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+from zoo.artifact import ATTENTIONS, LOOP, PRECISIONS, PROFILES, Export, ModelDirectory
+from zoo.errors import ParityError, UsageError, argument
+from zoo.exporters import Job, Progress
+from zoo.probe.inputs import ODD, PAST, Point
+from zoo_export.parity.compare import Comparison, compare
+from zoo_export.parity.evidence import check_evidence, write_export
+from zoo_export.parity.memory import check_memory
+from zoo_export.parity.modules import ModuleError
+from zoo_export.parity.report import Report
+from zoo_runtime.providers import Provider, check_dtype
+
+__all__ = ["diff_model", "verify_model", "verify_onnx"]
+
+
+def verify_model(
+    directory: str | os.PathLike[str],
+    *,
+    variant: str = "",
+    provider: Provider = "cpu",
+    full_grid: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Check all digests of an exported model and compare it with PyTorch on this machine.
+
+    Writes the evidence if the export was not verified before, otherwise nothing.
+
+    Raises:
+        ArtifactError: a file is altered or missing.
+        ParityError: the graphs do not match the model on this machine.
+        UsageError: the provider does not load.
+    """
+    directory = Path(directory)
+    if variant in PRECISIONS:
+        from zoo_export.precision.certify import verify_stored_variant
+
+        return verify_stored_variant(
+            directory, cast(Any, variant), provider=provider, full_grid=full_grid, progress=progress
+        )
+    if variant in PROFILES:
+        provider = cast(Provider, variant)
+    stored = ModelDirectory.open(directory, rehash=True)
+    export = Export(stored, variant)
+    export.check()
+    graphs = export.read()
+    check_evidence(export, graphs)
+    if variant == LOOP:
+        from zoo_export.parity.loop import compare_loop
+
+        plain = Export(stored)
+        plain.check()
+        plain.check_verified()
+        report = compare_loop(stored, plain.read(), graphs[LOOP], provider=provider)
+    else:
+        report = compare(
+            stored, graphs, declared=export.graphs, provider=provider, full_grid=full_grid, progress=progress
+        )
+    if not report.passed:
+        raise ParityError(report.verdict(), directory)
+    if not export.is_verified():
+        options = {"options": export.evidence["options"]} if "options" in export.evidence else {}
+        write_export(export, graphs, report.evidence | options, action="verified")
+    return report
+
+
+def verify_onnx(job: Job) -> dict[str, Any]:
+    """Repeat the comparison of an ONNX export (the exporter's ``verify``)."""
+    return verify_model(job.folder, variant=job.variant, progress=job.progress).evidence
+
+
+def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu") -> dict[str, list[ModuleError]]:
+    """Compare each module's output with float64 at one point (two rows, padded, with a past), for each graph.
+
+    The graphs are the exported ones or, if there is no export, newly traced ones. Raises the errors of
+    :func:`verify_model`, except :class:`ParityError`.
+    """
+    if variant == LOOP or variant in PRECISIONS:
+        what = f"the variant {variant} cannot be compared by modules"
+        raise UsageError(what, argument("variant"), "compare the plain export")
+    stored = ModelDirectory.open(directory)
+    check_dtype(stored.dtype, provider, directory)
+    export = Export(stored, variant)
+    if export.exists:
+        export.check()
+    from zoo_export.trace.make import PORTABLE, Options, make_graphs
+
+    profile = variant if variant in PROFILES else PORTABLE
+    options = Options.from_dict({"attentions": variant == ATTENTIONS, "profile": profile})
+    graphs = export.read() if export.exists else make_graphs(stored, options)
+    check_memory(stored)
+    comparison = Comparison(stored, graphs, provider, export.graphs)
+    past = PAST if any(graph.past for graph in comparison.graphs) and comparison.longest > PAST else 0
+    padded = any(tensor.is_mask for graph in comparison.graphs for tensor in graph.input_tensors())
+    point = Point(2, min(ODD, comparison.longest - past), past, "left" if padded else "none")
+    with comparison._running(f"at {point}"):
+        return {name: comparison.module_errors(name, point) for name in graphs}

@@ -1,0 +1,297 @@
+"""``zoo run``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from zoo.cli.options import json_option, parse_ids
+from zoo.cli.progress import is_shown, show_progress
+from zoo.cli.report import emit_json
+from zoo.errors import ArtifactError, UsageError, ZooError
+
+if TYPE_CHECKING:
+    from zoo_runtime import Answer, Runner, Session
+
+Item = TypeVar("Item")
+
+GENERATION = (
+    ("--max-new-tokens", int, "Maximum new tokens.  [default: 32]"),
+    ("--min-new-tokens", int, "Minimum new tokens before an end token."),
+    ("--temperature", float, "Sampling temperature; 0 takes the likeliest token.  [default: 0]"),
+    ("--top-k", int, "Sample from the K likeliest tokens; for masks, show the K likeliest."),
+    ("--top-p", float, "Sample from the likeliest tokens that together have this probability."),
+    ("--min-p", float, "Sample from tokens with at least this fraction of the likeliest one's probability."),
+    ("--repetition-penalty", float, "Make tokens that are already in the text less likely."),
+    ("--seed", int, "Random seed for sampling.  [default: 0]"),
+    ("--num-beams", int, "Use beam search with this many beams."),
+    ("--length-penalty", float, "Divide a beam's log-probability by its length to this power.  [default: 1]"),
+)
+"""Common task options with flags of their own. All others are set with ``--option``."""
+
+
+def generation_options(command: Any) -> Any:
+    """Add the flags of ``GENERATION`` to a command."""
+    for name, kind, text in reversed(GENERATION):
+        command = click.option(name, type=kind, help=text)(command)
+    return command
+
+
+@click.command("run")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@click.option(
+    "--input", "input_file", metavar="FILE", help="Inputs: one text per line, .jsonl or .parquet; - for stdin."
+)
+@click.option("--column", default="text", show_default=True, help="Column of inputs in a .jsonl or .parquet file.")
+@click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")
+@click.option("--id-column", help="Column of ids.  [default: id if present, else row numbers]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run with the same .jsonl output.")
+@click.option("--force", is_flag=True, help="Replace an existing output once the new one is complete.")
+@click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
+@click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids; a pair as 1,2/3,4.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer or vocabulary file to use instead.")
+@click.option("--task", help="Task to run.  [default: the model's own]")
+@click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
+@generation_options
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop string: end before this text. May be repeated.")
+@click.option(
+    "--stream/--no-stream",
+    default=None,
+    help="Print text as it is generated.  [default: if a single text goes to a terminal]",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Inputs per batch.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
+@click.option("--variant", metavar="NAME", help="Export to run.  [default: the best for the provider]")
+@click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda", "auto"]),
+    default="cpu",
+    show_default=True,
+    help="Execution provider.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads per operator.  [default: the number of cores]")
+@click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
+              help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip
+@click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
+@json_option
+def command(
+    directory: Path,
+    texts: tuple[str, ...],
+    input_file: str | None,
+    column: str,
+    pair_column: str | None,
+    id_column: str | None,
+    output: Path | None,
+    resume: bool,
+    force: bool,
+    pairs: tuple[tuple[str, str], ...],
+    id_lists: tuple[str, ...],
+    tokenizer: Path | None,
+    task: str | None,
+    settings: tuple[str, ...],
+    stop: tuple[str, ...],
+    stream: bool | None,
+    batch_size: int | None,
+    as_json: bool,
+    **rest: Any,
+) -> None:
+    """Run the exported model in DIRECTORY on each TEXT, or on the lines of stdin, with ONNX Runtime.
+
+    The model's generation_config.json, if any, overrides these defaults.
+    """
+    from zoo_runtime import Pair, load_session
+    from zoo_runtime.rows import Results
+
+    options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
+    options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
+    if (resume or force) and output is None:
+        raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
+    if output is not None and as_json:
+        raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
+    if input_file is not None and output is not None and _same(Path(input_file), output):
+        raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
+    results = Results(output, force=force, resume=resume) if output is not None else None
+    given = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
+    inputs = _inputs(given, input_file, column, id_column, pair_column)
+    with load_session(directory, tokenizer=tokenizer, task=task, **rest) as session:
+        more = session.options(task).parse_settings(settings)
+        if twice := sorted(more.keys() & options.keys()):
+            raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
+        runner = session.runner(task, **more, **options)
+        alone = len(texts) == len(given) == 1 and results is None and not as_json and runner.streams
+        if stream and not alone:
+            raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
+        if alone and (stream or (stream is None and sys.stdout.isatty())):
+            pieces = _pieces(session, runner, texts[0], wanted=bool(stream))
+            if pieces is not None:
+                _stream(session, runner, texts[0], pieces)
+                return
+        report = _Report(quiet=len(given) == 1)
+        done = results.done if results is not None else set()
+        earlier = len(done)
+        with results.writing() if results is not None else contextlib.nullcontext():
+            pending = (item for item in inputs if item.error is not None or item.id not in done)
+            answers = report.watch(session.answer(runner, pending, batch_size))
+            if results is not None or not sys.stdout.isatty():  # on a terminal, results show the progress
+                answers = _count(answers, earlier, _total(given, input_file))
+            if results is not None:
+                written = 0
+                for answer in answers:
+                    if answer.error is None:
+                        results.write(answer.id, answer.result)
+                        written += 1
+            elif as_json:
+                facts = {"task": task or session.task, "provider": session.provider}
+                emit_json("run", facts | {"results": [_described(answer) for answer in answers]})
+            else:
+                _print(session, runner, answers, together=bool(given))
+    if results is not None and is_shown():
+        kept = f", {earlier} kept from an earlier run" if earlier else ""
+        click.echo(f"{output}: {written} results written{kept}, {report.summary}", err=True)
+    if report.errors:
+        if len(given) == 1:
+            raise report.errors[0]
+        raise ArtifactError(report.summary, directory, "see the warnings above")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _parse_input(text: str) -> Any:
+    """Parse ``1,2`` as token ids, and ``1,2/3,4`` as a pair of token id lists."""
+    from zoo_runtime import Pair
+
+    parts = text.split("/")
+    return Pair(*map(parse_ids, parts)) if len(parts) == 2 else parse_ids(text)
+
+
+def _inputs(
+    given: Sequence[Any], file: str | None, column: str, id_column: str | None, pair_column: str | None
+) -> Iterator[Answer]:
+    """Return the inputs: those given on the command line, else the rows of a file, else the lines of stdin."""
+    from zoo_runtime import Answer
+    from zoo_runtime.rows import read_rows
+
+    if given and file is not None:
+        raise UsageError("inputs given both as texts and as a file", f"--input {file}", "leave out one of them")
+    if given and pair_column is not None:
+        raise UsageError("no input file with columns", f"--pair-column {pair_column}", "give --pair TEXT TEXT")
+    if given:
+        return iter([Answer(number, value, id=number) for number, value in enumerate(given, 1)])
+    listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
+    rows = read_rows(file or "-", column, id_column, pair_column) if listens else iter(())
+    first = next(rows, None)
+    if first is None:
+        raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")
+    return chain([first], rows)
+
+
+class _Report:
+    """Counts answers and collects their errors, printing a warning for each unless ``quiet``."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+        self.total = 0
+        self.errors: list[ZooError] = []
+
+    def watch(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """Pass answers on."""
+        from zoo_runtime.generation.text import printable
+
+        for answer in _stdout_to_stderr(answers):
+            self.total += 1
+            if answer.error is not None:
+                self.errors.append(answer.error)
+                if not self.quiet:
+                    click.echo(f"warning: {printable(answer.error.command_line)}", err=True)
+            yield answer
+
+    @property
+    def summary(self) -> str:
+        """The number of failures, for messages."""
+        return f"{len(self.errors)} of {self.total} inputs failed"
+
+
+def _count(answers: Iterator[Answer], earlier: int, total: int | None) -> Iterator[Answer]:
+    """Pass answers on, showing progress, including the results of an earlier run."""
+    with show_progress("running") as show:
+        if show is not None:
+            show(earlier, total)
+        for number, answer in enumerate(answers, earlier + 1):
+            if show is not None:
+                show(number, total)
+            yield answer
+
+
+def _total(given: Sequence[Any], file: str | None) -> int | None:
+    """Number of inputs if progress is shown, else None. Also None for a stream."""
+    from zoo_runtime.rows import count_rows
+
+    if given or not is_shown():
+        return len(given) or None
+    return count_rows(file) if file is not None else None
+
+
+def _stdout_to_stderr(items: Iterator[Item]) -> Iterator[Item]:
+    """Pass items on, redirecting what a plugin prints meanwhile to stderr, since stdout is for results."""
+    while True:
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
+def _described(answer: Answer) -> dict[str, Any]:
+    from zoo_runtime.rows import plain
+    from zoo_runtime.runner import texts_of
+
+    # Invalid UTF-8 bytes become lone surrogates, which cannot be printed.
+    texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts_of(answer.input)]
+    text = texts if len(texts) > 1 else next(iter(texts), None)
+    return {"text": text, **(plain(answer.result) if answer.error is None else {"error": answer.error.command_line})}
+
+
+def _print(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:
+    """Print human-readable lines, for all answers at once if ``together``, so that they can be compared."""
+    from zoo_runtime.generation.text import printable
+
+    sound = (answer for answer in answers if answer.error is None)
+    for group in [list(sound)] if together else ([answer] for answer in sound):
+        for line in _stdout_to_stderr(session.show(runner, group)) if group else ():
+            click.echo(printable(line, "\n\t"))
+
+
+def _pieces(session: Session, runner: Runner[Any], text: str, *, wanted: bool) -> Iterator[str] | None:
+    """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``wanted``."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return session.pieces(runner, text)
+    except UsageError:
+        if wanted:
+            raise
+        return None
+
+
+def _stream(session: Session, runner: Runner[Any], text: str, pieces: Iterator[str]) -> None:
+    """Print a text as it is generated, preceded by its prompt if it continues one."""
+    from zoo_runtime.generation.text import printable
+
+    with contextlib.redirect_stdout(sys.stderr):
+        lead = session.lead(runner, text)
+    try:
+        click.echo(printable(lead, "\n\t"), nl=False)
+        for piece in _stdout_to_stderr(pieces):
+            click.echo(printable(piece, "\n\t"), nl=False)
+    finally:
+        click.echo()

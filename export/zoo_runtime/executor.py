@@ -1,0 +1,61 @@
+"""Running declared graphs on ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zoo.contract import Graph
+from zoo.probe.inputs import Feeds
+from zoo.probe.pipeline import Arrays, typed_feeds
+from zoo_runtime.buffers import PAST_LENGTH, Buffers, run_in_place
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.values import run_session
+
+__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor"]
+
+LOGITS_TO_KEEP = "logits_to_keep"
+"""Optional graph input: the number of last positions to compute logits for; 0 means all."""
+
+
+class OnnxExecutor:
+    """Runs each declared graph in its own session.
+
+    Allocates cache buffers for graphs that need them. Their present outputs are views of the buffers; when these are
+    passed back as the past, the buffers are extended in place, without a copy.
+
+    Args:
+        sessions: by graph name.
+        dtype: dtype of floating-point inputs.
+        twice: run graphs that have the input ``logits_to_keep`` with 0 and with 1, and take the last position's logits
+            from the second run, so that a comparison covers both.
+    """
+
+    def __init__(
+        self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any], *, twice: bool = True
+    ) -> None:
+        self.sessions = sessions
+        self.dtype = dtype
+        self.twice = twice
+        self.buffers: dict[str, Buffers] = {}
+
+    def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
+        session = self.sessions[graph.name]
+        arrays = typed_feeds(graph, feeds, self.dtype)
+        inputs = {item.name for item in session.get_inputs()}
+        if LOGITS_TO_KEEP not in inputs:
+            return self._run(graph, session, arrays)
+        outputs = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(0)})
+        if self.twice and len(outputs) == len(graph.output_tensors()):  # no extra outputs
+            last = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(1)})
+            outputs["logits"] = np.concatenate((outputs["logits"][:, :-1], last["logits"]), axis=1)
+        return outputs
+
+    def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:
+        if all(item.name != PAST_LENGTH for item in session.get_inputs()):
+            names = [output.name for output in session.get_outputs()]
+            return dict(zip(names, run_session(session, names, arrays), strict=True))
+        outputs, self.buffers[graph.name] = run_in_place(session, graph, arrays, self.buffers.get(graph.name))
+        return outputs

@@ -1,0 +1,197 @@
+"""Token-by-token execution of a decoder graph, with caches kept in ONNX Runtime's memory.
+
+There are two kinds of graphs: with preallocated cache buffers (``zoo export --profile``), which are extended in place,
+and without, which return a longer cache each time, to be passed to the next call. Caches are not copied between tokens.
+Only the logits of the last position are used.
+
+B rows, T new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zoo.contract import Graph, dim_size
+from zoo.errors import UsageError
+from zoo.probe.inputs import empty_past
+from zoo.probe.pipeline import decoder_inputs
+from zoo_runtime.buffers import PAST_LENGTH, Buffers
+from zoo_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.providers import device_of
+from zoo_runtime.values import to_array, to_value
+
+__all__ = ["Array", "Decoder", "take_rows"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Decoder:
+    """Decoder for one batch.
+
+    Args:
+        session: a session on the graph.
+        graph: the graph's declaration, with a past.
+        constants: inputs that do not change between steps, by name, one row per continuation.
+        rows: B.
+        dtype: dtype of the caches.
+
+    Raises:
+        UsageError: the graph has an unsupported input.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        graph: Graph,
+        constants: Mapping[str, ort.OrtValue],
+        rows: int,
+        dtype: np.dtype[Any],
+    ) -> None:
+        assert graph.past is not None
+        self.session, self.graph, self.dtype = session, graph, dtype
+        self.length = 0
+        """Number of positions in the caches."""
+        self.device = device_of(session)
+        self.ids_name, self.mask_name = decoder_inputs(graph)
+        inputs = {item.name for item in session.get_inputs()}
+        self.past, self.present = (
+            [tensor.name for tensor in tensors] for tensors in (graph.past.tensors(), graph.present_tensors())
+        )
+        known = {self.ids_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *self.past}
+        self.constants = {name: constants[name] for name in inputs - known if name in constants}
+        unknown = sorted(inputs - known - set(self.constants))
+        if unknown:
+            raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {graph.name}")
+        self.in_place, self.cuts_logits = PAST_LENGTH in inputs, LOGITS_TO_KEEP in inputs
+        self.axis = graph.past.tensors()[0].dims.index(graph.past.length)
+        logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
+        self.vocabulary = dim_size(logits.dims[-1], {})
+        self.binding = session.io_binding()
+        empty = list(empty_past(graph, rows, dtype).values())
+        self.caches: Buffers | list[ort.OrtValue]
+        if self.in_place:
+            self.caches = Buffers(empty, 1, self.axis, self.device)
+        else:
+            self.caches = [to_value(array, self.device) for array in empty]
+        self.mask = np.zeros((rows, 0), np.int64)
+        self.origins = np.arange(rows)
+        """Index of the initial row that each row comes from. Rows with the same origin have the same constants."""
+        self._bind_rows(rows)
+
+    def __call__(self, ids: Array, mask: Array | None = None) -> Array:
+        """Return the logits of the last position, (B, V) in float32. The next call overwrites them.
+
+        Args:
+            ids: the new tokens, (B, T).
+            mask: (B, T), 0 for padding; all 1 by default.
+        """
+        count = ids.shape[1]
+        total = self.length + count
+        self._extend_mask(mask, total)
+        binding = self.binding
+        fed = {self.ids_name: np.ascontiguousarray(ids, np.int64)}
+        if self.mask_name:
+            fed[self.mask_name] = np.ascontiguousarray(self.mask[:, :total])
+        if self.in_place:
+            fed[PAST_LENGTH] = np.array(self.length)
+            self._make_room(total)
+        for name, array in fed.items():
+            binding.bind_cpu_input(name, array)
+        if not self.in_place:
+            assert isinstance(self.caches, list)
+            for old, new, value in zip(self.past, self.present, self.caches, strict=True):
+                binding.bind_ortvalue_input(old, value)
+                binding.bind_output(new, self.device)
+        one = count == 1 or self.cuts_logits
+        if one:
+            binding.bind_ortvalue_output("logits", self.logits_value)
+        else:
+            binding.bind_output("logits")
+        self.session.run_with_iobinding(binding)
+        if not self.in_place or not one:
+            made = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+            if not self.in_place:
+                self.caches = [made[name] for name in self.present]
+            if not one:
+                self.logits[:, 0] = to_array(made["logits"])[:, -1]
+        self.length = total
+        last: Array = self.logits[:, 0]
+        return last if last.dtype == np.float32 else last.astype(np.float32)
+
+    def take(self, rows: Array) -> None:
+        """Continue with the given rows, in the given order. Rows may repeat."""
+        if np.array_equal(rows, np.arange(len(self.mask))):
+            return
+        as_many = len(rows) == len(self.mask)
+        self.mask = self.mask[rows]
+        origins = self.origins[rows]
+        if not np.array_equal(origins, self.origins):
+            self.constants = {name: take_rows(value, rows, self.device) for name, value in self.constants.items()}
+            self.origins = origins
+        if not isinstance(self.caches, Buffers):
+            self.caches = [take_rows(value, rows, self.device) for value in self.caches]
+        elif as_many and self.device == "cpu":
+            self.caches.move(rows, self.length)
+        else:
+            filled = [array[rows] for array in self.caches.filled(self.length)]
+            self.caches = Buffers(filled, self.caches.capacity, self.axis, self.device, room=0)
+            as_many = False
+        if as_many:
+            self._bind_constants()
+        else:
+            self._bind_rows(len(rows))
+
+    def _bind_constants(self) -> None:
+        for name, value in self.constants.items():
+            self.binding.bind_ortvalue_input(name, value)
+
+    def _bind_rows(self, rows: int) -> None:
+        """Bind the inputs and outputs that depend on the number of rows."""
+        self.binding.clear_binding_inputs()
+        self.binding.clear_binding_outputs()
+        self._bind_constants()
+        if self.cuts_logits:
+            self.binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(1))
+        self.logits = np.empty((rows, 1, self.vocabulary), self.dtype)
+        self.logits_value = to_value(self.logits)
+        self.outputs = ["logits", *self.present]
+        self.binding.bind_ortvalue_output("logits", self.logits_value)
+        if isinstance(self.caches, Buffers):
+            self._bind_buffers(self.caches)
+        else:
+            for name in self.present:
+                self.binding.bind_output(name, self.device)
+
+    def _bind_buffers(self, buffers: Buffers) -> None:
+        for old, new, value in zip(self.past, self.present, buffers.values, strict=True):
+            self.binding.bind_ortvalue_input(old, value)
+            self.binding.bind_ortvalue_output(new, value)
+
+    def _make_room(self, total: int) -> None:
+        """Copy the caches to larger buffers if new tokens do not fit. Buffers grow by an eighth to make this rare."""
+        assert isinstance(self.caches, Buffers)
+        if total > self.caches.capacity:
+            filled = self.caches.filled(self.length)
+            self.caches = Buffers(filled, total, self.axis, self.device, room=max(_ROOM, total // 8))
+            self._bind_buffers(self.caches)
+
+    def _extend_mask(self, mask: Array | None, total: int) -> None:
+        rows, width = self.mask.shape
+        if total > width:
+            wider = np.ones((rows, total + max(_ROOM, total // 8)), np.int64)
+            wider[:, : self.length] = self.mask[:, : self.length]
+            self.mask = wider
+        self.mask[:, self.length : total] = 1 if mask is None else mask
+
+
+_ROOM = 64
+"""Minimum spare positions. Kept small, because attention also computes over unused positions."""
+
+
+def take_rows(value: ort.OrtValue, rows: Array, device: str) -> ort.OrtValue:
+    """Select rows of a tensor, along its first dimension."""
+    return to_value(np.ascontiguousarray(to_array(value)[rows]), device)

@@ -1,0 +1,45 @@
+"""Plugin with the built-in tasks and the commands that run exported models."""
+
+from collections.abc import Sequence
+
+import zoo
+
+ZOO_API = 1
+
+
+@zoo.hookimpl
+def zoo_tasks() -> Sequence[zoo.Task]:
+    home, encoders = "zoo_runtime.tasks", ("feature-extraction", "sentence-embedding")
+    texts = (
+        *encoders, "fill-mask", "pretraining", "question-answering", "replaced-token-detection", "text-classification",
+        "text-generation", "text2text-generation", "token-classification",
+    )  # fmt: skip
+    images = ("image-classification", "image-feature-extraction")
+    masked = ("fill-mask", "pretraining")
+    return [
+        zoo.Task(name="attentions", run=f"{home}.attention:Attentions", serves=texts),
+        zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
+        zoo.Task(name="feature-extraction", run=f"{home}.text:Features", serves=encoders),
+        zoo.Task(name="fill-mask", run=f"{home}.text:FillMask", serves=masked),
+        zoo.Task(name="image-attentions", run=f"{home}.attention:ImageAttentions", serves=images),
+        zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
+        zoo.Task(name="image-feature-extraction", run=f"{home}.images:ImageFeatures"),
+        zoo.Task(name="next-sentence", run=f"{home}.text:NextSentence", serves=("pretraining",)),
+        zoo.Task(name="pretraining", run=f"{home}.text:FillMask"),
+        zoo.Task(name="replaced-token-detection", run=f"{home}.text:ReplacedTokens"),
+        zoo.Task(name="sentence-embedding", run=f"{home}.text:Embed", serves=encoders),
+        zoo.Task(name="text-classification", run=f"{home}.text:TextClassification"),
+        zoo.Task(name="text-generation", run=f"{home}.generate:Continue"),
+        zoo.Task(name="text2text-generation", run=f"{home}.generate:Translate"),
+        zoo.Task(name="token-classification", run=f"{home}.text:TokenClassification"),
+    ]
+
+
+@zoo.hookimpl
+def zoo_commands() -> Sequence[zoo.Command]:
+    run = "Run an exported model on text, token ids or images."
+    doctor = "Show versions, execution providers and plugins."
+    return [
+        zoo.Command(name="run", help=run, command="zoo_runtime.cli.run:command", section="Use"),
+        zoo.Command(name="doctor", help=doctor, command="zoo_runtime.cli.doctor:command", section="Inspect and extend"),
+    ]

@@ -1,0 +1,169 @@
+"""ONNX Runtime sessions on exactly the requested execution provider."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import math
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from zoo import system
+from zoo.errors import ArtifactError, UsageError, argument
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.values import to_value
+
+__all__ = [
+    "PROVIDERS",
+    "Memory",
+    "Provider",
+    "allowed_cores",
+    "check_dtype",
+    "device_of",
+    "loading_problem",
+    "open_session",
+]
+
+Provider = Literal["cpu", "cuda"]
+Memory = Literal["fast", "mapped"]
+PROVIDERS: dict[Provider, tuple[str, dict[str, Any]]] = {
+    "cpu": ("CPUExecutionProvider", {}),
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # TF32 is less precise than float32
+}
+
+_PROBE = (
+    b'\x08\n:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x14"
+)
+"""An ONNX model with one Identity node, which every provider supports. Literal bytes: onnx may not be installed."""
+_SILENT = 4
+_REMEDY = "pip install onnxruntime-gpu[cuda,cudnn]"
+
+
+def open_session(
+    graph: str | os.PathLike[str] | bytes,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    provider: Provider = "cpu",
+    optimize: bool = True,
+    placements: bool = False,
+    replace: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    spin: bool = True,
+    threads: int | None = None,
+    memory: Memory = "fast",
+) -> ort.InferenceSession:
+    """Load a graph on one execution provider.
+
+    Args:
+        graph: an ONNX file, or its contents as bytes.
+        weights: the directory of the weights, if ``graph`` is bytes.
+        provider: ``cpu`` or ``cuda``. There is no fallback to another provider.
+        optimize: run all of ONNX Runtime's graph optimisations, or none.
+        placements: record which provider runs each node, for :func:`zoo_runtime.placement.placement`.
+        replace: values that override initialisers of the file, by name. They are not copied.
+        spin: let idle threads busy-wait, which is fastest when nothing else uses the cores.
+        threads: number of threads per operator; the number of cores by default.
+        memory: ``fast`` lets ONNX Runtime keep a copy of the weights repacked for its kernels; ``mapped`` uses the
+            memory-mapped file directly, and processes share its pages.
+
+    Raises:
+        UsageError: the provider is not available.
+        ArtifactError: ONNX Runtime cannot load the graph.
+    """
+    name, provider_options = PROVIDERS[provider]
+    if name not in ort.get_available_providers():
+        raise UsageError(f"this onnxruntime has no {name}", argument("provider", provider), _REMEDY)
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = allowed_cores() if threads is None else threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    if memory == "mapped":
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if placements:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if weights is not None:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(Path(weights).resolve())
+        )
+    if replace:
+        values = [to_value(value) for value in replace.values()]
+        options.add_external_initializers(list(replace), values)
+    ort.set_default_logger_severity(_SILENT)
+    try:
+        if provider == "cuda":
+            _preload_libraries()
+        session = ort.InferenceSession(
+            graph if isinstance(graph, bytes) else os.fspath(graph),
+            options,
+            providers=[(name, provider_options)],
+            enable_fallback=0,
+        )
+    except Exception as error:  # the runtime raises a dozen classes without a common base
+        if provider != "cpu" and graph != _PROBE:
+            open_session(_PROBE, provider=provider)  # raises if the provider itself does not load
+        where = None if isinstance(graph, bytes) else graph
+        raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
+    if session.get_providers()[0] != name:
+        raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)
+    session.disable_fallback()
+    return session
+
+
+def check_dtype(dtype: str, provider: Provider, where: object) -> None:
+    """Raise :class:`UsageError` if a provider does not support the dtype of a model."""
+    if dtype == "bfloat16" and provider == "cpu":
+        raise UsageError(
+            "onnxruntime has no bfloat16 kernels on the CPU", where, argument("provider", "cuda", "use {}")
+        )
+
+
+_PRELOADING = threading.Lock()
+
+
+def _preload_libraries() -> None:
+    """Load the CUDA libraries from their wheels, discarding what ONNX Runtime prints."""
+    with _PRELOADING, contextlib.redirect_stdout(io.StringIO()):  # concurrent redirects could restore the wrong stdout
+        ort.preload_dlls()
+
+
+def allowed_cores() -> int:
+    """The container's CPU quota in cores if it is below the number of cores, else 0: ONNX Runtime counts the cores."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cores = math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return 0
+    return cores if 0 < cores < system.usable_cores() else 0
+
+
+def _missing_library(name: str) -> str:
+    """Return the dynamic loader's error for a provider's library, which ONNX Runtime only logs."""
+    stem = f"onnxruntime_providers_{name.removesuffix('ExecutionProvider').lower()}"
+    library = Path(ort.__file__).parent / "capi" / system.library_file(stem)
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return "its libraries load, but no device was found"
+
+
+def device_of(session: ort.InferenceSession) -> str:
+    """Return ONNX Runtime's name of a session's device, ``cuda`` or ``cpu``."""
+    return "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
+
+
+def loading_problem(provider: Provider) -> str | None:
+    """Return why a provider does not load, or None if it does, by opening a graph of one node."""
+    try:
+        open_session(_PROBE, provider=provider)
+    except (UsageError, ArtifactError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,298 @@
+"""Reading inputs from files and writing results: plain text, JSON lines, parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from zoo.errors import ArtifactError, StorageError, UsageError, nearest, storage_errors
+from zoo_runtime.runner import Answer, Pair
+
+__all__ = ["Results", "count_rows", "plain", "read_rows"]
+
+_STDIN = "-"
+_LINES = (".jsonl", ".ndjson")
+_PARQUET = ".parquet"
+_BATCH = 1024
+
+
+def read_rows(path: str, column: str, id_column: str | None = None, pair_column: str | None = None) -> Iterator[Answer]:
+    """Read a file row by row. A row that cannot be read is yielded with its ``error`` set.
+
+    Args:
+        path: ``.jsonl`` or ``.ndjson``, ``.parquet``, or text with one input per line; ``-`` for text from stdin.
+        column: the column of inputs, in formats that have columns.
+        id_column: the column of row ids; by default ``id``, if the file has it.
+        pair_column: the column of second texts, for inputs that are pairs.
+
+    Raises:
+        ArtifactError: the file is missing, or its contents do not match its extension.
+        UsageError: a column does not exist, or ``pair_column`` is given for plain text.
+    """
+    suffix = Path(path).suffix.lower()
+    if path != _STDIN and not Path(path).exists():
+        raise ArtifactError("no such file", path)
+    if suffix == _PARQUET:
+        return _unique(_read_parquet(path, column, id_column, pair_column), path)
+    if suffix in _LINES:
+        return _unique(_read_json_lines(path, column, id_column, pair_column), path)
+    if pair_column is not None:
+        raise UsageError("plain text has no columns", f"--pair-column {pair_column}", "give .jsonl or .parquet")
+    return _read_lines(path)
+
+
+def count_rows(path: str) -> int | None:
+    """Number of rows that :func:`read_rows` yields; None for a stream, which can be read only once."""
+    if not Path(path).is_file():
+        return None
+    if Path(path).suffix.lower() == _PARQUET:
+        with _pyarrow("parquet").ParquetFile(path) as file:
+            return int(file.metadata.num_rows)
+    with _open(path) as lines:
+        skip_blank = Path(path).suffix.lower() in _LINES
+        return sum(1 for line in lines if not skip_blank or line.strip())
+
+
+def _open(path: str) -> IO[bytes]:
+    if path == _STDIN:
+        if sys.stdin is None:
+            raise UsageError("stdin is closed", "--input -")
+        return sys.stdin.buffer
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+
+
+def _read_lines(path: str) -> Iterator[Answer]:
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # byte order mark
+                yield Answer(number, text.rstrip("\r\n"), id=number)
+            except UnicodeDecodeError as error:
+                yield _bad(path, number, f"not UTF-8 ({error.reason} at byte {error.start})")
+
+
+def _bad(path: str, number: int, what: str, remedy: str | None = None) -> Answer:
+    """A row with an error."""
+    error = ArtifactError(what, f"{'stdin' if path == _STDIN else path}, row {number}", remedy)
+    return Answer(number, None, error=error, id=number)
+
+
+def _read_json_lines(path: str, column: str, id_column: str | None, pair_column: str | None) -> Iterator[Answer]:
+    wanted = [name for name in (column, id_column, pair_column) if name is not None]
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield _bad(path, number, f"not JSON ({error})")
+                continue
+            lacks = [name for name in wanted if not isinstance(row, dict) or name not in row]
+            if lacks:
+                remedy = nearest(lacks[0], row) if isinstance(row, dict) else "write one JSON object per line"
+                yield _bad(path, number, f"has no {lacks[0]!r}", remedy)
+            else:
+                null = next((name for name in (column, pair_column) if pair_column and row[name] is None), None)
+                value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
+                id = row.get(id_column or "id", number)
+                yield Answer(number, value, id=id) if null is None else _bad(path, number, f"{null!r} is null")
+
+
+def _read_parquet(path: str, column: str, id_column: str | None, pair_column: str | None) -> Iterator[Answer]:
+    parquet = _pyarrow("parquet")
+    try:
+        file = parquet.ParquetFile(path)
+    except Exception as error:  # pyarrow raises its own classes
+        raise ArtifactError(f"not a parquet file ({error})", path) from error
+    with file:
+        names = file.schema_arrow.names
+        for name in (column, id_column, pair_column):
+            if name is not None and name not in names:
+                raise UsageError(f"no column {name!r}", path, nearest(name, names))
+        id_column = id_column or ("id" if "id" in names else None)
+        for number, row in enumerate(_parquet_rows(file, path, column, id_column, pair_column), 1):
+            value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
+            null = next((name for name in (column, pair_column) if name is not None and row[name] is None), None)
+            id = row[id_column] if id_column else number
+            yield Answer(number, value, id=id) if null is None else _bad(path, number, f"{null!r} is null")
+
+
+def _parquet_rows(file: Any, path: str, *names: str | None) -> Iterator[dict[str, Any]]:
+    """Yield rows with the given columns, read in batches."""
+    columns = list(dict.fromkeys(filter(None, names)))
+    try:
+        for batch in file.iter_batches(_BATCH, columns=columns):
+            yield from batch.to_pylist()
+    except Exception as error:  # pyarrow raises its own classes
+        raise ArtifactError(f"cannot be read ({error})", path) from error
+
+
+def _unique(rows: Iterator[Answer], path: str) -> Iterator[Answer]:
+    """Reject rows whose id is a duplicate, or neither a string nor an integer."""
+    seen: set[str | int] = set()
+    for row in rows:
+        if row.error is not None:
+            yield row
+        elif not _is_id(row.id):
+            yield _bad(path, row.number, f"id must be a string or an integer, got {type(row.id).__name__}")
+        elif row.id in seen:
+            yield _bad(path, row.number, f"duplicate id {row.id!r}")
+        else:
+            seen.add(row.id)
+            yield row
+
+
+def _is_id(id: object) -> bool:
+    return isinstance(id, str | int) and not isinstance(id, bool)
+
+
+def _pyarrow(module: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(f"pyarrow.{module}")
+    except ImportError as error:
+        raise UsageError("parquet needs pyarrow", None, "pip install attention-zoo[parquet]") from error
+
+
+def plain(result: Any) -> Any:
+    """Convert a result to types that JSON supports; other types become strings."""
+    if isinstance(result, np.ndarray | np.generic):
+        return plain(result.tolist()) if result.dtype == object else result.tolist()
+    if isinstance(result, Mapping):
+        return {str(key): plain(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [plain(value) for value in result]
+    return result if result is None or isinstance(result, str | int | float) else str(result)
+
+
+class Results:
+    """A file of results, JSON lines or parquet, each row with the ``id`` of its input.
+
+    A new JSON lines file is flushed after every row, so that an interrupted run can be resumed. A parquet file, or a
+    file that replaces another, appears only once it is complete.
+
+    Args:
+        path: ``.jsonl``, ``.ndjson`` or ``.parquet``.
+        force: replace an existing file.
+        resume: continue an existing file. An incomplete last line is removed.
+
+    Raises:
+        UsageError: the file cannot be written, or already exists.
+        ArtifactError: the file to continue does not contain results.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False, resume: bool = False) -> None:
+        self.path = path
+        self.parquet = path.suffix.lower() == _PARQUET
+        if not self.parquet and path.suffix.lower() not in _LINES:
+            raise UsageError("unknown file type", path, f"name it *{', *'.join((*_LINES, _PARQUET))}")
+        if resume and force:
+            raise UsageError("cannot both continue and replace the output", "--resume, --force", "choose one of them")
+        if resume and self.parquet:
+            raise UsageError("cannot continue a parquet file", path, "write .jsonl")
+        if self.parquet:
+            _pyarrow("parquet")
+        if path.is_dir():
+            raise UsageError("is a directory", path, "name a file")
+        self._exists = path.exists()
+        if self._exists and not (force or resume):
+            raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
+        self.done: set[str | int] = set()
+        """Ids of the results already in the file."""
+        self._end = self._read_earlier() if resume and self._exists else 0
+        self._resume = resume and self._exists
+        self._writer: Any = None
+        self._waiting: list[dict[str, Any]] = []
+
+    @contextmanager
+    def writing(self) -> Iterator[Results]:
+        """Open the file, and complete it when the block ends. If the block raises, earlier contents are kept."""
+        target = self.path.resolve()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        place = temporary if self.parquet or (self._exists and not self._resume) else target
+        with storage_errors(self.path):
+            self._file = place.open("r+b" if self._resume else "wb")
+        try:
+            with storage_errors(self.path):
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
+            yield self
+            with storage_errors(self.path):
+                self._flush()
+                if self._writer is not None:
+                    self._writer.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()  # Windows does not rename an open file
+                if place != target:
+                    place.replace(target)
+        except BaseException:
+            self._abandon()
+            with contextlib.suppress(OSError):
+                if place != target or not (self._resume or place.stat().st_size):
+                    place.unlink()
+            raise
+
+    def write(self, id: Any, result: Mapping[str, Any]) -> None:
+        """Add a row."""
+        row = {"id": id} | plain(result) | {"id": id}
+        with storage_errors(self.path):
+            if self.parquet:
+                self._waiting.append(row)
+                if len(self._waiting) == _BATCH:
+                    self._flush()
+            else:  # UTF-8 cannot encode lone surrogates; backslashreplace writes them as JSON escapes
+                self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+                self._file.flush()
+
+    def _flush(self) -> None:
+        if not self.parquet or (not self._waiting and self._writer is not None):
+            return
+        arrow = _pyarrow("lib")
+        schema = self._writer.schema if self._writer is not None else None
+        try:
+            table = arrow.Table.from_pylist(self._waiting, schema=schema)
+            if self._writer is None:
+                self._writer = _pyarrow("parquet").ParquetWriter(self._file, table.schema)
+            self._writer.write_table(table)
+        except (arrow.ArrowException, ValueError) as error:
+            raise StorageError(f"parquet cannot hold these results ({error})", self.path, "write .jsonl") from error
+        self._waiting = []
+
+    def _abandon(self) -> None:
+        """Close the file, ignoring errors: the disk may be full."""
+        with contextlib.suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _read_earlier(self) -> int:
+        """Collect the ids of complete rows and return the offset where they end."""
+        end = 0
+        with _open(str(self.path)) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    id = json.loads(line)["id"]
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
+                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}") from error
+                if not _is_id(id):
+                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}")
+                self.done.add(id)
+                end += len(line)
+        return end

@@ -1,0 +1,368 @@
+"""Base classes for tasks. A plugin adds a task with the hook ``zoo_tasks`` and a subclass of :class:`Runner`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.contract import Graph, TensorSpec
+from zoo.errors import ArtifactError, UsageError, Wording, ZooError
+
+if TYPE_CHECKING:
+    from zoo.artifact import Export, ModelDirectory
+    from zoo.plugins import Plugin
+    from zoo.probe.pipeline import Arrays
+    from zoo_runtime.onnx_runtime import ort
+
+__all__ = ["Answer", "Context", "Pair", "Runner", "TextRunner", "Tokens"]
+
+Array = np.ndarray[Any, Any]
+Item = TypeVar("Item")
+
+
+@dataclass
+class Answer:
+    """One input with its result or error."""
+
+    number: int
+    """Counted from 1."""
+    input: Any
+    result: dict[str, Any] = field(default_factory=dict)
+    error: ZooError | None = None
+    """The reason why there is no result."""
+    id: Any = None
+    """The input's id in its file, if it comes from a file."""
+
+
+class Context(Protocol):
+    """The open model that a runner works with, a :class:`zoo_runtime.Session`."""
+
+    @property
+    def path(self) -> Path:
+        """The model directory."""
+        ...
+
+    @property
+    def stored(self) -> ModelDirectory:
+        """The model's files and description."""
+        ...
+
+    @property
+    def export(self) -> Export:
+        """The open export."""
+        ...
+
+    @property
+    def task(self) -> str:
+        """The model's declared task."""
+        ...
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The declared graphs in execution order."""
+        ...
+
+    @property
+    def config(self) -> Settings:
+        """The architecture's configuration."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of floating-point inputs and of caches."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, or None."""
+        ...
+
+    @property
+    def sessions(self) -> Mapping[str, ort.InferenceSession]:
+        """ONNX Runtime sessions by graph name."""
+        ...
+
+    def option(self, name: str) -> Any:
+        """Return a field of the configuration, or None if the architecture has no such field."""
+        ...
+
+    def warn(self, what: str) -> None:
+        """Issue a warning once per session."""
+        ...
+
+    def execute(self, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
+        """Run one graph on arrays."""
+        ...
+
+
+class Runner(ABC, Generic[Item]):
+    """Performs one task on one session: reads inputs, and answers them in batches."""
+
+    options: type[Settings] = Settings
+    """The task's options: a frozen dataclass derived from :class:`zoo.Settings`."""
+    batch_size = 32
+    """Default number of inputs per batch."""
+    variant: str | None = None
+    """The export variant that the task requires, or None for any."""
+    plugin: Plugin
+    """The plugin that provides the task. Set by the session."""
+
+    def __init__(self, session: Context, chosen: Any) -> None:
+        self.session, self.chosen = session, chosen
+
+    @classmethod
+    def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return options from the model's own files that do not contradict the ``given`` ones."""
+        return {}
+
+    @abstractmethod
+    def read(self, value: Any, number: int) -> Item:
+        """Convert input ``number`` to an item for :meth:`answer`, or raise :class:`zoo.ArtifactError`."""
+
+    def size(self, item: Item) -> int:
+        """Return the size of an item; items of similar size are batched together."""
+        return 1
+
+    def fits(self, longest: int, size: int) -> bool:
+        """Whether an item of a given size can share a batch with a longer one."""
+        return True
+
+    @abstractmethod
+    def answer(self, items: Sequence[Item]) -> Sequence[dict[str, Any] | ZooError]:
+        """Return the result or the error of each item of a batch."""
+
+    def stream(self, item: Item) -> Iterator[str]:
+        """Yield the result of one item as pieces of text, if the task supports streaming."""
+        raise UsageError(f"{self.session.task} does not support streaming", self.session.path)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the task supports streaming."""
+        return type(self).stream is not Runner.stream
+
+    def lead(self, text: str) -> str:
+        """Return the text to show before the streamed pieces, such as the prompt."""
+        return ""
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        """Yield one or more human-readable lines per answer."""
+        for answer in answers:
+            yield f"{label(answer)}: {answer.result}"
+
+    def read_all(self, answers: Sequence[Answer]) -> list[tuple[int, Item]]:
+        """Read a window of inputs into pairs (index, item), setting ``error`` on answers that cannot be read."""
+        items = []
+        for place, answer in enumerate(answers):
+            if answer.error is None:
+                try:
+                    items.append((place, self.read(answer.input, answer.number)))
+                except ArtifactError as error:
+                    answer.error = error
+        return items
+
+
+class Pair(NamedTuple):
+    """One input of two texts, or of two lists of token ids, for tasks that read pairs.
+
+    Inside a list of inputs, any list or tuple of two is a pair. Passed alone, a plain list of two texts is two inputs,
+    so a single pair must be a ``Pair``.
+    """
+
+    first: str | Sequence[int]
+    """A text, or all token ids before the second part, such as BERT's ``[CLS] first [SEP]``."""
+    second: str | Sequence[int]
+    """A text, or all remaining token ids."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """An input as token ids."""
+
+    number: int
+    ids: list[int]
+    types: Sequence[int] = field(default=(), kw_only=True)
+    """Segment of each token; empty if all tokens are in the first segment."""
+
+
+class TextRunner(Runner[Tokens]):
+    """Base class for tasks on texts or token ids, or on pairs of them."""
+
+    needs: tuple[str, ...] = ()
+    """Outputs of the first graph that the task requires."""
+    takes_pairs = False
+    """Whether an input may be a :class:`Pair`."""
+
+    def __init__(self, session: Context, chosen: Any) -> None:
+        super().__init__(session, chosen)
+        require_outputs(self.graph, self.needs, session.path)
+
+    def read(self, value: Any, number: int) -> Tokens:
+        """Convert an input to token ids, and check them against the model's vocabulary and positions."""
+        if isinstance(value, str):
+            encoded = self._encode(number, value)
+            empty = all(encoded.special_tokens_mask)  # only the special tokens that every text gets
+            item = Tokens(number, [] if empty else encoded.ids, types=encoded.type_ids)
+        elif are_ids(value):
+            item = Tokens(number, [int(token) for token in value])
+        elif is_pair(value):
+            if not self.takes_pairs:
+                raise ArtifactError("the task does not accept pairs", f"input {number}", "give one text")
+            item = self._read_pair(number, *value)
+        else:
+            raise ArtifactError(f"expected a text or token ids, got {type(value).__name__}", f"input {number}")
+        self._check(item.ids, number)
+        segments = segments_of(self.graph)
+        if segments > 1 and max(item.types, default=0) >= segments:
+            what = f"segment {max(item.types)} is out of range: the model has {segments}, numbered from 0"
+            raise ArtifactError(what, f"input {number}", "is this the model's tokenizer?")
+        return item
+
+    def _encode(self, number: int, *texts: str) -> Any:
+        """Return the tokenizer's ``Encoding`` of input ``number``, one text or the two of a pair."""
+        tokenizer = self.session.tokenizer
+        if tokenizer is None:
+            remedy = Wording(
+                "attach one with tokenizer=FILE, or give token ids",
+                "attach one with --tokenizer FILE, or give --ids 1,2,3",
+            )
+            raise UsageError("the model has no tokenizer", self.session.path, remedy)
+        try:
+            return tokenizer.encode(*texts)
+        except Exception as error:  # the library raises bare Exception, and UnicodeError for lone surrogates
+            raise ArtifactError(f"cannot be encoded ({error})", f"input {number}") from error
+
+    def size(self, item: Tokens) -> int:
+        """Number of tokens."""
+        return len(item.ids)
+
+    def fits(self, longest: int, size: int) -> bool:
+        """Items of different lengths need padding, which is only possible if the graph has a mask input."""
+        return size == longest or any(tensor.is_mask for tensor in self.graph.input_tensors())
+
+    def feed(self, items: Sequence[Tokens], *, left: bool = False) -> Arrays:
+        """Build the first graph's inputs for a padded batch: ids, mask, positions and segments.
+
+        If the model has a single segment, as RoBERTa does, all tokens get segment 0.
+        """
+        length = max(len(item.ids) for item in items)
+        ids = np.full((len(items), length), self.session.option("pad_token_id") or 0, dtype=np.int64)
+        mask, types, segments = np.zeros_like(ids), np.zeros_like(ids), segments_of(self.graph)
+        for row, item in enumerate(items):
+            place = slice(length - len(item.ids), None) if left else slice(len(item.ids))
+            ids[row, place], mask[row, place] = item.ids, 1
+            if segments > 1 and item.types:
+                types[row, place] = item.types
+        known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": types}
+        known[self.ids_input.name] = ids
+        tensors = [tensor for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
+        known |= {tensor.name: mask for tensor in tensors if tensor.is_mask}
+        unknown = sorted({tensor.name for tensor in tensors} - set(known))
+        if unknown:
+            raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {self.graph.name}")
+        return {tensor.name: known[tensor.name] for tensor in tensors}
+
+    def compute(self, items: Sequence[Tokens]) -> Arrays:
+        """Run the first graph on a batch and return its outputs."""
+        return self.session.execute(self.graph, self.feed(items))
+
+    @property
+    def graph(self) -> Graph:
+        """The first graph."""
+        return self.session.graphs[0]
+
+    @cached_property
+    def ids_input(self) -> TensorSpec:
+        """The first graph's token id input: the first input with a vocabulary."""
+        for tensor in self.graph.input_tensors():
+            if tensor.upper is not None and not tensor.is_mask:
+                return tensor
+        raise UsageError(f"graph {self.graph.name} has no token id input", self.session.path)
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """Decode token ids, including special tokens; None without a tokenizer."""
+        tokenizer = self.session.tokenizer
+        return None if tokenizer is None else tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
+        if isinstance(first, str):
+            encoded = self._encode(number, first, second)
+            item = Tokens(number, encoded.ids, types=encoded.type_ids)
+            found = set(encoded.sequence_ids)
+        else:
+            types = [0] * len(first) + [1] * len(second)
+            item = Tokens(number, [*map(int, first), *map(int, second)], types=types)
+            found = {place for place, ids in enumerate((first, second)) if ids}
+        for place, name in enumerate(("first", "second")):
+            if place not in found:
+                raise ArtifactError(f"the {name} text has no tokens", f"input {number}", "give at least one")
+        return item
+
+    def _check(self, ids: Sequence[int], number: int) -> None:
+        where = f"input {number}"
+        if not ids:
+            raise ArtifactError("empty input", where, "give at least one token")
+        longest = self.session.option("max_seq_len")
+        if longest is not None and len(ids) > longest:
+            raise ArtifactError(f"{len(ids)} tokens exceed the model's {longest} positions", where, "shorten it")
+        upper = self.ids_input.upper
+        if upper is not None and (min(ids) < 0 or max(ids) >= upper):
+            what = f"token id outside the vocabulary of {upper}"
+            raise ArtifactError(what, where, "is this the model's tokenizer?")
+
+
+def are_ids(value: object) -> bool:
+    """Whether an input is a list of token ids."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(token, int | np.integer) and not isinstance(token, bool) for token in value
+    )
+
+
+def is_pair(value: object) -> bool:
+    """Whether an input is a pair of texts or of token id lists."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and (all(isinstance(part, str) for part in value) or all(are_ids(part) for part in value))
+    )
+
+
+def texts_of(value: object) -> tuple[str, ...]:
+    """Return the text or the two texts of an input; empty for token ids and other inputs."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if is_pair(value) and isinstance(value[0], str) else ()  # type: ignore[index, arg-type]
+
+
+def segments_of(graph: Graph) -> int:
+    """Return the number of segments (token types) of a graph; 0 if it has no such input."""
+    return next((tensor.upper or 0 for tensor in graph.input_tensors() if tensor.name == "token_type_ids"), 0)
+
+
+def require_outputs(graph: Graph, names: Sequence[str], where: object) -> None:
+    """Raise :class:`UsageError` unless a graph has the outputs ``names``."""
+    lacks = set(names) - {tensor.name for tensor in graph.output_tensors()}
+    if lacks:
+        raise UsageError(f"graph {graph.name} has no {', '.join(sorted(lacks))}", where, "choose another task")
+
+
+def label(answer: Answer) -> str:
+    """Name of an input in human-readable output."""
+    return ", ".join(map(repr, texts_of(answer.input))) or f"input {answer.number}"
+
+
+def finite(items: Sequence[Any], values: Array, results: Sequence[dict[str, Any]]) -> list[Any]:
+    """Replace each result whose row of ``values`` contains NaN or infinity by an error."""
+    sound = [bool(np.isfinite(row).all()) for row in values]
+    return [
+        result
+        if good
+        else ArtifactError("output contains NaN or infinity", f"input {item.number}", "check the weights")
+        for item, result, good in zip(items, results, sound, strict=True)
+    ]

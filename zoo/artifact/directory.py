@@ -1,0 +1,248 @@
+"""The model directory: config.json, weights, manifest, model card and exports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zoo import plugins, storage
+from zoo.artifact.description import read_description, read_origin
+from zoo.artifact.digests import Digests
+from zoo.artifact.layout import (
+    CONFIG,
+    MANIFEST,
+    SCHEMA,
+    is_own,
+    is_weights,
+    write_json,
+)
+from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
+from zoo.artifact.provenance import Origin
+from zoo.artifact.weights import (
+    INDEX,
+    SINGLE,
+    StoredTensor,
+    read_header,
+    read_shards,
+)
+from zoo.errors import ArtifactError, PluginError, UsageError
+from zoo.registry import ModelSpec, config_class
+
+__all__ = ["ModelDirectory", "check_model_target", "listed_files", "new_model"]
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A model on disk whose every listed file has been checked against the manifest."""
+
+    path: Path
+    files: Mapping[str, Mapping[str, Any]]
+    """``{"sha256", "size"}`` by file name, from the manifest."""
+    description: Mapping[str, Any]
+    """The content of config.json."""
+
+    @classmethod
+    def open(cls, path: Path | str, *, weights: bool = True, rehash: bool = False) -> ModelDirectory:
+        """Open a model directory and check every file, raising :class:`ArtifactError` for any defect.
+
+        Digests of large files are cached until the file changes; ``rehash`` computes them again. A directory that is
+        replaced or added to meanwhile is read again. Without ``weights``, weight files are not checked: they may be
+        altered or missing.
+        """
+        path = Path(path)
+        while True:
+            before = _generation(path)
+            try:
+                return cls._open(path, weights, rehash)
+            except ArtifactError:
+                storage.recover(path)  # waits for a writer that has moved its files but not yet its manifest
+                if before == _generation(path):
+                    raise
+
+    @classmethod
+    def _open(cls, path: Path, weights: bool, rehash: bool) -> ModelDirectory:
+        storage.recover(path)
+        if not path.is_dir():
+            raise ArtifactError("not a directory" if path.exists() else "no such directory", path)
+        if not (path / MANIFEST).is_file():
+            raise ArtifactError(f"not a model directory (no {MANIFEST})", path, "make one with zoo build")
+        files = read_manifest(path / MANIFEST)
+        digests = Digests(rehash=rehash)
+        try:
+            for name, entry in files.items():
+                if weights or not is_weights(name):
+                    check_file(path / name, entry, digests)
+        finally:
+            digests.keep()
+        return cls(path, files, read_description(path / CONFIG))
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The model's description, from the currently installed plugin."""
+        stored, where = self.description, self.path / CONFIG
+        owner = stored["plugin"]
+        try:
+            plugin, architecture = plugins.active().architecture(
+                f"{owner['distribution']}:{stored['architecture']}", where
+            )
+        except PluginError as error:
+            creator = f"{owner['distribution']} {owner['version']}"
+            raise PluginError(
+                f"{error} (the model was created by {creator})", None, f"pip install {owner['distribution']}"
+            ) from error
+        try:
+            with plugins.blame(plugin, f"cannot configure {stored['name']}"):
+                config = config_class(plugin, architecture).from_dict(stored["config"], where)
+        except UsageError as error:
+            raise ArtifactError(str(error)) from error
+        described, tokenizer = stored.get("description", ""), stored.get("tokenizer")
+        return ModelSpec(stored["name"], plugin, architecture, config, described, tokenizer)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """The provenance of the weights; unknown if config.json does not record it."""
+        return read_origin(self.description, self.path / CONFIG)
+
+    @cached_property
+    def layout(self) -> Mapping[str, StoredTensor]:
+        """The file, offset and length of each tensor."""
+        if INDEX in self.files:
+            return read_shards(self.path / INDEX, lambda path: read_header(self.file(path.name)))
+        if SINGLE in self.files or (self.path / SINGLE).exists():
+            return read_header(self.file(SINGLE))
+        what = "no weights in this model directory"
+        raise ArtifactError(what, self.path, f"copy them there, then run zoo relink {self.path}")
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file that the manifest lists. No other file of the directory is ever read."""
+        if name not in self.files:
+            raise ArtifactError(f"{name} is not in the manifest", self.path / MANIFEST)
+        return self.path / name
+
+    def weight_files(self) -> list[str]:
+        """Return the files that hold the model's tensors; none if only graphs were exported."""
+        return sorted(name for name in self.files if is_weights(name) and name != INDEX)
+
+    def weight_digests(self) -> dict[str, str]:
+        """Return the SHA-256 of every weight file."""
+        return {name: self.files[name]["sha256"] for name in self.weight_files()}
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights: float32, float16 or bfloat16."""
+        return str(self.description["dtype"])
+
+    @contextmanager
+    def adding(
+        self,
+        *,
+        listed: Mapping[str, Mapping[str, Any] | None] | None = None,
+        removed: Collection[str] = (),
+        action: str = "exported",
+    ) -> Iterator[Path]:
+        """Yield a stage whose files are moved into the directory, with a new manifest, when the block ends.
+
+        The new manifest extends the one present when the files are moved, so it keeps the files that other commands
+        have added since the directory was opened.
+
+        Args:
+            listed: manifest entries of files that are already in the directory; None drops an entry.
+            removed: files to delete with their entries, unless the stage has new files of the same names.
+            action: past participle of the operation, for errors.
+
+        Raises:
+            ArtifactError: the model itself, or one of these files, has been changed since the directory was opened.
+            UsageError: a staged file would replace a file that the manifest does not list, perhaps the user's own.
+        """
+        new = dict(listed or {})
+
+        def finish(stage: Path) -> Collection[str]:
+            touched = {*new, *removed}
+            now = self.current(touched, action)
+            for name in touched - now.keys():
+                if (stage / name).exists() and os.path.lexists(self.path / name):
+                    raise UsageError("exists and is not in the manifest", self.path / name, "move it elsewhere first")
+            gone = set(removed) - new.keys()
+            merged = {**now, **dict.fromkeys(gone), **new}
+            write_manifest(stage, {name: entry for name, entry in merged.items() if entry is not None})
+            return gone
+
+        before = _identity(self.path)
+        try:
+            with storage.add_to_directory(self.path, finish) as stage:
+                yield stage
+                new |= entries_of(stage)
+        except Exception as error:
+            if _identity(self.path) != before:  # the stage was in the old directory
+                raise self._changed(action) from error
+            raise
+
+    def current(self, touched: Collection[str], action: str = "exported") -> Mapping[str, Mapping[str, Any]]:
+        """Return the current manifest, to which other commands may have added files.
+
+        Raises :class:`ArtifactError` if the model's own files, or those in ``touched``, have changed since the
+        directory was opened. If ``touched`` includes weights, no file may have changed: every graph points into them.
+        """
+        try:
+            now = read_manifest(self.path / MANIFEST)
+        except ArtifactError as error:
+            raise self._changed(action) from error
+        changed = {name for name in now.keys() | self.files.keys() if now.get(name) != self.files.get(name)}
+        relinked = any(is_weights(name) for name in touched)
+        if any(relinked or name in touched or is_own(name) for name in changed):
+            raise self._changed(action)
+        return now
+
+    def _changed(self, action: str) -> ArtifactError:
+        return ArtifactError(f"the model was changed while it was {action}", self.path, "run the command again")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes when the directory is replaced."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _generation(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes when the directory or its manifest is replaced."""
+    try:
+        return path.stat().st_ino, (path / MANIFEST).stat().st_ino
+    except OSError:
+        return None
+
+
+@contextmanager
+def new_model(target: Path, description: Mapping[str, Any], *, force: bool) -> Iterator[Path]:
+    """Yield a stage that becomes a model directory. The caller writes the weights and the card into it.
+
+    config.json and the manifest are written when the block ends, so the block may still add to ``description``.
+    """
+    with storage.new_directory(target, force=force, owned=listed_files) as stage:
+        yield stage
+        write_json(stage / CONFIG, {"schema": SCHEMA, **description})
+        write_manifest(stage, entries_of(stage))
+
+
+def check_model_target(target: Path, *, force: bool) -> None:
+    """Raise :class:`UsageError` unless a model directory can be written to ``target``.
+
+    With ``force``, an existing model directory may be replaced if it holds only files that its manifest lists, intact
+    or not.
+    """
+    storage.check_target(target, force=force, owned=listed_files)
+
+
+def listed_files(path: Path) -> Collection[str] | None:
+    """Return the files of a model directory, or None if it has no valid manifest."""
+    try:
+        return {MANIFEST, *read_manifest(path / MANIFEST)}
+    except (ArtifactError, OSError):
+        return None

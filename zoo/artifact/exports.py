@@ -1,0 +1,194 @@
+"""The exports of a model directory and the evidence for them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zoo import storage
+from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
+from zoo.artifact.layout import (
+    ATTENTIONS,
+    EVIDENCE_NAME,
+    HALVES,
+    LOOP,
+    PRECISIONS,
+    PROFILES,
+    export_file,
+    is_reserved,
+)
+from zoo.artifact.manifest import entries_of, write_manifest
+from zoo.artifact.weights import (
+    load_json,
+)
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, ParityError, UsageError, Wording
+from zoo.registry import ModelSpec
+
+__all__ = ["Export", "Record", "declared_graphs"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """An export and the file of evidence for it."""
+
+    stored: ModelDirectory
+    variant: str = ""
+    """Distinguishes several exports to one format; empty for the default export."""
+    stem: str = "parity"
+    """First part of the evidence file's name."""
+
+    @property
+    def evidence_file(self) -> str:
+        """The name of the evidence file: parity.json or parity.VARIANT.json."""
+        return export_file(self.stem, self.variant, "json")
+
+    @property
+    def exists(self) -> bool:
+        """Whether the evidence file exists."""
+        return self.evidence_file in self.stored.files
+
+    @cached_property
+    def evidence(self) -> Mapping[str, Any]:
+        """The content of the evidence file."""
+        return load_json(self.stored.file(self.evidence_file))
+
+    @property
+    def files(self) -> list[str]:
+        """The exported files that the evidence lists; none if there is no export."""
+        return [name for name in self.digests if name in self.stored.files and not is_reserved(name)]
+
+    @property
+    def digests(self) -> Mapping[str, Any]:
+        """The SHA-256 of each file as listed in the evidence."""
+        listed = self.evidence.get("files") if self.exists else None
+        return listed if isinstance(listed, dict) else {}
+
+    def replaced_file(self) -> str | None:
+        """Return the first file whose digest differs from the evidence, or None."""
+        for name, digest in self.digests.items():
+            if self.stored.files.get(name, {}).get("sha256") != digest:
+                return name
+        return None
+
+    def check_files(self) -> None:
+        """Raise :class:`ParityError` unless every file has the digest listed in the evidence."""
+        name = self.replaced_file()
+        if name is not None:
+            what = f"{name} is not the file that {self.evidence_file} describes"
+            raise ParityError(what, self.stored.path, "restore it, or export again with --force")
+
+    def doubt(self) -> str | None:
+        """Return why the export is not verified, or None if these files were verified with the current weights."""
+        if not self.evidence.get("verified"):
+            return str(self.evidence.get("reason", "it was not compared"))
+        if self.evidence.get("weights") != self.stored.weight_digests():
+            return "the weights have changed since"
+        name = self.replaced_file()
+        if name is not None:
+            return f"{name} is not the file that was compared"
+        return None if self.digests else f"{self.evidence_file} lists no files"
+
+    def is_verified(self) -> bool:
+        """Return whether these files were shown equal to the model with its current weights."""
+        return self.doubt() is None
+
+
+class Export(Record):
+    """One variant of a model's ONNX graphs."""
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The declared graphs, with the outputs of this variant."""
+        return declared_graphs(self.stored.spec, self.variant)
+
+    @property
+    def graph_files(self) -> dict[str, str]:
+        """The ONNX file of each declared graph, in the order in which the graphs run."""
+        if self.variant == LOOP:
+            return {LOOP: f"{LOOP}.onnx"}
+        return {graph.name: export_file(graph.name, self.variant, "onnx") for graph in self.stored.spec.graphs}
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the graphs' floating-point inputs and outputs: float32, float16 or bfloat16."""
+        return self.variant if self.variant in HALVES else self.stored.dtype
+
+    def check(self) -> None:
+        """Raise :class:`ArtifactError` unless every graph and its evidence exist."""
+        command = self._command()
+        if not self.exists:
+            what = f"not exported for {self.variant}" if self.variant else "not exported yet"
+            raise ArtifactError(what, self.stored.path, command)
+        for name in self.graph_files.values():
+            if name not in self.stored.files:
+                raise ArtifactError("not in the manifest", self.stored.path / name, f"{command} --force")
+
+    def _command(self) -> str:
+        """The command that makes this export."""
+        if self.variant in PRECISIONS:
+            return f"zoo quantize {self.stored.path} --dtype {self.variant}"
+        options = {LOOP: "--generate", ATTENTIONS: "--attentions"} | {name: f"--profile {name}" for name in PROFILES}
+        return f"zoo export {self.stored.path} --onnx {options.get(self.variant, '')}".rstrip()
+
+    def read(self) -> dict[str, bytes]:
+        """Return the content of every graph file, by graph name."""
+        return {graph: self.stored.file(name).read_bytes() for graph, name in self.graph_files.items()}
+
+    def replaced_file(self) -> str | None:
+        """See :meth:`Record.replaced_file`; graphs missing from the evidence count too."""
+        unknown = (name for name in self.graph_files.values() if name not in self.digests)
+        return next(unknown, None) or super().replaced_file()
+
+    def check_verified(self) -> None:
+        """Raise :class:`ParityError` unless the graphs are verified."""
+        reason = self.doubt()
+        if reason is not None:
+            verify = f"zoo verify {self.stored.path}"
+            remedy = Wording(f"{verify}, or open it with unverified=True", f"{verify}, or run it with --unverified")
+            raise ParityError(f"the export is not verified ({reason})", self.stored.path, remedy)
+
+
+def find_exports(stored: ModelDirectory) -> list[Export]:
+    """Return the ONNX exports of a model directory, the default export first."""
+    names = (re.fullmatch(r"parity(?:\.([\w-]+))?\.json", name) for name in sorted(stored.files, key=len))
+    return [Export(stored, match[1] or "") for match in names if match]
+
+
+def find_records(stored: ModelDirectory) -> list[Record]:
+    """Return the record of every export, in any format."""
+    return [
+        Record(stored, stem=name.removesuffix(".json"))
+        for name in sorted(stored.files)
+        if EVIDENCE_NAME.fullmatch(name)
+    ]
+
+
+def declared_graphs(spec: ModelSpec, variant: str = "") -> tuple[Graph, ...]:
+    """Return the graphs of a model with the outputs of a variant.
+
+    Raises :class:`UsageError` for the attention weights of a model that declares none.
+    """
+    if variant != ATTENTIONS:
+        return spec.graphs
+    if not any(graph.attentions for graph in spec.graphs):
+        what = f"{spec.plugin}: {spec.architecture.name} declares no attention weights"
+        raise UsageError(what, spec.name, "declare them as attentions of its zoo.Graph")
+    return tuple(graph.with_attentions() for graph in spec.graphs)
+
+
+def copy_model(source: Path, target: Path, *, force: bool) -> None:
+    """Check a model and copy it to a new directory, without its exports."""
+    check_model_target(target, force=force)
+    stored = ModelDirectory.open(source, rehash=True)
+    exported = {name for record in find_records(stored) for name in (record.evidence_file, *record.files)}
+    with storage.new_directory(target, force=force, owned=listed_files) as stage:
+        for name in stored.files:
+            if name not in exported:
+                shutil.copyfile(source / name, stage / name)
+        write_manifest(stage, entries_of(stage))

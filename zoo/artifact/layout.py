@@ -1,0 +1,88 @@
+"""The names and purposes of the files in a model directory."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from zoo.artifact.weights import (
+    INDEX,
+    SINGLE,
+)
+
+__all__ = [
+    "ATTENTIONS",
+    "CARD",
+    "COMPANIONS",
+    "CONFIG",
+    "EVIDENCE_NAME",
+    "GENERATION",
+    "HALVES",
+    "LOOP",
+    "MANIFEST",
+    "PRECISIONS",
+    "PROFILES",
+    "SCHEMA",
+    "TOKENIZER",
+    "TOKENIZER_FILES",
+    "export_file",
+    "is_own",
+    "is_reserved",
+    "is_weights",
+    "write_json",
+]
+
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+CARD = "README.md"
+GENERATION = "generation_config.json"
+COMPANIONS = (
+    GENERATION,
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
+"""Files of the hub's layout that are copied unchanged with a model."""
+TOKENIZER_FILES = (TOKENIZER, "special_tokens_map.json", "tokenizer_config.json")
+"""Files that describe the tokenizer; attaching another tokenizer replaces all of them."""
+LOOP = "generate"
+"""The variant with a single graph for the whole generation loop, and the name of that graph."""
+ATTENTIONS = "attentions"
+"""The variant whose graphs also return their attention weights."""
+PROFILES = ("cpu", "cuda")
+"""The variants optimised for one execution provider."""
+HALVES = ("float16", "bfloat16")
+"""The variants in a half-precision dtype, named after it."""
+PRECISIONS = (*HALVES, "int8", "int4")
+"""The variants with their own weights, such as model.int8.safetensors."""
+SCHEMA = 1
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write indented JSON, readable by people and in diffs."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def export_file(stem: str, variant: str, suffix: str) -> str:
+    """Return the name of a file of an export: ``STEM.SUFFIX`` or ``STEM.VARIANT.SUFFIX``."""
+    return ".".join(filter(None, (stem, variant, suffix)))
+
+
+def is_weights(name: str) -> bool:
+    """Return whether a file of this name holds the model's tensors, or is the index of their shards."""
+    return name in (SINGLE, INDEX) or bool(re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name))
+
+
+EVIDENCE_NAME = re.compile(r"parity(\.[\w-]+)?\.json|evidence(\.[\w-]+)+\.json")
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a file of this name is part of the model, its manifest, or evidence for an export."""
+    return name == MANIFEST or is_own(name) or bool(EVIDENCE_NAME.fullmatch(name))
+
+
+def is_own(name: str) -> bool:
+    """Return whether a file of this name is part of the model itself."""
+    return name in (CONFIG, TOKENIZER, CARD, *COMPANIONS) or is_weights(name)

@@ -1,0 +1,233 @@
+"""The layout of weights in safetensors files: the place of each tensor, read without loading any."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError, safe_open
+
+from zoo.errors import ArtifactError
+
+__all__ = [
+    "DTYPES",
+    "INDEX",
+    "SINGLE",
+    "StoredTensor",
+    "digest_layout",
+    "digest_tensors",
+    "dtype_name",
+    "load_json",
+    "plain_name",
+    "plan_header",
+    "read_header",
+    "read_layout",
+    "read_shards",
+    "split_shards",
+]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""The dtypes that a model can have, and their safetensors names."""
+
+_ITEM_SIZES = {
+    "U64": 8, "I64": 8, "F64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes per element, in the order in which the safetensors library sorts dtypes."""
+_MAX_JSON = 100_000_000
+_PART = 1 << 22
+Shard = TypeVar("Shard")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """The place of a tensor: ``length`` bytes at ``offset`` of ``file``, a file name in the model directory."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
+def dtype_name(dtype: object) -> str:
+    """Return the name of a dtype, such as ``float16`` for ``torch.float16``; names are returned unchanged."""
+    return str(dtype).removeprefix("torch.")
+
+
+def plain_name(name: object) -> bool:
+    """Return whether ``name`` is a plain file name, without a path, on every platform."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and not any(
+            character in "/\\:" or ord(character) < 32 or 0xD800 <= ord(character) < 0xE000 for character in name
+        )
+        and len(name.encode()) < 256
+    )
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse UTF-8 JSON strictly: no duplicate keys, no NaN. Raises ``ValueError`` or ``RecursionError``."""
+
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return result
+
+    def no_constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(data.decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object without duplicate keys; anything else is an :class:`ArtifactError`."""
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise ArtifactError(f"larger than {_MAX_JSON:,} bytes", path)
+        data = parse_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ArtifactError("missing", path) from error
+    except OSError as error:
+        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"not valid JSON ({error})", path) from error
+    if not isinstance(data, dict):
+        raise ArtifactError("not a JSON object", path)
+    return data
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Read the places of the tensors in one safetensors file. The header must describe the file exactly.
+
+    The safetensors library opens the file first, so the file must pass its stricter checks as well.
+    """
+    try:
+        with path.open("rb") as file, safe_open(path, framework="numpy"):
+            size = os.fstat(file.fileno()).st_size
+            base = 8 + int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(base - 8))
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("metadata must map names to strings")
+        tensors = {name: _stored(path.name, entry, base) for name, entry in header.items()}
+    except FileNotFoundError as error:
+        raise ArtifactError("missing", path) from error
+    except OSError as error:
+        raise ArtifactError(f"cannot read ({error.strerror or error})", path) from error
+    except (SafetensorError, AttributeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"truncated, or not a safetensors file ({error})", path) from error
+    end = base
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.length)):
+        if tensor.offset != end:
+            raise ArtifactError("tensors overlap or leave gaps", path)
+        end += tensor.length
+    if end != size:
+        raise ArtifactError(f"truncated or extended: {size} bytes, but the header describes {end}", path)
+    return tensors
+
+
+def _stored(file: str, entry: object, base: int) -> StoredTensor:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError("a tensor must have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in _ITEM_SIZES or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise ValueError("malformed dtype, shape or offsets")
+    if not all(type(value) is int and 0 <= value < 2**63 for value in (*offsets, *shape)):
+        raise ValueError("sizes must be non-negative integers below 2**63")
+    start, stop = offsets
+    if math.prod(shape) * _ITEM_SIZES[dtype] != stop - start or math.prod(size or 1 for size in shape) >= 2**63:
+        raise ValueError(f"shape {shape} of {dtype} does not fill bytes {start} to {stop}")
+    return StoredTensor(file, dtype, tuple(shape), base + start, stop - start)
+
+
+def split_shards(sizes: Mapping[str, int], max_bytes: int) -> dict[str, list[str]]:
+    """Assign tensors of these sizes to files, in order. A tensor larger than ``max_bytes`` gets a file of its own."""
+    shards: list[list[str]] = [[]]
+    used = 0
+    for name, size in sizes.items():
+        if shards[-1] and used + size > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {f"model-{n:05}-of-{len(shards):05}.safetensors": names for n, names in enumerate(shards, 1)}
+
+
+def plan_header(
+    file: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, StoredTensor]]:
+    """Return the header of a safetensors file for tensors given by dtype and shape, and the place of each tensor.
+
+    Tensors are sorted by dtype and name, as in the safetensors library. The metadata is sorted too, so that the header
+    is deterministic.
+    """
+    ranks = {dtype: rank for rank, dtype in enumerate(_ITEM_SIZES)}
+    order = sorted(tensors, key=lambda name: (ranks[tensors[name][0]], name.encode()))
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    places: list[tuple[str, int, int]] = []
+    end = 0
+    for name in order:
+        dtype, shape = tensors[name]
+        start, end = end, end + math.prod(shape) * _ITEM_SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        places.append((name, start, end - start))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust((len(text) + 7) // 8 * 8)
+    data = len(text).to_bytes(8, "little") + text
+    return data, {name: StoredTensor(file, *tensors[name], len(data) + start, size) for name, start, size in places}
+
+
+def read_layout(directory: Path) -> dict[str, StoredTensor]:
+    """Read the place of every tensor of a model directory, from its single file or its shards."""
+    if not (directory / INDEX).exists():
+        return read_header(directory / SINGLE)
+    return read_shards(directory / INDEX, read_header)
+
+
+def digest_tensors(tensors: Mapping[str, tuple[str, tuple[int, ...], str]]) -> str:
+    """Return one digest for all weights, independent of their division into files.
+
+    Each tensor is given by its safetensors dtype, its shape and the SHA-256 of its bytes.
+    """
+    lines = [json.dumps([name, dtype, list(shape), digest]) for name, (dtype, shape, digest) in tensors.items()]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def digest_layout(directory: Path, layout: Mapping[str, StoredTensor]) -> str:
+    """Return :func:`digest_tensors` of stored weights."""
+    digests = {}
+    for name, stored in layout.items():
+        digest = hashlib.sha256()
+        with (directory / stored.file).open("rb") as file:
+            file.seek(stored.offset)
+            for start in range(0, stored.length, _PART):
+                digest.update(file.read(min(_PART, stored.length - start)))
+        digests[name] = stored.dtype, stored.shape, digest.hexdigest()
+    return digest_tensors(digests)
+
+
+def read_shards(index: Path, read: Callable[[Path], Mapping[str, Shard]]) -> dict[str, Shard]:
+    """Read every tensor of the shards beside an index with ``read``, checking that each holds the tensors listed."""
+    weight_map = load_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(plain_name(name) for name in weight_map.values()):
+        raise ArtifactError("weight_map must map tensors to files beside it", index)
+    tensors: dict[str, Shard] = {}
+    for name in dict.fromkeys(weight_map.values()):
+        shard = read(index.parent / name)
+        if set(shard) != {tensor for tensor, file in weight_map.items() if file == name}:
+            raise ArtifactError(f"{name} does not hold the tensors listed for it", index)
+        tensors |= shard
+    return tensors

@@ -1,0 +1,49 @@
+"""``zoo adapt``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zoo.artifact import check_model_target
+from zoo.cli.options import json_option, quiet_option
+from zoo.cli.progress import show_progress
+from zoo.cli.report import emit_json, say
+from zoo.models.count import parameter_count
+
+
+@click.command("adapt")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, required=True, help="Change a configuration value."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory to create.")
+@click.option("--force", is_flag=True, help="Replace an existing model directory.")
+@json_option
+@quiet_option
+def command(directory: Path, settings: tuple[str, ...], output: Path, force: bool, as_json: bool) -> None:
+    """Change the configuration of the model in DIRECTORY, keeping its weights.
+
+    Tensors whose shape does not change are copied. The architecture converts the others: a ViT interpolates its
+    position embeddings for another image_size; learned text positions are truncated for a smaller max_seq_len. If it
+    has no rule for a tensor, or a tensor would be dropped or added, nothing is written and all such tensors are listed.
+    """
+    check_model_target(output, force=force)
+    from zoo.models.adapt import adapt_directory
+
+    with show_progress("adapting", unit="bytes") as progress:
+        adapted = adapt_directory(directory, output, settings=settings, force=force, progress=progress)
+    parameters = parameter_count(adapted.spec)
+    if as_json:
+        facts = {
+            "directory": str(output),
+            "parameters": parameters,
+            "settings": {key: {"before": old, "now": new} for key, (old, new) in adapted.settings.items()},
+            "tensors": {name: {"before": old, "now": new} for name, (old, new) in adapted.shapes.items()},
+        }
+        emit_json("adapt", facts)
+        return
+    say(f"{output}: {parameters:,} parameters")
+    for name, (old, new) in adapted.shapes.items():
+        say(f"{name}: {old} became {new}")

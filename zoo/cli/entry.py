@@ -1,0 +1,220 @@
+"""The ``zoo`` command. Each subcommand is one module, imported when it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from zoo import plugins
+from zoo.contract import Command
+from zoo.errors import PluginError, StorageError, ZooError, missing_package
+from zoo.plugins.discovery import describe
+from zoo.version import __version__
+
+__all__ = ["main", "run"]
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(name="list", help="List the presets.", command="zoo.cli.list:command", section="Find"),
+        Command(
+            name="show",
+            help="Show configuration, size and graphs of a model.",
+            command="zoo.cli.show:command",
+            section="Find",
+        ),
+        Command(
+            name="why",
+            help="Show where each configuration value comes from.",
+            command="zoo.cli.why:command",
+            section="Find",
+        ),
+        Command(
+            name="build",
+            help="Create a model directory from a preset.",
+            command="zoo.cli.build:command",
+            section="Make",
+        ),
+        Command(
+            name="import",
+            help="Create a model directory from a checkpoint.",
+            command="zoo.cli.import_:command",
+            section="Make",
+        ),
+        Command(
+            name="adapt",
+            help="Change a model's configuration, keeping its weights.",
+            command="zoo.cli.adapt:command",
+            section="Make",
+        ),
+        Command(
+            name="tokenizer",
+            help="Train a tokenizer, or apply one to text.",
+            command="zoo.cli.tokenizer:command",
+            section="Make",
+        ),
+        Command(
+            name="plugins",
+            help="List, check and create plugins.",
+            command="zoo.cli.plugins:command",
+            section="Inspect and extend",
+        ),
+    )
+}
+"""The core commands. zoo_export and zoo_runtime add theirs as plugins."""
+SECTIONS = ("Find", "Make", "Export", "Check", "Use", "Inspect and extend")
+"""The order of the sections of ``zoo --help``; others follow in alphabetical order."""
+
+
+class Commands(click.Group):
+    """The core commands and the plugins' commands. Only the called command is imported."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Select the plugins before looking up the command, which may belong to one of them."""
+        _select(**ctx.params)
+        return super().invoke(ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*COMMANDS, *(command.name for _, command in plugins.active().commands())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            return load_command(COMMANDS[cmd_name].command)
+        plugin, declared = plugins.active().command(cmd_name, COMMANDS)
+        return load_command(declared.command) if plugin.built_in else _guarded(plugin, declared)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
+        for command in COMMANDS.values():
+            sections[command.section].append((command.name, command.help))
+        with contextlib.suppress(ZooError):  # help must work even if the plugins are broken
+            for plugin, command in plugins.active().commands():
+                text = command.help if plugin.built_in else f"{command.help} ({plugin.distribution})"
+                sections.setdefault(command.section, []).append((command.name, text))
+        others = sorted(set(sections) - set(SECTIONS))
+        for name in (*SECTIONS, *others):
+            if sections[name]:
+                with formatter.section(name):
+                    formatter.write_dl(sections[name])
+
+
+def load_command(reference: str) -> click.Command:
+    """Import one of zoo's own commands from ``module:OBJECT``."""
+    module, _, name = reference.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), name)
+    return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zoo")
+@click.option("--no-plugins", is_flag=True, help="Load the built-in plugins only.")
+@click.option("--disable-plugin", "disabled", metavar="NAME", multiple=True, help="Do not load the plugin NAME.")
+@click.option("--debug", is_flag=True, help="Show tracebacks and library warnings.")
+def cli(**_: Any) -> None:
+    """Build transformers and export them to ONNX, verified against PyTorch."""
+
+
+def _select(no_plugins: bool, disabled: Sequence[str], debug: bool) -> None:
+    if debug:
+        warnings.simplefilter("default")
+    plugins.select(plugins.Selection.from_environment(third_party=not no_plugins, disabled=disabled))
+
+
+def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
+    """Load a plugin's command, so that its failures are reported as the plugin's."""
+    from zoo.registry import load_reference
+
+    command = load_reference(declared.command, plugin)
+    if not isinstance(command, click.Command):
+        raise PluginError(f"{plugin}: {declared.command} is not a click command")
+    invoke = command.invoke
+
+    def call(ctx: click.Context) -> None:
+        try:
+            invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, KeyboardInterrupt, BrokenPipeError, ZooError):
+            raise
+        except BaseException as error:
+            if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+                raise click.exceptions.Exit(error.code or 0) from error
+            raise PluginError(f"{plugin} fails in zoo {declared.name} ({describe(error)})") from error
+
+    guarded = copy.copy(command)
+    guarded.invoke = call  # type: ignore[method-assign]
+    return guarded
+
+
+def run() -> None:
+    """Run the ``zoo`` console script."""
+    status = main()
+    gc.freeze()  # skips a search for cycles at exit among millions of traced objects
+    sys.exit(status)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. Every failure is printed as one line on stderr."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", plugins.ZooWarning)
+        warnings.showwarning = _show_warning
+        try:
+            status = _call(arguments)
+            sys.stdout.flush()
+            return status
+        except ZooError as error:
+            return _fail(error, error.command_line, error.exit_code, arguments)
+        except click.ClickException as error:
+            return _fail(error, error.format_message(), error.exit_code, arguments)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("interrupted", err=True)
+            return 130
+        except OSError as error:
+            _discard_output()
+            if isinstance(error, BrokenPipeError):  # the reader of the pipe has exited
+                return 1
+            what = f"{error.strerror or error}: {error.filename or 'output'}"
+            return _fail(error, what, StorageError.exit_code, arguments)
+        except Exception as error:
+            if (missing := missing_package(error)) is not None:
+                return _fail(missing, str(missing), missing.exit_code, arguments)
+            what = f"internal error: {type(error).__name__}: {error}: run again with --debug and report it"
+            return _fail(error, what, 1, arguments)
+
+
+def _call(arguments: Sequence[str]) -> int:
+    try:
+        status = cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
+    return status or 0  # None, or the status passed to ctx.exit()
+
+
+def _discard_output() -> None:
+    """Redirect stdout to the null device, so that the interpreter's final flush does not fail again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+
+
+def _fail(error: BaseException, message: str, status: int, arguments: Sequence[str]) -> int:
+    if "--debug" in arguments:
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return status
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    prefix = "" if issubclass(category, plugins.ZooWarning) else f"{category.__name__}: "
+    click.echo(f"warning: {prefix}{' '.join(str(message).split())}", err=True)

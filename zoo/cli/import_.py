@@ -1,0 +1,97 @@
+"""``zoo import``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zoo.artifact import check_model_target
+from zoo.cli.options import json_option, quiet_option
+from zoo.cli.progress import show_progress
+from zoo.cli.report import emit_json, say
+from zoo.errors import UsageError
+from zoo.models.count import parameter_count
+
+
+@click.command("import")
+@click.argument("source")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Directory to create; named as SOURCE by default."
+)
+@click.option(
+    "--model-type", metavar="NAME", help="Model type of the checkpoint; by default model_type in its config.json."
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a value that the checkpoint lacks.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Convert the weights.")
+@click.option(
+    "--allow-missing",
+    multiple=True,
+    metavar="PATTERN",
+    help="Initialise missing tensors matching PATTERN, e.g. a new head.",
+)
+@click.option("--allow-key", "allow_keys", multiple=True, metavar="PATTERN", help="Ignore matching config.json keys.")
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Compare with the original implementation; by default if it is installed.",
+)
+@click.option("--revision", help="Branch, tag or commit on the hub.")
+@click.option("--offline", is_flag=True, help="Use the hub's local cache; download nothing.")
+@click.option("--force", is_flag=True, help="Replace an existing model directory.")
+@json_option
+@quiet_option
+def command(
+    source: str,
+    output: Path | None,
+    model_type: str | None,
+    settings: tuple[str, ...],
+    dtype: str | None,
+    allow_missing: tuple[str, ...],
+    allow_keys: tuple[str, ...],
+    verify: bool | None,
+    revision: str | None,
+    offline: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Create a model directory from SOURCE: a checkpoint directory in hub layout, a name on the hub, or a file."""
+    path, name, commit = Path(source), None, None
+    target = output or Path(path.resolve().stem if path.is_file() else path.resolve().name)
+    check_model_target(target, force=force)
+    from zoo.checkpoints import import_checkpoint
+    from zoo.checkpoints.hub import fetch, is_hub_name
+
+    if is_hub_name(source):
+        path = fetch(source, revision=revision, offline=offline)
+        name, commit = source, path.name  # the hub's cache names a snapshot after its commit
+    elif revision or offline:
+        raise UsageError("is a path, not a name on the hub", source, "leave out --revision and --offline")
+    with show_progress("importing", unit="bytes") as progress:
+        imported = import_checkpoint(
+            path,
+            target,
+            name=name,
+            revision=commit,
+            model_type=model_type,
+            dtype=dtype,
+            settings=settings,
+            allow_missing=allow_missing,
+            allow_keys=allow_keys,
+            verify=verify,
+            force=force,
+            progress=progress,
+        )
+    spec = imported.spec
+    facts = {
+        "directory": str(target),
+        "architecture": spec.architecture.name,
+        "task": spec.task,
+        "parameters": parameter_count(spec),
+        "comparison": imported.comparison.to_dict(),
+    }
+    if as_json:
+        emit_json("import", facts)
+        return
+    say(f"{target}: {spec.architecture.name} for {spec.task}, {parameter_count(spec):,} parameters")
+    say(imported.comparison)

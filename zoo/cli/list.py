@@ -1,0 +1,81 @@
+"""``zoo list``."""
+
+from __future__ import annotations
+
+import click
+
+from zoo.cli.options import COUNT, json_option
+from zoo.cli.report import columns, count_text, emit_json
+from zoo.errors import UsageError, nearest
+from zoo.plugins.presets import known_provider
+from zoo.registry import Registry, Summary, registry
+
+
+def _check(presets: Registry, pattern: str, task: str | None, arch: str | None) -> None:
+    """Raise :class:`UsageError` for an unknown task or architecture, and for a pattern that matches no name."""
+    provided = [architecture for plugin in presets.plugins.loaded() for architecture in plugin.architectures]
+    tasks = {name for architecture in provided for name in architecture.tasks}
+    if task is not None and task not in tasks:
+        raise UsageError(f"unknown task {task!r}", "--task", known_provider(task) or nearest(task, tasks))
+    names = presets.plugins.architecture_names()
+    if arch is not None and arch not in names:
+        raise UsageError(f"unknown architecture {arch!r}", "--arch", known_provider(arch) or nearest(arch, names))
+    if not presets.names(pattern):
+        remedy = known_provider(pattern) or nearest(pattern, presets.names())
+        raise UsageError(f"no preset matches {pattern!r}", None, remedy)
+
+
+@click.command("list")
+@click.argument("pattern", default="*")
+@click.option("--task", help="Only models for this task.")
+@click.option("--arch", help="Only models of this architecture.")
+@click.option("--min-params", type=COUNT, help="Only models with at least this many parameters, such as 100M.")
+@click.option("--max-params", type=COUNT, help="Only models with at most this many parameters.")
+@json_option
+def command(
+    pattern: str,
+    task: str | None,
+    arch: str | None,
+    min_params: int | None,
+    max_params: int | None,
+    as_json: bool,
+) -> None:
+    """List the presets whose name matches PATTERN, a glob or a part of the name."""
+    presets = registry()
+    _check(presets, pattern, task, arch)
+    found = presets.search(pattern, task=task, architecture=arch)
+    models = [item for item in found if isinstance(item, Summary)]
+    failed = [item for item in found if not isinstance(item, Summary)]
+    if (min_params, max_params) != (None, None):
+        from zoo.models.count import within_size
+
+        models, failed = list(within_size(presets, models, min_params, max_params)), []
+    if as_json:
+        rows = [
+            {
+                "name": model.name,
+                "architecture": model.architecture,
+                "task": model.task,
+                "parameters": model.parameters,
+                "plugin": model.plugin.name,
+                "distribution": model.plugin.distribution,
+                "description": model.description,
+                "available": True,
+            }
+            for model in models
+        ]
+        rows += [{"name": name, "available": False, "reason": str(error)} for name, error in failed]
+        emit_json("list", {"models": rows})
+        return
+    rows_text = [
+        (
+            model.name,
+            model.architecture,
+            model.task,
+            "-" if model.parameters is None else count_text(model.parameters),
+            model.description,
+        )
+        for model in models
+    ]
+    rows_text += [(name, "-", "-", "-", f"unavailable: {error}") for name, error in failed]
+    columns([("NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"), *sorted(rows_text)], right=[3])

@@ -1,0 +1,47 @@
+"""The MODEL argument of commands: a preset's name or a model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zoo.errors import ArtifactError, UsageError
+from zoo.registry import ModelSpec, registry
+
+if TYPE_CHECKING:
+    from zoo.artifact import ModelDirectory
+
+__all__ = ["find_model", "find_preset", "refuse_settings"]
+
+
+def find_preset(model: str, settings: Sequence[str]) -> ModelSpec | None:
+    """Return the preset named ``model``, or None if ``model`` is a directory."""
+    source = Path(model)
+    if source.is_dir():
+        return None
+    if source.exists() or "/" in model:
+        raise ArtifactError("not a directory" if source.exists() else "no such directory", model)
+    return registry().resolve(model, settings)
+
+
+def find_model(model: str, settings: Sequence[str]) -> tuple[ModelSpec, ModelDirectory | None]:
+    """Return a model's description, and its directory unless it is a preset. Weights are not read.
+
+    A directory takes precedence over a preset of the same name, except with settings, which apply to presets only.
+    """
+    presets = registry()
+    spec = presets.resolve(model, settings) if settings and model in presets.names() else find_preset(model, settings)
+    if spec is not None:
+        return spec, None
+    refuse_settings(settings)
+    from zoo.artifact import ModelDirectory
+
+    stored = ModelDirectory.open(model, weights=False)
+    return stored.spec, stored
+
+
+def refuse_settings(settings: Sequence[str]) -> None:
+    """Raise :class:`UsageError` for settings given with a model directory."""
+    if settings:
+        raise UsageError("the configuration of a model directory is fixed", "--set", "use zoo adapt, or a preset")

@@ -1,0 +1,121 @@
+"""Options, parameter types and the command class that commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo.errors import UsageError
+
+__all__ = [
+    "BYTES",
+    "COUNT",
+    "Command",
+    "force_option",
+    "is_quiet",
+    "json_option",
+    "option",
+    "output_option",
+    "parse_ids",
+    "quiet_option",
+]
+
+_QUIET = "zoo.quiet"
+"""The key in a context's ``meta`` that holds ``--quiet``."""
+
+
+class _Option(click.Option):
+    """An option listed under a section heading in ``--help``."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+def option(*names: str, section: str, **kwargs: Any) -> Callable[[Any], Any]:
+    """Return ``click.option`` with a section heading for the help of a :class:`Command`."""
+    return click.option(*names, cls=_Option, section=section, **kwargs)
+
+
+class Command(click.Command):
+    """A command whose help lists options by section, those without a section last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        if "Options" in sections:
+            sections["Options"] = sections.pop("Options")
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def _remember_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[_QUIET] = value
+
+
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, expose_value=False, callback=_remember_quiet,
+    help="Print only errors, warnings and JSON.",
+)  # fmt: skip
+
+
+def is_quiet() -> bool:
+    """Return whether the running command was given ``--quiet``."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get(_QUIET))
+
+
+def output_option(help: str, *, metavar: str = "DIR") -> Callable[[Any], Any]:
+    """Return the option ``-o/--output``, a path."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path), metavar=metavar, help=help)
+
+
+def force_option(help: str) -> Callable[[Any], Any]:
+    """Return the option ``--force``."""
+    return click.option("--force", is_flag=True, help=help)
+
+
+class _Number(click.ParamType[int]):
+    """A whole number with a unit, such as 124M or 5GB."""
+
+    def __init__(self, name: str, units: dict[str, int], least: int, example: str) -> None:
+        self.name, self._units, self._least, self._example = name, units, least, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([\d_]+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+        unit = self._units.get(found[2].upper()) if found else None
+        number = int(float(found[1].replace("_", "")) * unit) if found and unit and found[1].strip("_") else -1
+        if number < self._least:
+            option = f"--{str(param.name).replace('_', '-')}" if param else None
+            raise UsageError(f"{value!r} is not a {self.name}", option, f"write {self._example}")
+        return number
+
+
+_POWERS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+COUNT = _Number("count", _POWERS, 0, "124M or 1.5B")
+"""A number of parameters or tokens."""
+_BYTES = {f"{prefix}{unit}": 10**power for prefix, power in (("", 0), ("K", 3), ("M", 6), ("G", 9), ("T", 12))
+          for unit in ("", "B")} | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}  # fmt: skip
+BYTES = _Number("size", _BYTES, 1, "5GB or 500MB")
+"""A number of bytes."""
+
+
+def parse_ids(text: str, where: str = "--ids") -> list[int]:
+    """Parse token ids such as ``1,2,3``."""
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a list of token ids", where, "write 1,2,3") from error

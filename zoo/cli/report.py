@@ -1,0 +1,58 @@
+"""Results of commands on stdout, as text or as versioned JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from zoo.cli.options import is_quiet
+
+__all__ = ["bytes_text", "columns", "count_text", "emit_json", "say"]
+
+
+_CONTROL = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON allows unescaped but terminals interpret."""
+
+
+def say(text: object) -> None:
+    """Print a line of the result, unless the command was given ``--quiet``."""
+    if not is_quiet():
+        click.echo(text)
+
+
+def emit_json(command: str, data: dict[str, Any], *, version: int = 1) -> None:
+    """Print a result as JSON. Its ``schema`` names the command and the schema's version."""
+    text = json.dumps({"schema": f"zoo.{command}/{version}", **data}, indent=2, ensure_ascii=False)
+    click.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:
+    """Print rows in columns, left-aligned except for the columns in ``right``."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        aligned = [
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo("  ".join(aligned).rstrip())
+
+
+def count_text(count: float) -> str:
+    """Format a count: 124439808 -> 124.4M."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(int(count))
+
+
+def bytes_text(count: float) -> str:
+    """Format a size in bytes: 497759232 -> 497.8 MB."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{int(count)} B"

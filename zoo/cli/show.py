@@ -1,0 +1,141 @@
+"""``zoo show``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zoo.artifact import find_records
+from zoo.cli.model_argument import find_model
+from zoo.cli.options import json_option
+from zoo.cli.report import bytes_text, columns, emit_json
+from zoo.contract import Graph
+from zoo.errors import UsageError
+from zoo.figures.drawing import write_figure
+from zoo.models.count import parameter_count
+from zoo.registry import ModelSpec
+
+if TYPE_CHECKING:
+    from zoo.artifact import ModelDirectory
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def describe(spec: ModelSpec) -> dict[str, Any]:
+    """Describe a model without allocating its weights."""
+    parameters = parameter_count(spec)
+    kept = sum(graph.past.elements_per_token() for graph in spec.graphs if graph.past)
+    return {
+        "name": spec.name,
+        "description": spec.description,
+        "architecture": spec.architecture.name,
+        "reference": spec.architecture.reference,
+        "plugin": spec.plugin.name,
+        "distribution": spec.plugin.distribution,
+        "task": spec.task,
+        "tokenizer": spec.tokenizer,
+        "config": spec.config.to_dict(),
+        "parameters": parameters,
+        "bytes": {dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
+        "kv_cache_bytes_per_token": {dtype: kept * size for dtype, size in ITEM_BYTES.items()} if kept else None,
+        "flops_per_token": spec.cost.flops if spec.cost else None,
+        "graphs": [_graph(graph) for graph in spec.graphs],
+    }
+
+
+def describe_directory(stored: ModelDirectory) -> dict[str, Any]:
+    """Describe a model directory's weights, and its exports with their evidence."""
+    return {
+        "directory": str(stored.path),
+        "dtype": stored.dtype,
+        "weight_bytes": sum(stored.files[name]["size"] for name in stored.weight_files()),
+        "exports": [
+            {"evidence": record.evidence_file, "files": record.files, "verified": record.is_verified()}
+            for record in find_records(stored)
+        ],
+    }
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    return {
+        "name": graph.name,
+        "inputs": {tensor.name: list(tensor.dims) for tensor in graph.input_tensors()},
+        "outputs": {tensor.name: list(tensor.dims) for tensor in graph.output_tensors()},
+        "attentions": {tensor.name: list(tensor.dims) for tensor in graph.attentions},
+    }
+
+
+def _draw(spec: ModelSpec, stored: ModelDirectory | None, target: Path, force: bool, as_json: bool) -> None:
+    write_figure(spec, target, force=force)
+    if as_json:
+        emit_json("show", {**_facts(spec, stored), "figure": str(target)})
+    else:
+        click.echo(f"{target}: diagram of {spec.name}, {parameter_count(spec):,} parameters")
+
+
+def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
+    return describe(spec) | (describe_directory(stored) if stored is not None else {})
+
+
+@click.command("show")
+@click.argument("model")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@click.option(
+    "--figure", "target", type=click.Path(path_type=Path), metavar="FILE.svg", help="Write a diagram as SVG instead."
+)
+@click.option("--force", is_flag=True, help="Replace an existing figure.")
+@json_option
+def command(model: str, settings: tuple[str, ...], target: Path | None, force: bool, as_json: bool) -> None:
+    """Show MODEL, a preset or a model directory: configuration, exact parameter count, memory, FLOPs and graphs.
+
+    No weights are read or allocated. For a directory, exports are shown too.
+    """
+    spec, stored = find_model(model, settings)
+    if target is not None:
+        _draw(spec, stored, target, force, as_json)
+        return
+    if force:
+        raise UsageError("--force applies to --figure only", None, "name a file with --figure")
+    facts = _facts(spec, stored)
+    if as_json:
+        emit_json("show", facts)
+        return
+    title = facts["description"] if stored is None else f"model directory {stored.path}"
+    click.echo(f"{facts['name']}: {title}")
+    click.echo(f"{facts['architecture']} ({facts['reference']}), from {facts['distribution']}\n")
+    columns(facts["config"].items())
+    click.echo()
+    sizes = ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in facts["bytes"].items())
+    if stored is not None:
+        sizes = f"{bytes_text(facts['weight_bytes'])} in {stored.dtype}"
+    rows = [("parameters", f"{facts['parameters']:,}"), ("weights", sizes)]
+    if facts["kv_cache_bytes_per_token"]:
+        kept = facts["kv_cache_bytes_per_token"]
+        rows.append(
+            (
+                "KV cache per token",
+                ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in kept.items()),
+            )
+        )
+    if facts["flops_per_token"]:
+        rows.append(("FLOPs per token", f"{facts['flops_per_token']:,} forward, at full context"))
+    columns(rows)
+    for export in facts.get("exports", ()):
+        click.echo(f"export {', '.join(export['files'])}: {'verified' if export['verified'] else 'NOT VERIFIED'}")
+    for graph in facts["graphs"]:
+        click.echo(f"\ngraph {graph['name']}")
+        shown = [("in ", *item) for item in graph["inputs"].items()] + [
+            ("out", *item) for item in graph["outputs"].items()
+        ]
+        repeated = [row for row in shown if row[1].endswith((".key", ".value")) and ".0." not in row[1]]
+        columns(
+            [
+                (side, tensor, f"({', '.join(map(str, dims))})")
+                for side, tensor, dims in shown
+                if (side, tensor, dims) not in repeated
+            ]
+        )
+        if repeated:
+            click.echo(f"     and {len(repeated)} tensors of the other layers")

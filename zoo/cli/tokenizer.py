@@ -1,0 +1,152 @@
+"""``zoo tokenizer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from zoo.cli.options import COUNT, json_option, parse_ids
+from zoo.cli.progress import show_progress
+from zoo.cli.report import bytes_text, emit_json
+from zoo.errors import UsageError
+
+
+@contextmanager
+def reading_progress(total: int) -> Iterator[Callable[[int], None] | None]:
+    """Yield a function that adds bytes of text read to a progress bar; None if bars are not shown."""
+    done = 0
+    with show_progress("training", unit="bytes") as show:
+        if show is None:
+            yield None
+            return
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            show(done, total)
+
+        yield advance
+
+
+@click.group("tokenizer")
+def command() -> None:
+    """Train a tokenizer, or apply one to text."""
+
+
+@command.command("train")
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--vocab-size",
+    metavar="N",
+    type=COUNT,
+    required=True,
+    help="Vocabulary size, special tokens included, such as 32K.",
+)
+@click.option(
+    "--kind", type=click.Choice(["bpe", "wordpiece", "unigram"]), default="bpe", show_default=True,
+    help="Byte-level BPE as in GPT-2, WordPiece as in BERT, or Unigram as in SentencePiece.",
+)  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default="tokenizer.json",
+    show_default=True,
+    help="File to create.",
+)
+@click.option("--special", metavar="TOKEN", multiple=True, help="An additional special token.")
+@click.option("--min-frequency", type=click.IntRange(min=1), help="Minimum frequency of a merged pair; 2 by default.")
+@click.option("--lowercase", is_flag=True, help="Convert text to lower case.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@json_option
+def train(
+    files: tuple[Path, ...],
+    vocab_size: int,
+    kind: str,
+    output: Path,
+    special: tuple[str, ...],
+    min_frequency: int | None,
+    lowercase: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Train a tokenizer on the UTF-8 text of FILES. The same text gives the same file."""
+    from zoo import storage
+    from zoo.tokenizers.load import tokenizer_json
+    from zoo.tokenizers.train import Lines, special_tokens, train_tokenizer
+
+    storage.check_file_target(output, force=force)
+    lines = Lines(files)
+    size = sum(path.stat().st_size for path in files)
+    with reading_progress(size * (2 if kind == "wordpiece" else 1)) as lines.progress:
+        tokenizer = train_tokenizer(
+            lines,
+            kind=kind,
+            vocab_size=vocab_size,
+            special=special,
+            min_frequency=min_frequency,
+            lowercase=lowercase,
+        )
+    with storage.new_file(output, force=force) as path:
+        path.write_text(tokenizer_json(tokenizer), encoding="utf-8")
+    made = tokenizer.get_vocab_size()
+    named = special_tokens(tokenizer)
+    if as_json:
+        facts = {"lines": lines.count, "bytes": size, "special_tokens": named}
+        emit_json("tokenizer.train", {"file": str(output), "kind": kind, "vocab_size": made, **facts})
+        return
+    short = f" of {vocab_size:,} (the text yields no more)" if made < vocab_size else ""
+    click.echo(f"{output}: {kind}, {made:,} tokens{short}, from {lines.count:,} lines, {bytes_text(size)}")
+    click.echo("special tokens: " + "  ".join(f"{token} {number}" for token, number in named.items()))
+
+
+@command.command("encode")
+@click.argument("source")
+@click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
+@click.option("--no-special", is_flag=True, help="Omit the special tokens that the tokenizer adds.")
+@json_option
+def encode(source: str, texts: tuple[str, ...], no_special: bool, as_json: bool) -> None:
+    """Print the ids and the tokens of each TEXT.
+
+    SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'.
+    """
+    from zoo.tokenizers.load import read_tokenizer
+
+    tokenizer = read_tokenizer(source)
+    encoded = [tokenizer.encode(text, add_special_tokens=not no_special) for text in texts]
+    if as_json:
+        rows = [
+            {"text": text, "ids": item.ids, "tokens": item.tokens} for text, item in zip(texts, encoded, strict=True)
+        ]
+        emit_json("tokenizer.encode", {"results": rows})
+        return
+    for item in encoded:
+        click.echo(",".join(map(str, item.ids)))
+        click.echo(" ".join(item.tokens))
+
+
+@command.command("decode")
+@click.argument("source")
+@click.argument("ids")
+@json_option
+def decode(source: str, ids: str, as_json: bool) -> None:
+    """Print the text of IDS, such as 1,2,3, special tokens included.
+
+    SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'.
+    """
+    numbers = parse_ids(ids, "IDS")
+    from zoo.tokenizers.load import read_tokenizer
+
+    tokenizer = read_tokenizer(source)
+    known = set(tokenizer.get_vocab().values())
+    for number in numbers:
+        if number not in known:
+            raise UsageError(f"no token {number} in a vocabulary of {len(known)}", source)
+    text = tokenizer.decode(numbers, skip_special_tokens=False)
+    if as_json:
+        emit_json("tokenizer.decode", {"ids": numbers, "text": text})
+    else:
+        click.echo(text)

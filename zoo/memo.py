@@ -1,0 +1,95 @@
+"""Results cached on disk between processes.
+
+Each entry carries its digest; damaged entries are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+__all__ = ["VARIABLE", "Memo", "directory", "read", "write"]
+
+VARIABLE = "ZOO_CACHE"
+"""The environment variable that names the directory; ``off`` disables the cache."""
+_DIGEST = 32
+_KEPT = 2000
+"""Results that a memo retains in addition to those last used."""
+
+
+def directory() -> Path | None:
+    """Return the directory of the cache, or None when it is disabled."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen == "off":
+        return None
+    if chosen:
+        return Path(chosen)
+    return platformdirs.user_cache_path("zoo", appauthor=False)
+
+
+def read(name: str) -> bytes | None:
+    """Return an entry, or None when it is missing or damaged."""
+    folder = directory()
+    if folder is None:
+        return None
+    with suppress(OSError):
+        data = (folder / name).read_bytes()
+        if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
+            return data[_DIGEST:]
+    return None
+
+
+def write(name: str, data: bytes) -> None:
+    """Store an entry. Write failures are ignored."""
+    folder = directory()
+    if folder is None:
+        return
+    part = folder / f"{name}.{secrets.token_hex(4)}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(hashlib.sha256(data).digest() + data)
+        part.replace(folder / name)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+class Memo:
+    """Results keyed by the facts that determine them. Both are plain data."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        data = read(name)
+        self._known: dict[str, Any] = json.loads(data) if data is not None else {}
+        self._used: dict[str, Any] = {}
+
+    def get(self, facts: Any) -> Any:
+        """Return the value stored for these facts, by this or an earlier process, or None."""
+        key = _key(facts)
+        if key in self._known:
+            self._used.setdefault(key, self._known[key])
+        return self._used.get(key)
+
+    def put(self, facts: Any, value: Any) -> Any:
+        """Store a value and return it. Store nothing when ``facts`` is None."""
+        if facts is not None:
+            self._used[_key(facts)] = value
+        return value
+
+    def keep(self) -> None:
+        """Write the results used by this process, and the latest of the others."""
+        if any(key not in self._known or self._known[key] != value for key, value in self._used.items()):
+            rest = [item for item in self._known.items() if item[0] not in self._used]
+            kept = dict(rest[-_KEPT:]) | self._used
+            write(self._name, json.dumps(kept).encode())
+
+
+def _key(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Creating, saving, loading and adapting models."""

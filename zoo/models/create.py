@@ -1,0 +1,95 @@
+"""Create models from presets. Importing this module imports torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo import plugins
+from zoo.artifact.provenance import Origin
+from zoo.config import Config
+from zoo.errors import PluginError, UsageError
+from zoo.models.attachments import Attachments, attach
+from zoo.models.dtypes import STORED_DTYPES, torch_dtype
+from zoo.models.tensors import weights_digest
+from zoo.registry import ModelSpec, Summary, registry
+
+__all__ = ["build_on_meta", "count_parameters", "create_model", "list_models"]
+
+
+def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
+    """Return the names of presets that match a glob or contain a text, optionally of one task and architecture."""
+    found = registry().search(pattern, task=task, architecture=architecture)
+    return [item.name for item in found if isinstance(item, Summary)]
+
+
+def create_model(name: str, *, seed: int = 0, dtype: str | torch.dtype = "float32", **config: Any) -> nn.Module:
+    """Create a freshly initialised model from a preset.
+
+    Args:
+        name: a preset, see :func:`list_models`.
+        seed: the same seed gives the same weights.
+        dtype: ``float32``, ``float16`` or ``bfloat16``, as a name or a torch dtype.
+        config: configuration values that replace the preset's.
+
+    Raises:
+        UsageError: unknown name, key or value.
+        PluginError: no plugin, or more than one, provides the architecture.
+
+    >>> model = create_model("gpt-tiny", seed=1, num_layers=3)
+    >>> model(torch.tensor([[104, 105]])).shape
+    torch.Size([1, 2, 260])
+    """
+    spec = registry().resolve(name, values=config)
+    model = build(spec, seed=seed, dtype=dtype)
+    if any(tensor.is_meta or tensor.dtype not in STORED_DTYPES for tensor in model.state_dict().values()):
+        return model  # cannot be saved: weights on the meta device or of an unsupported dtype
+    origin = Origin(kind="initialised", seed=seed, weights=weights_digest(model))
+    return attach(model, Attachments(origin, spec.description))
+
+
+def build(spec: ModelSpec, *, seed: int, dtype: str | torch.dtype) -> nn.Module:
+    """Construct the model of ``spec`` with a seeded generator, leaving the global generator unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return construct(spec).to(torch_dtype(dtype)).eval()
+
+
+def construct(spec: ModelSpec) -> nn.Module:
+    """Call the plugin's constructor, converting its exceptions to :class:`PluginError`."""
+    cls = spec.model_class()
+    with plugins.blame(spec.plugin, f"cannot build {spec.name}"):
+        model = cls(spec.config)
+    if not isinstance(getattr(model, "config", None), Config):
+        raise PluginError(f"{spec.plugin}: {spec.architecture.model} must keep its configuration as .config")
+    return model
+
+
+def build_on_meta(spec: ModelSpec, dtype: str | torch.dtype = "float32") -> nn.Module:
+    """Construct the model without weights: names and shapes only."""
+    with torch.device("meta"):
+        return construct(spec).to(torch_dtype(dtype)).eval()
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, counting shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def find_spec(model: nn.Module) -> ModelSpec:
+    """Return the description of a model whose class an installed plugin provides."""
+    config, loaded = model.config, plugins.active()
+    for plugin in loaded.loaded():
+        for architecture in plugin.architectures:
+            if (architecture.model, architecture.config) == (_reference(type(model)), _reference(type(config))):
+                assert isinstance(config, Config)
+                return ModelSpec(architecture.name, plugin, architecture, config)
+    raise UsageError(
+        f"no installed plugin provides {type(model).__qualname__}", None, "register it with zoo_architectures"
+    )
+
+
+def _reference(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -1,0 +1,266 @@
+"""Save and load models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from zoo.artifact import CARD, COMPANIONS, TOKENIZER, TOKENIZER_FILES, ModelDirectory, describe, new_model
+from zoo.artifact.card import model_card
+from zoo.artifact.provenance import Origin, base_name
+from zoo.artifact.weights import (
+    DTYPES,
+    INDEX,
+    SINGLE,
+    StoredTensor,
+    digest_tensors,
+    dtype_name,
+    plan_header,
+    split_shards,
+)
+from zoo.errors import ArtifactError, PluginError, UsageError
+from zoo.models.attachments import Attachments, attach, attachments
+from zoo.models.count import parameter_count
+from zoo.models.create import build_on_meta, find_spec
+from zoo.models.dtypes import STORED_DTYPES
+from zoo.models.tensors import bytes_of, stored_tensors, tensor_groups
+from zoo.registry import ModelSpec
+
+__all__ = [
+    "MAX_SHARD_BYTES",
+    "check_layout",
+    "fill",
+    "load",
+    "load_directory",
+    "plan_layout",
+    "read_tensors",
+    "save",
+    "save_spec",
+    "write_weights",
+]
+
+MAX_SHARD_BYTES = 5_000_000_000
+Progress = Callable[[int, int], None]
+"""Called with the number of bytes written so far and in total."""
+
+
+def save(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    force: bool = False,
+) -> Path:
+    """Write a model directory atomically.
+
+    The tokenizer, companion files and weight origin of a loaded or imported model are saved again. Weights changed
+    since then are recorded as modified.
+
+    Args:
+        model: an instance of an installed plugin's architecture.
+        directory: the target; it must not exist unless ``force``.
+        name: for config.json and the model card; the directory's name by default.
+        tokenizer: ``bytes``, or the path of a tokenizer.json or of a vocabulary to convert; by default the tokenizer
+            of the directory from which the model was loaded.
+        max_shard_bytes: larger weights are split into shards with an index.
+        force: replace an existing model directory, unless it holds files that zoo did not write.
+
+    Raises:
+        UsageError: the target exists.
+        StorageError: the file system refused; the target is unchanged.
+
+    >>> from zoo import create_model
+    >>> model = create_model("gpt-tiny")
+    >>> directory = save(model, "mine", tokenizer="bytes")
+    >>> sorted(path.name for path in directory.iterdir())
+    ['README.md', 'config.json', 'manifest.json', 'model.safetensors', 'tokenizer.json']
+    >>> ids = torch.tensor([[104, 105]])
+    >>> torch.equal(load(directory)(ids), model(ids))
+    True
+    """
+    found, attached = find_spec(model), attachments(model)
+    label = attached.tokenizer if tokenizer is None else "bytes" if tokenizer == "bytes" else "file"
+    spec = replace(
+        found, name=name or base_name(directory), description=attached.description or found.description, tokenizer=label
+    )
+    return save_spec(spec, model, directory, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes, force=force)
+
+
+def save_spec(
+    spec: ModelSpec,
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    force: bool = False,
+    origin: Origin | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """:func:`save` with a given description. ``origin`` is the provenance of the weights, if the caller knows it."""
+    directory, attached = Path(directory), attachments(model)
+    dtypes = {dtype_name(tensor.dtype) for tensor in model.parameters()}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        raise UsageError(f"all parameters must have one of {', '.join(DTYPES)}, got {', '.join(sorted(dtypes))}")
+    description = describe(spec, dtype=dtypes.pop())
+    with new_model(directory, description, force=force) as stage:
+        tensors, aliases = stored_tensors(model)
+        digest = write_weights(
+            stage, tensors, tensors.__getitem__, aliases=aliases, max_shard_bytes=max_shard_bytes, progress=progress
+        )
+        for file, content in attached.files.items():
+            if tokenizer is None or file not in TOKENIZER_FILES:
+                (stage / file).write_bytes(content)
+        if tokenizer is not None:
+            from zoo.tokenizers.load import write_tokenizer
+
+            write_tokenizer(os.fspath(tokenizer), stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
+        known = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
+        description["origin"] = known.to_dict()
+        (stage / CARD).write_text(
+            model_card(spec, description["dtype"], known, parameter_count(spec)), encoding="utf-8"
+        )
+    return directory
+
+
+def write_weights(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    read: Callable[[str], Tensor],
+    *,
+    aliases: Mapping[str, str],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    progress: Progress | None = None,
+) -> str:
+    """Write one safetensors file, or shards with the usual index, one tensor at a time.
+
+    Returns :func:`zoo.artifact.weights.digest_tensors` of the weights written.
+
+    Args:
+        directory: the directory to write to.
+        tensors: give the shape and dtype of each tensor; they may be on the meta device.
+        read: returns the values of a tensor; called once for each, when it is written.
+        aliases: additional names of tensors, recorded in the header instead of stored.
+        max_shard_bytes: larger weights are split into files of at most this size.
+        progress: called after each tensor.
+    """
+    weight_map: dict[str, str] = {}
+    digests: dict[str, tuple[str, tuple[int, ...], str]] = {}
+    written, total = 0, sum(tensor.nbytes for tensor in tensors.values())
+    for file, header, places in _plan_files(tensors, aliases, max_shard_bytes):
+        with (directory / file).open("wb") as out:
+            out.write(header)
+            for name, place in places.items():
+                data = bytes_of(read(name))
+                out.write(data)
+                digests[name] = place.dtype, place.shape, hashlib.sha256(data).hexdigest()
+                written += len(data)
+                if progress is not None:
+                    progress(written, total)
+        weight_map |= dict.fromkeys(places, file)
+    if set(weight_map.values()) != {SINGLE}:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return digest_tensors(digests)
+
+
+def plan_layout(
+    spec: ModelSpec, dtype: str | torch.dtype = "float32", *, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> dict[str, StoredTensor]:
+    """Return the place of each tensor in the files of a saved model, without creating weights."""
+    tensors, aliases = stored_tensors(build_on_meta(spec, dtype))
+    layout: dict[str, StoredTensor] = {}
+    for _, _, places in _plan_files(tensors, aliases, max_shard_bytes):
+        layout |= places
+    return layout
+
+
+def _plan_files(
+    tensors: Mapping[str, Tensor], aliases: Mapping[str, str], max_shard_bytes: int
+) -> Iterator[tuple[str, bytes, dict[str, StoredTensor]]]:
+    """Yield the name and header of each weight file, and the places of its tensors."""
+    kinds = {name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    for file, names in split_shards({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes).items():
+        yield file, *plan_header(file, {name: kinds[name] for name in names}, {"format": "pt", **aliases})
+
+
+def load(directory: str | os.PathLike[str]) -> nn.Module:
+    """Load a model in evaluation mode, with its weights memory-mapped rather than copied.
+
+    The model keeps its tokenizer, companion files and weight origin, so that :func:`save` writes them again.
+
+    Raises:
+        ArtifactError: a file is missing, truncated or altered, or does not hold this model's tensors.
+        PluginError: the architecture's plugin is not installed.
+    """
+    return load_directory(ModelDirectory.open(Path(directory)))
+
+
+def load_directory(stored: ModelDirectory) -> nn.Module:
+    """:func:`load` from an opened model directory."""
+    model = build_on_meta(stored.spec, stored.dtype)
+    check_layout(model, stored.layout, stored.path)
+    with _reading(stored.path):
+        fill(model, read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()}))
+    files = {name: (stored.path / name).read_bytes() for name in (TOKENIZER, *COMPANIONS) if name in stored.files}
+    return attach(model, Attachments(stored.origin, stored.spec.description, stored.spec.tokenizer, files))
+
+
+def check_layout(model: nn.Module, layout: Mapping[str, StoredTensor], where: object) -> None:
+    """Raise :class:`ArtifactError` listing every missing, unexpected or mismatched tensor."""
+    groups = tensor_groups(model)
+    problems = [f"missing {name}" for name in groups if name not in layout]
+    problems += [f"unexpected {name}" for name in layout if name not in groups]
+    for name, (tensor, _) in groups.items():
+        if name in layout:
+            wanted = DTYPES.get(dtype_name(tensor.dtype))
+            if tuple(tensor.shape) != layout[name].shape:
+                problems.append(f"{name} has shape {layout[name].shape}, not {tuple(tensor.shape)}")
+            elif wanted is not None and wanted != layout[name].dtype:
+                problems.append(f"{name} is {layout[name].dtype}, not {wanted}")
+    if problems:
+        raise ArtifactError(f"the weights are not this model's ({'; '.join(problems)})", where)
+
+
+def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Put tensors into a model built on the meta device, under every name that shares each tensor."""
+    groups = tensor_groups(model)
+    for name, value in tensors:
+        old, aliases = groups[name]
+        new = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+        for alias in aliases:
+            owner, _, leaf = alias.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, new)
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise PluginError(
+                f"buffer {name} of {type(model).__qualname__} has no data", None,
+                "register it as persistent, or compute it in forward",
+            )  # fmt: skip
+
+
+def read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of safetensors files, memory-mapped."""
+    for file in sorted(files):
+        with safe_open(directory / file, framework="pt") as reader:
+            for name in reader.keys():  # noqa: SIM118  (not a mapping)
+                yield name, reader.get_tensor(name)
+
+
+@contextmanager
+def _reading(where: object) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        raise ArtifactError(f"not valid safetensors ({error})", where) from error

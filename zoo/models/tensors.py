@@ -1,0 +1,45 @@
+"""The distinct tensors of a model, their bytes and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+from zoo.artifact.weights import digest_tensors
+from zoo.models.dtypes import STORED_DTYPES
+
+__all__ = ["bytes_of", "stored_tensors", "tensor_groups", "weights_digest"]
+
+
+def tensor_groups(model: nn.Module) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """Return each distinct tensor of a model, by its first name, with all its names."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    return {aliases[0]: (tensors[key], tuple(aliases)) for key, aliases in names.items()}
+
+
+def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return each distinct tensor by its first name, and a mapping of its other names to the first."""
+    groups = tensor_groups(model)
+    aliases = {alias: names[0] for _, names in groups.values() for alias in names[1:]}
+    return {name: tensor for name, (tensor, _) in groups.items()}, aliases
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the values as safetensors stores them, copied only if the tensor is not contiguous or not on the CPU."""
+    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return data
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the digest of a model's weights, as :func:`write_weights` does."""
+    return digest_tensors({name: _digest_tensor(tensor) for name, tensor in stored_tensors(model)[0].items()})
+
+
+def _digest_tensor(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
+    return STORED_DTYPES[tensor.dtype], tuple(tensor.shape), hashlib.sha256(bytes_of(tensor)).hexdigest()

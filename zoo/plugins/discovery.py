@@ -1,0 +1,171 @@
+"""Discovery of installed plugins, and attribution of failures to them. No third-party code is imported here."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Literal
+
+from zoo.contract import Architecture, Command, Exporter, Importer, Task
+from zoo.errors import PluginError, ZooError, ZooWarning, missing_package
+from zoo.plugins.presets import Preset
+
+__all__ = [
+    "BUILT_IN",
+    "DISTRIBUTION",
+    "ENTRY_POINT_GROUP",
+    "Plugin",
+    "ZooWarning",
+    "blame",
+    "deprecated",
+    "describe",
+    "discover",
+]
+
+ENTRY_POINT_GROUP = "zoo.plugins"
+BUILT_IN = {
+    "adaptive-span": "zoo_plugins.adaptive_span",
+    "all-attention": "zoo_plugins.all_attention",
+    "bert": "zoo_plugins.bert",
+    "gpt": "zoo_plugins.gpt",
+    "linformer": "zoo_plugins.linformer",
+    "llama": "zoo_plugins.llama",
+    "longformer": "zoo_plugins.longformer",
+    "onnx": "zoo_export.plugin",
+    "perceiver": "zoo_plugins.perceiver",
+    "performer": "zoo_plugins.performer",
+    "product-key-memory": "zoo_plugins.product_key_memory",
+    "reformer": "zoo_plugins.reformer",
+    "rnn": "zoo_plugins.rnn",
+    "runtime": "zoo_runtime.plugin",
+    "seq2seq": "zoo_plugins.seq2seq",
+    "t5": "zoo_plugins.t5",
+    "textcnn": "zoo_plugins.textcnn",
+    "transformer": "zoo_plugins.transformer",
+    "vit": "zoo_plugins.vit",
+}
+DISTRIBUTION = "attention-zoo"
+
+
+@dataclass
+class Plugin:
+    """One entry point, its status and its contributions."""
+
+    name: str
+    module: str
+    distribution: str
+    """Name of the distribution that ships it."""
+    version: str
+    built_in: bool = False
+    status: Literal["ok", "disabled", "broken", "conflict"] = "ok"
+    reason: str | None = None
+    complaints: Sequence[str] = ()
+    """Non-fatal problems."""
+    fingerprint: str | None = None
+    """Changes whenever the plugin's code or its environment changes; None if its files cannot be found."""
+    import_seconds: float | None = None
+    architectures: Sequence[Architecture] = ()
+    importers: Sequence[Importer] = ()
+    exporters: Sequence[Exporter] = ()
+    tasks: Sequence[Task] = ()
+    commands: Sequence[Command] = ()
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    preset_files: Sequence[Path] = ()
+
+    @property
+    def key(self) -> str:
+        """A unique key; two plugins may have the same name."""
+        return f"{self.distribution}:{self.name}:{self.module}"
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The arguments with which another process constructs the same plugin before loading it."""
+        return {
+            "name": self.name,
+            "module": self.module,
+            "distribution": self.distribution,
+            "version": self.version,
+        }
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} ({self.distribution} {self.version})"
+
+
+_responsible: ContextVar[Plugin | None] = ContextVar("_responsible", default=None)
+
+
+@contextmanager
+def blame(plugin: Plugin, what: str, *, redirect: bool = True) -> Iterator[None]:
+    """Run a plugin's code, converting its exceptions to :class:`PluginError` and redirecting its output to stderr.
+
+    Without ``redirect``, stdout is unchanged. Only the main thread redirects it, because stdout is shared by all
+    threads and two of them could restore it in the wrong order.
+    """
+    redirect = redirect and threading.current_thread() is threading.main_thread()
+    token = _responsible.set(plugin)
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if redirect else contextlib.nullcontext():
+            yield
+    except (KeyboardInterrupt, ZooError):
+        raise
+    except BaseException as error:
+        if (missing := missing_package(error)) is not None:
+            raise missing from error
+        raise PluginError(f"{plugin} {what} ({describe(error)})") from error
+    finally:
+        _responsible.reset(token)
+
+
+def deprecated(what: str, remedy: str) -> None:
+    """Warn that ``what`` will be removed from the contract, naming the plugin whose code is running."""
+    plugin = _responsible.get()
+    owner = f"{plugin}: " if plugin is not None else ""
+    warnings.warn(f"{owner}{what} is deprecated: {remedy}", ZooWarning, stacklevel=3)
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's type and message, even if its ``__str__`` raises."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its message cannot be read"
+    return text if isinstance(error, ZooError) else f"{type(error).__name__}: {text}"
+
+
+def discover() -> list[Plugin]:
+    """Return every installed plugin, built-in ones first, without importing any."""
+    from zoo.version import __version__
+
+    found = [Plugin(name, module, DISTRIBUTION, __version__, built_in=True) for name, module in BUILT_IN.items()]
+    seen = set()
+    for source in distributions():
+        try:
+            if ENTRY_POINT_GROUP not in (source.read_text("entry_points.txt") or ""):
+                continue
+            entries = [entry for entry in source.entry_points if entry.group == ENTRY_POINT_GROUP]
+        except Exception as error:
+            what = f"distribution {_metadata(source, 'name')}: its entry points cannot be read ({describe(error)})"
+            warnings.warn(what, ZooWarning, stacklevel=2)
+            continue
+        name = _metadata(source, "name")
+        if name not in seen:  # the first on the path is the one Python imports
+            version = _metadata(source, "version")
+            found += [Plugin(entry.name, entry.value, name, version) for entry in entries]
+        seen.add(name)
+    return sorted(found, key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
+
+
+def _metadata(source: Distribution, name: str) -> str:
+    """Return a field of a distribution's metadata, or "unknown" if the metadata is damaged."""
+    try:
+        return str(getattr(source, name) or "unknown")
+    except Exception:
+        return "unknown"

@@ -1,0 +1,242 @@
+"""The plugins of this process: selection, loading and look-up of contributions.
+
+A broken plugin must never break an unrelated command, end it, or print into its output. Built-in and third-party
+plugins are loaded by the same code.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from zoo.contract import RESERVED_COMMANDS, Architecture, Command, Exporter, Importer, Task
+from zoo.errors import PluginError, UsageError, Wording, argument, nearest
+from zoo.plugins import loading
+from zoo.plugins.discovery import BUILT_IN, Plugin, ZooWarning, blame, deprecated, discover
+from zoo.plugins.presets import known_provider
+
+__all__ = [
+    "BUILT_IN",
+    "Plugin",
+    "Plugins",
+    "Selection",
+    "ZooWarning",
+    "active",
+    "blame",
+    "clash",
+    "deprecated",
+    "discover",
+    "select",
+]
+
+Named = TypeVar("Named", bound=Command | Exporter | Task)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The plugins that may be imported."""
+
+    third_party: bool = True
+    only: frozenset[str] | None = None
+    """Names of the third-party plugins to load; None loads all. Built-in plugins are not affected."""
+    disabled: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_environment(cls, *, third_party: bool = True, disabled: Iterable[str] = ()) -> Selection:
+        """Combine the command line's options with ``ZOO_PLUGINS=a,b``."""
+        listed = os.environ.get("ZOO_PLUGINS")
+        only = None if listed is None else frozenset(name.strip() for name in listed.split(",") if name.strip())
+        return cls(third_party, only, frozenset(disabled))
+
+    def allows(self, name: str, *, built_in: bool) -> bool:
+        """Return whether the plugin ``name`` may be imported."""
+        if name in self.disabled:
+            return False
+        return built_in or (self.third_party and (self.only is None or name in self.only))
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Raise :class:`UsageError` for an unknown name, because a misspelt name would disable nothing."""
+        for name in sorted((self.only or frozenset()) | self.disabled):
+            if name not in known:
+                raise UsageError(f"no plugin {name!r}", "ZOO_PLUGINS or --disable-plugin", nearest(name, known))
+
+
+class Plugins:
+    """The plugins of a selection, read on construction. ``retry`` reads broken plugins again."""
+
+    def __init__(self, selection: Selection, *, retry: bool = False) -> None:
+        self.selection = selection
+        self.all = discover()
+        selection.check_names({plugin.name for plugin in self.all})
+        for plugin in self.all:
+            if not selection.allows(plugin.name, built_in=plugin.built_in):
+                plugin.status = "disabled"
+        loading.read([plugin for plugin in self.all if plugin.status != "disabled"], retry=retry)
+        self._mark_conflicts()
+        for plugin in self.all:
+            if plugin.status in ("broken", "conflict"):
+                warnings.warn(f"{plugin}: {plugin.status}: {plugin.reason}", ZooWarning, stacklevel=2)
+            for complaint in plugin.complaints:
+                warnings.warn(f"{plugin}: {complaint}", ZooWarning, stacklevel=2)
+
+    def loaded(self) -> Iterator[Plugin]:
+        """Iterate over the plugins whose contributions are available."""
+        return (plugin for plugin in self.all if plugin.status in ("ok", "conflict"))
+
+    def architecture_names(self) -> list[str]:
+        """Return the sorted names of all architectures."""
+        return sorted({architecture.name for plugin in self.loaded() for architecture in plugin.architectures})
+
+    def qualified_names(self) -> set[str]:
+        """Return ``distribution:name`` of every architecture."""
+        return {f"{plugin.distribution}:{item.name}" for plugin in self.loaded() for item in plugin.architectures}
+
+    def architecture(self, name: str, where: object = None) -> tuple[Plugin, Architecture]:
+        """Return the only provider of ``name`` or ``distribution:name``; otherwise raise :class:`PluginError`."""
+        owner, _, short = name.rpartition(":")
+        found = [
+            (plugin, architecture)
+            for plugin in self.loaded()
+            for architecture in plugin.architectures
+            if architecture.name == short and owner in ("", plugin.distribution)
+        ]
+        if len(found) > 1:
+            owners = " and ".join(str(plugin) for plugin, _ in found)
+            raise PluginError(
+                f"architecture {short!r} is provided by {owners}",
+                where,
+                f"write {found[0][0].distribution}:{short}",
+            )
+        if not found:
+            broken = [str(plugin) for plugin in self.all if plugin.status == "broken"]
+            disabled = [plugin.name for plugin in self.all if plugin.status == "disabled"]
+            hint = known_provider(short) or nearest(short, self.architecture_names())
+            if broken or disabled:
+                hint = f"broken: {', '.join(broken) or 'none'}; disabled: {', '.join(disabled) or 'none'}"
+            raise PluginError(f"no plugin provides the architecture {name!r}", where, hint)
+        return found[0]
+
+    def importer(self, model_type: str | None, where: object = None) -> tuple[Plugin, Importer]:
+        """Return the importer of a model type.
+
+        Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several.
+        """
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.importers]
+        known = sorted({item.name for _, item in provided})
+        if model_type is None:
+            names = ", ".join(known)
+            remedy = Wording(f"pass model_type, one of {names}", f"pass --model-type NAME, one of {names}")
+            raise UsageError("the model_type is unknown", where, remedy)
+        found = [(plugin, item) for plugin, item in provided if item.name == model_type]
+        if len(found) > 1:
+            raise clash("importer", model_type, [plugin for plugin, _ in found], where)
+        if not found:
+            hint = f"known: {', '.join(known)}; a plugin adds one with the hook zoo_importers"
+            hint = known_provider(model_type) or hint
+            raise UsageError(f"no importer for model_type {model_type!r}", where, hint)
+        return found[0]
+
+    def exporter(self, name: str) -> tuple[Plugin, Exporter]:
+        """Return the exporter to the format ``name``.
+
+        Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several, or if there is none
+        but a plugin is broken or disabled.
+        """
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.exporters]
+        return self._named(provided, name, "exporter", f"no plugin exports to {name!r}", argument("format"))
+
+    def task(self, name: str, declared: str) -> tuple[Plugin, Task]:
+        """Return the task ``name`` for a model that declares the task ``declared``.
+
+        Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several, or if there is none
+        but a plugin is broken or disabled.
+        """
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.tasks]
+        found = self._named(provided, name, "task", f"no plugin provides the task {name!r}", argument("task"))
+        if not found[1].can_serve(declared):
+            fitting = [item.name for _, item in provided if item.can_serve(declared)]
+            raise UsageError(f"task {name!r} is not for a {declared} model", argument("task"), nearest(name, fitting))
+        return found
+
+    def commands(self) -> list[tuple[Plugin, Command]]:
+        """Return the commands of all plugins."""
+        return [(plugin, item) for plugin in self.loaded() for item in plugin.commands]
+
+    def command(self, name: str, own: Iterable[str]) -> tuple[Plugin, Command]:
+        """The command ``name`` of a plugin; ``own`` are the names of zoo's own commands.
+
+        Raises :class:`UsageError` if no plugin provides it, and :class:`PluginError` if two do, or none does while
+        plugins are broken or disabled.
+        """
+        return self._named(self.commands(), name, "command", f"No such command {name!r}", None, also=own)
+
+    def _named(
+        self,
+        provided: Sequence[tuple[Plugin, Named]],
+        name: str,
+        kind: str,
+        absent: str,
+        where: Wording | None,
+        *,
+        also: Iterable[str] = (),
+    ) -> tuple[Plugin, Named]:
+        """The provided item of that name. ``also`` are more names to suggest when there is none."""
+        found = [(plugin, item) for plugin, item in provided if item.name == name]
+        if len(found) > 1:
+            raise clash(kind, name, [plugin for plugin, _ in found])
+        if not found:
+            lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
+            known = known_provider(name) or nearest(name, {*also, *(item.name for _, item in provided)})
+            hint = "; ".join([known, *lost])
+            raise (PluginError if lost else UsageError)(absent, where, hint)
+        return found[0]
+
+    def _mark_conflicts(self) -> None:
+        providers: dict[tuple[str, str], list[Plugin]] = {}
+        for plugin in self.loaded():
+            names = [(kind[:-1], item.name) for kind in loading.CONTRIBUTIONS for item in getattr(plugin, kind)]
+            names += [("preset", name) for name in plugin.presets]
+            names += [("evidence", item.evidence) for item in plugin.exporters if item.evidence is not None]
+            for named in names:
+                providers.setdefault(named, []).append(plugin)
+        for (kind, name), plugins in providers.items():
+            if kind == "command":  # a third-party command cannot replace or disable a built-in one
+                own = name in RESERVED_COMMANDS
+                at_fault = [plugin for plugin in plugins if not plugin.built_in]
+                if own or len(at_fault) < len(plugins):
+                    for plugin in at_fault:
+                        plugin.status, plugin.reason = "conflict", f"command {name!r} is zoo's own"
+                    continue
+            for plugin in plugins if len(plugins) > 1 else ():
+                others = " and ".join(str(other) for other in plugins if other is not plugin) or "itself, twice"
+                plugin.status = "conflict"
+                plugin.reason = f"{kind} {name!r} is also provided by {others}"
+
+
+def clash(kind: str, name: str, owners: Sequence[Plugin], where: object = None) -> PluginError:
+    """Return the error for several providers of one name, with a way to choose one."""
+    both = " and ".join(map(str, owners))
+    qualified = f"write {owners[0].distribution}:{name}"
+    remedy = qualified if kind in ("architecture", "model") else f"--disable-plugin {owners[-1].name}"
+    return PluginError(f"{kind} {name!r} is provided by {both}", where, remedy)
+
+
+_selection: Selection | None = None
+_active: Plugins | None = None
+
+
+def select(selection: Selection) -> None:
+    """Set the plugins that may be imported, before any is. Plugins of an earlier selection are discarded."""
+    global _selection, _active
+    _selection, _active = selection, None
+
+
+def active(*, retry: bool = False) -> Plugins:
+    """Return the plugins of this process, read on first use. ``retry`` reads broken plugins again."""
+    global _active
+    if _active is None or retry:
+        _active = Plugins(_selection or Selection.from_environment(), retry=retry)
+    return _active

@@ -1,0 +1,135 @@
+"""Preset files: TOML tables of models, each an architecture and configuration values, and of known packages."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import UsageError, nearest
+
+__all__ = [
+    "Preset",
+    "built_in_presets",
+    "known_provider",
+    "preset_layers",
+    "project_presets",
+    "read_presets",
+    "user_presets",
+]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """One ``[models.NAME]`` table as written, before inheritance and overrides."""
+
+    name: str
+    source: str
+    base: str | None = None
+    arch: str | None = None
+    description: str | None = None
+    tokenizer: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The file and table, for messages."""
+        return f"{self.source} [models.{self.name}]"
+
+
+_KEYS = {"base": str, "arch": str, "description": str, "tokenizer": str, "config": dict}
+
+
+def read_presets(path: Path, label: str | None = None) -> dict[str, Preset]:
+    """Read a preset file. Messages call it ``label``, by default its path.
+
+    Raises :class:`UsageError` for invalid content, naming the file, the key and the nearest valid name.
+    """
+    source = label or str(path)
+    tables = _read_tables(path, source)
+    return {name: _read_preset(name, table, source) for name, table in tables["models"].items()}
+
+
+def _read_tables(path: Path, source: str) -> dict[str, dict[str, Any]]:
+    """Read the tables ``models`` and ``packages`` of a file."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read ({error.strerror})", source) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not valid TOML ({error})", source) from error
+    keys = {"models": "a model", "packages": "a package"}
+    for key in data:
+        if key != "schema" and key not in keys:
+            raise UsageError(f"unknown key {key!r}", source, nearest(key, ["schema", *keys]))
+    if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
+        raise UsageError(f"schema must be {SCHEMA}, got {data.get('schema')!r}", source)
+    for key, what in keys.items():
+        tables = data.setdefault(key, {})
+        if not isinstance(tables, dict):
+            raise UsageError(f"{key} must be a table", source, f"write [{key}.NAME]")
+        for name, table in tables.items():
+            where = f"{source} [{key}.{name}]"
+            if not isinstance(table, dict):
+                raise UsageError(f"{what} must be a table", where)
+            if not name or not all(character.isalnum() or character in "-_." for character in name) or name[0] in "-.":
+                bad = f"bad {what.removeprefix('a ')} name {name!r}"
+                raise UsageError(bad, where, "use letters, digits, '-', '_' and '.'")
+    return data
+
+
+def _read_preset(name: str, table: Mapping[str, Any], source: str) -> Preset:
+    where = f"{source} [models.{name}]"
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise UsageError(f"unknown key {key!r}", where, nearest(key, _KEYS))
+        if not isinstance(value, _KEYS[key]):
+            wanted = "a table" if _KEYS[key] is dict else "a string"
+            raise UsageError(f"{key} must be {wanted}, got {value!r}", where)
+    return Preset(name=name, source=source, **table)
+
+
+def built_in_presets() -> Path:
+    """Return the path of registry.toml: in the package ``zoo`` of a wheel, or in the root of an editable install."""
+    package = Path(__file__).parents[1]
+    packaged = package / "registry.toml"
+    return packaged if packaged.exists() else package.parent / "registry.toml"
+
+
+def user_presets() -> Path:
+    """Return the path of the user's registry.toml, in the platform's configuration directory."""
+    import click
+
+    return Path(click.get_app_dir("zoo")) / "registry.toml"
+
+
+def project_presets() -> Path | None:
+    """Return the ``zoo.toml`` of the current directory or its nearest parent that has one, or None."""
+    here = Path.cwd()
+    return next((path for folder in (here, *here.parents) if (path := folder / "zoo.toml").is_file()), None)
+
+
+def preset_layers() -> Iterator[tuple[Path, str | None]]:
+    """Yield the existing preset files of zoo, the user and the project, in increasing precedence, with their labels."""
+    yield built_in_presets(), "built-in registry.toml"
+    for path in (user_presets(), project_presets()):
+        if path is not None and path.is_file():
+            yield path, None
+
+
+def known_provider(name: str) -> str | None:
+    """Return how to install a package that provides ``name``, from the tables ``[packages.DISTRIBUTION]``, or None."""
+    for path, label in preset_layers():
+        source = label or str(path)
+        for package, table in _read_tables(path, source)["packages"].items():
+            names, install = table.get("provides"), table.get("install")
+            if not isinstance(names, list) or not isinstance(install, str) or len(table) > 2:
+                where = f"{source} [packages.{package}]"
+                raise UsageError("a package must have provides, a list of names, and install, a string", where)
+            if name in names:
+                return f"{package} provides it: {install}"
+    return None

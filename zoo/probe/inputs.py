@@ -1,0 +1,166 @@
+"""The grid of inputs for comparing an export with its model, generated from the declared graphs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from zoo.contract import Graph, TensorSpec, dim_size
+
+__all__ = ["Feeds", "Point", "make_feeds", "make_grid"]
+
+Feeds = Mapping[str, "np.ndarray[Any, Any]"]
+Padding = Literal["none", "left", "right", "empty row"]
+
+BATCHES = (1, 2, 5)
+ODD = 7
+PAST = 3
+DEFAULT_MAX = 64
+CHEAP, WORK = 1e9, 1.6e11
+"""Costs as parameters times tokens. Points up to ``CHEAP`` are always compared; the others may add up to ``WORK``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One input of the grid: ``past`` tokens in a first call, then ``length`` tokens in a second, compared one."""
+
+    batch: int
+    length: int
+    past: int
+    padding: Padding
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the whole batch, past and padding included."""
+        return self.batch * (self.length + self.past)
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, length {self.length}, past {self.past}, padding {self.padding}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry for parity.json."""
+        return asdict(self)
+
+
+def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whole: bool) -> tuple[list[Point], int]:
+    """Return the points to compare, and the number of points of the whole grid that are left out.
+
+    The whole grid is batch {1, 2, 5} x length {1, 7, longest} x past {0, 3 or all but length} x padding {none, left,
+    right, and one row of padding only}. For large models, where points of the longest length take minutes, the standard
+    grid keeps one of them, with a past and padding, and others that add a new kind of past or padding, up to ``WORK``.
+    """
+    has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
+    has_past = any(graph.past for graph in graphs)
+    paddings: tuple[Padding, ...] = ("none", "left", "right", "empty row") if has_mask else ("none",)
+    free = {name for graph in graphs for name in graph.dim_names()} - {"batch"}
+    lengths = sorted({1, min(ODD, max_length), max_length}) if free else [1]
+    points = []
+    for batch, length, past, padding in itertools.product(BATCHES, lengths, (0, 1) if has_past else (0,), paddings):
+        past_length = min(PAST, max_length - 1) if past else 0
+        point = Point(batch, min(length, max_length - past_length), past_length, padding)
+        if not (padding == "empty row" and batch == 1) and point not in points:
+            points.append(point)
+    if whole:
+        return points, 0
+    kept = [point for point in points if point.tokens * parameters <= CHEAP or point.length <= ODD]
+    rest = sorted(
+        (p for p in points if p not in kept),
+        key=lambda p: (p.tokens, -p.past, paddings.index(p.padding) != 1),
+    )
+    work, seen = 0.0, set[object]()
+    for point in rest:
+        news = {("past", point.past), ("padding", point.padding)} - seen
+        if not seen or (news and work + point.tokens * parameters <= WORK):
+            kept.append(point)
+            work += point.tokens * parameters
+            seen |= news
+    return [point for point in points if point in kept], len(points) - len(kept)
+
+
+def make_feeds(
+    graphs: Sequence[Graph], point: Point, seed: int, max_length: int, *, other: int | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Generate the inputs of all graphs that are not outputs of earlier graphs, for all ``past + length`` tokens.
+
+    Lengths other than ``sequence``, such as the source's, are ``other``; by default they differ from it by one and stay
+    within ``max_length``.
+    """
+    rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
+    feeds: dict[str, np.ndarray[Any, Any]] = {}
+    known = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
+    total = point.length + point.past
+    if other is None:  # different, so that confusing the two lengths shows
+        other = total + 1 if total < max_length else max(1, total - 1)
+    for graph in graphs:
+        past = {tensor.name for tensor in graph.past.tensors()} if graph.past else set()
+        sizes = dict.fromkeys(graph.dim_names(), other) | {"batch": point.batch, "sequence": total}
+        if graph.past:
+            sizes[graph.past.length] = 0
+        for tensor in graph.input_tensors():
+            if tensor.name not in feeds and tensor.name not in known and tensor.name not in past:
+                feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng)
+    return feeds
+
+
+def _make_tensor(
+    tensor: TensorSpec, shape: tuple[int, ...], point: Point, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    if tensor.is_mask:
+        return _make_mask(shape, point)
+    if tensor.dtype == "int64":
+        return rng.integers(0, tensor.upper or 2, shape, dtype=np.int64)
+    return rng.standard_normal(shape)
+
+
+def _make_mask(shape: tuple[int, ...], point: Point) -> np.ndarray[Any, Any]:
+    """Build a mask whose padding grows from row to row, from none to all but one token; a single row is half padded."""
+    batch, length = shape
+    mask = np.ones(shape, dtype=np.int64)
+    if point.padding == "empty row":
+        mask[batch // 2] = 0
+    elif point.padding != "none":
+        for row in range(batch):
+            padded = length // 2 if batch == 1 else (length - 1) * row // (batch - 1)
+            if point.padding == "left":
+                mask[row, :padded] = 0
+            else:
+                mask[row, length - padded :] = 0
+    return mask
+
+
+def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield the inputs of a call on tokens ``start`` to ``stop``, with the tokens before ``start`` as past."""
+    past_length = graph.past.length if graph.past else None
+    for tensor in graph.input_tensors():
+        if tensor.name not in feeds:
+            continue
+        value = feeds[tensor.name]
+        for axis, dim in enumerate(tensor.dims):
+            before = (slice(None),) * axis
+            if dim == "sequence":
+                value = value[(*before, slice(start, stop))]
+            elif past_length and dim == f"{past_length} + sequence":
+                value = value[(*before, slice(stop))]
+        yield tensor.name, value
+
+
+def empty_past(graph: Graph, batch: int, dtype: np.dtype[Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a past without tokens."""
+    if graph.past is None:
+        return {}
+    sizes = {"batch": batch, graph.past.length: 0}
+    return {
+        tensor.name: np.zeros([dim_size(dim, sizes) for dim in tensor.dims], dtype) for tensor in graph.past.tensors()
+    }
+
+
+def next_past(graph: Graph, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the past of the next call: this call's present under the past's names."""
+    if graph.past is None:
+        return {}
+    pairs = zip(graph.past.tensors(), graph.present_tensors(), strict=True)
+    return {past.name: outputs[present.name] for past, present in pairs}

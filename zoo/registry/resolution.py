@@ -1,0 +1,239 @@
+"""Resolution of presets and architectures into model descriptions, with the source of every value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from zoo import plugins
+from zoo.contract import Architecture
+from zoo.errors import PluginError, UsageError, ZooError, nearest
+from zoo.memo import Memo
+from zoo.plugins import Plugin, Plugins, blame, clash, isolation, loading
+from zoo.plugins.discovery import DISTRIBUTION
+from zoo.plugins.presets import Preset, known_provider, preset_layers, read_presets
+from zoo.registry.spec import Assignment, ModelSpec, Summary, config_class
+from zoo.version import __version__
+
+__all__ = ["Registry", "registry"]
+
+DEFAULT = "default"
+
+
+def _description(entries: Sequence[Preset]) -> str:
+    return next((entry.description for entry in reversed(entries) if entry.description), "")
+
+
+class _Gathered(NamedTuple):
+    """The entries that define a preset, in increasing precedence, and its architecture."""
+
+    entries: Sequence[Preset]
+    plugin: Plugin
+    architecture: Architecture
+
+
+def _make_spec(
+    name: str, gathered: _Gathered, settings: Sequence[str] = (), values: Mapping[str, Any] | None = None
+) -> ModelSpec:
+    """Configure an architecture by entries, values and settings, each overriding the previous ones."""
+    entries, plugin, architecture = gathered
+    short = name.rpartition(":")[2]
+    cls = config_class(plugin, architecture)
+    origins: dict[str, list[Assignment]] = {}
+    with blame(plugin, f"cannot configure {short}"):
+        for entry in entries:
+            for key, value in entry.config.items():
+                origins.setdefault(key, []).append(Assignment(cls.check_field(key, value, entry.where), entry.where))
+        for key, value in (values or {}).items():
+            origins.setdefault(key, []).append(Assignment(cls.check_field(key, value, name), "argument"))
+        for setting in settings:
+            key, separator, text = setting.partition("=")
+            if not separator:
+                raise UsageError(f"{setting!r} is not key=value", "--set")
+            origins.setdefault(key, []).append(Assignment(cls.parse_setting(key, text), f"--set {setting}"))
+        where = " ".join([name, *(f"--set {setting}" for setting in settings)]) if settings else entries[-1].where
+        config = cls.from_dict({key: given[-1].value for key, given in origins.items()}, where)
+        for key, value in config.to_dict().items():
+            origins.setdefault(key, [Assignment(value, DEFAULT)])
+    return ModelSpec(
+        name=short,
+        plugin=plugin,
+        architecture=architecture,
+        config=config,
+        description=_description(entries),
+        tokenizer=next((entry.tokenizer for entry in reversed(entries) if entry.tokenizer), None),
+        origins=origins,
+    )
+
+
+class Registry:
+    """The presets of the built-in file, the plugins, the user and the project, in increasing precedence."""
+
+    def __init__(self, loaded: Plugins) -> None:
+        self.plugins = loaded
+        own = Plugin("zoo", "zoo", DISTRIBUTION, __version__, built_in=True)
+        files = [read_presets(path, label) for path, label in preset_layers()]
+        own.presets = files[0]
+        self._providers: dict[str, list[Plugin]] = {}
+        self._layers: list[Mapping[str, Preset]] = []
+        for plugin in (own, *loaded.loaded()):
+            self._layers.append(plugin.presets)
+            for name in plugin.presets:
+                self._providers.setdefault(name, []).append(plugin)
+        self._layers += files[1:]
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Return the sorted names of presets that match a glob, or contain a text without wildcards."""
+        glob = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+        return sorted({name for layer in self._layers for name in layer if fnmatchcase(name, glob)})
+
+    def resolve(self, name: str, settings: Sequence[str] = (), *, values: Mapping[str, Any] | None = None) -> ModelSpec:
+        """Resolve a preset, or ``distribution:preset``, overridden by values and ``key=value`` settings.
+
+        Raises :class:`UsageError` for an unknown name, key or value, and :class:`PluginError` if no plugin, or more
+        than one, provides the architecture or preset.
+        """
+        return _make_spec(name, self._gather(name), settings, values)
+
+    def _gather(self, name: str) -> _Gathered:
+        """Collect the entries and the architecture of a preset, without importing plugins."""
+        owner = name.rpartition(":")[0]
+        entries = self._chain(name)
+        arch, arch_where = next(((entry.arch, entry.where) for entry in reversed(entries) if entry.arch), ("", ""))
+        if not arch:
+            raise UsageError("no architecture", entries[-1].where, "give it an arch or a base")
+        if owner and f"{owner}:{arch}" in self.plugins.qualified_names():
+            arch = f"{owner}:{arch}"
+        plugin, architecture = self.plugins.architecture(arch, arch_where)
+        return _Gathered(entries, plugin, architecture)
+
+    def _chain(self, name: str) -> list[Preset]:
+        """Return the entries that define ``name``, in increasing precedence: the base's, then its own by layer."""
+        chain: list[Preset] = []
+        seen: list[str] = []
+        base: str | None = name
+        while base is not None:
+            if base in seen:
+                cycle = " -> ".join((*seen, base))
+                raise UsageError(f"presets inherit in a cycle ({cycle})", self._entries(base)[-1].where)
+            entries = self._entries(base)
+            if not entries:
+                where = f"base of {chain[0].where}" if chain else None
+                remedy = known_provider(base) or nearest(base, self.names())
+                raise UsageError(f"unknown model {base!r}", where, remedy)
+            chain, seen = [*entries, *chain], [*seen, base]
+            base = next((entry.base for entry in reversed(entries) if entry.base), None)
+        return chain
+
+    def _entries(self, name: str) -> list[Preset]:
+        owner, _, short = name.rpartition(":")
+        providers = self._providers.get(short, [])
+        if owner:
+            return [plugin.presets[short] for plugin in providers if plugin.distribution == owner]
+        if len(providers) > 1:
+            raise clash("model", short, providers)
+        return [layer[short] for layer in self._layers if short in layer]
+
+    def search(
+        self,
+        pattern: str = "*",
+        *,
+        task: str | None = None,
+        architecture: str | None = None,
+    ) -> list[Summary | tuple[str, ZooError]]:
+        """Return the presets that match every filter. An unresolvable preset is returned as its name and the error.
+
+        Results are cached until a preset's values or its plugin's files change, so configurations are rarely imported.
+        """
+        unfiltered = (task, architecture) == (None, None)
+        found: list[Summary | tuple[str, ZooError]] = []
+        for name, summary in self._summarize(self.names(pattern)).items():
+            if isinstance(summary, ZooError):
+                if unfiltered:
+                    found.append((name, summary))
+                continue
+            if task in (None, summary.task) and architecture in (None, summary.architecture):
+                found.append(summary)
+        return found
+
+    def _summarize(self, names: Sequence[str]) -> dict[str, Summary | ZooError]:
+        """Return the task and size of presets, or the errors that prevent their resolution.
+
+        Results are cached until a preset's values or its plugin's files change. Otherwise the configuration is
+        imported; third-party code is imported in a subprocess, so that its side effects stay there.
+        """
+        memo = Memo("presets")
+        found: dict[str, Summary | ZooError] = {}
+        unknown: dict[str, _Gathered] = {}
+        for name in names:
+            try:
+                gathered = self._gather(name)
+                size = memo.get(_facts(gathered))
+                if size is None and gathered.plugin.built_in:
+                    size = memo.put(_facts(gathered), _size(_make_spec(name, gathered)))
+                if size is None:
+                    unknown[name] = gathered
+                else:
+                    found[name] = _summary(name, gathered, size)
+            except ZooError as error:
+                found[name] = error
+        jobs = {name: _plain(gathered) for name, gathered in unknown.items()}
+        for outcome in (
+            isolation.run("zoo.registry.resolution:measure", jobs, seconds=loading.seconds()) if jobs else ()
+        ):
+            gathered = unknown[outcome.job]
+            name, value = outcome.job, outcome.value
+            if outcome.failure is not None:
+                found[name] = PluginError(f"{gathered.plugin} cannot configure {name} ({outcome.failure})")
+            elif "error" in value:
+                found[name] = (UsageError if value["usage"] else PluginError)(value["error"])
+            else:
+                found[name] = _summary(name, gathered, memo.put(_facts(gathered), value["size"]))
+        memo.keep()
+        return {name: found[name] for name in names}
+
+
+def _facts(gathered: _Gathered) -> Any:
+    """Return the cache key of a preset's task and size; None if the plugin's fingerprint does not cover its code."""
+    plugin, architecture = gathered.plugin, gathered.architecture
+    own = architecture.config.partition(".")[0] == plugin.module.partition(".")[0]
+    if plugin.fingerprint is None or not own:
+        return None
+    return plugin.fingerprint, architecture.config, [dict(entry.config) for entry in gathered.entries]
+
+
+def _size(spec: ModelSpec) -> tuple[str, int | None]:
+    return spec.task, spec.cost.parameters if spec.cost else None
+
+
+def _summary(name: str, gathered: _Gathered, size: tuple[str, int | None]) -> Summary:
+    return Summary(name, gathered.architecture.name, *size, gathered.plugin, _description(gathered.entries))
+
+
+def _plain(gathered: _Gathered) -> dict[str, Any]:
+    """Return JSON data for another process."""
+    data = {
+        "plugin": gathered.plugin.identity,
+        "architecture": asdict(gathered.architecture),
+        "entries": [asdict(entry) for entry in gathered.entries],
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    return plain
+
+
+def measure(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task and size of a preset. Runs in a subprocess that may import its configuration."""
+    entries = [Preset(**entry) for entry in data["entries"]]
+    gathered = _Gathered(entries, Plugin(**data["plugin"]), Architecture(**data["architecture"]))
+    try:
+        return {"size": _size(_make_spec(name, gathered))}
+    except ZooError as error:
+        return {"error": str(error), "usage": isinstance(error, UsageError)}
+
+
+def registry() -> Registry:
+    """Return the current registry. Preset files are read on each call, plugins once per process."""
+    return Registry(plugins.active())

@@ -1,0 +1,93 @@
+"""The description of a model: architecture, configuration, and the source of each value."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from zoo.config import Config
+from zoo.contract import Architecture, Graph
+from zoo.cost import Cost
+from zoo.errors import PluginError
+from zoo.plugins import Plugin, blame
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Assignment", "ModelSpec", "Summary", "load_reference"]
+
+
+def load_reference(reference: str, plugin: Plugin) -> Any:
+    """Import ``module:Object``. Any failure is a :class:`PluginError` of the plugin."""
+    module, _, name = reference.partition(":")
+    with blame(plugin, f"cannot load {reference}"):
+        return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A value and the source that set it."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A preset's entry in a listing."""
+
+    name: str
+    architecture: str
+    task: str
+    parameters: int | None
+    """From a closed form, or counted for a filter by size; otherwise None."""
+    plugin: Plugin
+    description: str
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The complete description of a model, sufficient to build it and to explain each value."""
+
+    name: str
+    plugin: Plugin
+    architecture: Architecture
+    config: Config
+    description: str = ""
+    tokenizer: str | None = None
+    origins: Mapping[str, Sequence[Assignment]] | None = None
+    """All values assigned to each key, in order; the last one applies."""
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """Parameters and FLOPs in closed form, or None if the architecture does not provide them."""
+        with blame(self.plugin, f"cannot compute the cost of {self.name}"):
+            return self.config.cost()
+
+    @cached_property
+    def task(self) -> str:
+        """The task that the model's configuration declares."""
+        with blame(self.plugin, f"cannot read the task of {self.name}"):
+            return self.config.task
+
+    @cached_property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs of the model's export."""
+        with blame(self.plugin, f"cannot declare the graphs of {self.name}"):
+            return tuple(self.config.graphs())
+
+    def model_class(self) -> type[nn.Module]:
+        """Import the model's class, and with it torch."""
+        cls: type[nn.Module] = load_reference(self.architecture.model, self.plugin)
+        return cls
+
+
+def config_class(plugin: Plugin, architecture: Architecture) -> type[Config]:
+    """Import the configuration class of an architecture."""
+    cls = load_reference(architecture.config, plugin)
+    if not (isinstance(cls, type) and issubclass(cls, Config)):
+        raise PluginError(f"{plugin}: {architecture.config} is not a subclass of zoo.Config")
+    return cls

@@ -1,0 +1,197 @@
+"""Differences between operating systems: locks, durable writes, swaps of directories, processes, memory.
+
+Tests run on Linux. Code for another system is a function of its own where possible, so that it is tested there too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from zoo.errors import StorageError, ZooWarning
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = [
+    "Release",
+    "end_tree",
+    "free_memory",
+    "has_parent",
+    "library_file",
+    "lock",
+    "swap",
+    "sync",
+    "try_lock",
+    "usable_cores",
+]
+
+Release = Callable[[], None]
+"""Releases a lock. Locks are also released when the process ends."""
+
+_NOTICE, _LIMIT = 1.5, 60.0
+"""Seconds to wait for a lock before a warning, and before an error."""
+_POLL = 0.05
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def lock(directory: Path) -> Release:
+    """Lock a directory, waiting until the lock is free.
+
+    Warns after a second or two, and raises :class:`StorageError` after a minute.
+    """
+    started, warned = time.monotonic(), False
+    while (release := try_lock(directory)) is None:
+        waited = time.monotonic() - started
+        if waited > _LIMIT:
+            what = f"another process has held its lock for {_LIMIT:g} s"
+            raise StorageError(what, directory, "wait for that process or end it, then run the command again")
+        if waited > _NOTICE and not warned:
+            warnings.warn(f"waiting for another process that is writing to {directory}", ZooWarning, stacklevel=2)
+            warned = True
+        time.sleep(_POLL)
+    return release
+
+
+def try_lock(directory: Path) -> Release | None:
+    """Lock a directory without waiting. Return None if this or another process has locked it already."""
+    if sys.platform == "win32":
+        release = _lock_file(directory)
+    else:
+        release = _lock_itself(directory)
+    return release
+
+
+if sys.platform != "win32":
+
+    def _lock_itself(directory: Path) -> Release | None:
+        """Lock the directory's inode: nothing is written, and other users and other machines respect the lock."""
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), directory.stat()):
+                return lambda: os.close(descriptor)
+        except BlockingIOError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # locked by another process, or replaced by another directory
+        return None
+
+
+def _lock_file(directory: Path) -> Release | None:
+    """Lock a file that stands for the directory's path. It excludes only this user's processes on this machine.
+
+    The file is not in the directory, because Windows cannot rename a directory while a file in it is open, nor beside
+    it, where the user may lack write permission.
+    """
+    import filelock
+    import platformdirs
+
+    if not directory.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+    path = os.path.normcase(directory.resolve())
+    folder = platformdirs.user_runtime_path("zoo", appauthor=False, ensure_exists=True)
+    place = folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.lock"
+    held = filelock.FileLock(place)
+    try:
+        held.acquire(blocking=False)
+    except filelock.Timeout:
+        return None
+
+    def release() -> None:
+        held.release()
+        with suppress(OSError):  # Windows refuses while another process has it open; that process removes it
+            place.unlink()
+
+    return release
+
+
+def swap(one: Path, other: Path) -> bool:
+    """Swap two directories atomically. Return False where the system or the file system cannot."""
+    if sys.platform == "linux":
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if rename is not None:
+            if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+                return True
+            code = ctypes.get_errno()
+            if code not in (errno.ENOSYS, errno.EINVAL):
+                raise OSError(code, os.strerror(code), str(other))
+    return False
+
+
+def sync(path: Path) -> None:
+    """Flush a file or directory to disk. No-op for directories on Windows, which cannot flush them."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def end_tree(process: int) -> None:
+    """Kill a session leader and all the processes that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            _kill_tree(process)
+        else:
+            os.killpg(process, signal.SIGKILL)
+
+
+def _kill_tree(process: int) -> None:
+    """Kill the descendants of a process, then the process. Descendants whose parent has ended are not found."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process)
+        for each in (*root.children(recursive=True), root):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                each.kill()
+
+
+def has_parent(process: int) -> bool:
+    """Return whether the current process has this parent and it is alive. Windows keeps the id of an ended parent."""
+    import psutil
+
+    parent = psutil.Process().parent()
+    return parent is not None and parent.pid == process
+
+
+def library_file(name: str) -> str:
+    """Return the platform's file name for a shared library."""
+    prefix, suffix = {"win32": ("", ".dll"), "darwin": ("lib", ".dylib")}.get(sys.platform, ("lib", ".so"))
+    return f"{prefix}{name}{suffix}"
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return cores
+
+
+def free_memory() -> float:
+    """Return the bytes of memory available without swapping, within the limit of the container."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # no control group, or "max"
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        free = min(free, float(limit) - float(used))
+    return free

@@ -1,0 +1,342 @@
+"""Tokenizers of the ``tokenizers`` library, stored as tokenizer.json in the model directory.
+
+Other formats are converted when they are read: WordPiece's vocab.txt (BERT), the two files of byte-level BPE (GPT-2),
+and SentencePiece's unigram model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
+from zoo.artifact.weights import load_json
+from zoo.errors import ArtifactError, UsageError, ZooError
+
+__all__ = [
+    "BYTES",
+    "END",
+    "bert_tokenizer",
+    "byte_level_tokenizer",
+    "byte_tokenizer",
+    "find_tokenizer",
+    "load_tokenizer",
+    "read_tokenizer",
+    "sentencepiece_proto",
+    "sentencepiece_tokenizer",
+    "tokenizer_json",
+    "write_tokenizer",
+]
+
+BYTES = "bytes"
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<mask>")
+"""Tokens 256 to 259 of the byte tokenizer."""
+END = "<|endoftext|>"
+"""GPT-2's only special token, after each text."""
+_MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+"""Vocabulary and merges files of a byte-level BPE, as named by libraries and by OpenAI."""
+_KNOWN = (
+    "known: tokenizer.json, vocab.txt (WordPiece), vocab.json + merges.txt or encoder.json + vocab.bpe (byte-level "
+    "BPE), a SentencePiece .model (unigram), a directory with one of them"
+)
+_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_GPT2_CLASSES = ("GPT2Tokenizer",)
+_ROBERTA_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer")
+"""Like GPT-2's, with special tokens around the text."""
+_ROBERTA_SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character that SentencePiece uses for a space."""
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return the byte tokenizer: tokens 0 to 255 are the bytes, followed by the special tokens."""
+    shown = [
+        *range(33, 127),
+        *range(161, 173),
+        *range(174, 256),
+    ]  # bytes that byte-level BPE represents by themselves
+    hidden = [byte for byte in range(256) if byte not in shown]
+    symbols = {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    tokenizer = Tokenizer(models.BPE(vocab=symbols, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def byte_level_tokenizer(model: models.BPE, *, add_prefix_space: bool = False, lowercase: bool = False) -> Tokenizer:
+    """Return GPT-2's tokenizer (Radford et al. 2019) for a vocabulary."""
+    tokenizer = Tokenizer(model)
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def bert_tokenizer(
+    model: models.WordPiece,
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    chinese: bool = True,
+    first: str = "[CLS]",
+    last: str = "[SEP]",
+) -> Tokenizer:
+    """Return BERT's tokenizer (Devlin et al. 2019) for a vocabulary, with ``first`` and ``last`` around each text.
+
+    By default, accents are stripped if ``lowercase``. ``chinese`` makes each CJK character a token.
+    """
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=chinese
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    first_id, last_id = tokenizer.token_to_id(first), tokenizer.token_to_id(last)
+    if first_id is not None and last_id is not None:
+        tokenizer.post_processor = processors.BertProcessing((last, last_id), (first, first_id))
+    return tokenizer
+
+
+def sentencepiece_proto() -> Any:
+    """Import SentencePiece's protobuf module. Raises :class:`UsageError` if it is not installed."""
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError as error:
+        what = f"SentencePiece models need a package that is not installed ({error})"
+        raise UsageError(what, None, "pip install attention-zoo[sentencepiece]") from error
+    return sentencepiece_model_pb2
+
+
+def sentencepiece_tokenizer(model: Any, where: object) -> Tokenizer:
+    """Convert a SentencePiece ``ModelProto`` (Kudo 2018) to a tokenizer that gives the same ids.
+
+    The tokenizers library causes two differences. If the model normalises Unicode, combining characters are lost after
+    a character that this changes, such as an accent on a capital that is lower-cased. And a control symbol such as
+    ``</s>`` in a text is tokenized as that symbol.
+
+    Raises :class:`ArtifactError` for a model that cannot be represented.
+    """
+    trainer, spec, kinds = model.trainer_spec, model.normalizer_spec, model.SentencePiece
+    if not model.pieces:
+        raise ArtifactError("not a SentencePiece model (it has no pieces)", where, _KNOWN)
+    if trainer.model_type != trainer.UNIGRAM:
+        name = trainer.ModelType.Name(trainer.model_type).lower()
+        raise ArtifactError(f"SentencePiece model type {name} is not supported", where, "use a unigram model")
+    if trainer.treat_whitespace_as_suffix or not spec.escape_whitespaces:
+        raise ArtifactError("a SentencePiece model that does not put spaces in front of words", where)
+    if any(piece.type == kinds.UNUSED for piece in model.pieces):
+        raise ArtifactError("a SentencePiece model with unused pieces", where)
+    best = max((piece.score for piece in model.pieces if piece.type == kinds.NORMAL), default=0.0)
+    pieces = [
+        # SentencePiece prefers user-defined pieces to any other segmentation
+        (piece.piece, len(piece.piece.encode()) * best - 0.1 if piece.type == kinds.USER_DEFINED else piece.score)
+        for piece in model.pieces
+    ]
+    tokenizer = Tokenizer(models.Unigram(pieces, trainer.unk_id, trainer.byte_fallback))
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+        changed = [item.piece for item in model.pieces if item.type == kinds.USER_DEFINED]
+        changed = [piece for piece in changed if steps[0].normalize_str(piece) != piece]
+        if changed:
+            raise ArtifactError(f"a SentencePiece model that does not normalise {', '.join(changed)}", where)
+    if spec.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(_SPACE))
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE, " "),
+            *([decoders.ByteFallback()] if trainer.byte_fallback else []),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else []),
+        ]
+    )
+    tokenizer.add_special_tokens(
+        [piece.piece for piece in model.pieces if piece.type in (kinds.CONTROL, kinds.UNKNOWN)]
+    )
+    return tokenizer
+
+
+def find_tokenizer(folder: Path) -> Path | None:
+    """Return the file of a directory that :func:`load_tokenizer` reads, or None."""
+    pairs = [name for name, merges in _MERGES.items() if (folder / merges).exists()]
+    found = [folder / name for name in (TOKENIZER, *pairs, "vocab.txt") if (folder / name).exists()]
+    sentencepiece = sorted(folder.glob("*.model"))
+    if not found and len(sentencepiece) == 1:
+        return sentencepiece[0]
+    return found[0] if found else None
+
+
+def load_tokenizer(source: Path) -> Tokenizer:
+    """Load a tokenizer.json, or convert a vocabulary; ``source`` is the file or its directory.
+
+    Padding and truncation settings in the file are ignored: zoo pads and checks lengths itself.
+
+    Raises:
+        ArtifactError: the tokenizer is missing, broken, or in an unknown format.
+        UsageError: the format needs a package that is not installed.
+    """
+    path = _file_of(source)
+    what, read = _reader(path)
+    try:
+        tokenizer = read(path)
+    except ZooError:
+        raise
+    except FileNotFoundError as error:
+        raise ArtifactError("no such tokenizer", path) from error
+    except Exception as error:  # the library raises bare Exception
+        raise ArtifactError(f"not a {what} ({error})", path, _KNOWN) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def read_tokenizer(source: str | Path) -> Tokenizer:
+    """Return the byte tokenizer for ``bytes``, otherwise the result of :func:`load_tokenizer`."""
+    return byte_tokenizer() if source == BYTES else load_tokenizer(Path(source))
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> str:
+    """Return the content of a tokenizer.json."""
+    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False)
+
+
+def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None) -> None:
+    """Write the tokenizer at ``source``, or ``bytes``, to ``target`` as tokenizer.json, copying an existing one.
+
+    Raises :class:`UsageError` if it has more tokens than the model's ``vocab_size``.
+    """
+    tokenizer = read_tokenizer(source)
+    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if vocab_size is not None and needed > vocab_size:
+        count = tokenizer.get_vocab_size()
+        has = f"{count} tokens" if count == needed else f"token {needed - 1}"
+        raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", source)
+    path = None if source == BYTES else _file_of(Path(source))
+    if path is not None and _reader(path)[1] is _read_json:
+        shutil.copyfile(path, target)
+    else:
+        target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
+
+
+def _file_of(source: Path) -> Path:
+    if not source.is_dir():
+        return source
+    if (source / MANIFEST).is_file():
+        return ModelDirectory.open(source, weights=False).file(TOKENIZER)
+    found = find_tokenizer(source)
+    if found is None:
+        raise ArtifactError("no tokenizer in this directory", source, _KNOWN)
+    return found
+
+
+def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
+    """Return the format and the reader of a file, according to its name."""
+    if path.name.endswith(tuple(_MERGES)):
+        return "byte-level BPE vocabulary", _read_byte_level
+    if path.suffix == ".txt":
+        return "WordPiece vocabulary", _read_wordpiece
+    if path.suffix == ".model":
+        return "SentencePiece model", _read_sentencepiece
+    return TOKENIZER, _read_json
+
+
+def _read_json(path: Path) -> Tokenizer:
+    return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+
+
+def _read_wordpiece(path: Path) -> Tokenizer:
+    settings = _settings(path, _BERT_CLASSES)
+    path.stat()  # raises if the file is missing, which the library does not report
+    vocabulary = models.WordPiece.read_file(str(path))
+    names = {
+        role: _content(settings.get(f"{role}_token")) or f"[{role.upper()}]"
+        for role in ("unk", "cls", "sep", "pad", "mask")
+    }
+    for role in ("unk", "cls", "sep"):
+        if names[role] not in vocabulary:
+            raise ArtifactError(f"not a WordPiece vocabulary (no {names[role]})", path, _KNOWN)
+    tokenizer = bert_tokenizer(
+        models.WordPiece(vocabulary, unk_token=names["unk"]),
+        lowercase=settings.get("do_lower_case", True),
+        strip_accents=settings.get("strip_accents"),
+        chinese=settings.get("tokenize_chinese_chars", True),
+        first=names["cls"],
+        last=names["sep"],
+    )
+    tokenizer.add_special_tokens([name for name in names.values() if name in vocabulary])
+    return tokenizer
+
+
+def _read_byte_level(path: Path) -> Tokenizer:
+    settings = _settings(path, (*_GPT2_CLASSES, *_ROBERTA_CLASSES))
+    path.stat()
+    vocabulary_name = next(name for name in _MERGES if path.name.endswith(name))
+    merges_path = path.with_name(path.name.removesuffix(vocabulary_name) + _MERGES[vocabulary_name])
+    if not merges_path.exists():
+        raise ArtifactError(f"no {merges_path.name} beside it", path, _KNOWN)
+    if settings.get("add_bos_token"):
+        raise ArtifactError("add_bos_token is not supported", path.with_name("tokenizer_config.json"))
+    vocabulary, merges = models.BPE.read_file(str(path), str(merges_path))
+    if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()) or any(
+        right.endswith("</w>") for _, right in merges
+    ):
+        raise ArtifactError("not a byte-level BPE like GPT-2's", path, _KNOWN)
+    model = models.BPE(vocabulary, merges)
+    tokenizer = byte_level_tokenizer(model, add_prefix_space=settings.get("add_prefix_space", False))
+    written_by = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    if written_by in _ROBERTA_CLASSES or (not written_by and vocabulary.keys() >= set(_ROBERTA_SPECIAL.values())):
+        return _add_roberta_tokens(tokenizer, settings, path)
+    named = [_content(settings.get(f"{role}_token")) for role in ("unk", "bos", "eos", "pad", "mask")]
+    tokenizer.add_special_tokens([token for token in dict.fromkeys([END, *named]) if token in vocabulary])
+    return tokenizer
+
+
+def _add_roberta_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -> Tokenizer:
+    """Add RoBERTa's special tokens (Liu et al. 2019), with bos and eos around each text."""
+    names = {role: _content(settings.get(f"{role}_token")) or name for role, name in _ROBERTA_SPECIAL.items()}
+    known = {role: number for role, name in names.items() if (number := tokenizer.token_to_id(name)) is not None}
+    lacks = [names[role] for role in ("bos", "eos") if role not in known]
+    if lacks:
+        raise ArtifactError(f"not a vocabulary of RoBERTa (no {lacks[0]})", path, _KNOWN)
+    # the mask absorbs the space before it, so that "a <mask>" is filled with a token that begins with a space
+    tokenizer.add_special_tokens([AddedToken(names[role], lstrip=role == "mask", special=True) for role in known])
+    tokenizer.post_processor = processors.RobertaProcessing(
+        (names["eos"], known["eos"]), (names["bos"], known["bos"]), add_prefix_space=False
+    )
+    return tokenizer
+
+
+def _read_sentencepiece(path: Path) -> Tokenizer:
+    content = path.read_bytes()
+    return sentencepiece_tokenizer(sentencepiece_proto().ModelProto.FromString(content), path)
+
+
+def _settings(path: Path, classes: tuple[str, ...]) -> Mapping[str, Any]:
+    """Read tokenizer_config.json and special_tokens_map.json beside a vocabulary of one of these classes."""
+    settings: dict[str, Any] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if path.with_name(name).exists():
+            settings |= load_json(path.with_name(name))
+    written_by = settings.get("tokenizer_class") or classes[0]
+    if str(written_by).removesuffix("Fast") not in classes:
+        where = path.with_name("tokenizer_config.json")
+        raise ArtifactError(f"tokenizer_class {written_by!r} is not supported", where, f"known: {', '.join(classes)}")
+    if path.with_name("added_tokens.json").exists() and load_json(path.with_name("added_tokens.json")):
+        raise ArtifactError("tokens added to a vocabulary are not supported", path.with_name("added_tokens.json"))
+    return settings
+
+
+def _content(token: Any) -> str:
+    """Return a special token's text, given as a string or an object; empty for None."""
+    return str(token["content"] if isinstance(token, Mapping) else token or "")
