@@ -425,7 +425,7 @@ def test_weights_that_are_no_numbers_are_named(
         assert [answer.number for answer in answers] == [1, 2]
         for answer in answers:
             assert isinstance(answer.error, ArtifactError), answer
-            assert "output contains NaN or infinity" in str(answer.error)
+            assert re.search("output contains NaN or infinity|logits of new token 1 are not finite", str(answer.error))
             assert f"input {answer.number}" in str(answer.error)
             assert answer.result == {}
 
