@@ -66,7 +66,8 @@ def onnx_dynamic(subject: Subject) -> None:
     from zoo.probe.inputs import Point
     from zoo.testing.compute import masks
     from zoo.testing.laws import sides
-    from zoo_export.parity.compare import Comparison
+    from zoo_export.parity.subject import OnnxSubject
+    from zoo_export.parity.sweep import Sweep
 
     past = 2 if any(graph.past for graph in subject.graphs) else 0
     allowed = [set(sides(mask)) for mask, _ in masks(subject.graphs)]
@@ -76,9 +77,9 @@ def onnx_dynamic(subject: Subject) -> None:
         for rows, length in ((3, 4), (4, 10), (3, subject.longest - past - 1))
     ]
     with _stored(subject) as (stored, graphs):
-        comparison = Comparison(stored, graphs, "cpu")
-        comparison.visit(points)
-        failures = comparison.failures()
+        sweep = Sweep(OnnxSubject(stored, graphs, "cpu"))
+        sweep.visit(points)
+        failures = sweep.failures()
     if failures:
         fail("the graphs match the model at other sizes", failures[0])
 

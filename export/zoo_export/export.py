@@ -38,7 +38,7 @@ from zoo_export.parity.evidence import (
 )
 
 if TYPE_CHECKING:
-    from zoo_export.parity.compare import Progress
+    from zoo.exporters import Progress
     from zoo_export.parity.report import Report
     from zoo_runtime.providers import Provider
 

@@ -9,12 +9,15 @@ from typing import Any, cast
 from zoo.artifact import ATTENTIONS, LOOP, PRECISIONS, PROFILES, Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
-from zoo.probe.inputs import ODD, PAST, Point
-from zoo_export.parity.compare import Comparison, compare
+from zoo.probe.inputs import ODD, PAST, Point, make_feeds
+from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import check_evidence, write_export
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.modules import ModuleError
+from zoo_export.parity.reference import SEED
 from zoo_export.parity.report import Report
+from zoo_export.parity.subject import OnnxSubject
+from zoo_export.parity.sweep import longest_input, running
 from zoo_runtime.providers import Provider, check_dtype
 
 __all__ = ["diff_model", "verify_model", "verify_onnx"]
@@ -95,9 +98,11 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     options = Options.from_dict({"attentions": variant == ATTENTIONS, "profile": profile})
     graphs = export.read() if export.exists else make_graphs(stored, options)
     check_memory(stored)
-    comparison = Comparison(stored, graphs, provider, export.graphs)
-    past = PAST if any(graph.past for graph in comparison.graphs) and comparison.longest > PAST else 0
-    padded = any(tensor.is_mask for graph in comparison.graphs for tensor in graph.input_tensors())
-    point = Point(2, min(ODD, comparison.longest - past), past, "left" if padded else "none")
-    with comparison._running(f"at {point}"):
-        return {name: comparison.module_errors(name, point) for name in graphs}
+    subject = OnnxSubject(stored, graphs, provider, export.graphs)
+    longest = longest_input(subject)
+    past = PAST if any(graph.past for graph in subject.graphs) and longest > PAST else 0
+    padded = any(tensor.is_mask for graph in subject.graphs for tensor in graph.input_tensors())
+    point = Point(2, min(ODD, longest - past), past, "left" if padded else "none")
+    feeds = make_feeds(subject.graphs, point, SEED, longest)
+    with running(f"at {point}", directory):
+        return {name: subject.module_errors("off", name, feeds, point) for name in graphs}

@@ -19,7 +19,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.onnx.verification import VerificationInfo
 
-import zoo_export.parity.compare as parity
 from tests.export.conftest import change_weights, inlined
 from tests.export.faults import Fault, enumerate_faults
 from zoo import plugins
@@ -30,7 +29,9 @@ from zoo.models import create, persist
 from zoo.probe.inputs import Feeds, Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, run_pipeline
+from zoo.probe.positions import valid_positions
 from zoo.registry import registry
+from zoo_export.parity import compare, reference, sweep
 from zoo_export.trace.make import PORTABLE, Options, make_graphs
 from zoo_runtime.buffers import PAST_LENGTH
 from zoo_runtime.executor import LOGITS_TO_KEEP
@@ -172,15 +173,15 @@ def kept_references() -> Iterator[None]:
     """Comparisons within share torch's results, and leave out the search for the module, which follows the verdict."""
     kept = type("_KeptHere", (_Kept,), {"results": {}})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parity, "TorchExecutor", kept)
-        patch.setattr(parity.Comparison, "_first_divergence", lambda _: None)
+        patch.setattr(reference, "TorchExecutor", kept)
+        patch.setattr(sweep.Sweep, "first_divergence", lambda _: None)
         yield
 
 
 def gate(subject: Subject, name: str, data: bytes) -> Verdict:
-    """What :func:`zoo_export.parity.compare` says: a difference, or no evidence at all, is caught."""
+    """What :func:`zoo_export.parity.compare.compare` says: a difference, or no evidence at all, is caught."""
     try:
-        report = parity.compare(subject.stored, {**subject.linked, name: data})
+        report = compare.compare(subject.stored, {**subject.linked, name: data})
     except ParityError:
         return "caught"
     return "passed" if report.passed else "caught"
@@ -335,7 +336,7 @@ def _distance(
             exact, made = wanted[graph.name][tensor.name], found[graph.name][tensor.name]
             if exact.shape != made.shape:
                 return np.inf
-            valid = np.broadcast_to(parity.valid_positions(graph, tensor, feeds, point), exact.shape)
+            valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), exact.shape)
             if not np.isfinite(made[valid]).all():
                 return np.inf
             scale = float(np.max(np.abs(exact[valid]), initial=1e-300))

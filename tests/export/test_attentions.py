@@ -19,7 +19,9 @@ from zoo.models import persist
 from zoo.nn import call_graph
 from zoo_export.export import export_model
 from zoo_export.graph.file import parse, serialize
-from zoo_export.parity.compare import Comparison, compare
+from zoo_export.parity.compare import compare, judge
+from zoo_export.parity.subject import OnnxSubject
+from zoo_export.parity.sweep import Sweep
 from zoo_export.trace.make import Options, make_graphs
 from zoo_export.verify import diff_model, verify_model
 from zoo_runtime import Pair, load_session
@@ -141,10 +143,10 @@ def test_lengths_are_bounded_by_memory(exported_build: Callable[..., Path], monk
     """Weights are as many as the square of a length: what is too much at once is left out, and said to be."""
     stored = ModelDirectory.open(exported_build("bert-tiny"))
     files, declared = make_graphs(stored, SHOWN), Export(stored, ATTENTIONS).graphs
-    monkeypatch.setattr("zoo_export.parity.compare._NUMBERS", 2 * 4 * 2 * 16 * 16)
-    comparison = Comparison(stored, files, "cpu", declared)
-    assert comparison.longest == 16
-    report = comparison.run(False, None)
+    monkeypatch.setattr("zoo_export.parity.sweep._NUMBERS", 2 * 4 * 2 * 16 * 16)
+    sweep = Sweep(OnnxSubject(stored, files, "cpu", declared))
+    assert sweep.longest == 16
+    report = judge(sweep)
     assert report.passed
     grid = report.evidence["grid"]
     assert max(point["length"] for point in grid["points"]) == 16

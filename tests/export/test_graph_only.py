@@ -441,7 +441,7 @@ def test_an_interrupted_export_leaves_nothing(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zoo_export.parity.compare.Comparison._compare_at", interrupt)
+    monkeypatch.setattr("zoo_export.parity.sweep.Sweep.compare_at", interrupt)
     assert zoo("export", "gpt-tiny", "--onnx").status == 130
     assert snapshot() == before
 

@@ -8,7 +8,7 @@ import pytest
 from zoo.contract import Graph
 from zoo.probe.inputs import Point, empty_past, make_feeds, make_grid, slice_feeds
 from zoo.registry import registry
-from zoo_export.parity.compare import smallest_points
+from zoo_export.parity.sweep import smallest_points
 
 BATCHES = (1, 2, 5)
 PADDINGS = ("none", "left", "right", "empty row")

@@ -503,7 +503,7 @@ def test_why_no_module_is_named(
     def fail(*_: Any) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("zoo_export.parity.compare.Comparison.module_errors", fail)
+    monkeypatch.setattr("zoo_export.parity.subject.module_errors", fail)
     report = compare(exported_noisy(GPT)[0], exported_graphs(FAULTS["value without its bias"]))
     assert report.failures[0].endswith("; it begins in a module that cannot be named (no memory)")
 

@@ -77,7 +77,7 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
         points, left_out = make_grid(*arguments, **options)
         return [p for p in points if p.batch <= 2 and p.length <= 7 and p.padding in ("none", "left")], left_out
 
-    monkeypatch.setattr("zoo_export.parity.compare.make_grid", small)
+    monkeypatch.setattr("zoo_export.parity.sweep.make_grid", small)
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def _export_graphs(
 
 def _note_missing_functions(directory: Path, variant: str) -> dict[str, str]:
     """Print why graphs were exported without functions, if they were requested. Return the reasons by graph."""
-    from zoo_export.parity.evidence import without_functions
+    from zoo_export.graph.file import without_functions
 
     graphs = Export(ModelDirectory.open(directory, weights=False), variant).read()
     reasons = {name: text for name, graph in graphs.items() for text in without_functions(graph).values()}

@@ -39,6 +39,7 @@ __all__ = [
     "pointers",
     "referenced_tensors",
     "serialize",
+    "without_functions",
 ]
 
 EVIDENCE_KEY = "zoo.evidence_sha256"
@@ -135,6 +136,12 @@ def header_digest(layout: Mapping[str, StoredTensor]) -> str:
     """Return the SHA-256 digest (hexadecimal) of the names, dtypes, shapes and locations of stored tensors."""
     entries = [[name, t.file, t.dtype, list(t.shape), t.offset, t.length] for name, t in sorted(layout.items())]
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def without_functions(graph: bytes) -> dict[str, str]:
+    """Return why repeated modules of a graph did not become functions, where that was requested."""
+    reason = metadata(graph).get(FLAT_KEY)
+    return {"without_functions": reason} if reason else {}
 
 
 def pointers(graph: bytes) -> dict[str, tuple[str, int]]:

@@ -9,25 +9,28 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo.artifact.digests import digest_file
 from zoo.errors import ArtifactError
 from zoo.version import __version__
-from zoo_export.graph.file import EVIDENCE_KEY, FLAT_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
+from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
+from zoo_export.parity.rule import RULE
 from zoo_export.trace.make import Options
+
+if TYPE_CHECKING:
+    from zoo_export.parity.sweep import Sweep
 
 __all__ = [
     "check_evidence",
     "evidence_digest",
+    "evidence_of",
     "metadata_of",
     "stage_export",
     "stage_graphs",
     "unverified",
     "versions",
-    "weights_of",
-    "without_functions",
     "write_export",
 ]
 
@@ -43,15 +46,25 @@ def versions() -> dict[str, str]:
     return found
 
 
-def weights_of(stored: ModelDirectory) -> dict[str, str]:
-    """The digest of every file of weights."""
-    return stored.weight_digests()
-
-
-def without_functions(graph: bytes) -> dict[str, str]:
-    """Why repeated modules of a graph did not become functions, where that was asked for."""
-    reason = metadata(graph).get(FLAT_KEY)
-    return {"without_functions": reason} if reason else {}
+def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
+    """The content of parity.json, but for the digests of the files."""
+    subject, findings = sweep.subject, sweep.findings
+    return {
+        "schema": 1,
+        "verified": verified,
+        "model": subject.stored.description["name"],
+        "rule": RULE,
+        **subject.facts(),
+        "graphs": {
+            graph.name: {**subject.graph_facts(graph, sweep.runtimes), "outputs": findings.outputs(graph)}
+            for graph in subject.graphs
+        },
+        "logits": {level: item.to_dict() for (level, _, _), item in findings.distributions.items()},
+        "greedy_decoding": findings.greedy,
+        "grid": sweep.facts(),
+        "weights": subject.stored.weight_digests(),
+        "versions": versions(),
+    }
 
 
 def unverified(reason: str, options: Options) -> dict[str, Any]:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
-from zoo.probe.inputs import Feeds, Point
-from zoo.probe.pipeline import Arrays, typed_feeds
-from zoo_export.parity.compare import FAINT, PERTURBED, Comparison, Progress
+from zoo.exporters import Progress
+from zoo.models import persist
+from zoo.probe.inputs import Feeds
+from zoo.probe.pipeline import Arrays, Executor, typed_feeds
+from zoo_export.parity.compare import judge
 from zoo_export.parity.memory import check_memory
+from zoo_export.parity.reference import Models
 from zoo_export.parity.report import Report
+from zoo_export.parity.subject import PERTURBED_LABELS, REFERENCE, Subject, Weights, open_perturbed
+from zoo_export.parity.sweep import Sweep
 
 __all__ = ["OpenRuntime", "Run", "compare_runtime"]
 
 Run = Callable[[Arrays], Mapping[str, Any]]
 """Runs one graph: maps inputs by name, in declaration order, to outputs by name."""
-OpenRuntime = Callable[[Mapping[str, "np.ndarray[Any, Any]"] | None], Mapping[str, Run]]
+OpenRuntime = Callable[[Weights | None], Mapping[str, Run]]
 """Opens an export with its own weights or with others; returns one callable per graph name."""
+
+_EXPORT = "export"
+"""The only level on the stored weights."""
 
 
 def compare_runtime(
@@ -51,49 +60,35 @@ def compare_runtime(
         ParityError: the export does not run at some point, or there is not enough memory.
     """
     check_memory(model)
-    report = _RuntimeComparison(model, open_runtime, any_weights).run(full_grid, progress)
+    sweep = Sweep(_RuntimeSubject(model, open_runtime, any_weights))
+    report = judge(sweep, full_grid=full_grid, progress=progress)
     report.subject = "the export"
     if not report.passed:
         report.evidence["reason"] = report.verdict()
     return report
 
 
-class _RuntimeComparison(Comparison):
-    """Comparison of one runtime, without optimisation levels."""
+class _RuntimeSubject(Subject):
+    """An export in any format, without optimisation levels."""
 
-    levels = {"export": True}  # noqa: RUF012
-    labels = {"export": "as exported"}  # noqa: RUF012
+    def __init__(self, stored: ModelDirectory, open_runtime: OpenRuntime, any_weights: bool) -> None:
+        self._open_runtime, self._any_weights = open_runtime, any_weights
+        labels = {_EXPORT: "as exported"} | (PERTURBED_LABELS if any_weights else {})
+        super().__init__(stored, stored.spec.graphs, Models(partial(persist.load_directory, stored)), labels)
 
-    def __init__(self, model: ModelDirectory, open_runtime: OpenRuntime, any_weights: bool) -> None:
-        self._open, self._any_weights = open_runtime, any_weights
-        if any_weights:
-            self.labels = {**self.labels, PERTURBED: "with perturbed weights", FAINT: "with faint weights"}
-        super().__init__(model, {}, "cpu")
+    def open(self) -> dict[str, Executor]:
+        return {_EXPORT: self._open(None)}
 
-    def _runtime(
-        self,
-        optimize: bool,
-        weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
-        files: Mapping[str, bytes] | None = None,
-    ) -> _RunExecutor:
-        copies = {name: value.copy() for name, value in weights.items()} if weights else None
-        return _RunExecutor(self._open(copies), self.yardstick.dtype)
-
-    def perturb(self, points: list[Point]) -> None:
+    def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         if self._any_weights:
-            super().perturb(points)
+            for level, weights in open_perturbed(self.models):
+                yield {level: self._open({name: value.copy() for name, value in weights.items()})}
 
-    def _first_divergence(self) -> None:
-        """Unknown: other formats do not record the modules of their operators."""
+    def facts(self) -> dict[str, Any]:
+        return {"dtype": self.stored.dtype, "reference": REFERENCE, "any_weights": self._any_weights}
 
-    def _about(self, graph: Graph) -> dict[str, Any]:
-        return {}
-
-    def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
-        """Evidence without what only ONNX graphs have."""
-        evidence = super().evidence(left_out, verified=verified)
-        del evidence["provider"], evidence["unused_tensors"]
-        return {**evidence, "any_weights": self._any_weights}
+    def _open(self, weights: Weights | None) -> Executor:
+        return _RunExecutor(self._open_runtime(weights), self.models.yardstick.dtype)
 
 
 class _RunExecutor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,13 +29,14 @@ from zoo.models import create, persist
 from zoo.probe.dtypes import epsilon
 from zoo.probe.errors import FACTOR, FLOOR_ULPS
 from zoo.probe.inputs import WORK, Padding, Point, empty_past, make_feeds
-from zoo.probe.module import TorchExecutor, as_array
+from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays
 from zoo_export.graph.file import pointers
-from zoo_export.parity.compare import LEVELS, SEED
-from zoo_export.parity.evidence import versions, weights_of
+from zoo_export.parity.evidence import versions
 from zoo_export.parity.greedy import greedy
+from zoo_export.parity.reference import SEED, Models
 from zoo_export.parity.report import Report
+from zoo_export.parity.subject import LEVELS
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.generation.loop import LARGEST_NOISE, LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
 from zoo_runtime.onnx_runtime import ort
@@ -130,8 +132,7 @@ class _Comparison:
         self.stored, self.files, self.loop, self.provider = stored, graphs, loop, provider
         self.plan = plan_loop(stored.spec)
         self.graphs = stored.spec.graphs
-        self.yardstick = TorchExecutor(persist.load_directory(stored))
-        self.reference = TorchExecutor(persist.load_directory(stored).double())
+        self.models = Models(partial(persist.load_directory, stored))
         self.longest = self.plan.longest or NEW + max(case.length for case in CASES)
         self.new = NEW if self.plan.start is None else min(NEW, max(1, self.longest - 1))
         self.pointers = {file: pointers(file) for file in (loop, *graphs.values())}
@@ -188,7 +189,7 @@ class _Comparison:
     def _open(self, file: bytes, optimize: bool, lively: bool) -> ort.InferenceSession:
         replace = None
         if lively:
-            arrays = {name: as_array(tensor) for name, tensor in self.yardstick.model.state_dict().items()}
+            arrays = self.models.state()
             names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
             replace = {name: arrays[names[place]] for name, place in self.pointers[file].items() if place in names}
         return open_session(
@@ -197,12 +198,12 @@ class _Comparison:
 
     def _enliven(self) -> None:
         generator = torch.Generator().manual_seed(SEED)
-        with torch.no_grad():
-            pairs = zip(self.yardstick.model.parameters(), self.reference.model.parameters(), strict=True)
-            for own, exact in pairs:
-                noise = torch.randn(own.shape, generator=generator)
-                own.copy_(noise * (GAIN / own.shape[-1] ** 0.5) if own.ndim > 1 else own + SHIFT * noise)
-                exact.copy_(own)
+
+        def lively(weight: torch.Tensor) -> torch.Tensor:
+            noise = torch.randn(weight.shape, generator=generator)
+            return noise * (GAIN / weight.shape[-1] ** 0.5) if weight.ndim > 1 else weight + SHIFT * noise
+
+        self.models.change(lively)
 
     # Running.
 
@@ -212,7 +213,7 @@ class _Comparison:
         feeds = make_feeds(self.graphs, Point(case.batch, length, 0, case.padding), SEED, self.longest)
         types = {tensor.name: tensor.dtype for graph in self.graphs for tensor in graph.input_tensors()}
         return {
-            name: feeds[name].astype(np.int64 if types[name] == "int64" else self.yardstick.dtype)
+            name: feeds[name].astype(np.int64 if types[name] == "int64" else self.models.yardstick.dtype)
             for name in self.plan.inputs
         }
 
@@ -242,7 +243,7 @@ class _Comparison:
             key = case.batch, case.length, case.padding, number, tuple(tokens.tolist())
             if key not in rows:
                 exact, own = (self._logits(executor, feeds, number, tokens) for executor in
-                              (self.reference, self.yardstick))  # fmt: skip
+                              (self.models.reference, self.models.yardstick))  # fmt: skip
                 rows[key] = Row(exact, own)
             row_noise = None if noise is None else np.broadcast_to(noise, found.shape)[number]
             yield Outcome(f"{where}, row {number}", tokens, rows[key], case, row_noise, None)
@@ -280,7 +281,7 @@ class _Comparison:
     def _check_python(self, outcomes: Sequence[Outcome], optimize: bool, lively: bool) -> None:
         """Add the tokens of the Python loop to greedy outcomes. It does not support padding on the right."""
         sessions = {graph.name: self._open(self.files[graph.name], optimize, lively) for graph in self.graphs}
-        execute = OnnxExecutor(sessions, self.yardstick.dtype)
+        execute = OnnxExecutor(sessions, self.models.yardstick.dtype)
         for case in dict.fromkeys(item.case for item in outcomes):
             if case.temperature or (self.plan.start is None and case.padding == "right"):
                 continue
@@ -347,7 +348,7 @@ class _Comparison:
 
     def _check_positions(self, session: ort.InferenceSession) -> None:
         """Check that generation stops at the last position, unless that takes more than a few seconds."""
-        parameters = create.count_parameters(self.yardstick.model)
+        parameters = create.count_parameters(self.models.yardstick.model)
         if self.plan.longest is None or self.longest < 3 or parameters * self.longest > WORK:
             return
         self.limit = self.longest
@@ -403,7 +404,7 @@ class _Comparison:
         return {
             "schema": 1,
             "verified": not self.failures,
-            "weights": weights_of(self.stored),
+            "weights": self.stored.weight_digests(),
             "versions": versions(),
             "provider": self.provider,
             "reference": "the module in float64, each row alone, in one pass",

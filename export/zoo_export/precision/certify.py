@@ -24,12 +24,12 @@ import numpy as np
 from zoo.artifact import HALVES, TOKENIZER, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, Wording, argument
+from zoo.exporters import Progress
 from zoo.models import persist
 from zoo.probe.inputs import DEFAULT_MAX, Feeds, Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline, token_input
 from zoo.tokenizers.load import load_tokenizer
-from zoo_export.parity.compare import Progress
 from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.report import Report
 from zoo_export.precision.parity import verify_variant

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,17 @@ from zoo.artifact import HALVES, ModelDirectory, entry_of
 from zoo.artifact.weights import read_header
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError
+from zoo.exporters import Progress
 from zoo.models import create, persist
-from zoo.probe.inputs import Feeds, Point, make_feeds
+from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, Executor
-from zoo_export.parity.compare import Comparison, Progress, compare, smallest_points
-from zoo_export.parity.evidence import weights_of
-from zoo_export.parity.modules import module_errors
+from zoo_export.parity.compare import compare, judge
+from zoo_export.parity.modules import ModuleError, module_errors
+from zoo_export.parity.reference import SEED, Models
 from zoo_export.parity.report import Report
+from zoo_export.parity.subject import REFERENCE, Subject, onnx_facts
+from zoo_export.parity.sweep import Sweep
 from zoo_export.precision.packing import Packing, packings, read_dequantized, read_tensor
 from zoo_export.precision.quantize import Place, Variant, open_variant, with_exact_products
 from zoo_runtime.executor import OnnxExecutor
@@ -44,7 +48,6 @@ from zoo_runtime.providers import Provider
 
 __all__ = ["EmulatedExecutor", "dequantized_model", "verify_variant"]
 
-SEED = 0
 _NOISE = 0.02
 EXACT, OFF, ALL, PERTURBED_EXACT, PERTURBED = "exact", "off", "all", "perturbed_exact", "perturbed"
 _LABELS = {
@@ -72,9 +75,9 @@ def verify_variant(
     if variant.precision in HALVES:
         files, model = variant.files(), _as_model(stored, variant)
         report = compare(model, files, provider=provider, full_grid=full_grid, progress=progress)
-        report.evidence["weights"] = weights_of(stored)
+        report.evidence["weights"] = stored.weight_digests()
         return report
-    return _QuantizedComparison(stored, variant, provider).run(full_grid, progress)
+    return judge(Sweep(_QuantizedSubject(stored, variant, provider)), full_grid=full_grid, progress=progress)
 
 
 def dequantized_model(stored: ModelDirectory, variant: Variant) -> nn.Module:
@@ -141,26 +144,72 @@ def _round_as_one(x: Tensor) -> Tensor:
     return ((x / scale).round().add(zero_point).clamp(0, 255) - zero_point) * scale
 
 
-class _QuantizedComparison(Comparison):
-    """Comparison of a variant's graphs with the module on the variant's weights."""
-
-    labels = _LABELS
+class _QuantizedSubject(Subject):
+    """The graphs of a variant, judged by the module on the variant's weights."""
 
     def __init__(self, stored: ModelDirectory, variant: Variant, provider: Provider) -> None:
-        self.variant, self.plan = variant, packings(variant.path)
-        self.exact, self.expanded = with_exact_products(variant)
-        super().__init__(stored, variant.files(), provider)
-        self.epsilon = float(np.finfo(np.float32).eps)
-        self.emulated = EmulatedExecutor(self.yardstick.model, self.plan)
+        self.variant, self.provider = variant, provider
+        self._packings = packings(variant.path)
+        self._exact, self._expanded = with_exact_products(variant)
+        models = Models(partial(dequantized_model, stored, variant))
+        super().__init__(stored, stored.spec.graphs, models, _LABELS)
+        self._emulated = EmulatedExecutor(models.yardstick.model, self._packings)
 
-    def _model(self) -> nn.Module:
-        return dequantized_model(self.stored, self.variant)
-
-    def _runtimes(self) -> dict[str, Executor]:
+    def open(self) -> dict[str, Executor]:
         return {
-            EXACT: self._open(self.exact, optimize=False, values=self.expanded),
+            EXACT: self._open(self._exact, optimize=False, values=self._expanded),
             OFF: self._open(self.variant, optimize=False),
             ALL: self._open(self.variant, optimize=True),
+        }
+
+    def open_perturbed(self) -> Iterator[dict[str, Executor]]:
+        """Put noise on weights that are not quantised: a graph may ignore initial biases, which are 0."""
+        generator = torch.Generator().manual_seed(SEED)
+        packed = {id(self.models.yardstick.model.get_parameter(name)) for name in self._packings}
+        self.models.change(
+            lambda weight: (
+                weight if id(weight) in packed else weight + torch.randn(weight.shape, generator=generator).mul_(_NOISE)
+            )
+        )
+        values = self._values()
+        yield {
+            PERTURBED_EXACT: self._open(self._exact, optimize=True, values=self._expanded | values),
+            PERTURBED: self._open(self.variant, optimize=True, values=values),
+        }
+
+    def yardstick(self, level: str) -> TorchExecutor:
+        return self.models.yardstick if level in _IN_FLOAT32 else self._emulated
+
+    def nudged(self) -> Iterator[TorchExecutor]:
+        """None: packed weights cannot be perturbed by less than a quantisation step."""
+        return iter(())
+
+    def module_errors(self, level: str, name: str, feeds: Feeds, point: Point) -> list[ModuleError] | None:
+        """None unless products are in float32, where no error is due to quantisation."""
+        if level not in _IN_FLOAT32:
+            return None
+        graph = next(graph for graph in self.graphs if graph.name == name)
+
+        def run_tapped(data: bytes) -> Executor:
+            graphs = {**self._exact.graphs, name: self._exact.parse(data, self.stored)}
+            exact = replace(self._exact, graphs=graphs)
+            return self._open(exact, optimize=False, values=self._expanded | self._values())
+
+        references = self.models.reference, self.models.yardstick
+        return module_errors(graph, self._exact.files()[name], self.graphs, run_tapped, references, feeds, point)
+
+    def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
+        return onnx_facts(graph, runtimes[ALL], self.variant.files()[graph.name])
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "provider": self.provider,
+            "precision": self.variant.precision,
+            "reference": f"{REFERENCE}, with the weights that are stored quantised",
+            "yardstick": {
+                level: f"torch in float32{'' if level in _IN_FLOAT32 else ', activations rounded to int8'}"
+                for level in _LABELS
+            },
         }
 
     def _open(
@@ -171,75 +220,13 @@ class _QuantizedComparison(Comparison):
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
 
-    def perturb(self, points: list[Point]) -> None:
-        """Compare with noise on weights that are not quantised: a graph may ignore initial biases, which are 0."""
-        generator = torch.Generator().manual_seed(SEED)
-        exact = dict(self.reference.model.named_parameters())
-        with torch.no_grad():
-            for name, parameter in self.yardstick.model.named_parameters():
-                if name not in self.plan:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator).mul_(_NOISE))
-                    exact[name].copy_(parameter)
-        fewest = smallest_points(points)[0]
-        values = self._values()
-        runtimes = {
-            PERTURBED_EXACT: self._open(self.exact, optimize=True, values=self.expanded | values),
-            PERTURBED: self._open(self.variant, optimize=True, values=values),
-        }
-        self._compare_at(fewest, runtimes)
-
     def _values(self) -> dict[Place, np.ndarray[Any, Any]]:
         """Return the current weights of the modules that are not packed, by their place in the weights file."""
-        present = self.yardstick.model.state_dict()
+        present = self.models.state()
         return {
-            (place.file, place.offset): present[name].numpy()
+            (place.file, place.offset): present[name]
             for name, place in self.stored.layout.items()
-            if name not in self.plan
-        }
-
-    def _yardstick(self, level: str) -> TorchExecutor:
-        return self.yardstick if level in _IN_FLOAT32 else self.emulated
-
-    def _nudged(self, feeds: Feeds, point: Point) -> Iterator[dict[str, Arrays]]:
-        """None: packed weights cannot be perturbed by less than a quantisation step."""
-        return iter(())
-
-    def _first_divergence(self) -> str | None:
-        """The first module that diverges with products in float32, where no error is due to quantisation."""
-        for (level, name, _), error in self.errors.items():
-            if level in _IN_FLOAT32 and error.worst is not None and not error.passed(self.epsilon):
-                graph = next(graph for graph in self.graphs if graph.name == name)
-
-                def run_tapped(data: bytes, name: str = name) -> OnnxExecutor:
-                    tapped = self.exact.parse(data, self.stored)
-                    graphs = {**self.exact.graphs, name: tapped}
-                    return self._open(
-                        replace(self.exact, graphs=graphs), optimize=False, values=self.expanded | self._values()
-                    )
-
-                references = self.reference, self.yardstick
-                feeds = make_feeds(self.graphs, error.worst, SEED, self.longest)
-                try:
-                    data = self.exact.files()[name]
-                    modules = module_errors(graph, data, self.graphs, run_tapped, references, feeds, error.worst)
-                except Exception as problem:  # the comparison has failed in any case
-                    return f"a module that cannot be named ({problem})"
-                return next((f"{item}, of {self.stored.spec.plugin}" for item in modules if item.diverges), None)
-        return None
-
-    def evidence(self, left_out: int, *, verified: bool) -> dict[str, Any]:
-        """Return the content of the evidence file."""
-        evidence = super().evidence(left_out, verified=verified)
-        del evidence["dtype"], evidence["unused_tensors"]
-        return {
-            **evidence,
-            "precision": self.variant.precision,
-            "reference": "the module in float64, without a cache, with the weights that are stored quantised",
-            "yardstick": {
-                level: f"torch in float32{'' if level in _IN_FLOAT32 else ', activations rounded to int8'}"
-                for level in _LABELS
-            },
-            "weights": weights_of(self.stored),
+            if name not in self._packings
         }
 
 

@@ -1,0 +1,209 @@
+"""What a comparison is about: graphs, opened in several ways, and the models by which they are judged."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from zoo.artifact import ModelDirectory
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, ParityError
+from zoo.models import persist
+from zoo.probe.inputs import Feeds, Point
+from zoo.probe.module import TorchExecutor, noisy
+from zoo.probe.pipeline import Executor
+from zoo_export.graph.file import pointers, referenced_tensors, without_functions
+from zoo_export.parity.modules import ModuleError, module_errors
+from zoo_export.parity.reference import SEED, Models
+from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.placement import placement
+from zoo_runtime.providers import Provider, open_session
+
+__all__ = ["FAINT", "LEVELS", "PERTURBED", "PERTURBED_LABELS", "REFERENCE", "OnnxSubject", "Subject", "Weights",
+           "onnx_facts", "open_perturbed"]  # fmt: skip
+
+Weights = Mapping[str, "np.ndarray[Any, Any]"]
+
+REFERENCE = "the module in float64, without a cache"
+LEVELS = {"off": False, "all": True}
+"""Optimisation levels of ONNX Runtime at which graphs are compared."""
+PERTURBED, FAINT = "perturbed", "faint"
+"""Levels with noise on every weight: a graph must equal the model for any weights of the same layout."""
+PERTURBED_LABELS = {PERTURBED: "with perturbed weights", FAINT: "with faint weights"}
+_LABELS = {"off": "optimisations off", "all": "optimisations on", **PERTURBED_LABELS}
+_FAINT = 1 / 8
+"""Factor on all weights that makes activations small enough for the epsilon of a norm to matter."""
+
+
+class Subject(ABC):
+    """Graphs of a model under comparison.
+
+    A level is one way to run them: with or without optimisations, on the stored weights or on perturbed ones.
+
+    Args:
+        stored: the model that was exported.
+        graphs: the declared graphs that are compared.
+        models: the model by which they are judged.
+        labels: a phrase for error messages for each level.
+    """
+
+    def __init__(
+        self, stored: ModelDirectory, graphs: Sequence[Graph], models: Models, labels: Mapping[str, str]
+    ) -> None:
+        self.stored, self.graphs, self.models, self.labels = stored, tuple(graphs), models, labels
+
+    @abstractmethod
+    def open(self) -> Mapping[str, Executor]:
+        """Open the graphs on the stored weights. Returns an executor for each level without perturbation."""
+
+    @abstractmethod
+    def open_perturbed(self) -> Iterator[Mapping[str, Executor]]:
+        """Perturb the models' weights and open the graphs on the same, one or more times.
+
+        Each item maps the levels that run on the models' current weights to executors.
+        """
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Evidence about the subject as a whole."""
+
+    def yardstick(self, level: str) -> TorchExecutor:
+        """The torch model whose error bounds this level."""
+        return self.models.yardstick
+
+    def nudged(self) -> Iterator[TorchExecutor]:
+        """Yield torch models that differ by rounding alone: their errors extend the allowed error."""
+        return self.models.nudged()
+
+    def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
+        """Evidence about one graph, apart from its errors."""
+        return {}
+
+    def module_errors(self, level: str, name: str, feeds: Feeds, point: Point) -> list[ModuleError] | None:
+        """Compare the output of each module of a graph, or return None if it cannot be told at this level."""
+        return None
+
+
+class OnnxSubject(Subject):
+    """ONNX graphs, at each optimisation level.
+
+    Args:
+        stored: the model that was exported.
+        files: its serialised graphs, by name.
+        provider: the execution provider to run them on.
+        declared: the declared graphs, by default those of the model.
+        in_float32: compare graphs that were widened to float32 (:func:`zoo_export.graph.widen.widen`) with the model
+            in float32, on perturbed weights alone.
+    """
+
+    def __init__(
+        self,
+        stored: ModelDirectory,
+        files: Mapping[str, bytes],
+        provider: Provider,
+        declared: Sequence[Graph] | None = None,
+        *,
+        in_float32: bool = False,
+    ) -> None:
+        self.files, self.provider = files, provider
+        self._levels = {} if in_float32 else LEVELS
+        load = partial(persist.load_directory, stored)
+        labels = {level: f"{label}, in float32" for level, label in PERTURBED_LABELS.items()} if in_float32 else _LABELS
+        models = Models(lambda: load().float()) if in_float32 else Models(load)
+        super().__init__(stored, declared or stored.spec.graphs, models, labels)
+        self._weights_now = ""
+        """Level whose weights the models have, if perturbed."""
+
+    def open(self) -> dict[str, Executor]:
+        return {level: self._open(self.files, optimize) for level, optimize in self._levels.items()}
+
+    def open_perturbed(self) -> Iterator[dict[str, Executor]]:
+        for level, weights in open_perturbed(self.models):
+            self._weights_now = level
+            yield {level: self._open(self.files, True, weights)}
+
+    def module_errors(self, level: str, name: str, feeds: Feeds, point: Point) -> list[ModuleError]:
+        self._recall(level)
+        graph = next(graph for graph in self.graphs if graph.name == name)
+
+        def run_tapped(data: bytes) -> Executor:
+            return self._open({**self.files, name: data}, False, self.models.state())
+
+        references = self.models.reference, self.models.yardstick
+        return module_errors(graph, self.files[name], self.graphs, run_tapped, references, feeds, point)
+
+    def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
+        return onnx_facts(graph, runtimes["all"], self.files[graph.name])
+
+    def facts(self) -> dict[str, Any]:
+        layout = self.stored.layout
+        return {
+            "provider": self.provider,
+            "dtype": self.stored.dtype,
+            "reference": REFERENCE,
+            "unused_tensors": sorted(set(layout) - referenced_tensors(self.files.values(), layout)),
+        }
+
+    def _open(self, files: Mapping[str, bytes], optimize: bool, weights: Weights | None = None) -> OnnxExecutor:
+        """Open sessions for all graphs, with the stored weights or with others of the same layout."""
+        try:
+            sessions = {
+                graph.name: open_session(
+                    files[graph.name],
+                    weights=self.stored.path,
+                    provider=self.provider,
+                    optimize=optimize,
+                    placements=True,
+                    spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
+                    replace=self._by_place(files[graph.name], weights) if weights else None,
+                )
+                for graph in self.graphs
+            }
+        except ArtifactError as error:
+            raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
+        return OnnxExecutor(sessions, self.models.yardstick.dtype)
+
+    def _by_place(self, file: bytes, weights: Weights) -> dict[str, np.ndarray[Any, Any]]:
+        """Look up the weight for each initialiser by the place it points at, as their names may differ."""
+        names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
+        places = pointers(file)
+        astray = [name for name, place in places.items() if place not in names]
+        if astray:
+            raise ParityError(f"initialiser {astray[0]} points at no tensor", self.stored.path)
+        return {name: weights[names[place]] for name, place in places.items()}
+
+    def _recall(self, level: str) -> None:
+        """Give the models the weights with which ``level`` was compared."""
+        wanted = level if level in PERTURBED_LABELS else ""
+        if wanted == self._weights_now:
+            return
+        if not wanted:
+            stored = iter(persist.load_directory(self.stored).parameters())
+            self.models.change(lambda _: next(stored))
+        elif wanted == FAINT:  # perturbed weights are those times a power of two
+            self.models.change(lambda weight: weight * _FAINT)
+        self._weights_now = wanted
+
+
+def open_perturbed(models: Models) -> Iterator[tuple[str, Weights]]:
+    """Put noise on every weight of the models, faint first. Yields the level and the weights.
+
+    Initial biases are 0 and initial norm weights are 1: without noise, a graph that ignores them would pass. Initial
+    projections are so small that attention is almost uniform: a wrong score would vanish in rounding.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    models.change(lambda weight: noisy(weight, generator) * _FAINT)
+    yield FAINT, models.state()
+    models.change(lambda weight: weight / _FAINT)
+    yield PERTURBED, models.state()
+
+
+def onnx_facts(graph: Graph, runtime: Executor, file: bytes) -> dict[str, Any]:
+    """Return the placement of a graph's nodes by provider, and why it has no functions."""
+    assert isinstance(runtime, OnnxExecutor)
+    return {"placement": dict(placement(runtime.sessions[graph.name])), **without_functions(file)}

@@ -1,0 +1,177 @@
+"""The inputs at which a subject is compared: a grid, greedily decoded text, and perturbed weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from zoo.contract import Graph
+from zoo.errors import ParityError, ZooError
+from zoo.exporters import Progress
+from zoo.models import create
+from zoo.probe.inputs import DEFAULT_MAX, Point, make_feeds, make_grid
+from zoo.probe.pipeline import Executor, run_pipeline
+from zoo_export.parity.greedy import greedy_agreement
+from zoo_export.parity.reference import SEED
+from zoo_export.parity.rule import Findings
+from zoo_export.parity.subject import Subject
+
+__all__ = ["Sweep", "longest_input", "running", "smallest_points"]
+
+_NUMBERS = 2**28
+"""Largest number of attention weights compared at one point: it grows with the square of the length."""
+
+
+class Sweep:
+    """The comparison of a subject with its model at one point after another.
+
+    Args:
+        subject: the graphs and their model.
+        longest: number of tokens of the longest inputs; by default those of the longest input of the model.
+
+    Raises:
+        ParityError: a graph cannot be opened.
+    """
+
+    def __init__(self, subject: Subject, longest: int | None = None) -> None:
+        self.subject = subject
+        self.longest = longest_input(subject, longest)
+        self.runtimes = subject.open()
+        self.findings = Findings(subject.graphs, subject.labels, subject.models.epsilon)
+        self.points: list[Point] = []
+        self.left_out = 0
+        """Number of points of the grid that were not compared."""
+
+    def run(self, full_grid: bool = False, progress: Progress | None = None) -> None:
+        """Compare at every point of the grid, then greedily decoded text, then with perturbed weights.
+
+        Stops at a point whose error is far beyond the limit.
+        """
+        graphs = self.subject.graphs
+        parameters = create.count_parameters(self.subject.models.yardstick.model)
+        grid, self.left_out = make_grid(graphs, self.longest, parameters, whole=full_grid)
+        points = [point for point in grid if _numbers(graphs, point) <= _NUMBERS]
+        self.visit(points, progress)
+        self.left_out += len(grid) - len(self.points)
+        if not self.findings.hopeless:
+            self.decode()
+            self.perturb(points)
+
+    def visit(self, points: Sequence[Point], progress: Progress | None = None) -> None:
+        """Compare at these points, in order of cost, up to one whose error is far beyond the limit."""
+        for number, point in enumerate(sorted(points, key=lambda point: point.tokens), 1):
+            if progress is not None:
+                progress(number, len(points))
+            self.compare_at(point, self.runtimes)
+            self.points.append(point)
+            if self.findings.hopeless:
+                break
+        self.points.sort(key=points.index)
+
+    def decode(self) -> None:
+        """Compare greedily decoded text, if the last graph is a decoder of token ids."""
+        graphs, findings = self.subject.graphs, self.findings
+        for level, runtime in self.runtimes.items():
+            margin = findings.margin(level, graphs[-1]) if findings.distributions else 0
+            with running(f"in greedy decoding, {self.subject.labels[level]}", self.subject.stored.path):
+                reference = self.subject.models.reference
+                agreement = greedy_agreement(reference, runtime, graphs, margin, self.longest)
+            if agreement is not None:
+                findings.greedy[level] = agreement
+
+    def perturb(self, points: Sequence[Point]) -> None:
+        """Compare on perturbed weights, at the smallest points that have several rows and tokens."""
+        smallest = smallest_points(points)
+        for runtimes in self.subject.open_perturbed():
+            for point in smallest:
+                self.compare_at(point, runtimes)
+
+    def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
+        """Compare executors, by level, at one point."""
+        subject, graphs = self.subject, self.subject.graphs
+        with running(f"at {point}", subject.stored.path):
+            feeds = make_feeds(graphs, point, SEED, self.longest)
+            exact = run_pipeline(subject.models.reference, graphs, feeds, point, split=False)
+            allowed = {
+                executor: run_pipeline(executor, graphs, feeds, point, split=True)
+                for executor in {subject.yardstick(level) for level in runtimes}
+            }
+            nudged = cache(
+                lambda: [run_pipeline(other, graphs, feeds, point, split=True) for other in subject.nudged()]
+            )
+            for level, runtime in runtimes.items():
+                with running(f"at {point}, {subject.labels[level]}", subject.stored.path):
+                    found = run_pipeline(runtime, graphs, feeds, point, split=True)
+                results = exact, allowed[subject.yardstick(level)], found
+                self.findings.add(level, results, nudged, feeds, point)
+
+    def facts(self) -> dict[str, Any]:
+        """Evidence about the points that were compared."""
+        return {"seed": SEED, "left_out": self.left_out, "points": [point.to_dict() for point in self.points]}
+
+    def failures(self) -> list[str]:
+        """One line per failed comparison; the first names the first module that diverges."""
+        lines = self.findings.failures()
+        module = self.first_divergence() if lines else None
+        return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
+
+    def first_divergence(self) -> str | None:
+        """The first module whose output differs, with its source and plugin; None if it cannot be told."""
+        subject = self.subject
+        for level, graph, point in self.findings.failed():
+            try:
+                feeds = make_feeds(subject.graphs, point, SEED, self.longest)
+                modules = subject.module_errors(level, graph, feeds, point)
+            except Exception as problem:  # the comparison has failed in any case
+                return f"a module that cannot be named ({problem})"
+            if modules is not None:
+                return next((f"{item}, of {subject.stored.spec.plugin}" for item in modules if item.diverges), None)
+        return None
+
+
+@contextmanager
+def running(where: str, path: Path) -> Iterator[None]:
+    """Raise errors of the runtime as :class:`ParityError`."""
+    try:
+        yield
+    except ZooError:
+        raise
+    except Exception as error:  # the runtime raises a dozen classes without a common base
+        raise ParityError(f"the graph fails {where} ({error})", path) from error
+
+
+def longest_input(subject: Subject, longest: int | None = None) -> int:
+    """Return the number of tokens of the longest inputs: at most ``longest``, and as memory allows."""
+    length = int(getattr(subject.stored.spec.config, "max_seq_len", DEFAULT_MAX))
+    if longest is not None:
+        length = min(length, longest)
+    while _numbers(subject.graphs, Point(1, length, 0, "none")) > _NUMBERS:
+        length //= 2
+    return length
+
+
+def _numbers(graphs: Sequence[Graph], point: Point) -> int:
+    """Number of attention weights that the graphs return at ``point``."""
+    total = point.length + point.past
+    shapes = (
+        tensor.shape(dict.fromkeys(graph.dim_names(), total) | {"batch": point.batch, "past_sequence": 0})
+        for graph in graphs
+        for tensor in graph.recorded()
+    )
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def smallest_points(points: Sequence[Point]) -> list[Point]:
+    """Return, of the points with several rows, several tokens and the longest past, those with the fewest tokens.
+
+    Points of image models have no length, so none is required of them.
+    """
+    past, longest = max(point.past for point in points), max(point.length for point in points)
+    enough = min(2, longest)
+    several = [point for point in points if point.batch > 1 and point.length >= enough and point.past == past] or points
+    fewest = min(point.tokens for point in several)
+    return [point for point in several if point.tokens == fewest]
