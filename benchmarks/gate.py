@@ -3,11 +3,11 @@
     python benchmarks/gate.py faults [--every 1] [--jobs 2] [--log faults.jsonl]
     python benchmarks/gate.py honest [--count 1000] [--jobs 2] [--log honest.jsonl]
 
-``faults`` seeds every fault of tests/export/faults.py into the graphs of small models of every architecture, and runs
-zoo's check (the gate), optimum's and torch's (tests/export/judges.py). A fault that the gate misses is evaluated in
-float64 on random weights. Changes that affect no output there are not faults, and are not counted; changes of less than
-a unit in the last place of the model's dtype are not counted either, and are listed separately. ``honest`` exports
-random small models and counts those that the gate rejects. With a log, an interrupted run resumes.
+``faults`` seeds every fault of tests/export/parity/faults.py into the graphs of small models of every architecture,
+and runs zoo's check (the gate), optimum's and torch's (tests/export/parity/judges.py). A fault that the gate misses is
+evaluated in float64 on random weights. Changes that affect no output there are not faults, and are not counted; changes
+of less than a unit in the last place of the model's dtype are not counted either, and are listed separately. ``honest``
+exports random small models and counts those that the gate rejects. With a log, an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[
     """Return the verdicts on every ``every``-th fault of a study, restricted to one ``part`` of ``parts``."""
     import torch
 
-    from tests.export.judges import STUDIES, Subject, effect, gate, kept_references, optimum, torch_verify
+    from tests.export.parity.judges import STUDIES, Subject, effect, gate, kept_references, optimum, torch_verify
 
     torch.set_num_threads(1)
     rows: list[Row] = []
@@ -63,7 +63,7 @@ def export_honest(seeds: list[int]) -> list[Row]:
     """Export each configuration without the cache, and compare the graphs with the model."""
     import torch
 
-    from tests.export.configurations import draw_configuration
+    from tests.export.parity.configurations import draw_configuration
     from zoo_export.parity.compare import compare
     from zoo_export.trace.make import PORTABLE, Options, make_graphs
 
@@ -151,7 +151,7 @@ def main() -> None:
     if options.log is not None and options.log.exists():
         ROWS.extend(json.loads(line) for line in options.log.read_text(encoding="utf-8").splitlines())
     if options.what == "faults":
-        from tests.export.judges import STUDIES
+        from tests.export.parity.judges import STUDIES
 
         done = defaultdict(set)
         for row in ROWS:

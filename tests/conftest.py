@@ -21,7 +21,9 @@ import pytest
 
 from zoo import cli, plugins
 
-THIRD_PARTY = Path(__file__).with_name("third_party")
+ROOT = Path(__file__).parents[1]
+"""The root of the repository."""
+THIRD_PARTY = ROOT / "tests" / "third_party"
 """Third-party distributions."""
 collect_ignore = [THIRD_PARTY.name]  # their own tests need them installed: see tests/packaging
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import ROOT
+from tests.conftest import ROOT
 from zoo import hookspecs
 from zoo.plugins.discovery import BUILT_IN
 from zoo.registry import registry

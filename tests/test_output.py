@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.packaging.conftest import ROOT
+from tests.conftest import ROOT
 
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Result
+from tests.conftest import ROOT, Result
 from tests.test_storage import MERGED, NEW, OLD, TARGET, add, dies, make, names, prepare, read, replace, write
 from zoo import ArtifactError, StorageError, system
 from zoo.artifact import ModelDirectory
 from zoo.errors import ZooWarning
 from zoo.storage import recover
 
-ROOT = Path(__file__).parents[1]
 POSIX = {"crypt", "fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 """Modules that do not exist on Windows."""
 

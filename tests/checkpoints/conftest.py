@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.export.conftest import one_thread
+from tests.exported import one_thread
 
 __all__ = ["one_thread"]
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo as library
+from tests.conftest import THIRD_PARTY
 from zoo import plugins
 from zoo.checkpoints import import_checkpoint
 from zoo.errors import UsageError
@@ -27,7 +28,7 @@ from zoo.nn import Cache
 from zoo_export.export import export_model
 from zoo_runtime import load_session
 
-DISTRIBUTION = Path(__file__).parents[1] / "third_party" / "zoo-anarcii"
+DISTRIBUTION = THIRD_PARTY / "zoo-anarcii"
 FILES = {
     "antibody": ("antibody_4_1_128_512", "antibody_4_2_128_512"),
     "tcr": ("tcr_4_1_128_512", "tcr_4_2_128_512"),

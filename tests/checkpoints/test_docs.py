@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import zoo as library
-from tests.packaging.conftest import ROOT
+from tests.conftest import ROOT
 from zoo.artifact import ModelDirectory
 
 PAGE = ROOT / "docs" / "checkpoints.md"

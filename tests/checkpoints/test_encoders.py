@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import zoo as library
-from tests.test_tokenizer import sentencepiece_file
+from tests.tokenizers.test_tokenizer import sentencepiece_file
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.config import Config

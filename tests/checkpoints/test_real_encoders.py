@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import zoo as library
-from tests.export.conftest import run_model
+from tests.exported import run_model
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.models.count import parameter_count
 from zoo_export.export import export_model

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.conftest import CALLS, full, nth_call
+from tests.conftest import CALLS, ROOT, full, nth_call
 from zoo import __version__, plugins
 from zoo.plugins import scaffold
 
-ROOT = Path(__file__).parents[2]
 LEFT_BY_TOOLS = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 WRITTEN = [
     ".github/workflows/ci.yml",

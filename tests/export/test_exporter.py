@@ -22,7 +22,7 @@ import torch
 from google.protobuf.message import Message
 
 import zoo
-from tests.export.conftest import inlined
+from tests.exported import inlined
 from zoo.errors import ParityError, PluginError, UsageError
 from zoo_export.export import export_model
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.packaging.conftest import THIRD_PARTY
+from tests.conftest import THIRD_PARTY
 from zoo import ParityError, UsageError, load, plugins
 from zoo.artifact import ModelDirectory
 from zoo.exporters import export_to, verify_export

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import zoo as library
-from tests.export.conftest import run_model
+from tests.exported import run_model
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import import_checkpoint
 from zoo.errors import ArtifactError, UsageError

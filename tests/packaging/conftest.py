@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import THIRD_PARTY
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT, THIRD_PARTY
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import ROOT, make_environment
+from tests.conftest import ROOT
+from tests.packaging.conftest import make_environment
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")

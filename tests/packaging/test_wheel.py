@@ -7,7 +7,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from tests.packaging.conftest import ROOT
+from tests.conftest import ROOT
 from zoo.plugins import scaffold
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import ROOT
+from tests.conftest import ROOT
 from zoo.checkpoints import import_checkpoint
 from zoo_export import export_model
 

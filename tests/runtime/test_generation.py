@@ -29,7 +29,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 import zoo as library
 from tests.architectures import test_gpt, test_llama
-from tests.export.conftest import LIVELY
+from tests.exported import LIVELY
 from zoo.checkpoints import Exact
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import Session, load_session

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.export.conftest import inlined
+from tests.exported import inlined
 from zoo.nn import FeedForward
 from zoo_plugins.gpt.model import GPTBlock
 

@@ -16,7 +16,7 @@ import torch
 
 import zoo as library
 from tests.architectures.test_gpt import transformers_twin
-from tests.export.conftest import LIVELY, run_model
+from tests.exported import LIVELY, run_model
 from zoo.artifact import Export, ModelDirectory
 from zoo.contract import floats, mask, token_ids
 from zoo.errors import ArtifactError, UsageError

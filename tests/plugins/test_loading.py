@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_plugins import CONFIG, HEAD, MODEL, architecture, architectures, plugin
+from tests.plugins.test_plugins import CONFIG, HEAD, MODEL, architecture, architectures, plugin
 from zoo import memo, plugins
 from zoo.plugins import isolation
 

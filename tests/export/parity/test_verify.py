@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import pytest
 
-from tests.export.conftest import inlined
+from tests.exported import inlined
 from zoo_export.verify import verify_model
 from zoo_runtime.providers import loading_problem
 

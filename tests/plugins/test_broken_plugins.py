@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Result
-from tests.test_plugins import HEAD, architecture, architectures, plugin
+from tests.plugins.test_plugins import HEAD, architecture, architectures, plugin
 from zoo import plugins
 
 OWNER = "plugin 'faulty' (zoo-aaa 3.1.4)"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import zoo as library
-from tests.export.conftest import LIVELY
+from tests.exported import LIVELY
 from zoo.probe.dtypes import BFLOAT16, epsilon
 from zoo_export import export_model
 from zoo_export.bench import bench_model

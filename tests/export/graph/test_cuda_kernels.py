@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, parser
 
-from tests.export.conftest import inlined
+from tests.exported import inlined
 from zoo import plugins
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import registry

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.export.conftest import change_weights
+from tests.exported import change_weights
 from zoo import plugins
 from zoo.artifact import ModelDirectory
 from zoo.models import create, persist

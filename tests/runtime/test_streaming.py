@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tests.export.conftest import LIVELY
+from tests.exported import LIVELY
 from zoo.errors import UsageError
 from zoo.tokenizers.load import byte_tokenizer
 from zoo_runtime import load_session

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import zoo as library
-from tests.export.conftest import Builder, run_model
+from tests.exported import Builder, run_model
 
 TEXTS = ("time flies", "a", "like an arrow, and so on")
 

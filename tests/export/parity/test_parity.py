@@ -18,7 +18,7 @@ import torch
 from onnx import helper
 
 import zoo
-from tests.export.conftest import inlined
+from tests.exported import inlined
 from zoo.artifact import Export, ModelDirectory
 from zoo.errors import ParityError
 from zoo.probe.errors import Errors

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.export.conftest import LIVELY
+from tests.exported import LIVELY
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.plugins import ZooWarning
 from zoo_export.export import export_model

@@ -13,14 +13,14 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from tests.export.configurations import (
+from tests.export.parity.configurations import (
     Configuration,
     draw_configuration,
     draw_image_configuration,
     draw_llama_configuration,
 )
-from tests.export.faults import KINDS, Fault
-from tests.export.judges import (
+from tests.export.parity.faults import KINDS, Fault
+from tests.export.parity.judges import (
     POINTS,
     STUDIES,
     Exact,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import ROOT
+from tests.conftest import ROOT
 
 OWNER = ROOT / "export/zoo_runtime/onnx_runtime.py"
 """The one module that may import onnxruntime."""

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.onnx.verification import VerificationInfo
 
-from tests.export.conftest import change_weights, inlined
-from tests.export.faults import Fault, enumerate_faults
+from tests.export.parity.faults import Fault, enumerate_faults
+from tests.exported import change_weights, inlined
 from zoo import plugins
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import zoo as library
+from tests.conftest import THIRD_PARTY
 from zoo import plugins
 from zoo.hookspecs import OLDEST_API
 
-DISTRIBUTION = Path(__file__).parent / "third_party" / "zoo-api1"
+DISTRIBUTION = THIRD_PARTY / "zoo-api1"
 DIGEST = "d62aab5d48f8b48bd432b9c4029627bc9caf56a01b78163cb0cf80bb10c173a3"
 """SHA-256 of its files. Do not change them, since they stand for plugins written long ago: add another package."""
 

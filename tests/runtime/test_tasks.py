@@ -16,7 +16,7 @@ import torch
 from transformers import ImageClassificationPipeline, TextClassificationPipeline
 
 import zoo as library
-from tests.export.conftest import LIVELY, run_model
+from tests.exported import LIVELY, run_model
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.session import Session
 from zoo_runtime.tasks.text import classify

@@ -1,0 +1,175 @@
+"""Exported models, each made once a session: whoever changes one takes a copy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+
+from zoo import plugins
+from zoo.models import create, persist
+from zoo.registry import registry
+from zoo_export.export import export_model
+from zoo_export.graph.file import inline
+from zoo_runtime import load_session
+
+Builder = Callable[..., Path]
+
+LIVELY: dict[str, dict[str, Any]] = {
+    "gpt-tiny": {"seed": 1, "gain": 12.0},
+    "llama-tiny": {"seed": 1, "gain": 12.0},
+    "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
+}
+"""Weights with which a decoder hardly repeats itself."""
+POSITIONS = "max_seq_len=32"
+"""Fewer than the presets have: most of a comparison is spent at the longest inputs."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are too small to share: two thread pools on few cores only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Builder:
+    """Build a preset, of 32 positions where it reads text, in a new folder, with the built-in presets and plugins only.
+
+    With ``noise``, biases and norms are random too: as they are initialised, 0 and 1, a graph could drop them unseen.
+    ``gain`` multiplies the matrices: fresh ones are so small that a decoder only repeats its last token.
+    """
+
+    def build(
+        name: str,
+        *settings: str,
+        seed: int = 0,
+        dtype: str = "float32",
+        noise: bool = False,
+        gain: float = 1.0,
+        tokenizer: bool = True,
+        max_shard_bytes: int = persist.MAX_SHARD_BYTES,
+    ) -> Path:
+        folder = tmp_path_factory.mktemp("exported")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CONFIG_HOME", str(folder / "user"))
+            patch.chdir(folder)
+            plugins.select(plugins.Selection(third_party=False))
+            positions = (POSITIONS,) if hasattr(registry().resolve(name).config, "max_seq_len") else ()
+            spec = registry().resolve(name, (*positions, *settings))
+            plugins.select(plugins.Selection())
+        model = create.build(spec, seed=seed, dtype=dtype)
+        change_weights(model, seed, noise=noise, gain=gain)
+        return persist.save_spec(
+            spec,
+            model,
+            folder / name,
+            tokenizer=spec.tokenizer if tokenizer else None,
+            max_shard_bytes=max_shard_bytes,
+        )
+
+    return build
+
+
+def run_model(
+    folder: Path, texts: Sequence[str] = (), *, ids: Sequence[Sequence[int]] = (), unverified: bool = False,
+    variant: str | None = None, **options: Any,
+) -> tuple[str, list[dict[str, Any]]]:  # fmt: skip
+    """A model's task, and its results for texts and ids, each with its text."""
+    with load_session(folder, unverified=unverified, variant=variant) as session:
+        results = session.run([*texts, *ids], **options)
+        inputs = [*texts, *[None] * len(ids)]
+        return session.task, [{"text": text, **result} for text, result in zip(inputs, results, strict=True)]
+
+
+def inlined(graph: bytes) -> onnx.ModelProto:
+    """A serialised graph with the bodies of its functions in place of their calls."""
+    model = ir.from_proto(onnx.load_model_from_string(graph))
+    inline(model)
+    return ir.to_proto(model)
+
+
+def change_weights(model: torch.nn.Module, seed: int, *, noise: bool, gain: float) -> None:
+    """Multiply matrices by ``gain``; with ``noise``, biases from N(0, 0.25) and weights of norms from N(1, 0.25)."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(gain)
+            elif noise:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+                parameter.add_(1.0 if name.endswith("weight") else 0.0)
+
+
+@pytest.fixture(scope="session")
+def exported_model(exported_build: Builder) -> Builder:
+    """Build a preset with these settings and export it."""
+    made: dict[Any, Path] = {}
+
+    def export(name: str, *settings: str, **options: Any) -> Path:
+        key = name, settings, tuple(sorted(options.items()))
+        if key not in made:
+            folder = exported_build(name, *settings, **options)
+            export_model(folder)
+            made[key] = folder
+        return made[key]
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def exported_with(exported_build: Builder, exported_model: Builder) -> Builder:
+    """A preset with other weights, and the graphs that were exported from it with its own: they fit any weights."""
+    made: dict[Any, Path] = {}
+
+    def combine(name: str, **options: Any) -> Path:
+        key = name, tuple(sorted(options.items()))
+        if key not in made:
+            source, folder = exported_model(name), exported_build(name, **options)
+            manifest = json.loads((folder / "manifest.json").read_text())
+            for path in (*source.glob("*.onnx"), source / "parity.json"):
+                shutil.copyfile(path, folder / path.name)
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                manifest["files"][path.name] = {"sha256": digest, "size": path.stat().st_size}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+            made[key] = folder
+        return made[key]
+
+    return combine
+
+
+@pytest.fixture
+def redeclared(seal: Callable[[Path], None], tmp_path: Path) -> Builder:
+    """A copy of an exported model whose configuration says something else, and without a tokenizer unless asked."""
+
+    def copy(folder: Path, *, tokenizer: bool = True, **values: Any) -> Path:
+        made = Path(shutil.copytree(folder, tmp_path / "redeclared"))
+        description = json.loads((made / "config.json").read_text())
+        description["config"] |= values
+        (made / "config.json").write_text(json.dumps(description))
+        if not tokenizer:
+            (made / "tokenizer.json").unlink()
+        seal(made)
+        return made
+
+    return copy
+
+
+@pytest.fixture
+def exported_copy(exported_model: Builder, tmp_path: Path) -> Builder:
+    """A copy of an exported preset, to be changed."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(exported_model(name), tmp_path / name))
+
+    return copy
