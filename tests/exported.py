@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from filelock import FileLock
 
 from zoo import plugins
 from zoo.models import create, persist
@@ -112,17 +113,20 @@ def change_weights(model: torch.nn.Module, seed: int, *, noise: bool, gain: floa
 
 
 @pytest.fixture(scope="session")
-def exported_model(exported_build: Builder) -> Builder:
-    """Build a preset with these settings and export it."""
-    made: dict[Any, Path] = {}
+def exported_model(exported_build: Builder, shared: Path) -> Builder:
+    """Build a preset with these settings and export it, once for all workers."""
 
     def export(name: str, *settings: str, **options: Any) -> Path:
-        key = name, settings, tuple(sorted(options.items()))
-        if key not in made:
-            folder = exported_build(name, *settings, **options)
-            export_model(folder)
-            made[key] = folder
-        return made[key]
+        key = hashlib.sha256(repr((name, settings, sorted(options.items()))).encode()).hexdigest()
+        folder = shared / "exported" / key
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock"):
+            if not (folder / "done").exists():
+                built = exported_build(name, *settings, **options)
+                export_model(built)
+                built.rename(folder / name)
+                (folder / "done").touch()
+        return folder / name
 
     return export
 
