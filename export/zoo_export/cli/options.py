@@ -13,6 +13,7 @@ from zoo.cli.options import option
 from zoo.errors import UsageError
 
 __all__ = [
+    "VERIFICATION",
     "format_option",
     "grid_option",
     "model_directory",

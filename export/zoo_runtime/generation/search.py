@@ -17,6 +17,7 @@ from zoo.errors import ArtifactError
 
 __all__ = [
     "NEW_TOKENS",
+    "Array",
     "Beam",
     "Choices",
     "Continuation",
