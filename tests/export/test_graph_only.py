@@ -359,6 +359,10 @@ def test_everything_a_graph_depends_on_is_in_its_key(monkeypatch: pytest.MonkeyP
     code = traces._code_digest
     monkeypatch.setattr(traces, "_code_digest", lambda packages: code(packages) + "changed")
     assert traces.key(tiny, "model", "float32", {}) not in keys
+    used: set[str] = set()
+    monkeypatch.setattr(traces, "_code_digest", lambda packages: used.update(packages) or "")
+    traces.key(tiny, "model", "float32", {})
+    assert used == {"zoo", "zoo_export", "zoo_plugins", "zoo_runtime"}
 
 
 def test_changed_code_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
