@@ -101,7 +101,7 @@ def test_a_graph_without_weights_is_the_graph_with_them(zoo: Zoo, name: str) -> 
     result = zoo("relink", "graph")
     assert (result.status, result.err) == (0, "")
     assert "not verified" in result.out
-    zoo("run", "graph", "text").failed(4, "not verified")
+    zoo("run", "graph", "text").failed(4, "not verified (exported without weights)")
     assert zoo("run", "graph", "text", "--unverified").status == 0
     assert zoo("verify", "graph").status == 0
     assert zoo("run", "graph", "text").status == 0
