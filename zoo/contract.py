@@ -15,6 +15,7 @@ __all__ = [
     "RESERVED_COMMANDS",
     "Architecture",
     "Command",
+    "Dim",
     "Exporter",
     "Graph",
     "Importer",

@@ -23,6 +23,7 @@ __all__ = [
     "ZooError",
     "ZooWarning",
     "argument",
+    "close_to",
     "missing_package",
     "nearest",
     "storage_errors",

@@ -12,16 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zoo.artifact import (
-    CARD,
-    LOOP,
-    TOKENIZER,
-    Export,
-    ModelDirectory,
-    describe,
-    export_file,
-    new_model,
-)
+from zoo.artifact import CARD, LOOP, TOKENIZER, Export, ModelDirectory, describe, export_file, new_model
 from zoo.artifact.card import model_card
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument
 from zoo.exporters import Job, export_to

@@ -59,7 +59,8 @@ def relink(directory: Path) -> bool:
                 model_card(stored.spec, stored.dtype, origin, parameter_count(stored.spec)), encoding="utf-8"
             )
         for export, linked in changed:
-            evidence = {**export.evidence, "verified": False, "reason": REASON}
+            reason = REASON if export.evidence.get("verified") else export.evidence.get("reason", REASON)
+            evidence = {**export.evidence, "verified": False, "reason": reason}
             files_of_export = {export.graph_files[name]: graph for name, graph in linked.items()}
             stage_graphs(stage, files_of_export, export.evidence_file, evidence)
     return not changed

@@ -90,7 +90,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     stored = ModelDirectory.open(directory)
     check_dtype(stored.dtype, provider, directory)
     export = Export(stored, variant)
-    if export.exists:
+    if export.exists or variant not in ("", ATTENTIONS, *PROFILES):
         export.check()
     from zoo_export.trace.make import PORTABLE, Options, make_graphs
 

@@ -263,8 +263,12 @@ class Results:
             return
         arrow = _pyarrow("lib")
         schema = self._writer.schema if self._writer is not None else None
+        names = dict.fromkeys(name for row in self._waiting for name in row)
         try:
-            table = arrow.Table.from_pylist(self._waiting, schema=schema)
+            if schema is not None and (late := sorted(names.keys() - set(schema.names))):
+                raise ValueError(f"no earlier row has {', '.join(late)}")
+            rows = [dict.fromkeys(names) | row for row in self._waiting]  # pyarrow takes the columns of the first row
+            table = arrow.Table.from_pylist(rows, schema=schema)
             if self._writer is None:
                 self._writer = _pyarrow("parquet").ParquetWriter(self._file, table.schema)
             self._writer.write_table(table)

@@ -21,7 +21,21 @@ if TYPE_CHECKING:
     from zoo.probe.pipeline import Arrays
     from zoo_runtime.onnx_runtime import ort
 
-__all__ = ["Answer", "Context", "Pair", "Runner", "TextRunner", "Tokens"]
+__all__ = [
+    "Answer",
+    "Context",
+    "Pair",
+    "Runner",
+    "TextRunner",
+    "Tokens",
+    "are_ids",
+    "finite",
+    "is_pair",
+    "label",
+    "require_outputs",
+    "segments_of",
+    "texts_of",
+]
 
 Array = np.ndarray[Any, Any]
 Item = TypeVar("Item")

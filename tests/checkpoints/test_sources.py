@@ -15,13 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, GenerationConfig, PreTrainedModel
 
 import zoo as library
 from zoo.artifact import ModelDirectory

@@ -95,21 +95,16 @@ def model(built: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
+def embed(model: Path, file: str) -> list[str]:
+    options = f"--unverified --task sentence-embedding --input {file} --output out.jsonl"
+    return ["run", str(model), *options.split()]
+
+
 @pytest.mark.parametrize("streams", [("stderr",), ("stdout", "stderr")], ids="-".join)
 def test_run_counts_inputs(model: Path, monkeypatch: pytest.MonkeyPatch, streams: tuple[str, ...]) -> None:
     """Against the rows of the file, also where stdout is a terminal; the last line says what was written where."""
     Path("in.txt").write_text("".join(f"text {number}\n" for number in range(7)) + "\n")
-    run = [
-        "run",
-        str(model),
-        "--unverified",
-        "--task",
-        "sentence-embedding",
-        "--input",
-        "in.txt",
-        "--output",
-        "out.jsonl",
-    ]
+    run = embed(model, "in.txt")
     with terminal(monkeypatch, *streams) as screen:
         assert cli.main(run) == 3  # for the empty line
     assert "8/8" in screen.plain
@@ -123,17 +118,6 @@ def test_run_counts_inputs(model: Path, monkeypatch: pytest.MonkeyPatch, streams
 def test_no_terminal_no_progress(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Then stderr has warnings alone."""
     Path("in.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')
-    run = [
-        "run",
-        str(model),
-        "--unverified",
-        "--task",
-        "sentence-embedding",
-        "--input",
-        "in.jsonl",
-        "--output",
-        "out.jsonl",
-    ]
-    assert cli.main(run) == 0
+    assert cli.main(embed(model, "in.jsonl")) == 0
     assert cli.main(["build", "gpt-tiny"]) == 0
     assert capsys.readouterr().err == ""

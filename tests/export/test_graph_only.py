@@ -101,7 +101,7 @@ def test_a_graph_without_weights_is_the_graph_with_them(zoo: Zoo, name: str) -> 
     result = zoo("relink", "graph")
     assert (result.status, result.err) == (0, "")
     assert "not verified" in result.out
-    zoo("run", "graph", "text").failed(4, "not verified")
+    zoo("run", "graph", "text").failed(4, "not verified (exported without weights)")
     assert zoo("run", "graph", "text", "--unverified").status == 0
     assert zoo("verify", "graph").status == 0
     assert zoo("run", "graph", "text").status == 0
@@ -359,6 +359,10 @@ def test_everything_a_graph_depends_on_is_in_its_key(monkeypatch: pytest.MonkeyP
     code = traces._code_digest
     monkeypatch.setattr(traces, "_code_digest", lambda packages: code(packages) + "changed")
     assert traces.key(tiny, "model", "float32", {}) not in keys
+    used: set[str] = set()
+    monkeypatch.setattr(traces, "_code_digest", lambda packages: used.update(packages) or "")
+    traces.key(tiny, "model", "float32", {})
+    assert used == {"zoo", "zoo_export", "zoo_plugins", "zoo_runtime"}
 
 
 def test_changed_code_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import full, nth_call
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, StorageError
 from zoo_runtime import load_session
-from zoo_runtime.rows import read_rows
+from zoo_runtime.rows import Results, read_rows
 from zoo_runtime.runner import TextRunner
 
 pa = pytest.importorskip("pyarrow")
@@ -167,6 +167,21 @@ def test_token_ids_in_a_file(bert: Path, zoo: Zoo) -> None:
     pq.write_table(pa.table({"text": [list(text.encode()) for text in TEXTS]}), "in.parquet")
     assert zoo("run", bert, "--input", "in.parquet", *EMBED, "--output", "out.parquet").status == 0
     same_embeddings(pq.read_table("out.parquet").to_pylist(), alone(bert, TEXTS))
+
+
+def test_rows_of_parquet_with_other_columns() -> None:
+    """No value is dropped without a word: the columns are those of all rows that are written first."""
+    results = Results(Path("out.parquet"))
+    with results.writing():
+        results.write(1, {"ids": []})
+        results.write(2, {"ids": [3], "score": 0.5})
+    first, second = pq.read_table("out.parquet").to_pylist()
+    assert first == {"id": 1, "ids": [], "score": None}
+    assert second == {"id": 2, "ids": [3], "score": 0.5}
+    results = Results(Path("late.parquet"))
+    with pytest.raises(StorageError, match=r"cannot hold these results .*score.*write \.jsonl"), results.writing():
+        for number in range(1025):
+            results.write(number, {"ids": []} if number < 1024 else {"ids": [], "score": 0.5})
 
 
 def test_many_rows_of_parquet(bert: Path, zoo: Zoo) -> None:

@@ -6,14 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.artifact.layout import (
-    SCHEMA,
-)
+from zoo.artifact.layout import SCHEMA
 from zoo.artifact.provenance import Origin
-from zoo.artifact.weights import (
-    DTYPES,
-    load_json,
-)
+from zoo.artifact.weights import DTYPES, load_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec
 

@@ -13,23 +13,10 @@ from typing import Any
 from zoo import plugins, storage
 from zoo.artifact.description import read_description, read_origin
 from zoo.artifact.digests import Digests
-from zoo.artifact.layout import (
-    CONFIG,
-    MANIFEST,
-    SCHEMA,
-    is_own,
-    is_weights,
-    write_json,
-)
+from zoo.artifact.layout import CONFIG, MANIFEST, SCHEMA, is_own, is_weights, write_json
 from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
-from zoo.artifact.weights import (
-    INDEX,
-    SINGLE,
-    StoredTensor,
-    read_header,
-    read_shards,
-)
+from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_shards
 from zoo.errors import ArtifactError, PluginError, UsageError
 from zoo.registry import ModelSpec, config_class
 

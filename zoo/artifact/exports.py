@@ -12,25 +12,14 @@ from typing import Any
 
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
-from zoo.artifact.layout import (
-    ATTENTIONS,
-    EVIDENCE_NAME,
-    HALVES,
-    LOOP,
-    PRECISIONS,
-    PROFILES,
-    export_file,
-    is_reserved,
-)
+from zoo.artifact.layout import ATTENTIONS, EVIDENCE_NAME, HALVES, LOOP, PRECISIONS, PROFILES, export_file, is_reserved
 from zoo.artifact.manifest import entries_of, write_manifest
-from zoo.artifact.weights import (
-    load_json,
-)
+from zoo.artifact.weights import load_json
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, Wording
 from zoo.registry import ModelSpec
 
-__all__ = ["Export", "Record", "declared_graphs"]
+__all__ = ["Export", "Record", "copy_model", "declared_graphs", "find_exports", "find_records"]
 
 
 @dataclass(frozen=True)

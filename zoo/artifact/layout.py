@@ -6,10 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from zoo.artifact.weights import (
-    INDEX,
-    SINGLE,
-)
+from zoo.artifact.weights import INDEX, SINGLE
 
 __all__ = [
     "ATTENTIONS",

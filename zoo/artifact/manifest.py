@@ -7,16 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zoo.artifact.digests import Digests, digest_file
-from zoo.artifact.layout import (
-    CONFIG,
-    MANIFEST,
-    SCHEMA,
-    write_json,
-)
-from zoo.artifact.weights import (
-    load_json,
-    plain_name,
-)
+from zoo.artifact.layout import CONFIG, MANIFEST, SCHEMA, write_json
+from zoo.artifact.weights import load_json, plain_name
 from zoo.errors import ArtifactError
 
 __all__ = ["check_file", "entries_of", "entry_of", "read_manifest", "write_manifest"]

@@ -14,7 +14,7 @@ from zoo.artifact import entry_of, write_json
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError
 
-__all__ = ["RECORD", "check_output_target", "new_output"]
+__all__ = ["check_output_target", "new_output"]
 
 RECORD = ".zoo-files.json"
 """SHA-256 and size of every other file, and the command that wrote them."""

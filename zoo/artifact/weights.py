@@ -24,6 +24,7 @@ __all__ = [
     "digest_tensors",
     "dtype_name",
     "load_json",
+    "parse_json",
     "plain_name",
     "plan_header",
     "read_header",

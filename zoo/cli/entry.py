@@ -20,7 +20,7 @@ from zoo.errors import PluginError, StorageError, ZooError, missing_package
 from zoo.plugins.discovery import describe
 from zoo.version import __version__
 
-__all__ = ["main", "run"]
+__all__ = ["cli", "main", "run"]
 
 COMMANDS = {
     command.name: command

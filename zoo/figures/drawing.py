@@ -20,7 +20,7 @@ from zoo.storage import check_file_target, new_file
 if TYPE_CHECKING:
     from zoo.figures.anatomy import Anatomy, Part
 
-__all__ = ["check_figure", "figure", "write_figure"]
+__all__ = ["figure", "write_figure"]
 
 DEPTH = 2
 """Number of module levels drawn: the model's modules and their submodules."""

@@ -113,7 +113,7 @@ def adapt_directory(
     """:func:`adapt` with ``KEY=VALUE`` settings that override ``values``; returns the changes."""
     source, target = Path(source), Path(target)
     check_model_target(target, force=force)
-    stored = ModelDirectory.open(source)
+    stored = ModelDirectory.open(source, rehash=True)
     old = stored.spec
     with plugins.blame(old.plugin, f"cannot configure {old.name}"):
         before = old.config.to_dict()

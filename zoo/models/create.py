@@ -16,7 +16,7 @@ from zoo.models.dtypes import STORED_DTYPES, torch_dtype
 from zoo.models.tensors import weights_digest
 from zoo.registry import ModelSpec, Summary, registry
 
-__all__ = ["build_on_meta", "count_parameters", "create_model", "list_models"]
+__all__ = ["build", "build_on_meta", "count_parameters", "create_model", "find_spec", "list_models"]
 
 
 def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from zoo.artifact.weights import DTYPES, dtype_name
 from zoo.errors import UsageError, nearest
 
-__all__ = ["STORED_DTYPES"]
+__all__ = ["STORED_DTYPES", "torch_dtype"]
 
 STORED_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

@@ -37,7 +37,7 @@ from zoo.registry import ModelSpec
 
 __all__ = [
     "MAX_SHARD_BYTES",
-    "check_layout",
+    "Progress",
     "fill",
     "load",
     "load_directory",

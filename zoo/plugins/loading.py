@@ -32,7 +32,7 @@ from zoo.plugins import isolation
 from zoo.plugins.discovery import ENTRY_POINT_GROUP, Plugin, ZooWarning, blame, describe
 from zoo.plugins.presets import Preset, read_presets
 
-__all__ = ["CONTRIBUTIONS", "HEAVY", "load", "read", "seconds"]
+__all__ = ["CONTRIBUTIONS", "HEAVY", "read", "seconds"]
 
 CONTRIBUTIONS: Mapping[str, type[Any]] = {
     "architectures": Architecture,

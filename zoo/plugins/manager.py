@@ -15,22 +15,10 @@ from typing import TypeVar
 from zoo.contract import RESERVED_COMMANDS, Architecture, Command, Exporter, Importer, Task
 from zoo.errors import PluginError, UsageError, Wording, argument, nearest
 from zoo.plugins import loading
-from zoo.plugins.discovery import BUILT_IN, Plugin, ZooWarning, blame, deprecated, discover
+from zoo.plugins.discovery import Plugin, ZooWarning, discover
 from zoo.plugins.presets import known_provider
 
-__all__ = [
-    "BUILT_IN",
-    "Plugin",
-    "Plugins",
-    "Selection",
-    "ZooWarning",
-    "active",
-    "blame",
-    "clash",
-    "deprecated",
-    "discover",
-    "select",
-]
+__all__ = ["Plugins", "Selection", "active", "clash", "select"]
 
 Named = TypeVar("Named", bound=Command | Exporter | Task)
 

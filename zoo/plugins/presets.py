@@ -15,7 +15,6 @@ __all__ = [
     "built_in_presets",
     "known_provider",
     "preset_layers",
-    "project_presets",
     "read_presets",
     "user_presets",
 ]

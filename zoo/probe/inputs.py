@@ -11,7 +11,20 @@ import numpy as np
 
 from zoo.contract import Graph, TensorSpec, dim_size
 
-__all__ = ["Feeds", "Point", "make_feeds", "make_grid"]
+__all__ = [
+    "DEFAULT_MAX",
+    "ODD",
+    "PAST",
+    "WORK",
+    "Feeds",
+    "Padding",
+    "Point",
+    "empty_past",
+    "make_feeds",
+    "make_grid",
+    "next_past",
+    "slice_feeds",
+]
 
 Feeds = Mapping[str, "np.ndarray[Any, Any]"]
 Padding = Literal["none", "left", "right", "empty row"]

@@ -18,7 +18,7 @@ from zoo.plugins.presets import Preset, known_provider, preset_layers, read_pres
 from zoo.registry.spec import Assignment, ModelSpec, Summary, config_class
 from zoo.version import __version__
 
-__all__ = ["Registry", "registry"]
+__all__ = ["DEFAULT", "Registry", "registry"]
 
 DEFAULT = "default"
 

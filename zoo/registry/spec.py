@@ -17,7 +17,7 @@ from zoo.plugins import Plugin, blame
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Assignment", "ModelSpec", "Summary", "load_reference"]
+__all__ = ["Assignment", "ModelSpec", "Summary", "config_class", "load_reference"]
 
 
 def load_reference(reference: str, plugin: Plugin) -> Any:

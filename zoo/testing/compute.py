@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LENGTH",
-    "ROWS",
     "TOLERANCE",
     "Arrays",
     "Feeds",
@@ -32,7 +31,6 @@ __all__ = [
     "distance",
     "executor",
     "inputs_along",
-    "length_of",
     "make_inputs",
     "masks",
     "outputs_of",

@@ -9,7 +9,16 @@ from zoo.contract import Graph, TensorSpec
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
-__all__ = ["batch_invariance", "cache", "causality", "eval_deterministic", "lengths", "padding_invariance"]
+__all__ = [
+    "batch_invariance",
+    "cache",
+    "causality",
+    "eval_deterministic",
+    "lengths",
+    "padded",
+    "padding_invariance",
+    "sides",
+]
 
 _LONGER = 3
 """Number of padding positions added to a row."""

@@ -11,7 +11,7 @@ from zoo.cli.options import BYTES, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import UsageError
 from zoo_export.cli.curves import BUSY, show_curves
-from zoo_export.cli.options import provider_option
+from zoo_export.cli.options import provider_option, refuse_options
 from zoo_export.cli.results import comparing
 
 LAYERS = "layer-*"
@@ -89,27 +89,17 @@ def command(names: tuple[str, ...], plot: Path | None, force: bool, as_json: boo
     """
     lengths = options["lengths"]
     if len(names) == 1 and not (lengths and (lengths.curve or not Path(names[0]).is_dir())):
-        _refuse("is only for curves", "baseline", "max_memory")
+        refuse_options("is only for curves", ("baseline", "max_memory"))
         _measure(Path(names[0]), plot, force, as_json, **options)
         return
     if lengths is None:
         remedy = "name the directory of an exported model, or give --lengths 128..16384"
         raise UsageError("curves need lengths" if names else "nothing to measure", None, remedy)
-    given = [name for name in options if name not in ("lengths", "threads", "seconds")]
-    _refuse("is not for curves", *given)
+    refuse_options("is not for curves", options.keys() - {"lengths", "threads", "seconds"})
     show_curves(
         names or (LAYERS,), sorted(lengths), plot=plot, force=force, as_json=as_json, baseline=baseline,
         max_memory=max_memory, threads=options["threads"], seconds=options["seconds"],
     )  # fmt: skip
-
-
-def _refuse(why: str, *names: str) -> None:
-    """Raise :class:`UsageError` if one of these options was given."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source == click.core.ParameterSource.COMMANDLINE:
-            raise UsageError(f"{parameter.opts[0]} {why}", None, "leave it out")
 
 
 def _measure(directory: Path, plot: Path | None, force: bool, as_json: bool, **options: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from zoo import plugins
 from zoo.artifact import LOOP, PROFILES, Export, ModelDirectory, check_model_target
 from zoo.cli.model_argument import find_preset
 from zoo.cli.options import Command, force_option, json_option, option, quiet_option
@@ -123,8 +122,9 @@ def command(
         from zoo_export.parity.report import Report
 
         report = Report(dict(record.evidence))
-        _warn_of_cpu_nodes(directory, variant)
-        facts = {**summary(report, variant), "without_functions": _note_missing_functions(directory, variant)}
+        export = Export(record.stored, variant)
+        _warn_of_cpu_nodes(export)
+        facts = {**summary(report, variant), "without_functions": _note_missing_functions(export)}
         files = list(facts["files"])
         if not as_json:
             say_report(report, directory, variant)
@@ -147,7 +147,6 @@ def _export_graphs(
 
     if not isinstance(options, Request):
         raise UsageError("--graph-only is only for ONNX", "zoo export", "leave it out")
-    plugins.active().exporter("onnx")
     spec = find_preset(model, settings)
     if spec is not None:
         directory = output or Path(spec.name)
@@ -158,35 +157,36 @@ def _export_graphs(
         files = export_graphs_only(directory, options=options, force=force)
     verify = f"zoo verify {directory}" + (f" --variant {options.variant}" if options.variant else "")
     click.echo(f"warning: {directory}: {', '.join(files)} NOT VERIFIED: {verify} completes it", err=True)
-    _warn_of_cpu_nodes(directory, options.variant)
-    reasons = _note_missing_functions(directory, options.variant)
+    export = Export(ModelDirectory.open(directory, weights=False), options.variant)
+    _warn_of_cpu_nodes(export)
+    reasons = _note_missing_functions(export)
     if as_json:
         facts = {"files": files, "verified": False, "without_functions": reasons}
         emit_json("export", {"directory": str(directory), **facts})
 
 
-def _note_missing_functions(directory: Path, variant: str) -> dict[str, str]:
+def _note_missing_functions(export: Export) -> dict[str, str]:
     """Print why graphs were exported without functions, if they were requested. Return the reasons by graph."""
     from zoo_export.graph.file import without_functions
 
-    graphs = Export(ModelDirectory.open(directory, weights=False), variant).read()
+    graphs = export.read()
     reasons = {name: text for name, graph in graphs.items() for text in without_functions(graph).values()}
     for name, reason in reasons.items():
         which = f"graph {name} is " if len(graphs) > 1 else ""
-        click.echo(f"note: {directory}: {which}exported without functions: {reason}", err=True)
+        click.echo(f"note: {export.stored.path}: {which}exported without functions: {reason}", err=True)
     return reasons
 
 
-def _warn_of_cpu_nodes(directory: Path, variant: str) -> None:
+def _warn_of_cpu_nodes(export: Export) -> None:
     """Warn of operators without CUDA kernels, in CUDA graphs and in bfloat16 graphs, which cannot use the CPU."""
-    export = Export(ModelDirectory.open(directory, weights=False), variant)
-    if variant != "cuda" and export.dtype != "bfloat16":
+    if export.variant != "cuda" and export.dtype != "bfloat16":
         return
     from zoo_export.graph.cuda_kernels import nodes_without_kernel
 
     what = "cannot run" if export.dtype == "bfloat16" else "will run partly on the CPU"
-    for file in export.graph_files.values():
-        found = Counter(node.operator for node in nodes_without_kernel((directory / file).read_bytes()))
+    for name, graph in export.read().items():
+        found = Counter(node.operator for node in nodes_without_kernel(graph))
         if found:
             names = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
-            click.echo(f"warning: {directory}: {file} {what}: CUDA has no kernel for {names}", err=True)
+            file = f"{export.stored.path}: {export.graph_files[name]}"
+            click.echo(f"warning: {file} {what}: CUDA has no kernel for {names}", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import click
@@ -13,11 +13,13 @@ from zoo.cli.options import option
 from zoo.errors import UsageError
 
 __all__ = [
+    "VERIFICATION",
     "format_option",
     "grid_option",
     "model_directory",
     "provider_option",
     "refuse_onnx_options",
+    "refuse_options",
     "variant_option",
 ]
 
@@ -39,11 +41,17 @@ format_option = click.option("--format", "format_name", metavar="NAME", help="Fo
 
 def refuse_onnx_options(where: str, *shared: str) -> None:
     """Raise :class:`UsageError` for a given ONNX-only option. ``shared`` names the options of all formats."""
+    names = {str(parameter.name) for parameter in click.get_current_context().command.params}
+    refuse_options("is only for ONNX", names.difference(shared), where)
+
+
+def refuse_options(why: str, names: Container[str], where: str | None = None) -> None:
+    """Raise :class:`UsageError` if the command line has one of these options of the running command."""
     context = click.get_current_context()
-    for param in context.command.params:
-        source = context.get_parameter_source(str(param.name))
-        if param.name not in shared and source not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, None):
-            raise UsageError(f"{param.opts[0]} is only for ONNX", where, "leave it out")
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in names and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise UsageError(f"{parameter.opts[0]} {why}", where, "leave it out")
 
 
 def model_directory(model: str, *, output: Path | None = None, settings: Sequence[str] = (), force: bool) -> Path:

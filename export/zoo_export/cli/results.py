@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo import plugins
-from zoo.artifact import LOOP, Record
+from zoo.artifact import LOOP, Record, export_file
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
 
@@ -50,7 +50,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         "provider": report.evidence["provider"],
         "points": len(report.evidence["grid"]["points"]),
         "left_out": report.evidence["grid"]["left_out"],
-        "files": [".".join(filter(None, (name, variant, "onnx"))) for name in report.evidence["graphs"]],
+        "files": [export_file(name, variant, "onnx") for name in report.evidence["graphs"]],
         "outputs": len(outputs),
         "worst": worst,
     }

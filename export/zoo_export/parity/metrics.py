@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from zoo_runtime.generation.search import log_softmax
+
 __all__ = ["Distribution"]
 
 TOP = 10
@@ -30,7 +32,7 @@ class Distribution:
         wanted, found = reference[keep].astype(np.float64), result[keep].astype(np.float64)
         if not len(wanted):
             return
-        log_p, log_q = _log_softmax(wanted), _log_softmax(found)
+        log_p, log_q = log_softmax(wanted), log_softmax(found)
         self.kl = max(self.kl, float(np.max(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1))))
         top = min(TOP, wanted.shape[-1])
         best, theirs = (np.argpartition(-values, top - 1, axis=-1)[:, :top] for values in (wanted, found))
@@ -51,9 +53,3 @@ class Distribution:
             "argmax_disagreements": self.disagreements,
             "argmax_near_ties": self.near_ties,
         }
-
-
-def _log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    shifted = logits - logits.max(-1, keepdims=True)
-    result: np.ndarray[Any, Any] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result

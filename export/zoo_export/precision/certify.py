@@ -34,6 +34,7 @@ from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.report import Report
 from zoo_export.precision.parity import verify_variant
 from zoo_export.precision.quantize import PRECISIONS, Precision, Variant, make_variant, open_variant, read_variant
+from zoo_runtime.generation.search import log_softmax
 from zoo_runtime.providers import Provider, check_dtype
 
 __all__ = [
@@ -96,7 +97,7 @@ class Divergence:
     def add(self, reference: Array, result: Array, following: Array | None = None) -> None:
         """Add logits (rows, vocabulary), and the next token of each row (optionally except the last)."""
         for start in range(0, len(reference), _ROWS):
-            log_p, log_q = (_log_softmax(logits[start : start + _ROWS]) for logits in (reference, result))
+            log_p, log_q = (log_softmax(logits[start : start + _ROWS]) for logits in (reference, result))
             kl = np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)
             self.rows += len(kl)
             self.kl_sum += float(kl.sum())
@@ -492,10 +493,3 @@ def verify_stored_variant(
     if not report.passed:
         raise ParityError(report.verdict(), directory)
     return report
-
-
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits.astype(np.float64)
-    shifted = shifted - shifted.max(-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result

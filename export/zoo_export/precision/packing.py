@@ -33,6 +33,8 @@ from zoo.probe.dtypes import BFLOAT16
 from zoo_runtime.onnx_runtime import ort_native
 
 __all__ = [
+    "SCALES",
+    "ZERO_POINTS",
     "Packing",
     "packings",
     "read_dequantized",

@@ -43,6 +43,7 @@ from zoo_runtime.providers import Provider, check_dtype, open_session
 __all__ = [
     "PRECISIONS",
     "SCHEMES",
+    "Place",
     "Precision",
     "Scheme",
     "Variant",

@@ -22,6 +22,7 @@ __all__ = ["key"]
 
 def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> str:
     """Return the cache key of ``what``: a graph's name, or another result derived from the model."""
+    references = (spec.architecture.model, spec.architecture.config)
     facts = {
         "what": what,
         "architecture": [
@@ -34,9 +35,7 @@ def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> s
         "dtype": dtype,
         "options": dict(options),
         "installed": sorted({f"{item.metadata['Name']} {item.version}" for item in distributions()}),
-        "code": _code_digest(
-            {"zoo", "zoo_export", _top_level(spec.architecture.model), _top_level(spec.architecture.config)}
-        ),
+        "code": _code_digest({"zoo", "zoo_export", "zoo_runtime", *map(_top_level, references)}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

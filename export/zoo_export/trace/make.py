@@ -8,12 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from zoo import memo
-from zoo.artifact import (
-    ATTENTIONS,
-    PROFILES,
-    ModelDirectory,
-    declared_graphs,
-)
+from zoo.artifact import ATTENTIONS, PROFILES, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
 from zoo.contract import Graph

@@ -15,7 +15,7 @@ from zoo.probe.pipeline import decoder_inputs, token_input
 from zoo.registry import ModelSpec
 from zoo_runtime.onnx_runtime import ort
 
-__all__ = ["LOOP_OUTPUT", "LoopPlan", "plan_loop", "run_loop"]
+__all__ = ["LARGEST_NOISE", "LOOP_OUTPUT", "NO_END", "SETTINGS", "LoopPlan", "plan_loop", "run_loop"]
 
 LOOP_OUTPUT = "generated_ids"
 NO_END = -1

@@ -17,6 +17,7 @@ from zoo.errors import ArtifactError
 
 __all__ = [
     "NEW_TOKENS",
+    "Array",
     "Beam",
     "Choices",
     "Continuation",
@@ -24,6 +25,7 @@ __all__ = [
     "Steps",
     "continue_rows",
     "draw",
+    "log_softmax",
     "probabilities",
     "search_beams",
 ]
@@ -403,9 +405,9 @@ class _Search:
         return np.array([beam for _, beam, _ in going])
 
     def _score(self, logits: Array, ids: list[int]) -> Array:
-        scores = _log_softmax(logits.astype(np.float64))
+        scores = log_softmax(logits)
         scores = self.choose.penalise(scores, [*self.row.text, *ids], len(ids), self.row.limit)
-        return _log_softmax(scores) if self.options.renormalize_logits and np.isfinite(scores).any() else scores
+        return log_softmax(scores) if self.options.renormalize_logits and np.isfinite(scores).any() else scores
 
     def _is_settled(self, best: float, length: int) -> bool:
         if len(self.finished) < self.options.num_beams:
@@ -413,7 +415,9 @@ class _Search:
         return self.options.early_stopping or best / length**self.options.length_penalty <= self.finished[-1].score
 
 
-def _log_softmax(scores: Array) -> Array:
-    shifted = scores - scores.max()
-    result: Array = shifted - np.log(np.exp(shifted).sum())
+def log_softmax(logits: Array) -> Array:
+    """Log-softmax along the last dimension, in float64."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result

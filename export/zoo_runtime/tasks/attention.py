@@ -83,7 +83,7 @@ class _Chosen:
 
 def _checked(items: Sequence[Any], results: Sequence[dict[str, Any]]) -> list[Any]:
     """Replace each result with NaN or infinite weights by an error."""
-    sums = np.array([[weights.sum() for weights in result["attentions"].values()] for result in results])
+    sums = np.array([sum(weights.sum() for weights in result["attentions"].values()) for result in results])
     return finite(items, sums, results)
 
 

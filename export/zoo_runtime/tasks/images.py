@@ -15,7 +15,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.runner import Answer, Context, Runner, finite, label, require_outputs
 from zoo_runtime.tasks.text import classify, show_classes
 
-__all__ = ["ImageClassification", "ImageFeatures"]
+__all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
 
 Array = np.ndarray[Any, Any]
 

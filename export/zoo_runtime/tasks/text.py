@@ -23,7 +23,6 @@ __all__ = [
     "classify",
     "mask_token",
     "show_classes",
-    "sigmoid",
     "softmax",
 ]
 

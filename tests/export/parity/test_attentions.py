@@ -203,7 +203,9 @@ def test_a_source_and_a_target(showing: Callable[..., Path]) -> None:
     with load_session(folder, variant=ATTENTIONS) as session:
         pair = session.run(Pair("source", "tar"), task="attentions")
         alone = session.run("source", task="attentions")
-    assert alone["attentions"] == {}
+        together = session.run(["0123456789", Pair("source", "tar")], task="attentions")  # of one size: one batch
+    assert alone["attentions"] == together[0]["attentions"] == {}
+    assert together[1]["attentions"].keys() == pair["attentions"].keys()
     assert pair["attentions"].keys() == {"decoder.cross_attentions.0.0"}
     weights = pair["attentions"]["decoder.cross_attentions.0.0"]
     assert weights.shape == (pair["target_tokens"], pair["tokens"]) == (4, 6)

@@ -46,6 +46,10 @@ def test_a_model_that_is_not_exported_is_traced(
     assert snapshot() == before
 
 
+def test_an_unknown_variant_is_not_the_plain_export(exported_model: Exported, zoo: Zoo) -> None:
+    zoo("diff", exported_model("gpt-tiny"), "--variant", "atentions").failed(3, "not exported for atentions")
+
+
 def scaled(graph: Any) -> None:
     """Attention of the second block with another scale."""
     (node,) = (n for n in graph.node if n.op_type == "Attention" and n.metadata_props[0].value.startswith("blocks.1"))
