@@ -191,7 +191,9 @@ def test_the_command_is_a_command_of_click(started: Path) -> None:
 
 def test_it_is_there_with_its_plugin_alone(zoo: Zoo) -> None:
     assert "rank  Order texts by their perplexity." in zoo("--help").out
-    zoo("--disable-plugin", "scores", "rank", "nothing", "x").failed(5, "No such command 'rank'", "plugin 'scores' (zoo-scores 1.0) is disabled")
+    zoo("--disable-plugin", "scores", "rank", "nothing", "x").failed(
+        5, "No such command 'rank'", "plugin 'scores' (zoo-scores 1.0) is disabled"
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "gpt-small"])
