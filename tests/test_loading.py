@@ -254,10 +254,10 @@ def test_a_command_that_cannot_be_had_is_its_plugins_fault(edit: tuple[str, str]
 
 
 def test_a_command_of_zoos_own_name_is_a_conflict(install, zoo) -> None:
-    """zoo's own command runs."""
+    """The built-in command runs."""
     install("zoo-acme", COMMAND.replace('"greet"', '"list"'))
     listed = zoo("list")
-    assert listed.warnings == ["warning: plugin 'zoo-acme' (zoo-acme 1.0): conflict: command 'list' is zoo's own"]
+    assert listed.warnings == ["warning: plugin 'zoo-acme' (zoo-acme 1.0): conflict: command 'list' is built in"]
     assert "gpt-tiny" in listed.out
 
 

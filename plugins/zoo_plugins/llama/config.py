@@ -103,7 +103,7 @@ class LlamaConfig(Config):
         return self.sliding_windows[layer % len(self.sliding_windows)] or None
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decoding in one graph."""
+        """Declare one graph for prefill and decoding."""
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
