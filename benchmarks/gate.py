@@ -30,7 +30,7 @@ Row = dict[str, Any]
 EQUIVALENT = 1e-12
 """Relative effect in float64 below which a change counts as no effect; rounding is 1e-16."""
 UNITS = {"float32": 2.0**-23, "float16": 2.0**-10}
-"""Unit in the last place of a dtype: smaller changes cannot be told from rounding."""
+"""Unit in the last place of a dtype: smaller changes are indistinguishable from rounding."""
 
 
 def judge_faults(study: str, every: int, part: int, parts: int, done: set[tuple[str, str]]) -> list[Row]:

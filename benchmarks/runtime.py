@@ -270,7 +270,7 @@ def embedding(folder: Path, peers: Path | None, rounds: int, sentences: Path) ->
     for _ in range(rounds):
         for worker in workers:
             times[worker.label].append(worker([texts])[0])
-    print(f"| {len(texts):,} sentences | sentences/s | cosine to zoo's, least of 512 |\n| --- | ---: | ---: |")
+    print(f"| {len(texts):,} sentences | sentences/s | minimum cosine with zoo's over 512 |\n| --- | ---: | ---: |")
     for worker in workers:
         cosines = (unit(vectors["zoo"]) * unit(vectors[worker.label])).sum(-1)
         print(f"| {worker.label} | {len(texts) / statistics.median(times[worker.label]):.1f} | {cosines.min():.6f} |")

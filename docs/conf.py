@@ -1,4 +1,4 @@
-"""How the documentation is built: sphinx-build -W --keep-going -n -b html docs docs/_build."""
+"""Sphinx configuration. Build with ``sphinx-build -W --keep-going -n -b html docs docs/_build``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 
-# Names of other libraries, and of types that only a type checker reads.
+# Names from other libraries, and typing-only names.
 _LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|pathlib|torch|types|typing"
 _TYPES = r"nn\.Module|Arrays|Path|Provider|dict\[str|zoo_runtime\.runner\.Item|zoo\.nn\.recurrent\.S"
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]

@@ -47,11 +47,11 @@ CALLS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", metavar="K/N", help="run one part of N of the chosen tests, by the name of the test")
+    parser.addoption("--part", metavar="K/N", help="run one of N parts of the selected tests, split by test name")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the part that was asked for; each belongs to one part, whatever others there are."""
+    """Keep the tests of the requested part. A test's part depends only on its name."""
     if (part := config.getoption("--part")) is None:
         return
     number, count = map(int, part.split("/"))

@@ -62,7 +62,7 @@ class Demanding(Config):
         ("sizes", (1, 2), (1, 2)),
     ],
 )
-def test_value_of_the_right_type_is_kept(key: str, value: object, expected: object) -> None:
+def test_valid_values_are_kept(key: str, value: object, expected: object) -> None:
     """The only conversions are from int to float and from list to tuple."""
     found = getattr(Sample.from_dict({key: value}), key)
     assert found == expected
@@ -102,7 +102,7 @@ def test_value_of_the_right_type_is_kept(key: str, value: object, expected: obje
         ("sizes", None, "tuple[int, ...]"),
     ],
 )
-def test_value_of_another_type_is_refused(key: str, value: object, wanted: str) -> None:
+def test_wrong_types_are_rejected(key: str, value: object, wanted: str) -> None:
     """The message names the key, the expected type, the value, its type and the source."""
     with pytest.raises(UsageError) as caught:
         Sample.from_dict({key: value}, "somewhere.toml")
@@ -118,7 +118,7 @@ def test_value_of_another_type_is_refused(key: str, value: object, wanted: str) 
         (Sample, "zzz", "known: count, flag, label, level, limit, mode, names, ratio, scale, sizes"),
     ],
 )
-def test_unknown_key_is_refused_with_the_nearest(cls: type[Config], key: str, remedy: str) -> None:
+def test_unknown_key_is_rejected_with_a_suggestion(cls: type[Config], key: str, remedy: str) -> None:
     """Misspelt keys are rejected in files and on the command line."""
     for attempt in (lambda: cls.from_dict({key: 1}, "x.toml"), lambda: cls.parse_setting(key, "1", "x.toml")):
         with pytest.raises(UsageError) as caught:
@@ -126,7 +126,7 @@ def test_unknown_key_is_refused_with_the_nearest(cls: type[Config], key: str, re
         assert str(caught.value) == f"unknown key {key!r} for {cls.__name__}: x.toml: {remedy}"
 
 
-def test_missing_field_is_refused() -> None:
+def test_missing_field_is_rejected() -> None:
     """Fields without a default are required."""
     with pytest.raises(UsageError, match=r"count.*: x\.toml$"):
         Demanding.from_dict({}, "x.toml")
@@ -173,7 +173,7 @@ def test_missing_field_is_refused() -> None:
         ("names", "[]", ()),
     ],
 )
-def test_setting_is_read_as_its_field_says(key: str, text: str, expected: object) -> None:
+def test_settings_are_parsed_by_field_type(key: str, text: str, expected: object) -> None:
     """As TOML, as a bare word for a string, or as ``none`` for an optional field."""
     found = Sample.parse_setting(key, text)
     assert found == expected
@@ -212,7 +212,7 @@ def test_setting_is_read_as_its_field_says(key: str, text: str, expected: object
         ("names", '["neg,pos]'),
     ],
 )
-def test_setting_of_another_type_is_refused(key: str, text: str) -> None:
+def test_settings_of_wrong_type_are_rejected(key: str, text: str) -> None:
     """Nothing is guessed, and trailing text is an error."""
     with pytest.raises(UsageError, match=f"^{key} must be .*: --set$"):
         Sample.parse_setting(key, text)
@@ -321,7 +321,7 @@ any_config = st.one_of(gpt_configs(), bert_configs(), transformer_configs())
 
 @quick
 @given(any_config)
-def test_plain_data_gives_back_an_equal_configuration(config: Config) -> None:
+def test_configuration_survives_plain_data(config: Config) -> None:
     """Directly, and through the JSON of a model directory."""
     assert type(config).from_dict(config.to_dict()) == config
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -360,7 +360,7 @@ TRANSFORMER_SIZES = (
         *((TransformerConfig, key) for key in TRANSFORMER_SIZES),
     ],
 )
-def test_size_that_is_not_positive_is_refused(cls: type[Config], key: str, value: int) -> None:
+def test_non_positive_sizes_are_rejected(cls: type[Config], key: str, value: int) -> None:
     """Including zero, and fields for which None selects a default."""
     with pytest.raises(UsageError) as caught:
         cls.from_dict({key: value}, "x.toml")
@@ -404,14 +404,14 @@ def test_size_that_is_not_positive_is_refused(cls: type[Config], key: str, value
         ),
     ],
 )
-def test_values_that_do_not_go_together_are_both_named(cls: type[Config], values: dict[str, Any], message: str) -> None:
+def test_conflicting_values_are_both_named(cls: type[Config], values: dict[str, Any], message: str) -> None:
     """Each value is valid on its own."""
     with pytest.raises(UsageError) as caught:
         cls.from_dict(values, "x.toml")
     assert str(caught.value) == f"{message}: x.toml"
 
 
-def test_heads_of_their_own_width_need_not_divide_the_hidden_size() -> None:
+def test_explicit_head_widths_need_not_divide_the_hidden_size() -> None:
     """The paper's d_k and d_v are free if both are given."""
     config = TransformerConfig.from_dict({"num_heads": 7, "head_dim": 5, "value_head_dim": 3})
     assert (config.head_dim, config.value_head_dim) == (5, 3)

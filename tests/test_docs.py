@@ -80,7 +80,7 @@ def test_every_public_module_has_a_reference(module: str) -> None:
     assert f"```{{public}} {module}\n" in (DOCS / "reference" / f"{module}.md").read_text(encoding="utf-8")
 
 
-def test_the_statuses_of_the_reference_are_those_of_the_classes() -> None:
+def test_reference_lists_the_exit_statuses_of_the_classes() -> None:
     text = (DOCS / "reference" / "exit-statuses.md").read_text(encoding="utf-8")
     errors = import_module("zoo.errors")
     for name in ("UsageError", "ArtifactError", "ParityError", "PluginError", "StorageError"):
@@ -93,7 +93,7 @@ SECTIONS = ("Structure", "Sizes", "Export", "Tests", "Reference", "Limits")
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"onnx", "runtime"}))
-def test_every_architecture_has_a_page(name: str) -> None:
+def test_every_architecture_has_a_page_with_all_sections(name: str) -> None:
     """The build draws, counts and compares its parts, and its tests exist."""
     text = (DOCS / "architectures" / f"{name}.md").read_text(encoding="utf-8")
     assert re.match(r"# \S.*\n\n\S", text)

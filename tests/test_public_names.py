@@ -78,7 +78,7 @@ def test_a_built_in_architecture_uses_public_names(architecture: str) -> None:
     assert [name for name in private_names(trees) if not name.startswith("zoo_plugins.")] == []
 
 
-def test_every_distribution_is_looked_at() -> None:
+def test_every_distribution_is_checked() -> None:
     assert len(DISTRIBUTIONS) == len([path for path in THIRD_PARTY.iterdir() if path.is_dir()])
     assert {"zoo-aft", "zoo-mixer", "zoo-scores"} <= set(DISTRIBUTIONS)
 
@@ -101,11 +101,11 @@ def test_every_distribution_is_looked_at() -> None:
         ("import zoo.nn\nfrom zoo_runtime import Runner\nclass A(Runner):\n    def _b(self):\n        self._b()", []),
     ],
 )
-def test_what_is_private_is_found(code: str, found: list[str]) -> None:
+def test_private_names_are_found(code: str, found: list[str]) -> None:
     assert list(private_names([ast.parse(code)])) == found
 
 
-def test_the_public_modules_say_what_they_have() -> None:
+def test_public_modules_declare_their_names() -> None:
     for name in PUBLIC:
         module = importlib.import_module(name)
         assert [item for item in module.__all__ if not hasattr(module, item)] == []

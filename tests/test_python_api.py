@@ -24,7 +24,7 @@ OPTION = "--"
 
 
 @pytest.mark.parametrize("module", ["zoo", "zoo_export", "zoo_runtime"])
-def test_dir_lists_what_is_public(module: str) -> None:
+def test_dir_lists_public_names(module: str) -> None:
     """Exactly the public names, even before lazy imports."""
     code = f"import {module}, sys; print(*dir({module})); assert 'torch' not in sys.modules"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -53,7 +53,7 @@ def test_export_takes_text(copy_of: Callable[..., Path]) -> None:
         zoo_export.verify_model("absent")
 
 
-def test_a_message_has_two_wordings() -> None:
+def test_messages_have_two_wordings() -> None:
     """One for Python, one for the command line."""
     error = UsageError("exists", "there", argument("max_new_tokens", 3, "or use {}"))
     assert str(error) == "exists: there: or use max_new_tokens=3"
@@ -63,7 +63,7 @@ def test_a_message_has_two_wordings() -> None:
     assert ZooError("what", None, "").command_line == "what"
 
 
-def test_errors_speak_of_arguments(copy_of: Callable[..., Path], zoo: Callable[..., Any]) -> None:
+def test_errors_name_arguments_or_options(copy_of: Callable[..., Path], zoo: Callable[..., Any]) -> None:
     """The same failures in Python and on the command line."""
     folder = copy_of("gpt-tiny")
     export_graphs_only(folder)

@@ -70,7 +70,7 @@ def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
 
 
-def test_new_directory_appears_whole() -> None:
+def test_new_directory_appears_complete() -> None:
     """Parents are created, and the name does not exist until the block ends."""
     target = Path("deep/er/target")
     with new_directory(target, force=False, owned=lambda path: None) as stage:
@@ -80,7 +80,7 @@ def test_new_directory_appears_whole() -> None:
     assert [path.name for path in target.parent.iterdir()] == ["target"]
 
 
-def test_forced_directory_replaces_all_of_the_old() -> None:
+def test_forced_directory_replaces_all_old_files() -> None:
     """No old file remains."""
     write(TARGET, OLD)
     replace()
@@ -88,7 +88,7 @@ def test_forced_directory_replaces_all_of_the_old() -> None:
     assert names() == ["target"]
 
 
-def test_addition_keeps_what_it_does_not_replace() -> None:
+def test_addition_keeps_other_files() -> None:
     """Files with the same name are replaced, others kept."""
     write(TARGET, OLD)
     add()
@@ -97,7 +97,7 @@ def test_addition_keeps_what_it_does_not_replace() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("operation", ["make", "replace", "add"])
-def test_block_that_raises_changes_nothing(operation: str, error: type[BaseException]) -> None:
+def test_exception_in_the_block_changes_nothing(operation: str, error: type[BaseException]) -> None:
     """Its exception is propagated."""
     if operation != "make":
         write(TARGET, OLD)
@@ -112,7 +112,7 @@ def test_block_that_raises_changes_nothing(operation: str, error: type[BaseExcep
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link", "dangling link"])
-def test_existing_target_is_refused_without_force(kind: str) -> None:
+def test_existing_target_is_rejected_without_force(kind: str) -> None:
     """Rejected before anything is written."""
     if kind == "directory":
         write(TARGET, OLD)
@@ -129,7 +129,7 @@ def test_existing_target_is_refused_without_force(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link"])
-def test_force_replaces_only_what_may_be_replaced(kind: str) -> None:
+def test_force_replaces_only_owned_targets(kind: str) -> None:
     """Links are neither followed nor replaced."""
     if kind == "file":
         TARGET.write_bytes(b"old")
@@ -158,9 +158,7 @@ def test_target_that_appears_meanwhile_is_kept() -> None:
 
 
 @pytest.mark.parametrize("operation", [make, replace, add])
-def test_everything_is_on_the_disk_before_it_has_its_name(
-    operation: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_synced_before_renaming(operation: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and stage are synchronised first, the parent directory last."""
     prepare(operation)
     synchronised: list[int] = []
@@ -247,7 +245,7 @@ def test_full_disk_leaves_the_old_state(
 
 
 @pytest.mark.parametrize("call", ["mkdir", "Path.open", "os.open", "fsync", "rename", "replace"])
-def test_full_disk_leaves_an_addition_undone_or_done(call: str) -> None:
+def test_full_disk_leaves_an_addition_complete_or_undone(call: str) -> None:
     """After its commit, the next process completes it."""
     for number, error in attempts(add, call, full):
         assert error is not None, f"{call} {number} was swallowed"
@@ -283,7 +281,7 @@ def test_killed_process_leaves_the_old_state_or_the_new(operation: Callable[[], 
             assert names() == ["target"]
 
 
-def test_killed_process_loses_nothing_where_directories_cannot_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_process_loses_nothing_without_atomic_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is missing for a moment; the next process restores the old one, even if its own operation fails."""
     without_exchange(monkeypatch)
     for number in itertools.count(1):
@@ -320,7 +318,7 @@ def visible(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("target", ["target", "m[1]", "a*b", "a**b", "?"])
-def test_abandoned_stages_are_swept_and_live_ones_kept(target: str) -> None:
+def test_only_abandoned_stages_are_removed(target: str) -> None:
     """Only stages of this target, whose name may contain any character."""
     dead, live, other = (
         Path(name) for name in (f".{target}.zoo-stage-0", f".{target}.zoo-stage-1", ".other.zoo-stage-0")
@@ -338,7 +336,7 @@ def test_abandoned_stages_are_swept_and_live_ones_kept(target: str) -> None:
     assert read(Path(target)) == NEW
 
 
-def test_abandoned_stages_inside_a_directory_are_swept() -> None:
+def test_abandoned_stages_inside_a_directory_are_removed() -> None:
     """The next addition removes them."""
     write(TARGET, OLD)
     write(TARGET / ".zoo-stage-0", NEW)
@@ -346,7 +344,7 @@ def test_abandoned_stages_inside_a_directory_are_swept() -> None:
     assert read(TARGET) == MERGED
 
 
-def test_stage_is_safe_from_the_moment_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_stage_is_safe_from_other_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another writer of the same target arrives just after a stage was created."""
     original = Path.mkdir
     visitors: list[threading.Thread] = []
@@ -423,7 +421,7 @@ def test_unwritable_target_is_a_storage_error(target: Path) -> None:
     assert Path("file").read_bytes() == b"old"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root ignores permissions")
 def test_forbidden_target_is_a_storage_error(tmp_path: Path) -> None:
     """A directory without write permission, and one without search permission."""
     for mode in (0o555, 0o000):
@@ -440,7 +438,7 @@ def test_forbidden_target_is_a_storage_error(tmp_path: Path) -> None:
         assert read(folder) == {}
 
 
-def test_addition_to_nothing_is_a_storage_error() -> None:
+def test_addition_to_a_missing_directory_is_a_storage_error() -> None:
     """The directory is not created."""
     with pytest.raises(StorageError, match="No such file or directory"):
         add()
@@ -449,7 +447,7 @@ def test_addition_to_nothing_is_a_storage_error() -> None:
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
 @pytest.mark.parametrize("exists", [True, False])
-def test_new_file_is_whole_or_not_there(call: str, exists: bool, snapshot: Callable[[], object]) -> None:
+def test_new_file_is_complete_or_absent(call: str, exists: bool, snapshot: Callable[[], object]) -> None:
     """A full disk leaves the old state and no temporary file."""
     target = Path("notes.json")
     if exists:

@@ -48,7 +48,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "_LIMIT", 0.4)
 
 
-def test_lock_belongs_to_one_at_a_time(either_lock: Path) -> None:
+def test_lock_is_exclusive(either_lock: Path) -> None:
     """For one directory under different names."""
     write(TARGET, OLD)
     write(Path("other"), OLD)
@@ -98,7 +98,7 @@ def test_wait_for_a_lock_is_announced_and_ends(either_lock: Path, hasty: None) -
     assert read(TARGET) == MERGED
 
 
-def test_command_says_what_it_waits_for(
+def test_command_reports_waiting(
     zoo: Callable[..., Result], copy_of: Callable[..., Path], hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line while waiting, one after giving up, and the exit status of a storage error."""
@@ -114,7 +114,7 @@ def test_command_says_what_it_waits_for(
 
 
 @pytest.mark.parametrize(("operation", "after"), [(make, NEW), (replace, NEW), (add, MERGED)])
-def test_directories_are_written_the_portable_way(
+def test_directories_are_written_without_atomic_swaps(
     operation: Callable[[], None], after: dict[str, bytes], portable: Path
 ) -> None:
     if operation is not make:
@@ -146,7 +146,7 @@ def test_recovery_of_any_path_is_harmless(path: str) -> None:
     recover(Path(path))
 
 
-def test_only_parents_that_live_are_parents() -> None:
+def test_only_living_parents_count() -> None:
     assert system.has_parent(os.getppid())
     assert not system.has_parent(os.getpid())
 
@@ -164,7 +164,7 @@ def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.mark.parametrize("end", [system.end_tree, system._kill_tree])
-def test_a_process_ends_with_what_it_started(
+def test_killing_a_process_kills_its_children(
     end: Callable[[int], None], family: tuple[subprocess.Popen[str], int]
 ) -> None:
     process, child = family
@@ -178,7 +178,7 @@ def test_a_process_ends_with_what_it_started(
     pytest.fail("its child process is still running")
 
 
-def test_a_process_that_has_ended_may_be_ended_again() -> None:
+def test_killing_an_ended_process_is_harmless() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     process.wait()
     system.end_tree(process.pid)
@@ -199,7 +199,7 @@ def test_library_files(platform: str, name: str, monkeypatch: pytest.MonkeyPatch
     assert system.library_file("x") == name
 
 
-def test_modules_that_windows_lacks_are_imported_under_a_condition() -> None:
+def test_posix_modules_are_imported_conditionally() -> None:
     """An unconditional import at the top of a module would fail there."""
     files = [file for folder in ("zoo", "export", "plugins") for file in (ROOT / folder).rglob("*.py")]
     assert len(files) > 100

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 RESERVED_COMMANDS = frozenset({"adapt", "build", "import", "list", "plugins", "show", "tokenizer", "why"})
-"""Names of zoo's own commands, which plugins cannot use."""
+"""Names of built-in commands, which plugins cannot use."""
 
 Dim = str | int
 """A fixed size, or the name of a dimension that is free at run time. A sum of names and numbers, such as
@@ -350,7 +350,7 @@ class Task:
     run: str
     """``module:Class``, a subclass of ``zoo_runtime.Runner``. Its module should not import torch."""
     serves: tuple[str, ...] = ()
-    """Runs models that declare one of these tasks; its own name by default."""
+    """Declared tasks of the models that it can run; by default only its own name."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""

@@ -1,8 +1,8 @@
-"""What the pages take from the program itself when they are built: commands and their output, and references.
+"""Directives that generate documentation from the code: command output and reference sections.
 
-``{run} COMMAND`` runs a command and shows what it prints. The others write a page's reference: ``{public} MODULE`` of
-its ``__all__``, ``{hooks}`` of the plugin contract, ``{commands}`` of the command line, ``{checks}`` of the conformance
-kit, and ``{models}`` one section an architecture, whichever are installed.
+``{run} COMMAND`` runs a command and shows its output. The others write reference sections: ``{public} MODULE`` for the
+names in a module's ``__all__``, ``{hooks}`` for the plugin contract, ``{commands}`` for the command line, ``{checks}``
+for the conformance kit, and ``{models}`` for each installed architecture.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ __all__ = ["setup"]
 
 _SECONDS = 300
 _places: list[Path] = []
-"""Where the pages that run commands have a directory each, whichever process reads them."""
+"""Root of the per-page working directories, shared by all reader processes."""
 
 
 class Run(SphinxDirective):
-    """Runs a command of the shell in a directory of the page's own, and shows it with what it prints.
+    """Runs a shell command in the page's own directory, and shows the command and its output.
 
-    A command that ends with another status than ``:status:`` is an error of the build. ``:hide:`` runs it and shows
-    nothing.
+    The build fails if the exit status is not ``:status:`` (default 0). ``:hide:`` runs the command without showing it.
     """
 
     required_arguments = 1
@@ -57,8 +56,8 @@ class Run(SphinxDirective):
     option_spec: ClassVar[dict[str, Any]] = {"status": directives.nonnegative_int, "hide": directives.flag}
 
     def run(self) -> list[nodes.Node]:
-        """A console block."""
-        self.env.note_reread()  # what a command prints depends on more than on the page
+        """Return a console block."""
+        self.env.note_reread()  # the output depends on more than the page's source
         command = " ".join(self.arguments[0].split())
         status, printed = run_command(command, page_folder(self.env.docname))
         if status != self.options.get("status", 0):
@@ -71,14 +70,14 @@ class Run(SphinxDirective):
 
 
 def page_folder(page: str) -> Path:
-    """The directory that the commands of a page share. It is empty at first."""
+    """Return the directory shared by the commands of a page, initially empty."""
     folder = _places[-1] / page.replace("/", "-")
     (folder / "work").mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def run_command(command: str, folder: Path) -> tuple[int, str]:
-    """The exit status of a command and what it prints on both streams, without the names of this machine's places."""
+    """Run a command. Return its exit status and output (both streams), with this machine's paths replaced."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ZOO", "XDG"))}
     changed = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
@@ -99,23 +98,23 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
 
 
 class Written(SphinxDirective, ABC):
-    """Base of directives that write Markdown, which is then read as if it stood in the page."""
+    """Base class of directives that generate Markdown and parse it in place."""
 
     def run(self) -> list[nodes.Node]:
-        """What the Markdown says."""
+        """Return the nodes parsed from the Markdown."""
         self.env.note_reread()
         return self.parse_text_to_nodes("\n".join(self.lines()), allow_section_headings=True)
 
     @abstractmethod
     def lines(self) -> Iterator[str]:
-        """The Markdown."""
+        """Return the lines of Markdown."""
 
 
 class Models(Written):
-    """For each architecture its smallest preset: a section with what ``zoo show`` says."""
+    """A section per architecture with the output of ``zoo show`` for its smallest preset."""
 
     def lines(self) -> Iterator[str]:
-        """Sections, by the architectures' names."""
+        """Return the sections, sorted by architecture."""
         status, printed = run_command("zoo list --json", page_folder(self.env.docname))
         if status:
             raise self.error(printed)
@@ -128,12 +127,12 @@ class Models(Written):
 
 
 class Public(Written):
-    """All that a module says is public, each by its public name."""
+    """Reference of a module's public names."""
 
     required_arguments = 1
 
     def lines(self) -> Iterator[str]:
-        """Autodoc's directives, classes first."""
+        """Return autodoc directives, classes first."""
         module = import_module(self.arguments[0])
         yield from ("```{eval-rst}", f".. py:module:: {module.__name__}", "")
         yield from inspect.cleandoc(module.__doc__ or "").splitlines()
@@ -156,7 +155,7 @@ class Public(Written):
 
 @cache
 def comments(package: str) -> Mapping[str, str]:
-    """What the modules of a package say about their constants, by the constants' names."""
+    """Return the docstrings of the constants in a package, by name."""
     found: dict[str, str] = {}
     root = import_module(package.partition(".")[0])
     for module in [root.__name__, *(item.name for item in pkgutil.walk_packages(root.__path__, f"{root.__name__}."))]:
@@ -168,15 +167,15 @@ def comments(package: str) -> Mapping[str, str]:
 
 
 def comment_of(package: str, name: str) -> str:
-    """What is said about a constant, wherever it is defined."""
+    """Return the docstring of a constant, whichever module of the package defines it."""
     return comments(package).get(name, "")
 
 
 class Hooks(Written):
-    """The hooks of the plugin contract."""
+    """Reference of the plugin hooks."""
 
     def lines(self) -> Iterator[str]:
-        """Autodoc's directives, in the order of the contract."""
+        """Return autodoc directives, in the order of the contract."""
         yield from ("```{eval-rst}", f".. py:currentmodule:: {hookspecs.__name__}", "")
         for name in hook_names():
             yield from (f".. autofunction:: {hookspecs.__name__}.{name}", "")
@@ -184,15 +183,15 @@ class Hooks(Written):
 
 
 def hook_names() -> list[str]:
-    """The hooks' names, in the order of the contract."""
+    """Return the names of the hooks, in the order of the contract."""
     return [name for name, value in vars(hookspecs).items() if name.startswith("zoo_") and callable(value)]
 
 
 class Commands(Written):
-    """Every command of zoo's own with its help."""
+    """Help of every built-in command."""
 
     def lines(self) -> Iterator[str]:
-        """A section a command."""
+        """Return a section per command."""
         context = click.Context(cli, info_name="zoo")
         yield from ("## zoo", "", *_help(cli, context))
         yield from _sections(cli, context)
@@ -215,7 +214,7 @@ def _help(command: click.Command, context: click.Context) -> list[str]:
 
 
 def find_short(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, text: nodes.Node) -> nodes.Node | None:
-    """The one object that a name without its module can mean: docstrings write names as their module imports them."""
+    """Resolve a reference without a module if it is unambiguous: docstrings write names as the module imports them."""
     if node.get("refdomain") != "py":
         return None
     domain = env.domains.python_domain
@@ -228,7 +227,7 @@ def find_short(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, 
 
 
 def name_directories(app: Sphinx, page: str, source: list[str]) -> None:
-    """Say where a directory lies in the repository instead of linking to it: there is no page to show for one."""
+    """Replace links to directories by their path in the repository, as directories have no page."""
     folder = Path(app.env.doc2path(page)).parent
 
     def name(link: re.Match[str]) -> str:
@@ -241,20 +240,20 @@ def name_directories(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 class Checks(Written):
-    """Every check of the conformance kit with its explanation."""
+    """Explanation of every conformance check."""
 
     def lines(self) -> Iterator[str]:
-        """A section a check."""
+        """Return a section per check."""
         from zoo.testing import all_checks
 
         for check in all_checks():
             subject = "plugin" if check.of_plugin else "model"
-            yield from (f"## {check.name}", "", f"Of each {subject}.", "", "```{eval-rst}")
+            yield from (f"## {check.name}", "", f"Applies to each {subject}.", "", "```{eval-rst}")
             yield from (".. py:currentmodule:: zoo", "", *check.explanation.splitlines(), "```", "")
 
 
 def read_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Make fields of a docstring's ``Args:``, ``Returns:`` and ``Raises:``. Those of attributes are sentences alone."""
+    """Convert ``Args:``, ``Returns:`` and ``Raises:`` to fields. Docstrings of attributes have no sections."""
     if what in ("function", "method", "class", "exception"):
         settings = napoleon.Config(napoleon_use_rtype=False)
         lines[:] = napoleon.GoogleDocstring(lines, settings, app, what, name, value, options).lines()

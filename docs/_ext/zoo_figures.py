@@ -22,7 +22,7 @@ __all__ = ["setup"]
 
 
 class Figure(SphinxDirective):
-    """Inline SVG, so that it follows the page's colours and its text can be searched and copied."""
+    """Inline SVG, which follows the page's colours and has searchable text."""
 
     required_arguments = 1
 

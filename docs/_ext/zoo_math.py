@@ -16,15 +16,15 @@ _logger = logging.getLogger(__name__)
 
 
 def mathml(text: str, display: str, node: nodes.Element) -> str:
-    """Convert LaTeX to a ``<math>`` element. What the converter does not know is a warning."""
+    """Convert LaTeX to a ``<math>`` element. Warn about unsupported commands."""
     formula = convert(text.strip(), display=display)
     if "\\" in formula or "<mi>&</mi>" in formula:
-        _logger.warning("LaTeX that has no MathML: %s", text, location=node)
+        _logger.warning("LaTeX without a MathML equivalent: %s", text, location=node)
     return formula
 
 
 def parts(text: str) -> list[str]:
-    """Split a displayed formula at each ``\\qquad``, so that a narrow page can put the parts below each other."""
+    """Split a displayed formula at each ``\\qquad``, so that narrow pages can stack the parts."""
     return [part for part in text.split("\\qquad") if part.strip()]
 
 

@@ -1,5 +1,4 @@
-"""What RoBERTa, DistilBERT, ALBERT and ELECTRA change in BERT. Their heads are compared with
-transformers in the tests of checkpoint imports."""
+"""BERT variants: RoBERTa, DistilBERT, ALBERT and ELECTRA. Checkpoint tests compare their heads with transformers."""
 
 import pytest
 import torch

@@ -102,7 +102,7 @@ def test_loaded_model_is_the_saved_one_bit_for_bit(name: str, dtype: str) -> Non
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_shared_tensors_are_stored_once_and_one_parameter_after_loading(name: str, built) -> None:
+def test_shared_tensors_are_stored_once(name: str, built) -> None:
     """The file has the size of the distinct parameters, and shared tensors are one object after loading."""
     loaded = load(built(name))
     names: dict[int, set[str]] = {}
@@ -123,7 +123,7 @@ def test_weights_are_read_by_the_safetensors_library(name: str, built) -> None:
     assert all(torch.equal(stored[key], ours[key]) for key in stored)
 
 
-def test_seed_alone_decides_the_weights() -> None:
+def test_weights_depend_only_on_the_seed() -> None:
     """Equal seeds give equal weights whatever the state of the global generator; other seeds give others."""
     first = create_model("gpt-tiny", seed=5)
     torch.manual_seed(1234)
@@ -132,7 +132,7 @@ def test_seed_alone_decides_the_weights() -> None:
     assert same(create_model("gpt-tiny"), create_model("gpt-tiny", seed=0))
 
 
-def test_global_generator_is_left_alone() -> None:
+def test_global_generator_is_unchanged() -> None:
     """Building, saving and loading do not draw from it."""
     torch.manual_seed(99)
     before = torch.get_rng_state()
@@ -140,7 +140,7 @@ def test_global_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_directory_of_a_build(built) -> None:
+def test_built_directory_lists_its_files(built) -> None:
     """It has its files, and a manifest that lists all of them except itself."""
     model = built("gpt-tiny")
     names = {"README.md", "config.json", "manifest.json", "model.safetensors", "tokenizer.json"}
@@ -163,7 +163,7 @@ def test_directory_of_a_build(built) -> None:
     assert config["config"] == json.loads(json.dumps(create_model("gpt-tiny").config.to_dict()))
 
 
-def test_card_says_what_the_model_is(built) -> None:
+def test_model_card_describes_the_model(built) -> None:
     """Parameters, origin of the weights, and all settings."""
     card = (built("bert-tiny", "--seed", "7") / "README.md").read_text()
     assert "129,216 parameters in float32" in card
@@ -184,7 +184,7 @@ def test_modes_follow_the_umask(mask: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 70_000, 100_000])
-def test_shards_hold_what_one_file_would(limit: int) -> None:
+def test_shards_contain_the_same_tensors(limit: int) -> None:
     """Shards do not exceed the limit unless they hold a single tensor, and have the usual index."""
     model = create_model("gpt-tiny", seed=2)
     path = save(model, "saved", max_shard_bytes=limit)
@@ -214,8 +214,8 @@ def test_weights_below_the_limit_are_one_file() -> None:
     assert len(list(path.glob("*.safetensors"))) == 2
 
 
-def test_model_that_no_plugin_provides_is_not_saved(snapshot) -> None:
-    """It could not be loaded."""
+def test_model_without_plugin_is_not_saved(snapshot) -> None:
+    """It could not be loaded again."""
 
     class Foreign(torch.nn.Linear):
         config = create_model("gpt-tiny").config
@@ -235,12 +235,12 @@ def test_model_of_two_dtypes_is_not_saved(snapshot) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_dtype_of_torch_is_as_good_as_its_name(dtype: torch.dtype) -> None:
+def test_torch_dtypes_are_accepted(dtype: torch.dtype) -> None:
     assert {tensor.dtype for tensor in create_model("gpt-tiny", dtype=dtype).parameters()} == {dtype}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "half", "", torch.float64, None])
-def test_unknown_dtype_is_refused(dtype: str) -> None:
+def test_unknown_dtype_is_rejected(dtype: str) -> None:
     """Models are float32, float16 or bfloat16."""
     with pytest.raises(UsageError, match="unknown dtype "):
         create_model("gpt-tiny", dtype=dtype)
@@ -269,7 +269,7 @@ def test_existing_target_is_kept_without_force_and_replaced_with_it(copy_of, sna
     ],
     ids=["papers", "checkpoint", "web app", "browser extension"],
 )
-def test_force_does_not_replace_what_is_no_model(files: dict[str, str], snapshot) -> None:
+def test_force_replaces_only_model_directories(files: dict[str, str], snapshot) -> None:
     """manifest.json is a common file name."""
     Path("mine").mkdir()
     for name, text in files.items():
@@ -281,7 +281,7 @@ def test_force_does_not_replace_what_is_no_model(files: dict[str, str], snapshot
 
 
 @pytest.mark.parametrize("added", ["notes.txt", "mydata/train.csv", "empty/", ".git/config", "link"])
-def test_force_does_not_delete_what_the_manifest_does_not_list(added: str, copy_of, snapshot) -> None:
+def test_force_keeps_unlisted_files(added: str, copy_of, snapshot) -> None:
     """The error names the file. Once it is moved, the model is replaced."""
     model = copy_of("gpt-tiny")
     path = model / added
@@ -325,7 +325,7 @@ def test_force_replaces_listed_files_in_any_state(copy_of, snapshot) -> None:
     assert snapshot() == before
 
 
-def test_commands_replace_only_what_the_manifest_lists(built, copy_of, zoo, snapshot) -> None:
+def test_commands_replace_only_listed_files(built, copy_of, zoo, snapshot) -> None:
     """For all commands that write the directory."""
     model, source = copy_of("gpt-tiny").rename("model"), built("gpt-tiny")
     (model / "notes.txt").write_text("mine")
@@ -376,7 +376,7 @@ def test_full_disk_leaves_the_old_model(call: str, copy_of, snapshot) -> None:
     assert same(load(model), new)
 
 
-def test_disk_that_fills_up_in_the_middle_leaves_the_old_model(copy_of, snapshot) -> None:
+def test_disk_filling_up_midway_leaves_the_old_model(copy_of, snapshot) -> None:
     """The operating system limits the size of the weights file."""
     model = copy_of("gpt-tiny")
     before = snapshot()
@@ -391,7 +391,7 @@ def test_disk_that_fills_up_in_the_middle_leaves_the_old_model(copy_of, snapshot
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2])
-def test_addition_that_died_after_its_commit_is_finished_by_the_next_to_open(moves: int, copy_of) -> None:
+def test_committed_addition_is_finished_on_opening(moves: int, copy_of) -> None:
     """For any number of files moved before the crash."""
     model = copy_of("gpt-tiny")
     original = Path.replace
@@ -416,7 +416,7 @@ def test_addition_that_died_after_its_commit_is_finished_by_the_next_to_open(mov
     assert set(opened.files) == {path.name for path in model.iterdir()} - {"manifest.json"}
 
 
-def test_addition_that_fails_leaves_the_model(copy_of, snapshot) -> None:
+def test_failed_addition_leaves_the_model(copy_of, snapshot) -> None:
     """No stage, file or manifest entry remains."""
     model = copy_of("gpt-tiny")
     before = snapshot()
@@ -433,7 +433,7 @@ def add(stored: ModelDirectory, *names: str, **options: Any) -> None:
             (stage / name).write_text(f"{name} {os.urandom(4).hex()}")
 
 
-def test_additions_of_commands_at_once_are_all_listed(copy_of) -> None:
+def test_concurrent_additions_are_all_listed(copy_of) -> None:
     """Each opened the directory before the others wrote to it."""
     model = copy_of("gpt-tiny")
     one, two, three = (ModelDirectory.open(model) for _ in range(3))
@@ -447,7 +447,7 @@ def test_additions_of_commands_at_once_are_all_listed(copy_of) -> None:
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
-def test_additions_of_processes_at_once_are_all_listed(rounds: int, copy_of) -> None:
+def test_additions_of_concurrent_processes_are_all_listed(rounds: int, copy_of) -> None:
     """Eight processes add while others read."""
     model = copy_of("gpt-tiny")
     names = [f"{number}.bin" for number in range(8)]
@@ -470,7 +470,7 @@ def test_additions_of_processes_at_once_are_all_listed(rounds: int, copy_of) -> 
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_model_that_is_replaced_is_not_added_to(when: str, copy_of) -> None:
+def test_addition_to_a_replaced_model_fails(when: str, copy_of) -> None:
     """Files made from the old model do not belong in the new one."""
     model = copy_of("gpt-tiny")
     stored = ModelDirectory.open(model)
@@ -486,7 +486,7 @@ def test_model_that_is_replaced_is_not_added_to(when: str, copy_of) -> None:
     assert same(load(model), create_model("gpt-tiny", seed=1))
 
 
-def test_model_that_is_replaced_by_its_like_is_not_added_to(copy_of) -> None:
+def test_addition_to_a_model_replaced_by_an_equal_one_fails(copy_of) -> None:
     """The stage disappeared with the old directory."""
     model = copy_of("gpt-tiny")
     new = load(model)
@@ -498,7 +498,7 @@ def test_model_that_is_replaced_by_its_like_is_not_added_to(copy_of) -> None:
 
 
 @pytest.mark.parametrize("case", ["same file", "removed file", "weights"])
-def test_commands_at_once_do_not_undo_each_other(case: str, copy_of) -> None:
+def test_conflicting_concurrent_commands_fail(case: str, copy_of) -> None:
     """Two that change the same file; and one that changes the weights while another adds a graph for them."""
     model = copy_of("gpt-tiny")
     add(ModelDirectory.open(model), "old.onnx")
@@ -517,7 +517,7 @@ def test_commands_at_once_do_not_undo_each_other(case: str, copy_of) -> None:
     assert ModelDirectory.open(model)
 
 
-def test_addition_does_not_replace_what_the_manifest_does_not_list(copy_of, snapshot) -> None:
+def test_addition_keeps_unlisted_files(copy_of, snapshot) -> None:
     """Such a file may belong to the user."""
     model = copy_of("gpt-tiny")
     (model / "model.onnx").write_text("mine")
@@ -564,7 +564,7 @@ def test_damaged_file_is_named(name: str, damage: str, copy_of) -> None:
 
 @tampering
 @given(data=st.data())
-def test_no_byte_of_any_listed_file_can_be_changed(data: st.DataObject, copy_of) -> None:
+def test_any_changed_byte_is_detected(data: st.DataObject, copy_of) -> None:
     """For every file, position and value."""
     model = Path("gpt-tiny") if Path("gpt-tiny").exists() else copy_of("gpt-tiny")
     path = model / data.draw(st.sampled_from(LISTED))
@@ -579,7 +579,7 @@ def test_no_byte_of_any_listed_file_can_be_changed(data: st.DataObject, copy_of)
 
 @tampering
 @given(place=st.floats(0, 1, exclude_max=True), removed=st.integers(0, 2), added=st.binary(max_size=2))
-def test_damaged_manifest_is_refused_unless_it_says_the_same(place: float, removed: int, added: bytes, copy_of) -> None:
+def test_changed_manifest_is_rejected_unless_equivalent(place: float, removed: int, added: bytes, copy_of) -> None:
     """Any change of the manifest except white space is noticed."""
     model = Path("gpt-tiny") if Path("gpt-tiny").exists() else copy_of("gpt-tiny")
     path = model / "manifest.json"
@@ -597,7 +597,7 @@ def test_damaged_manifest_is_refused_unless_it_says_the_same(place: float, remov
 
 
 @pytest.mark.parametrize("kind", ["absent", "empty", "file", "no manifest", "manifest is a directory"])
-def test_what_is_no_model_directory_is_refused(kind: str, copy_of) -> None:
+def test_other_directories_are_rejected(kind: str, copy_of) -> None:
     """The error names the command that makes a model directory, if there is a directory."""
     path = Path("gpt-tiny")
     if kind == "file":
@@ -622,7 +622,7 @@ GOOD = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
      "x" * 256, "é" * 200, "\ud800", "manifest.json"],
     ids=lambda name: ascii(name)[:20],
 )  # fmt: skip
-def test_manifest_cannot_name_a_file_elsewhere(name: str, copy_of, tmp_path: Path) -> None:
+def test_manifest_names_only_plain_files(name: str, copy_of, tmp_path: Path) -> None:
     """Nor a file name that no file system allows, nor the manifest itself, even with a correct digest."""
     model = copy_of("gpt-tiny")
     (model / "folder").mkdir()
@@ -659,7 +659,7 @@ def test_manifest_cannot_name_a_file_elsewhere(name: str, copy_of, tmp_path: Pat
     ],
     ids=lambda content: repr(content[:60]),
 )
-def test_manifest_that_is_none_is_refused(content: bytes, copy_of) -> None:
+def test_invalid_manifest_is_rejected(content: bytes, copy_of) -> None:
     """Arbitrary JSON, and files that are not JSON."""
     model = copy_of("gpt-tiny")
     (model / "manifest.json").write_bytes(content)
@@ -679,7 +679,7 @@ def test_manifest_that_is_none_is_refused(content: bytes, copy_of) -> None:
     ],
     ids=["newer", "text", "flag", "twice", "unknown key", "file twice", "no configuration"],
 )
-def test_manifest_of_another_form_is_refused(change: Callable[[str], str], copy_of) -> None:
+def test_malformed_manifest_is_rejected(change: Callable[[str], str], copy_of) -> None:
     """Each differs from a valid manifest in one place."""
     path = copy_of("gpt-tiny") / "manifest.json"
     changed = change(path.read_text())
@@ -689,7 +689,7 @@ def test_manifest_of_another_form_is_refused(change: Callable[[str], str], copy_
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json", "README.md"])
-def test_link_in_place_of_a_file_is_refused(name: str, copy_of, tmp_path: Path) -> None:
+def test_link_instead_of_a_file_is_rejected(name: str, copy_of, tmp_path: Path) -> None:
     """Even if it leads to identical bytes: a directory contains its model."""
     path = copy_of("gpt-tiny") / name
     shutil.move(path, tmp_path / "elsewhere")
@@ -697,7 +697,7 @@ def test_link_in_place_of_a_file_is_refused(name: str, copy_of, tmp_path: Path) 
     refused(path.parent)
 
 
-def test_link_to_a_model_is_a_model(built) -> None:
+def test_link_to_a_model_directory_is_accepted(built) -> None:
     """Only the files inside must not be links."""
     Path("link").symlink_to(built("gpt-tiny"))
     assert same(load("link"), load(built("gpt-tiny")))
@@ -711,7 +711,7 @@ def test_weights_must_be_listed(copy_of) -> None:
 
 
 @pytest.mark.parametrize("outside", ["../shard.safetensors", "{absolute}", "folder/shard.safetensors"])
-def test_index_cannot_lead_outside(outside: str, copy_of, seal, tmp_path: Path) -> None:
+def test_shard_index_cannot_leave_the_directory(outside: str, copy_of, seal, tmp_path: Path) -> None:
     """Even with a matching manifest and a valid shard at its target."""
     model = copy_of("gpt-tiny", "--max-shard-size", "100K")
     index = json.loads((model / "model.safetensors.index.json").read_text())
@@ -747,7 +747,7 @@ def test_index_cannot_lead_outside(outside: str, copy_of, seal, tmp_path: Path) 
         (lambda c: c["config"].update(norm_eps=10**400), "norm_eps must be float"),
     ],
 )
-def test_configuration_that_makes_no_sense_is_refused(
+def test_invalid_configuration_is_rejected(
     change: Callable[[dict[str, Any]], object], cause: str, copy_of, seal
 ) -> None:
     """Even with a correct digest. The error names file and key."""
@@ -769,7 +769,7 @@ def test_configuration_that_makes_no_sense_is_refused(
         (lambda c: c.update(dtype="bfloat16"), "norm.weight is F32, not BF16"),
     ],
 )  # fmt: skip
-def test_weights_of_another_model_are_refused(
+def test_weights_of_another_model_are_rejected(
     change: Callable[[dict[str, Any]], object], cause: str, copy_of, seal
 ) -> None:
     """The error lists all tensors that do not match."""
@@ -785,7 +785,7 @@ def test_weights_of_another_model_are_refused(
     "change",
     [lambda c: c["plugin"].update(distribution="zoo-nowhere", version="9.8"), lambda c: c.update(architecture="gtp")],
 )
-def test_model_of_a_missing_plugin_says_who_made_it(change: Callable[[dict[str, Any]], object], copy_of, seal) -> None:
+def test_missing_plugin_of_a_model_is_named(change: Callable[[dict[str, Any]], object], copy_of, seal) -> None:
     """It also says what to install."""
     model = copy_of("gpt-tiny")
     edit(model / "config.json", change)
@@ -798,7 +798,7 @@ def test_model_of_a_missing_plugin_says_who_made_it(change: Callable[[dict[str, 
     assert caught.value.exit_code == 5
 
 
-def test_commit_planted_by_a_third_party_moves_nothing_from_elsewhere(copy_of, tmp_path: Path) -> None:
+def test_planted_commit_moves_no_files_from_elsewhere(copy_of, tmp_path: Path) -> None:
     """A downloaded directory is untrusted data: opening it must not move the user's files."""
     model = copy_of("gpt-tiny")
     (tmp_path / "private").mkdir()
@@ -813,7 +813,7 @@ def test_commit_planted_by_a_third_party_moves_nothing_from_elsewhere(copy_of, t
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "linformer-tiny", "longformer-tiny"])
-def test_architectures_that_share_a_model_class_are_told_apart(name: str) -> None:
+def test_architectures_with_one_model_class_are_distinguished(name: str) -> None:
     """The class of the configuration decides."""
     save(create_model(name), "mine")
     assert json.loads(Path("mine/config.json").read_text())["architecture"] == name.removesuffix("-tiny")

@@ -51,7 +51,7 @@ def flip(path: Path) -> None:
         file.write(bytes([last[0] ^ 1]))
 
 
-def test_a_second_load_reads_no_weights(copy_of: Build, read: list[str]) -> None:
+def test_second_load_uses_cached_digests(copy_of: Build, read: list[str]) -> None:
     model = copy_of("gpt-tiny")
     load(model)
     assert WEIGHTS in read
@@ -61,7 +61,7 @@ def test_a_second_load_reads_no_weights(copy_of: Build, read: list[str]) -> None
     assert "config.json" in read
 
 
-def test_a_copy_is_read_once(copy_of: Build, read: list[str]) -> None:
+def test_copy_is_read_once(copy_of: Build, read: list[str]) -> None:
     model = copy_of("gpt-tiny")
     ModelDirectory.open(model)
     shutil.copytree(model, "copy")
@@ -72,7 +72,7 @@ def test_a_copy_is_read_once(copy_of: Build, read: list[str]) -> None:
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["changed", "with its time put back"])
-def test_a_changed_byte_is_noticed(copy_of: Build, read: list[str], hidden: bool) -> None:
+def test_changed_byte_is_detected(copy_of: Build, read: list[str], hidden: bool) -> None:
     model = copy_of("gpt-tiny")
     ModelDirectory.open(model)
     before = (model / WEIGHTS).stat()
@@ -85,7 +85,7 @@ def test_a_changed_byte_is_noticed(copy_of: Build, read: list[str], hidden: bool
             ModelDirectory.open(model)
 
 
-def test_a_file_put_in_the_place_of_another_is_noticed(copy_of: Build, read: list[str]) -> None:
+def test_replaced_file_is_detected(copy_of: Build, read: list[str]) -> None:
     model = copy_of("gpt-tiny")
     ModelDirectory.open(model)
     shutil.copy2(model / WEIGHTS, "other")
@@ -96,7 +96,7 @@ def test_a_file_put_in_the_place_of_another_is_noticed(copy_of: Build, read: lis
         ModelDirectory.open(model)
 
 
-def test_a_truncated_file_is_noticed(copy_of: Build, read: list[str]) -> None:
+def test_truncated_file_is_detected(copy_of: Build, read: list[str]) -> None:
     """A process that maps it would be killed when reading past the end."""
     model = copy_of("gpt-tiny")
     ModelDirectory.open(model)
@@ -105,7 +105,7 @@ def test_a_truncated_file_is_noticed(copy_of: Build, read: list[str]) -> None:
         ModelDirectory.open(model)
 
 
-def test_rehashing_notices_what_shows_in_nothing_else(
+def test_rehashing_detects_changes_without_new_metadata(
     copy_of: Build, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failing disk changes bytes in this way. The finding is remembered."""
@@ -132,9 +132,7 @@ def test_weights_are_read_in_full_before_they_are_copied(
     assert WEIGHTS in read
 
 
-def test_a_file_changed_just_now_is_read_again(
-    copy_of: Build, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recently_changed_file_is_read_again(copy_of: Build, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A further write might not change its modification time."""
     monkeypatch.setattr(digests, "SETTLED", 3_600_000_000_000)
     model = copy_of("gpt-tiny")
@@ -144,7 +142,7 @@ def test_a_file_changed_just_now_is_read_again(
         assert WEIGHTS in read
 
 
-def test_a_file_changed_while_it_is_read_is_read_again(
+def test_file_changed_during_reading_is_read_again(
     copy_of: Build, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = copy_of("gpt-tiny")

@@ -49,7 +49,7 @@ def imported(copy_of: Callable[..., Path], tmp_path: Path) -> Path:
     return tmp_path / "ours"
 
 
-def test_weights_that_were_changed_are_not_called_untrained() -> None:
+def test_changed_weights_are_not_called_untrained() -> None:
     """Only unchanged results of create_model count as freshly initialised."""
     model = create_model("gpt-tiny", seed=3)
     assert card(save(model, "fresh")) == "randomly initialised from seed 3, not trained"
@@ -59,7 +59,7 @@ def test_weights_that_were_changed_are_not_called_untrained() -> None:
     assert ModelDirectory.open(trained).origin.kind == "modified"
 
 
-def test_a_model_of_unknown_history_has_an_unknown_origin() -> None:
+def test_unknown_history_gives_an_unknown_origin() -> None:
     """Models built by calling the class, and directories of earlier versions, which recorded at most a seed."""
     made = create_model("gpt-tiny")
     path = save(type(made)(made.config), "made")
@@ -67,7 +67,7 @@ def test_a_model_of_unknown_history_has_an_unknown_origin() -> None:
     assert "not trained" not in (path / "README.md").read_text()
 
 
-def test_a_model_without_values_can_be_made() -> None:
+def test_model_can_be_created_on_the_meta_device() -> None:
     """On the meta device there are no values to hash."""
     with torch.device("meta"):
         assert next(create_model("gpt-tiny").parameters()).is_meta
@@ -86,7 +86,7 @@ def test_directories_of_earlier_versions_open(seal: Callable[[Path], None]) -> N
 @pytest.mark.parametrize(
     "origin", [1, {"kind": "stolen"}, {"kind": "imported", "source": 3}, {"kind": "trained", "training": {}}], ids=str
 )
-def test_an_origin_that_is_not_understood_is_refused(origin: object, seal: Callable[[Path], None]) -> None:
+def test_invalid_origin_is_rejected(origin: object, seal: Callable[[Path], None]) -> None:
     """The error names the file."""
     path = save(create_model("gpt-tiny"), "model")
     (path / "config.json").write_text(json.dumps({**config(path), "origin": origin}))
@@ -111,7 +111,7 @@ def test_origins_survive_json() -> None:
     )
 
 
-def test_a_loaded_model_is_saved_with_all_that_came_along(imported: Path) -> None:
+def test_loaded_model_is_saved_with_its_files(imported: Path) -> None:
     """Even if its directory no longer exists."""
     wanted = {name: (imported / name).read_bytes() for name in ("tokenizer.json", "generation_config.json")}
     before, model = config(imported), load(imported)
@@ -143,7 +143,7 @@ def test_changes_since_loading_are_recorded(imported: Path) -> None:
         assert "\nlicense: apache-2.0\n" in (path / "README.md").read_text()
 
 
-def test_shards_are_the_same_weights() -> None:
+def test_digest_of_weights_is_independent_of_sharding() -> None:
     """The digest covers the tensors, not the files."""
     whole = save(create_model("gpt-tiny", seed=3), "whole")
     shards = save(load(whole), "shards", max_shard_bytes=100_000)
@@ -163,7 +163,7 @@ def test_no_card_names_a_local_path(imported: Path, tmp_path: Path, zoo: Callabl
         assert str(tmp_path) not in (path / "README.md").read_text() + (path / "config.json").read_text()
 
 
-def test_a_card_with_a_path_is_not_passed_on(
+def test_card_with_a_local_path_is_regenerated(
     copy_of: Callable[..., Path], seal: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """Earlier versions wrote such paths, so a checkpoint's card is regenerated."""

@@ -81,7 +81,7 @@ def test_every_dtype_of_the_library_is_read(dtype: str) -> None:
     assert {name: shape for name, (_, shape, _) in found.items()} == {"matrix": [2, 3], "scalar": [], "empty": [0, 4]}
 
 
-def test_place_of_a_tensor_is_its_place_in_the_file() -> None:
+def test_tensor_offset_is_its_place_in_the_file() -> None:
     """Offsets are relative to the start of the file, as the ONNX graph needs them."""
     header = json.dumps(entry())
     assert read_header(write(header)) == {
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[object, bytes]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_unsound_header_is_refused(case: str) -> None:
+def test_invalid_header_is_rejected(case: str) -> None:
     """A one-line message names the file. The library rejects them as well, except for two that only zoo rejects."""
     path = write(*REFUSED[case])
     assert of_library(path) is None or case in ("duplicate tensor", "list as entry")
@@ -175,7 +175,7 @@ def test_header_size_is_never_trusted(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", [Path("absent.safetensors"), Path()], ids=["absent", "directory"])
-def test_what_cannot_be_read_is_refused(path: Path) -> None:
+def test_unreadable_files_are_rejected(path: Path) -> None:
     """The message has the system's reason."""
     with pytest.raises(ArtifactError, match=r"^(missing|cannot read \(Is a directory\)): "):
         read_header(path)
@@ -210,9 +210,7 @@ ENTRIES = st.fixed_dictionaries(
 )  # fmt: skip
 @example(header={}, metadata=None, data=b"")
 @example(header={"a": ENTRY}, metadata={"format": "pt"}, data=DATA)
-def test_header_is_refused_or_read_as_the_library_reads_it(
-    header: dict[str, object], metadata: object, data: bytes
-) -> None:
+def test_header_is_rejected_or_read_like_the_library(header: dict[str, object], metadata: object, data: bytes) -> None:
     """For arbitrary values of the fields."""
     path = write(header if metadata is None else {"__metadata__": metadata, **header}, data)
     found = of_zoo(path)
@@ -228,7 +226,7 @@ SOUND = Path("sound.safetensors")
     removed=st.integers(0, 3),
     added=st.binary(max_size=3) | st.sampled_from([b"0", b"-", b'"', b"[", b"]", b"}", b",", b" ", b"1e3", b"\\u0000"]),
 )
-def test_damaged_file_is_refused_or_read_as_the_library_reads_it(place: float, removed: int, added: bytes) -> None:
+def test_damaged_file_is_rejected_or_read_like_the_library(place: float, removed: int, added: bytes) -> None:
     """With bytes flipped, removed and inserted anywhere."""
     tensors = {"a": torch.arange(4.0), "b.c": torch.ones(2, 3, dtype=torch.bfloat16), "d": torch.zeros(0, 2)}
     save_file(tensors, SOUND, {"format": "pt", "tied": "a"})
@@ -283,7 +281,7 @@ def test_shards_are_read_as_one() -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_index_that_is_not_the_shards_is_refused(
+def test_mismatched_shard_index_is_rejected(
     weight_map: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Missing, misplaced and extra tensors, and valid files elsewhere."""
@@ -317,7 +315,7 @@ def test_index_that_is_not_the_shards_is_refused(
     ],
     ids=lambda value: repr(value[:20]),
 )
-def test_json_that_is_no_object_is_refused(content: bytes, cause: str) -> None:
+def test_json_other_than_objects_is_rejected(content: bytes, cause: str) -> None:
     """The message has the file and the cause."""
     path = Path("x.json")
     path.write_bytes(content)
@@ -327,7 +325,7 @@ def test_json_that_is_no_object_is_refused(content: bytes, cause: str) -> None:
     assert "x.json" in str(caught.value)
 
 
-def test_json_that_is_absent_or_vast_is_refused() -> None:
+def test_missing_or_huge_json_is_rejected() -> None:
     """A sparse file of a terabyte is not read."""
     path = Path("x.json")
     with pytest.raises(ArtifactError, match=r"^missing: x\.json$"):
@@ -352,6 +350,6 @@ def test_plain_names(name: str) -> None:
      "\ud800", 1, None, [], b"a"],
     ids=lambda name: ascii(name)[:20],
 )  # fmt: skip
-def test_names_that_mean_another_place_or_none(name: object) -> None:
+def test_names_that_are_not_plain_are_rejected(name: object) -> None:
     """Separators, control characters, Windows drives, and names too long or not encodable."""
     assert not plain_name(name)

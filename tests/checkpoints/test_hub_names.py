@@ -205,7 +205,7 @@ def test_a_hub_that_is_not_there(hub: Hub, tmp_path: Path) -> None:
 def test_a_hub_that_does_not_answer(
     listens: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It refuses the connection, or takes it and is silent: in either case soon, and without lines of the library."""
+    """Whether the hub refuses connections or never responds, the command fails quickly, with no other output."""
     from zoo.checkpoints import hub
 
     with socket.socket() as silent:

@@ -18,19 +18,19 @@ from zoo import cli
 
 
 class Screen:
-    """What was written to a terminal."""
+    """Terminal output."""
 
     def __init__(self) -> None:
         self.text = ""
 
     @property
     def plain(self) -> str:
-        """Without control sequences."""
+        """Output without control sequences."""
         return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.text)
 
     @property
     def last_line(self) -> str:
-        """What is left at the end: bars erase themselves."""
+        """The text left on the last line; progress bars erase themselves."""
         after = self.text.rpartition("\x1b[2K")[2]
         return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", after).strip()
 

@@ -108,7 +108,7 @@ def test_equal_neighbours_are_counted(name: str, kind: str) -> None:
     assert len([part for part in walk(first.parts) if part.kind == kind]) <= 3
 
 
-def test_the_drawing_of_gpt() -> None:
+def test_diagram_of_gpt() -> None:
     """Parts are in the order of calls, with the shapes of the paper's figure."""
     graph = graphs_of("gpt-small")[0]
     assert [(part.name, part.kind, part.count) for part in graph.parts] == [
@@ -141,7 +141,7 @@ def test_encoder_and_decoder_share_a_block() -> None:
     assert inner[0].parts[0].shape == ("batch", "encoder_sequence", 512)
 
 
-def test_lengths_that_are_padded_are_not_taken_for_fixed_ones() -> None:
+def test_padded_lengths_are_not_shown_as_fixed() -> None:
     """A module that runs at every step is labelled with its number of runs."""
     reformer = graphs_of("reformer-enwik8")[0]
     attention = next(part for part in walk(reformer.parts) if part.name == "attention")
@@ -174,7 +174,7 @@ def test_a_figure_is_xml_within_its_frame(name: str) -> None:
             assert f"in {tensor.name}" in shown
 
 
-def test_the_figures_of_third_parties(third_party: Callable[[str], None]) -> None:
+def test_figures_of_third_party_models(third_party: Callable[[str], None]) -> None:
     """They fulfil the same requirements as those of built-in models."""
     for name in ("aft", "mixer", "sliding"):
         third_party(name)
@@ -184,13 +184,13 @@ def test_the_figures_of_third_parties(third_party: Callable[[str], None]) -> Non
         ET.fromstring(figure(spec))
 
 
-def test_names_that_xml_cannot_hold() -> None:
+def test_names_invalid_in_xml_are_escaped() -> None:
     """A preset may have any name."""
     spec = replace(registry().resolve("gpt-tiny"), name="<Norm> & \x07 \x1b é")
     assert texts(figure(spec))[0].startswith("<Norm> & ? ? é gpt, ")
 
 
-def test_a_model_that_cannot_be_called(zoo: Any, monkeypatch: pytest.MonkeyPatch, snapshot: Any) -> None:
+def test_model_that_cannot_be_called_is_reported(zoo: Any, monkeypatch: pytest.MonkeyPatch, snapshot: Any) -> None:
     """The error names its plugin, and nothing is written."""
 
     def broken(*_: Any, **__: Any) -> None:
@@ -204,7 +204,7 @@ def test_a_model_that_cannot_be_called(zoo: Any, monkeypatch: pytest.MonkeyPatch
     assert snapshot() == {}
 
 
-def test_no_weight_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_weights_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 27 GB is drawn without allocating its weights."""
     made: list[int] = []
     original = torch.empty
@@ -263,7 +263,7 @@ class _Odd(nn.Module):
         return self.head(torch.cat((x, x[:, :1], x[:, :1]), dim=1))[:, :-2]
 
 
-def test_what_third_parties_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_module_structures_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter still counts once, and modules without effect are left out."""
     spec = registry().resolve("textcnn-tiny")
     graph = replace(spec.graphs[0], inputs=spec.graphs[0].inputs[:1])

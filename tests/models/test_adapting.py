@@ -110,7 +110,7 @@ def test_a_third_party_adapts_its_tensors(table: Callable[[str], Path], zoo: Zoo
     ],
     ids=["none", "unchanged", "a reason", "no tensor", "broken"],
 )
-def test_what_a_third_party_cannot_adapt(
+def test_unadaptable_tensors_are_reported(
     table: Callable[[str], Path], zoo: Zoo, body: str, status: int, fragments: tuple[str, ...]
 ) -> None:
     """All such tensors are listed, and a failure is blamed on the plugin."""
@@ -121,9 +121,7 @@ def test_what_a_third_party_cannot_adapt(
     assert not Path("new").exists()
 
 
-def test_without_the_method_every_changed_shape_is_refused(
-    table: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shape_changes_require_the_method(table: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     old = table(TWICE)
     monkeypatch.delattr(type(load(old)), "adapt_tensor")
     with pytest.raises(UsageError, match=r"count has shape \(4,\), not \(8,\); table.weight has"):
@@ -131,7 +129,7 @@ def test_without_the_method_every_changed_shape_is_refused(
     assert load(adapt(old, "same", dropout=0.5)).config.dropout == 0.5
 
 
-def test_what_alters_no_shape_is_changed_and_no_bit_with_it(copy_of: Callable[..., Path]) -> None:
+def test_settings_without_effect_on_shapes_keep_all_weights(copy_of: Callable[..., Path]) -> None:
     """Dropout, or a task whose model has the same tensors."""
     old = copy_of("bert-tiny", "--set", "pooler=false")
     new = adapt(old, "new", dropout=0.3, task="sentence-embedding", labels=("a", "b"))
@@ -160,7 +158,7 @@ def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
     assert torch.equal(load(adapt(old, "new", max_seq_len=9))(ids), model(ids))
 
 
-def test_the_card_says_where_the_weights_come_from(copy_of: Callable[..., Path]) -> None:
+def test_model_card_lists_adaptations(copy_of: Callable[..., Path]) -> None:
     """The card lists each adaptation with the previous origin, and does not call the weights freshly initialised."""
     old = copy_of("vit-tiny")
     larger = adapt(old, "larger", image_size=12)
@@ -213,7 +211,7 @@ COMPANIONS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], dict[str, 
 
 
 @pytest.mark.parametrize(("preset", "settings", "name", "before", "after"), COMPANIONS.values(), ids=COMPANIONS)
-def test_what_came_along_follows(
+def test_companion_files_are_updated(
     copy_of: Callable[..., Path],
     seal: Callable[[Path], None],
     preset: str,
@@ -232,7 +230,7 @@ def test_what_came_along_follows(
     assert name in ModelDirectory.open(new).files
 
 
-def test_a_companion_that_is_no_json_is_an_error(copy_of: Callable[..., Path], seal: Callable[[Path], None]) -> None:
+def test_invalid_companion_json_is_an_error(copy_of: Callable[..., Path], seal: Callable[[Path], None]) -> None:
     old = copy_of("vit-tiny")
     (old / "preprocessor_config.json").write_text("[")
     seal(old)
@@ -241,7 +239,7 @@ def test_a_companion_that_is_no_json_is_an_error(copy_of: Callable[..., Path], s
     assert not Path("new").exists()
 
 
-def test_in_its_own_place(copy_of: Callable[..., Path], zoo: Zoo) -> None:
+def test_adapting_in_place_requires_force(copy_of: Callable[..., Path], zoo: Zoo) -> None:
     """Only with --force, which also removes exports of the old weights."""
     old = copy_of("vit-tiny")
     before = tensors(old)
@@ -272,7 +270,7 @@ def test_a_full_disk_leaves_the_old_model(
     assert load(old).config.image_size == 12
 
 
-def test_what_is_no_sound_model(copy_of: Callable[..., Path], zoo: Zoo) -> None:
+def test_invalid_model_directories_are_rejected(copy_of: Callable[..., Path], zoo: Zoo) -> None:
     zoo("adapt", "nowhere", "--set", "image_size=12", "-o", "new").failed(3, "no such directory: nowhere")
     Path("empty").mkdir()
     zoo("adapt", "empty", "--set", "image_size=12", "-o", "new").failed(3, "not a model directory")
@@ -285,7 +283,7 @@ def test_what_is_no_sound_model(copy_of: Callable[..., Path], zoo: Zoo) -> None:
     assert not Path("new").exists()
 
 
-def test_what_the_command_needs(copy_of: Callable[..., Path], zoo: Zoo) -> None:
+def test_invalid_settings_are_rejected(copy_of: Callable[..., Path], zoo: Zoo) -> None:
     old = copy_of("vit-tiny")
     zoo("adapt", old, "-o", "new").failed(2, "--set")
     zoo("adapt", old, "--set", "image_size=12").failed(2, "--output")
@@ -295,7 +293,7 @@ def test_what_the_command_needs(copy_of: Callable[..., Path], zoo: Zoo) -> None:
         adapt(old, "new", image_size="12")
 
 
-def test_a_plugin_that_is_gone(table: Callable[[str], Path]) -> None:
+def test_missing_plugin_is_reported(table: Callable[[str], Path]) -> None:
     old = table(TWICE)
     plugins.select(plugins.Selection(third_party=False))
     with pytest.raises(PluginError, match="pip install zoo-table"):

@@ -38,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
         del sys.modules[name]
 
 
-def test_it_is_as_it_was() -> None:
+def test_frozen_plugin_is_unchanged() -> None:
     files = sorted(path for path in DISTRIBUTION.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     digest = hashlib.sha256()
     for path in files:
@@ -46,12 +46,12 @@ def test_it_is_as_it_was() -> None:
     assert digest.hexdigest() == DIGEST
 
 
-def test_its_version_is_supported() -> None:
+def test_api_version_1_is_supported() -> None:
     """Before version 1 is dropped, a release must warn; this package is then removed (see docs, compatibility)."""
     assert OLDEST_API == 1
 
 
-def test_it_loads_without_a_complaint(zoo) -> None:
+def test_frozen_plugin_loads_without_warnings(zoo) -> None:
     listed = zoo("plugins", "list", "--json")
     assert listed.err == ""
     (found,) = (row for row in listed.json["plugins"] if row["name"] == "api1")
@@ -66,7 +66,7 @@ def test_it_loads_without_a_complaint(zoo) -> None:
     }
 
 
-def test_all_that_it_provides_works(zoo) -> None:
+def test_every_contribution_works(zoo) -> None:
     """Build, load, export, verify, run; its task, format, checkpoints in both directions, and command."""
     shown = zoo("show", "api1-tiny", "--json").json
     assert zoo("api1-greet", "api1-tiny").out == f"hello, api1-tiny of {shown['parameters']:,} parameters\n"

@@ -119,12 +119,12 @@ def unrelated(zoo: Callable[..., Result]) -> list[str]:
     return [one.out for one in done]
 
 
-def test_there_are_fifty() -> None:
+def test_fifty_plugins_are_tested() -> None:
     assert [len(cases) for cases in KINDS.values()] == [5] * 10
 
 
 @pytest.mark.parametrize(("kind", "case"), CASES)
-def test_a_broken_plugin_disturbs_nothing_and_is_named(
+def test_broken_plugin_is_reported_and_affects_nothing_else(
     kind: str, case: str, install, zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The output of unrelated commands is unchanged, the valid plugin works, and one line names the broken one."""
@@ -151,7 +151,7 @@ def test_a_broken_plugin_disturbs_nothing_and_is_named(
     assert original_torch.__wrapped__() == before
 
 
-def test_a_hang_costs_its_time_once(install, zoo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hanging_plugin_delays_one_command(install, zoo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The result is remembered until ``zoo plugins list`` or a change of the plugin."""
     monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "1")
     log = tmp_path / "log"
@@ -169,7 +169,7 @@ def test_a_hang_costs_its_time_once(install, zoo, monkeypatch: pytest.MonkeyPatc
     assert zoo("list").err == ""
 
 
-def test_the_time_that_a_plugin_may_take_is_a_number(install, zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_time_limit_must_be_a_number(install, zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     install("zoo-aaa", HEAD)
     for text in ("soon", "0", "-1", "nan", "inf"):
         monkeypatch.setenv("ZOO_PLUGIN_SECONDS", text)

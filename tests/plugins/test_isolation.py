@@ -1,4 +1,4 @@
-"""Isolated jobs: whatever a job does, the others run, and only it is reported."""
+"""Isolated jobs: a failing job is reported and does not affect the others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def outcomes(function: str, jobs: Mapping[str, object], seconds: float = 30) -> 
     return {outcome.job: outcome for outcome in run(function, jobs, seconds=seconds, environment={"MINE": "1"})}
 
 
-def test_jobs_share_a_process_of_their_own(function: str) -> None:
+def test_jobs_share_one_subprocess(function: str) -> None:
     done = outcomes(function, {"adds": {"a": 1, "b": 2}, "where": None, "last": None})
     assert list(done) == ["adds", "where", "last"]
     assert (done["adds"].value, done["last"].value) == (3, "last")
@@ -86,7 +86,7 @@ def test_jobs_share_a_process_of_their_own(function: str) -> None:
         ("scribbles", "wrote to the result channel"),
     ],
 )
-def test_a_bad_job_costs_the_others_nothing(bad: str, failure: str, function: str) -> None:
+def test_failing_job_does_not_affect_others(bad: str, failure: str, function: str) -> None:
     done = outcomes(function, {"first": None, bad: None, "last": None})
     assert (done["first"].value, done["last"].value) == ("first", "last")
     assert done[bad].failure == failure
@@ -95,7 +95,7 @@ def test_a_bad_job_costs_the_others_nothing(bad: str, failure: str, function: st
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
 @pytest.mark.parametrize("job", ["hangs", "nests"])
-def test_a_job_that_hangs_is_ended_with_what_it_started(job: str, function: str, tmp_path: Path) -> None:
+def test_hanging_job_is_killed_with_its_children(job: str, function: str, tmp_path: Path) -> None:
     """Including processes with a process group of their own."""
     done = outcomes(function, {job: str(tmp_path / "pid"), "last": None}, seconds=3)
     assert done[job].failure == "did not finish within 3 s"
@@ -110,7 +110,7 @@ def test_a_job_that_hangs_is_ended_with_what_it_started(job: str, function: str,
         pytest.fail("its child process is still running")
 
 
-def test_what_a_job_prints_is_its_own_and_no_answer(function: str) -> None:
+def test_output_of_jobs_is_captured(function: str) -> None:
     done = outcomes(function, {"first": None, "prints": None, "reads": None})
     assert done["prints"].value == 1
     assert sorted(done["prints"].output.split("\n")) == ["", "by error", "by print", "past print"]
@@ -118,7 +118,7 @@ def test_what_a_job_prints_is_its_own_and_no_answer(function: str) -> None:
     assert done["reads"].value == ""
 
 
-def test_a_function_that_cannot_be_found_fails_every_job() -> None:
+def test_missing_function_fails_every_job() -> None:
     done = outcomes("no_such_module:call", {"first": None, "last": None})
     reason = "could not start a process (ModuleNotFoundError: No module named 'no_such_module')"
     assert [outcome.failure for outcome in done.values()] == [reason] * 2

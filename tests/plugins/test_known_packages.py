@@ -26,7 +26,7 @@ def test_the_built_in_registry_names_no_packages() -> None:
         (["acme-3"], 2),
     ],
 )
-def test_whatever_is_missing_the_package_is_named(arguments: list[str], status: int, zoo) -> None:
+def test_known_package_is_suggested_for_missing_names(arguments: list[str], status: int, zoo) -> None:
     """Architectures, models, checkpoint layouts, formats and commands, also from the user's own table."""
     Path("config.json").write_text("{}")
     user_presets().parent.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_whatever_is_missing_the_package_is_named(arguments: list[str], status: 
         "",
     ],
 )
-def test_a_damaged_table_is_named(table: str, zoo) -> None:
+def test_damaged_table_is_reported(table: str, zoo) -> None:
     user_presets().parent.mkdir(parents=True)
     user_presets().write_text(f"schema = 1\n[packages.zoo-acme]\n{table}\n")
     zoo("show", "acme-tiny").failed(2, "registry.toml [packages.zoo-acme]", "provides, a list of names, and install")

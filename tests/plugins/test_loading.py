@@ -61,7 +61,7 @@ def restart() -> plugins.Plugins:
     return plugins.active()
 
 
-def test_a_third_party_is_not_imported_until_it_is_used(install, zoo) -> None:
+def test_third_party_is_imported_on_first_use(install, zoo) -> None:
     """Neither for other models, nor for listing its own."""
     folder = install("zoo-acme", None)
     (folder / "zoo_acme").mkdir()
@@ -87,8 +87,8 @@ def test_a_third_party_is_not_imported_until_it_is_used(install, zoo) -> None:
     assert imported() == {"zoo_acme", "zoo_acme.config", "zoo_acme.model"}
 
 
-def test_what_is_remembered_is_what_was_read(install, reads: list[list[str]]) -> None:
-    """Everything is remembered, without another subprocess."""
+def test_cached_contributions_equal_those_read(install, reads: list[list[str]]) -> None:
+    """Every kind of contribution is cached, without another subprocess."""
     code = (
         architectures(f"[{architecture('acme')}]")
         + """
@@ -141,7 +141,7 @@ def install_another(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_module, touch, change_version, install_another])
-def test_a_change_is_read(change: Callable[[Path], None], install, reads: list[list[str]]) -> None:
+def test_changed_plugin_is_read_again(change: Callable[[Path], None], install, reads: list[list[str]]) -> None:
     """A change of the plugin, or of other installed distributions, on which it may depend."""
     folder = install("zoo-acme", HEAD)
     restart()
@@ -153,7 +153,7 @@ def test_a_change_is_read(change: Callable[[Path], None], install, reads: list[l
     assert reads == [["zoo-acme"], ["zoo-acme"]]
 
 
-def test_a_file_below_the_package_counts(install, reads: list[list[str]]) -> None:
+def test_change_of_any_package_file_counts(install, reads: list[list[str]]) -> None:
     folder = install("zoo-acme", None)
     package = folder / "zoo_acme" / "below"
     package.mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_a_file_below_the_package_counts(install, reads: list[list[str]]) -> Non
     assert len(reads) == 2
 
 
-def test_a_damaged_memory_is_none(install, reads: list[list[str]]) -> None:
+def test_damaged_cache_is_ignored(install, reads: list[list[str]]) -> None:
     """A cache that cannot be written only costs time."""
     install("zoo-acme", HEAD)
     restart()
@@ -176,7 +176,7 @@ def test_a_damaged_memory_is_none(install, reads: list[list[str]]) -> None:
     assert len(reads) == 2
 
 
-def test_without_a_cache_every_process_reads(
+def test_every_process_reads_plugins_without_a_cache(
     install, reads: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install("zoo-acme", HEAD)
@@ -187,7 +187,7 @@ def test_without_a_cache_every_process_reads(
     assert len(reads) == 2
 
 
-def test_one_that_imports_torch_does_not_hide_the_next(install, reads: list[list[str]]) -> None:
+def test_every_plugin_that_imports_torch_is_reported(install, reads: list[list[str]]) -> None:
     """Both are reported, and each is read in a process without torch."""
     for name in ("zoo-aaa", "zoo-bbb", "zoo-ccc"):
         install(name, HEAD + ("" if name == "zoo-ccc" else "import torch\n"))
@@ -199,7 +199,7 @@ def test_one_that_imports_torch_does_not_hide_the_next(install, reads: list[list
     assert len(reads) == 3
 
 
-def test_a_plugin_that_asks_for_plugins_while_it_is_loaded(install, reads: list[list[str]]) -> None:
+def test_plugin_may_list_models_while_loading(install, reads: list[list[str]]) -> None:
     """It sees the built-in plugins, and there is no recursion."""
     install("zoo-acme", f"{HEAD}assert 'gpt-tiny' in zoo.list_models()")
     with pytest.warns(plugins.ZooWarning, match="imports torch"):  # caused by zoo.list_models
@@ -207,7 +207,7 @@ def test_a_plugin_that_asks_for_plugins_while_it_is_loaded(install, reads: list[
     assert len(reads) == 1
 
 
-def test_a_deprecation_names_the_plugin(install, zoo) -> None:
+def test_deprecation_warning_names_the_plugin(install, zoo) -> None:
     """Whether the deprecated use is in its module or in code called later."""
     use = "from zoo.plugins import deprecated\ndeprecated('zoo.old', 'use zoo.new')\n"
     folder = plugin(install, "zoo-acme", version="2.5", config=CONFIG + use)
@@ -220,7 +220,7 @@ def test_a_deprecation_names_the_plugin(install, zoo) -> None:
         plugins.deprecated("zoo.old", "use zoo.new")
 
 
-def test_a_command_of_a_plugin_is_one_of_zoos(install, zoo) -> None:
+def test_plugin_command_behaves_like_a_built_in_one(install, zoo) -> None:
     """It appears in the help with its owner, and has its own arguments, errors and exit status."""
     install("zoo-acme", COMMAND, version="2.5", files={"{module}_command.py": GREET})
     helped = zoo("--help")
@@ -247,21 +247,21 @@ def test_a_command_of_a_plugin_is_one_of_zoos(install, zoo) -> None:
         (("command:greet", "nowhere:greet"), "No module named"),
     ],
 )
-def test_a_command_that_cannot_be_had_is_its_plugins_fault(edit: tuple[str, str], cause: str, install, zoo) -> None:
+def test_unloadable_command_is_blamed_on_its_plugin(edit: tuple[str, str], cause: str, install, zoo) -> None:
     install("zoo-acme", COMMAND.replace(*edit), files={"{module}_command.py": GREET})
     assert "greet" in zoo("--help").out
     zoo("greet").failed(5, "zoo-acme 1.0", cause)
 
 
-def test_a_command_of_zoos_own_name_is_a_conflict(install, zoo) -> None:
-    """zoo's own command runs."""
+def test_command_named_like_a_built_in_one_is_a_conflict(install, zoo) -> None:
+    """The built-in command runs."""
     install("zoo-acme", COMMAND.replace('"greet"', '"list"'))
     listed = zoo("list")
-    assert listed.warnings == ["warning: plugin 'zoo-acme' (zoo-acme 1.0): conflict: command 'list' is zoo's own"]
+    assert listed.warnings == ["warning: plugin 'zoo-acme' (zoo-acme 1.0): conflict: command 'list' is built in"]
     assert "gpt-tiny" in listed.out
 
 
-def test_two_commands_of_one_name_are_an_error_naming_both(install, zoo) -> None:
+def test_two_commands_of_one_name_are_an_error(install, zoo) -> None:
     for name in ("zoo-one", "zoo-two"):
         install(name, COMMAND, files={"{module}_command.py": GREET})
     done = zoo("greet")
@@ -270,7 +270,7 @@ def test_two_commands_of_one_name_are_an_error_naming_both(install, zoo) -> None
     assert zoo("--disable-plugin", "zoo-two", "greet").out == "hello you\n"
 
 
-def test_a_list_follows_from_the_files(install, zoo) -> None:
+def test_listing_reflects_changed_files(install, zoo) -> None:
     """Cached facts about a preset expire when its configuration's code or its values change."""
     folder = plugin(install, "zoo-acme")
 
@@ -289,7 +289,7 @@ def test_a_list_follows_from_the_files(install, zoo) -> None:
     assert listed() == 2 * 260 * 3
 
 
-def test_a_memo_keeps_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memo_keeps_values_that_were_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     monkeypatch.setattr(memo, "_KEPT", 2)
     for number in range(4):
@@ -304,9 +304,7 @@ def test_a_memo_keeps_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(json.loads(memo.read("m") or b"")) == 3
 
 
-def test_a_configuration_that_hangs_or_exits_is_unavailable_and_no_more(
-    install, zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_configuration_only_makes_its_preset_unavailable(install, zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing needs its size, which is computed in a subprocess."""
     monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "2")
     healthy = zoo("list").out

@@ -104,7 +104,7 @@ def row(zoo, distribution: str, *options: str) -> dict[str, object]:
     return found
 
 
-def test_built_in_plugins_load_through_the_same_door(zoo) -> None:
+def test_built_in_plugins_load_like_others(zoo) -> None:
     """They are listed with the distribution and version that contains them."""
     listed = zoo("plugins", "list", "--json")
     assert listed.err == ""
@@ -118,7 +118,7 @@ def test_built_in_plugins_load_through_the_same_door(zoo) -> None:
         assert name in found["provides"][kind]
 
 
-def test_sound_plugin_is_listed_built_and_loaded(install, zoo) -> None:
+def test_valid_plugin_is_listed_built_and_loaded(install, zoo) -> None:
     """Its architecture and presets are listed with the built-in ones."""
     plugin(install, "zoo-acme", version="2.5")
     found = row(zoo, "zoo-acme")
@@ -183,7 +183,7 @@ BROKEN: dict[str, tuple[str | None, str | None, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> None:
+def test_broken_plugin_causes_one_warning(case: str, install, zoo) -> None:
     """Unrelated commands and other plugins work as if it were not installed, and it leaves nothing behind."""
     plugin(install, "zoo-zebra")
     healthy = zoo("list").out
@@ -201,7 +201,7 @@ def test_broken_plugin_is_one_warning_and_one_row(case: str, install, zoo) -> No
     assert row(zoo, "zoo-zebra")["status"] == "ok"
 
 
-def test_asking_for_what_only_a_broken_plugin_provides_names_it(install, zoo) -> None:
+def test_request_for_a_broken_plugins_model_names_the_plugin(install, zoo) -> None:
     """The remedy is the plugin's status."""
     install("zoo-aaa", "import no_such_module", version="3.1.4", plugin="faulty")
     user_presets().parent.mkdir(parents=True)
@@ -219,7 +219,7 @@ def test_asking_for_what_only_a_broken_plugin_provides_names_it(install, zoo) ->
     [{"METADATA": None}, {"METADATA": ""}, {"entry_points.txt": "[zoo.plugins]\nno equals sign\n"}],
     ids=["no metadata", "empty metadata", "malformed entry points"],
 )
-def test_damaged_installation_does_not_spoil_unrelated_commands(metadata: Mapping[str, str | None], install, zoo):
+def test_damaged_installation_does_not_affect_other_commands(metadata: Mapping[str, str | None], install, zoo):
     """As an interrupted pip may leave behind."""
     plugin(install, "zoo-zebra")
     healthy = zoo("list").out
@@ -235,7 +235,7 @@ def test_damaged_installation_does_not_spoil_unrelated_commands(metadata: Mappin
 
 
 @pytest.mark.parametrize("value", ["not a module", "zoo_aaa:absent", "zoo_aaa:"])
-def test_entry_point_that_leads_nowhere_is_broken(value: str, install, zoo) -> None:
+def test_invalid_entry_point_is_broken(value: str, install, zoo) -> None:
     """The distribution is valid, but its entry point is not."""
     folder = install("zoo-aaa", HEAD, version="2.0")
     (folder / "zoo_aaa-2.0.dist-info/entry_points.txt").write_text(f"[zoo.plugins]\nfaulty = {value}\n")
@@ -288,7 +288,7 @@ MISBEHAVING = {
 
 
 @pytest.mark.parametrize("case", MISBEHAVING)
-def test_configuration_that_misbehaves_is_its_plugins_fault(case: str, install, zoo) -> None:
+def test_failing_configuration_is_blamed_on_its_plugin(case: str, install, zoo) -> None:
     """Its preset is unavailable and all others are listed; using it is a plugin error that names the owner."""
     healthy = zoo("list", "--json").json["models"]
     config, model, cause = MISBEHAVING[case]
@@ -303,7 +303,7 @@ def test_configuration_that_misbehaves_is_its_plugins_fault(case: str, install, 
 
 
 @pytest.mark.parametrize("case", ["configuration does not import", "check fails", "check exits"])
-def test_stored_model_of_a_plugin_that_misbehaves_names_the_plugin(case: str, install, zoo) -> None:
+def test_failing_plugin_of_a_stored_model_is_named(case: str, install, zoo) -> None:
     """The plugin was valid when the model was built, and has since been replaced."""
     folder = plugin(install, "zoo-aaa", version="3.1.4")
     assert zoo("build", "zoo-aaa-tiny").status == 0
@@ -327,7 +327,7 @@ def test_stored_model_of_a_plugin_that_misbehaves_names_the_plugin(case: str, in
     ],
     ids=["does not import", "raises", "exits", "keeps no configuration"],
 )
-def test_model_that_cannot_be_made_is_its_plugins_fault(model: str, cause: str, install, zoo, snapshot) -> None:
+def test_failing_constructor_is_blamed_on_its_plugin(model: str, cause: str, install, zoo, snapshot) -> None:
     """No part of the model directory remains."""
     plugin(install, "zoo-aaa", version="3.1.4", model=model)
     zoo("build", "zoo-aaa-tiny").failed(5, "zoo-aaa 3.1.4", cause)
@@ -398,7 +398,7 @@ def test_zoo_plugins_names_the_third_parties_to_load(
     assert expected.items() <= statuses.items()
 
 
-def test_built_in_plugin_can_be_switched_off(zoo) -> None:
+def test_built_in_plugin_can_be_disabled(zoo) -> None:
     """Its presets are listed as unavailable, and using one reports the disabled plugin."""
     own = {name for name in registry().names() if registry().resolve(name).architecture.name == "gpt"}
     models = zoo("--disable-plugin", "gpt", "list", "--json").json["models"]

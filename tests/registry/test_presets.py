@@ -46,7 +46,7 @@ def test_tables_are_read_as_written() -> None:
     assert small.where == "presets.toml [models.small]"
 
 
-def test_label_stands_for_the_path() -> None:
+def test_label_replaces_the_path() -> None:
     """In messages about a file whose path is not informative."""
     assert read_presets(write("schema = 1\n[models.a]"), "label")["a"].where == "label [models.a]"
     with pytest.raises(UsageError, match=r"^schema must be 1, got 2: label$"):
@@ -102,7 +102,7 @@ def test_file_without_models_is_empty() -> None:
     ],
     ids=lambda text: repr(text[:40]),
 )
-def test_anything_else_is_one_line_that_names_the_file(text: str | bytes, message: str) -> None:
+def test_invalid_content_is_reported_in_one_line(text: str | bytes, message: str) -> None:
     """The message has the file, the key and the nearest name."""
     with pytest.raises(UsageError) as caught:
         read_presets(write(text))
@@ -112,7 +112,7 @@ def test_anything_else_is_one_line_that_names_the_file(text: str | bytes, messag
 
 
 @pytest.mark.parametrize("path", [Path("absent.toml"), Path()])
-def test_file_that_cannot_be_read_is_a_usage_error(path: Path) -> None:
+def test_unreadable_file_is_a_usage_error(path: Path) -> None:
     """For a missing file and for a directory."""
     with pytest.raises(UsageError, match=r"^cannot read "):
         read_presets(path)
@@ -128,7 +128,7 @@ BUILT_IN = built_in_presets().read_bytes()
     added=st.binary(max_size=4) | st.sampled_from([b"[", b"]]", b"{", b'"', b"'''", b"=", b"1e9", b"true", b"models."]),
 )
 @example(place=len(BUILT_IN), removed=0, added=b"x = [" + b"[" * 5000)
-def test_damaged_file_is_read_or_refused(place: int, removed: int, added: bytes) -> None:
+def test_damaged_file_is_read_or_rejected(place: int, removed: int, added: bytes) -> None:
     """With bytes removed and inserted anywhere, the built-in file gives presets or a UsageError, and no other error."""
     path = write(BUILT_IN[:place] + added + BUILT_IN[place + removed :])
     try:

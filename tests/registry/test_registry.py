@@ -43,7 +43,7 @@ def write_project(text: str, folder: Path = Path()) -> Path:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_built_in_preset_says_what_its_file_says(name: str) -> None:
+def test_built_in_presets_have_the_values_of_their_file(name: str) -> None:
     """A preset's own table takes precedence over inherited values."""
     spec = registry().resolve(name)
     values = spec.config.to_dict()
@@ -86,7 +86,7 @@ def test_precedence(zoo) -> None:
         }
 
 
-def test_why_for_people_names_the_winner_and_the_replaced(zoo) -> None:
+def test_why_shows_the_source_and_replaced_values(zoo) -> None:
     """One line per value."""
     path = write_user("[models.gpt-medium]\nconfig = { num_layers = 10 }")
     lines = [line.split() for line in zoo("why", "gpt-medium").out.splitlines()]
@@ -98,7 +98,7 @@ def test_why_for_people_names_the_winner_and_the_replaced(zoo) -> None:
     )
 
 
-def test_overlay_of_a_base_reaches_what_inherits_but_yields_to_it() -> None:
+def test_overlay_of_a_base_is_inherited() -> None:
     """A user's gpt-small becomes the base of gpt-medium, which keeps its own sizes."""
     write_user("[models.gpt-small]\nconfig = { num_layers = 3, dropout = 0.25 }")
     config = registry().resolve("gpt-medium").config.to_dict()
@@ -112,9 +112,7 @@ def test_overlay_may_change_the_base_and_the_text() -> None:
     assert (spec.config.to_dict()["vocab_size"], spec.description, spec.tokenizer) == (260, "Mine", "bytes")
 
 
-def test_project_is_found_from_below_and_the_nearest_one_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nearest_project_file_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only zoo.toml of the nearest directory at or above the current one applies."""
     deep, inner = tmp_path / "a/b/c", tmp_path / "a"
     deep.mkdir(parents=True)
@@ -130,7 +128,7 @@ def test_project_is_found_from_below_and_the_nearest_one_counts(
     assert not {"mine", "other"} & set(registry().names())
 
 
-def test_arguments_and_settings_are_the_last_word() -> None:
+def test_arguments_and_settings_override_files() -> None:
     """Python arguments override files, settings override arguments, and later settings override earlier ones."""
     spec = registry().resolve(
         "gpt-tiny", ["dropout=0.2", "dropout=0.3"], values={"dropout": 0.1, "max_seq_len": 64}
@@ -185,13 +183,13 @@ def test_bad_argument(values: Mapping[str, object], error: str) -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"), [("gpt-smal", "'gpt-small'"), ("bert_base", "'bert-base'"), ("", "known: adaptive-span")]
 )
-def test_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+def test_unknown_model_is_rejected_with_a_suggestion(name: str, nearest: str) -> None:
     """The message has the nearest names, or some names if none is near."""
     with pytest.raises(UsageError, match=f"^unknown model {name!r}: .*{nearest}"):
         registry().resolve(name)
 
 
-def test_unknown_distribution_of_a_known_model_is_refused() -> None:
+def test_unknown_distribution_is_rejected() -> None:
     """``distribution:name`` never falls back to the name only."""
     with pytest.raises(UsageError, match=r"^unknown model "):
         registry().resolve("nobody:gpt-small")
@@ -206,7 +204,7 @@ def test_unknown_distribution_of_a_known_model_is_refused() -> None:
         ({"gpt-small": "gpt-medium"}, "gpt-small -> gpt-medium -> gpt-small"),
     ],
 )
-def test_cycle_is_spelt_out(tables: Mapping[str, str], cycle: str) -> None:
+def test_inheritance_cycle_is_shown(tables: Mapping[str, str], cycle: str) -> None:
     """Cycles of any length, also through a built-in preset."""
     path = write_user("\n".join(f'[models.{name}]\nbase = "{base}"' for name, base in tables.items()))
     with pytest.raises(UsageError) as caught:
@@ -226,7 +224,7 @@ def test_long_chain_is_resolved_or_refused() -> None:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_preset_that_cannot_be_resolved_says_why(case: str) -> None:
+def test_unresolvable_preset_is_explained(case: str) -> None:
     """A one-line message names the file or the preset."""
     text, kind, message = BROKEN[case]
     write_user(text)
@@ -248,7 +246,7 @@ def test_error_in_a_file_names_the_file(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_listing_survives_a_preset_that_cannot_be_resolved(case: str, zoo) -> None:
+def test_listing_includes_unresolvable_presets(case: str, zoo) -> None:
     """It is one row with its reason; other rows are unchanged, and nothing goes to standard error."""
     text, _, message = BROKEN[case]
     healthy = zoo("list").out.splitlines()
@@ -265,7 +263,7 @@ def test_listing_survives_a_preset_that_cannot_be_resolved(case: str, zoo) -> No
 
 
 @pytest.mark.parametrize("filters", [{"task": "text-generation"}, {"architecture": "gpt"}])
-def test_filter_leaves_out_what_cannot_be_judged(filters: Mapping[str, object]) -> None:
+def test_filters_exclude_unresolvable_presets(filters: Mapping[str, object]) -> None:
     """A preset without a resolvable architecture matches only name filters."""
     write_user(BROKEN["architecture"][0])
     assert all(isinstance(item, Summary) for item in registry().search(**filters))

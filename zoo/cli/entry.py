@@ -108,7 +108,7 @@ class Commands(click.Group):
 
 
 def load_command(reference: str) -> click.Command:
-    """Import one of zoo's own commands from ``module:OBJECT``."""
+    """Import a built-in command from ``module:OBJECT``."""
     module, _, name = reference.partition(":")
     command: click.Command = getattr(importlib.import_module(module), name)
     return command

@@ -27,7 +27,7 @@ Shape = tuple[Dim, ...]
 _SMALL = (3, 5, 7, 11, 13, 17, 19, 23)
 """Sizes of the named dimensions in the first call: primes, so that none equals a product of others."""
 _LARGER, _LARGE = (5, 11, 17, 29, 37, 47, 53, 67), (307, 337, 373, 419, 457, 503, 547, 587)
-"""Sizes in the second call. ``_LARGE`` is for models with long inputs: padding to whole chunks shows in the sizes."""
+"""Sizes in the second call. ``_LARGE`` is for models with long inputs, and reveals padding to whole chunks."""
 _LONG = 1024
 _LONGEST_PATTERN = 4
 """Maximum length of a repeating pattern of modules drawn as one part."""

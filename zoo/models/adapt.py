@@ -50,7 +50,7 @@ _FOLLOWING = {
     "preprocessor_config.json": ("image_size", ("size", "crop_size")),
     "tokenizer_config.json": ("max_seq_len", ("model_max_length",)),
 }
-"""By file, the setting and the values in the file that depend on it."""
+"""Companion files, each with a setting and the values in the file that depend on it."""
 
 
 @dataclass(frozen=True)

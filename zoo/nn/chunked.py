@@ -157,7 +157,7 @@ class LSHAttention(nn.Module):
         shared, value = self._split(self.query_key(x)), self._split(self.value(x))  # (B, H, T, D)
         buckets = self._hash(shared, tokens) if buckets is None else buckets.long()
         places = torch.arange(length, device=x.device)
-        # The keys are distinct, so every runtime sorts them alike.
+        # The sort keys are distinct, so the order is the same on every runtime.
         order = (buckets * length + places).sort(dim=-1).indices  # (B, H, R, T)
         back = torch.zeros_like(order).scatter(-1, order, places.expand_as(order)).unsqueeze(-1)  # (B, H, R, T, 1)
 

@@ -1,6 +1,6 @@
 """Linformer: attention to a fixed number of linear combinations of the tokens (Wang et al. 2020, equation 7).
 
-B batch, T tokens, N the longest length, R rank (the paper's k), H heads, D head size, E hidden size.
+B batch, T tokens, N maximum length, R rank (the paper's k), H heads, D head size, E hidden size.
 """
 
 from __future__ import annotations

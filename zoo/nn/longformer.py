@@ -73,11 +73,11 @@ class LongformerAttention(EncoderAttention):
     def _look_around(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tensor) -> Tensor:
         """Attend to the window and the global tokens: query, key and value (B, H, C R, D) -> (B, H, C R, D)."""
         count = self.global_tokens
-        local = tokens & (torch.arange(tokens.shape[1], device=tokens.device) >= count)  # none is seen twice
+        local = tokens & (torch.arange(tokens.shape[1], device=tokens.device) >= count)  # count no key twice
         seen = self._around(local[:, None, :, None]).transpose(-2, -1) & self._band(query.device)  # (B, 1, C, R, 3 R)
         query = self._chunk(query) * query.shape[-1] ** -0.5  # (B, H, C, R, D)
         scores = query @ self._around(key).transpose(-2, -1)  # (B, H, C, R, 3 R)
-        # Padding alone may see nothing: its weights are then some or other, and finite.
+        # Only queries at padding may see no key; their weights are then arbitrary but finite.
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~seen, lowest)
         if count:

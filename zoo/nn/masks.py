@@ -23,7 +23,7 @@ def build_mask(
         query_length: T.
         key_length: S; the queries are the last T of the S positions.
         padding: (B, S), non-zero for a token, zero for padding.
-        causal: whether queries are barred from later keys.
+        causal: whether to hide later keys from each query.
         window: with ``causal``, the largest number of keys that a query sees: its own and those just before it.
         device: where to build the mask when there is no ``padding``.
 

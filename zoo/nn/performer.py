@@ -21,7 +21,7 @@ def orthogonal_features(count: int, size: int) -> Tensor:
     and keeps its mean.
     """
     blocks = -(-count // size)
-    # Q is uniformly distributed over the orthogonal matrices once its columns take the signs of R's diagonal.
+    # Multiplying Q's columns by the signs of R's diagonal makes Q uniform over the orthogonal matrices.
     q, r = torch.linalg.qr(torch.randn(blocks, size, size))
     rows = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).transpose(-2, -1).flatten(0, 1)[:count]
     return rows * torch.randn(count, size).norm(dim=-1, keepdim=True)

@@ -154,7 +154,7 @@ class Plugins:
         return [(plugin, item) for plugin in self.loaded() for item in plugin.commands]
 
     def command(self, name: str, own: Iterable[str]) -> tuple[Plugin, Command]:
-        """The command ``name`` of a plugin; ``own`` are the names of zoo's own commands.
+        """Return a plugin's command; ``own`` are the names of the built-in commands.
 
         Raises :class:`UsageError` if no plugin provides it, and :class:`PluginError` if two do, or none does while
         plugins are broken or disabled.
@@ -171,7 +171,7 @@ class Plugins:
         *,
         also: Iterable[str] = (),
     ) -> tuple[Plugin, Named]:
-        """The provided item of that name. ``also`` are more names to suggest when there is none."""
+        """Return the contribution of that name. ``also`` are further names to suggest if it does not exist."""
         found = [(plugin, item) for plugin, item in provided if item.name == name]
         if len(found) > 1:
             raise clash(kind, name, [plugin for plugin, _ in found])
@@ -196,7 +196,7 @@ class Plugins:
                 at_fault = [plugin for plugin in plugins if not plugin.built_in]
                 if own or len(at_fault) < len(plugins):
                     for plugin in at_fault:
-                        plugin.status, plugin.reason = "conflict", f"command {name!r} is zoo's own"
+                        plugin.status, plugin.reason = "conflict", f"command {name!r} is built in"
                     continue
             for plugin in plugins if len(plugins) > 1 else ():
                 others = " and ".join(str(other) for other in plugins if other is not plugin) or "itself, twice"

@@ -65,7 +65,7 @@ def run_pipeline(
 
 
 def token_input(graph: Graph) -> str | None:
-    """Return the name of a decoder's token-id input, or None if it reads something else, such as embeddings."""
+    """Return the name of a decoder's token-id input, or None if it has none, for example if it reads embeddings."""
     for tensor in graph.input_tensors():
         if tensor.dims == ("batch", "sequence") and tensor.dtype == "int64" and not tensor.is_mask:
             return tensor.name

@@ -1,10 +1,10 @@
-"""How fast an exported model is on this machine, beside torch and beside what the machine can do at most.
+"""Benchmarks of exported models, compared with torch and with the limits of the machine.
 
-Every graph is measured as its declaration says: one with a past reads prompts (*prefill*) and continues them by one
-token (*decode*); any other *encodes*. The session, torch and two limits take turns, so that what else the machine does
-falls on all of them alike.
+A graph with a cache is measured on prompts (*prefill*) and on one further token (*decode*), any other graph on whole
+inputs (*encode*). The session, torch and two hardware limits are timed in interleaved rounds, so that background load
+affects all of them equally.
 
-A curve is of several lengths, and each of its points is measured in a process of its own.
+Curves cover several lengths, each measured in a separate process.
 """
 
 from zoo_export.bench.measure import bench_model

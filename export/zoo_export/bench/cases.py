@@ -1,6 +1,6 @@
-"""What there is to measure of a model, from its declared graphs alone, and how a session does it.
+"""Benchmark cases, derived from a model's declared graphs, and the ONNX Runtime backend.
 
-B rows, N tokens a row.
+B rows of N tokens each.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LENGTH = 128
 _SEED = 0
 
 Call = Callable[[], Sequence[Any]]
-"""Does the work once. Returns what :attr:`Case.compared` names, on the host, in that order."""
+"""Runs the case once. Returns the outputs named by :attr:`Case.compared`, in that order, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to measure: a prompt of N tokens, the token after N, or an input of N."""
+    """A graph, a phase and a size: a prompt of N tokens, the token after N, or an input of N."""
 
     graph: Graph
     phase: Literal["encode", "prefill", "decode"]
@@ -45,33 +45,35 @@ class Case:
 
     @property
     def past(self) -> int:
-        """Tokens in the caches before the call."""
+        """Cached tokens per row before the call."""
         return self.length if self.phase == "decode" else 0
 
     @property
     def new(self) -> int:
-        """Tokens of a row that the call computes."""
+        """Tokens per row that the call computes."""
         return 1 if self.phase == "decode" else self.length
 
     @property
     def compared(self) -> list[str]:
-        """The outputs that backends must agree on. Of a decoder, its logits (B, vocabulary) of the last position."""
+        """Outputs on which backends must agree; for a decoder, the logits (B, vocabulary) of the last position."""
         return ["logits"] if self.graph.past else [tensor.name for tensor in self.graph.output_tensors()]
 
 
 Backend = Callable[[Case, Arrays], Call]
-"""Prepares a call of a case on given inputs: of N tokens and, where some graph has a past, one more."""
+"""Prepares a call for a case and its inputs, which have N tokens, or N + 1 if any graph has a cache."""
 
 
 class CompileError(Exception):
-    """A backend cannot compile a case, for the reason that is its text."""
+    """A backend cannot compile a case. The message is the reason."""
 
 
 def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] | None) -> list[Case]:
-    """Every graph in each of its phases, for every batch and length."""
+    """Return a case for every graph, phase, batch size and length."""
     graphs, where = session.graphs, session.path
     if session.export.variant == LOOP:
-        raise UsageError("one graph of all of generation has no parts to measure", where, "choose another variant")
+        raise UsageError(
+            "a graph with the whole decoding loop cannot be measured by phase", where, "choose another variant"
+        )
     if any(graph.past and all(tensor.name != "logits" for tensor in graph.output_tensors()) for graph in graphs):
         raise UsageError("a decoder without logits cannot be measured", where)
     positions, after = session.option("max_seq_len"), any(graph.past for graph in graphs)
@@ -80,7 +82,7 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
         lengths = [_LENGTH if longest is None else min(_LENGTH, longest)]
     for length in lengths:
         if longest is not None and length > longest:
-            more = ", and decoding takes one more" if after else ""
+            more = ", and decoding needs one more" if after else ""
             what = f"the model has {positions} positions{more}"
             raise UsageError(what, f"length {length}", f"choose at most {longest}")
     return [
@@ -97,7 +99,7 @@ def _phases(graph: Graph) -> tuple[Literal["encode", "prefill", "decode"], ...]:
 
 
 def feeds_of(session: Session, case: Case) -> Arrays:
-    """Inputs of a case's graph, which the graphs before it compute where it takes them from those."""
+    """Return the inputs of a case's graph, running the preceding graphs whose outputs it needs."""
     graphs = session.graphs
     point = Point(case.batch, case.length, int(any(graph.past for graph in graphs)), "none")
     feeds = make_feeds(graphs, point, _SEED, 0, other=case.length)
@@ -111,7 +113,7 @@ def feeds_of(session: Session, case: Case) -> Arrays:
 
 
 class OnnxBackend:
-    """The session, called as tasks call it."""
+    """ONNX Runtime, through the session that tasks use."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -141,11 +143,11 @@ class OnnxBackend:
         decoder(ids[:, : case.length])
         caches = decoder.caches
         decoder(ids[:, case.length :])
-        if isinstance(decoder.caches, Buffers):  # there may be more room now, and to make it is not what is measured
+        if isinstance(decoder.caches, Buffers):  # may have grown, which should not be timed
             caches = decoder.caches
 
         def decode() -> list[Any]:
-            decoder.caches, decoder.length = caches, case.length  # always the same token
+            decoder.caches, decoder.length = caches, case.length  # decode the same token each time
             return [decoder(ids[:, case.length :])]
 
         return decode

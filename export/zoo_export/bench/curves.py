@@ -1,4 +1,4 @@
-"""Time and memory of models against the length of a text, beside one of them: the baseline."""
+"""Time and memory of models as functions of text length, compared with a baseline model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from zoo_runtime import load_session
 __all__ = ["COMPARED", "FULL", "below_from", "bench_curves", "growth"]
 
 FULL = "layer-full"
-"""The preset that others are seen beside by default."""
+"""Default baseline."""
 COMPARED = 512
-"""Tokens up to which the graph of a preset is compared with the model: float64 takes minutes and more beyond."""
+"""Maximum length at which graphs of presets are verified. Beyond, float64 takes minutes or longer."""
 _OCTAVES = 2
-"""The last of a curve, over which its growth is fitted."""
+"""Number of doublings at the end of a curve over which growth is fitted."""
 _SCORES = 2
-"""Matrices of scores that a text takes at least in full attention: before the softmax, and after it."""
+"""Minimum number of score matrices in full attention: before and after the softmax."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Source:
     name: str
     spec: ModelSpec
     directory: Path | None
-    """Where it lies, None for a preset, which is built."""
+    """Model directory; None for a preset, which is built."""
 
 
 def bench_curves(
@@ -56,35 +56,35 @@ def bench_curves(
     max_memory: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure models at several lengths, each at each in a process of its own, one text at a time, on the CPU.
+    """Measure models at several lengths on the CPU, with one text at a time and a separate process per measurement.
 
-    Presets are built, exported and compared with their graphs on up to :data:`COMPARED` tokens; longer texts are only
-    measured. A length that may not fit into memory is not tried: memory is taken to grow with the square of the length.
+    Presets are built and exported, and their graphs verified on up to :data:`COMPARED` tokens; longer texts are only
+    timed. Lengths that may not fit into memory are skipped, assuming that memory grows with the square of the length.
 
     Args:
         names: presets, globs of presets, and model directories with a verified export.
-        lengths: tokens of a text, ascending.
-        baseline: one of the models; by default :data:`FULL` where it is measured, else the first.
-        threads: of the sessions.
-        seconds: how long to measure each point; one pass is made at least.
-        max_memory: bytes that a point may take; what is free by default.
-        progress: called with each step and their number.
+        lengths: text lengths in tokens, ascending.
+        baseline: one of the models; by default :data:`FULL` if it is among them, else the first.
+        threads: number of threads per session.
+        seconds: time to spend on each measurement, which makes at least one pass.
+        max_memory: memory limit per measurement, in bytes; by default the free memory.
+        progress: called with the number of each step and the total.
 
     Returns:
-        Plain data: what was measured, under ``models`` a curve for each, and what it grows with.
+        The settings as plain data and, under ``models``, the curve and growth exponents of each model.
 
     Raises:
-        UsageError: no such model, length or baseline.
-        ArtifactError: a directory is no sound model with an export.
-        ParityError: a graph is not equal to its model.
+        UsageError: a model, length or baseline is invalid.
+        ArtifactError: a directory is not an intact model with an export.
+        ParityError: a graph differs from its model.
     """
     sources = [source for name in names for source in _find(name)]
     sources = list({source.name: source for source in sources}.values())
     known = [source.name for source in sources]
     chosen = baseline or (FULL if FULL in known else known[0])
     if chosen not in known:
-        raise UsageError(f"the baseline {chosen!r} is not measured", argument("baseline"), nearest(chosen, known))
-    sources.sort(key=lambda source: source.name != chosen)  # it comes first, the others as they were named
+        raise UsageError(f"baseline {chosen!r} is not among the models", argument("baseline"), nearest(chosen, known))
+    sources.sort(key=lambda source: source.name != chosen)  # baseline first, then in the given order
     known = [source.name for source in sources]
     for source in sources:
         _check_lengths(source, lengths)
@@ -95,7 +95,7 @@ def bench_curves(
             steps = _step(progress, steps, total)
             places[source.name] = _prepare(source, Path(folder), min(COMPARED, max(lengths)))
         curves: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
-        for length in lengths:  # what else the machine does meanwhile falls on all models alike
+        for length in lengths:  # models take turns, so that background load affects all of them equally
             for source in sources:
                 steps = _step(progress, steps, total)
                 free = free_memory() if max_memory is None else min(max_memory, free_memory())
@@ -126,7 +126,7 @@ def _step(progress: Progress | None, done: int, total: int) -> int:
 
 
 def _find(name: str) -> list[_Source]:
-    """The models of a name: a directory, the presets of a glob, or one preset."""
+    """Return the models that a name stands for: a directory, the presets matching a glob, or one preset."""
     if Path(name).is_dir():
         return [_Source(name, ModelDirectory.open(name).spec, Path(name))]
     known = registry()
@@ -137,9 +137,9 @@ def _find(name: str) -> list[_Source]:
 
 
 def _check_lengths(source: _Source, lengths: Sequence[int]) -> None:
-    """Raise :class:`UsageError` unless a model reads texts of these lengths."""
+    """Raise :class:`UsageError` unless a model accepts texts of these lengths."""
     if not {name for graph in source.spec.graphs for name in graph.dim_names()} - {"batch"}:
-        raise UsageError("its inputs have one length", source.name, "choose a model that reads texts")
+        raise UsageError("inputs have a fixed length", source.name, "choose a model that reads texts")
     longest = getattr(source.spec.config, "max_seq_len", None)
     for length in lengths:
         if longest is not None and length > longest:
@@ -148,11 +148,13 @@ def _check_lengths(source: _Source, lengths: Sequence[int]) -> None:
 
 
 def _prepare(source: _Source, folder: Path, longest: int) -> Path:
-    """The model's directory with a verified export, made in a folder where there is none."""
+    """Return a model directory with a verified export; presets are built and exported in ``folder``."""
     if source.directory is not None:
         with load_session(source.directory) as session:
             if session.export.variant == LOOP:
-                raise UsageError("one graph of all of generation reads no text", source.name, "zoo export it plainly")
+                raise UsageError(
+                    "a graph with the whole decoding loop cannot be measured", source.name, "run zoo export"
+                )
         return source.directory
     target = folder / source.name
     model = create.build(source.spec, seed=0, dtype="float32")
@@ -166,20 +168,20 @@ def _prepare(source: _Source, folder: Path, longest: int) -> Path:
 
 
 def _reason_against(source: _Source, points: Sequence[Mapping[str, Any]], length: int, free: float) -> str | None:
-    """Why a length is not tried: a shorter one failed, or it may not fit into memory."""
+    """Return why a length is skipped: a shorter one failed, or it may not fit into memory. None to measure it."""
     failed = next((point["length"] for point in points if point["failure"]), None)
     if failed is not None:
-        return f"not tried, as {failed} tokens were not measured"
+        return f"skipped, because {failed} tokens failed"
     last = next((point for point in reversed(points) if point["memory"]), None)
     scores = 4 * _SCORES * getattr(source.spec.config, "num_heads", 0) * length**2
     expected = scores if last is None else last["memory"] * (length / last["length"]) ** 2
     if expected <= free:
         return None
-    return f"not tried, as it may take {expected / 1e9:.3g} GB of memory and {free / 1e9:.3g} GB may be used"
+    return f"skipped, because it may need {expected / 1e9:.3g} GB of memory; the limit is {free / 1e9:.3g} GB"
 
 
 def _describe(points: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A curve beside the baseline's."""
+    """Return a curve with its growth and its ratios to the baseline."""
     facts: dict[str, Any] = {}
     ratios: dict[str, dict[int, float]] = {}
     for key, what, less in (("best_seconds", "time", "faster"), ("memory", "memory", "smaller")):
@@ -196,7 +198,7 @@ def _describe(points: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str,
 
 
 def growth(values: Mapping[int, float]) -> float | None:
-    """The power of the length that positive values grow with over the last octaves, None where there is only one."""
+    """Fit the exponent of a power law to the last doublings of a curve. None if there is only one point."""
     lengths = [length for length in values if length * 2**_OCTAVES >= max(values)]
     if len(lengths) < 2:
         return None
@@ -205,7 +207,7 @@ def growth(values: Mapping[int, float]) -> float | None:
 
 
 def below_from(own: Mapping[int, float], other: Mapping[int, float]) -> int | None:
-    """The length from which on values are below the others, None where even the last is not."""
+    """Return the length from which on values stay below the others, or None if the last is not below."""
     first = None
     for length in sorted(own.keys() & other.keys(), reverse=True):
         if own[length] >= other[length]:

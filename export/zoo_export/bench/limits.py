@@ -1,7 +1,7 @@
-"""The least time in which this machine could do a case: what must be read and computed, and how fast it does either.
+"""Roofline bounds: the minimum time of a case on this machine, from the bytes it reads and the FLOPs it computes.
 
-Both speeds are those of ONNX Runtime's own matrix products, with as many threads as the session: of a vector and a
-matrix as large as what a case reads, and of two large matrices.
+Memory bandwidth is measured with a vector-matrix product of the size that the case reads, compute throughput with a
+product of two large matrices. Both run on ONNX Runtime with as many threads as the session.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from zoo_runtime.values import to_value
 __all__ = ["Count", "Limits", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
 
 _GEMM = {"cpu": 1024, "cuda": 8192}
-"""Rows of the large matrices: enough to keep the cores busy, few enough for many turns."""
+"""Rows of the large matrices: enough to saturate the cores, few enough to time several products."""
 _INNER = 256
-"""Length of the vector."""
+"""Length of the vector in the bandwidth measurement."""
 _LOOKUPS = ("Gather", "GatherBlockQuantized")
 Count = Callable[[ModelSpec, Case], int | None]
-"""How many FLOPs a case takes, or None where that is not known."""
+"""Returns the FLOPs of a case, or None if unknown."""
 
 
 class Limits:
-    """What limits a case.
+    """Lower bounds on the time of a case.
 
-    Where nobody tells the FLOPs it is known of a decode only: reading weights for so few tokens is what takes the time.
+    Without a FLOP count only decode phases have a bound: with so few tokens, reading the weights dominates.
 
     Args:
-        session: open on the model.
-        case: what is limited.
-        feeds: its inputs, without a past.
-        count: tells its FLOPs.
+        session: open session of the model.
+        case: the case.
+        feeds: inputs of the case, without caches.
+        count: counts its FLOPs.
     """
 
     def __init__(self, session: Session, case: Case, feeds: Arrays, count: Count) -> None:
         self.bytes = bytes_read(session, case, feeds)
         self.flops = necessary_flops(session, case, count)
         self.known = self.flops is not None or case.phase == "decode"
-        # No CPU kernel multiplies in float16: they compute in float32.
+        # CPU kernels have no float16 arithmetic: they compute in float32.
         dtype = np.dtype(np.float32) if session.provider == "cpu" else session.dtype
         columns, side = -(-self.bytes // (_INNER * dtype.itemsize)), _GEMM[session.provider]
         self._read, self._computed = _INNER * columns * dtype.itemsize, 2 * side**3
@@ -56,10 +56,10 @@ class Limits:
             "memory": _product(session, (1, _INNER, columns), dtype),
             "compute": _product(session, (side, side, side), dtype),
         }
-        """To be timed, and the seconds given to :meth:`describe`."""
+        """Calls to time; pass their seconds to :meth:`describe`."""
 
     def describe(self, seconds: Mapping[str, float]) -> dict[str, Any]:
-        """The least seconds of the case, which of the two that is, and what it follows from."""
+        """Return the minimum time of the case, which limit sets it, and the measurements behind it."""
         speeds = {"memory": self._read / seconds["memory"], "compute": self._computed / seconds["compute"]}
         least = {"memory": self.bytes / speeds["memory"], "compute": (self.flops or 0) / speeds["compute"]}
         bound = max(least, key=lambda name: least[name]) if self.known else None
@@ -74,7 +74,7 @@ class Limits:
 
 
 def _product(session: Session, sizes: tuple[int, int, int], dtype: np.dtype[Any]) -> Call:
-    """A product of two matrices, m x k and k x n, where the session runs."""
+    """Return a matrix product of sizes m x k and k x n on the session's provider."""
     from onnx import helper
 
     m, k, n = sizes
@@ -97,7 +97,7 @@ def _product(session: Session, sizes: tuple[int, int, int], dtype: np.dtype[Any]
 
 
 def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
-    """What a call must read at least: weights, the caches, and what encoders hand over."""
+    """Return the minimum bytes that a call reads: weights, caches and encoder outputs."""
     graph = case.graph
     past = graph.past.elements_per_token() * case.batch * case.past if graph.past else 0
     handed = sum(value.nbytes for value in feeds.values() if value.dtype != np.int64)
@@ -105,7 +105,7 @@ def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
 
 
 def weight_bytes(graph: bytes) -> int:
-    """Bytes of the weights that every call of a serialised graph reads: not of tables in which rows are looked up."""
+    """Return the bytes of weights that a serialised graph reads in full, excluding lookup tables."""
     import onnx_ir as ir
 
     model = ir.from_proto(parse(graph))
@@ -118,7 +118,7 @@ def weight_bytes(graph: bytes) -> int:
 
 
 def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
-    """FLOPs of a case. A graph that computes the logits of the last position alone is not credited with the others."""
+    """Count the FLOPs of a case, leaving out logits that the graph does not compute (all but the last position)."""
     spec = session.stored.spec
     total = count(spec, case)
     inputs = {item.name for item in session.sessions[case.graph.name].get_inputs()}
@@ -128,19 +128,19 @@ def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
     doubled = {name: 2 * size for name, size in sizes.items() if size}
     if not doubled:
         return None
-    # Logits cost in proportion to the vocabulary, and nothing else does.
+    # The cost of the logits is the part proportional to the vocabulary.
     twice = count(_with(spec, **doubled), case)
     return None if twice is None else total - (twice - total) * (case.new - 1) // case.new
 
 
 def closed_form(spec: ModelSpec, case: Case) -> int | None:
-    """FLOPs as the architecture states them: of models of one graph only, as it does not tell graphs apart."""
+    """Return the FLOPs declared by the architecture, which are available only for models with a single graph."""
     if len(spec.graphs) > 1 or not hasattr(spec.config, "max_seq_len"):
         return None
-    cost = _with(spec, max_seq_len=case.past + case.new).cost  # which is that at full context
+    cost = _with(spec, max_seq_len=case.past + case.new).cost  # costs are declared at full context
     return None if cost is None else case.batch * case.new * cost.flops
 
 
 def _with(spec: ModelSpec, **values: int) -> ModelSpec:
-    """The model with other values in its configuration."""
+    """Return the model with changed configuration values."""
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, **values))

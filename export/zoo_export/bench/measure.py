@@ -1,4 +1,4 @@
-"""Measuring a model: backends whose outputs are equal, and limits, in turns."""
+"""Benchmark of one model: interleaved timing of backends, whose outputs are compared first, and of limits."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from zoo_runtime.providers import Provider
 __all__ = ["Times", "bench_model", "check_outputs", "cpu_name", "in_turns", "thread_times"]
 
 _ROUNDS, _LEAST_ROUNDS = 10, 3
-"""Turns of each call, and how many there are at least where calls take long."""
+"""Rounds of measurement, and the minimum for slow calls."""
 _PAUSE = 0.01
-"""Seconds before a turn, in which the threads of the one before stop waiting actively."""
+"""Pause before each turn in seconds, for the previous backend's threads to stop spinning."""
 _TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1, "int8": 0.3, "int4": 0.6}
-"""How far outputs may be from torch's, by precision: the root mean square of the difference, relative to theirs."""
+"""Tolerance per precision: root mean square of the difference from torch, relative to torch's outputs."""
 
 
 def bench_model(
@@ -53,25 +53,25 @@ def bench_model(
     Args:
         directory: a model directory with an export.
         provider: ``cpu`` or ``cuda``. Torch runs there too, in the model's own dtype.
-        dtype: which export, as are ``variant`` and ``unverified``: see :func:`zoo_runtime.load_session`.
-        variant: see there.
-        threads: of the session, of torch and of the limits; each has its own default.
-        batches: the numbers of rows, B.
-        lengths: the numbers of tokens, N. By default 128, or as many as there are positions for.
-        seconds: how long each call is measured, roughly.
-        torch: measure torch too, and compare outputs with its. Without, torch is not imported.
-        compiled: measure ``torch.compile`` too. Where it fails, ``left_out`` says why.
-        unverified: see there.
-        progress: called before each case with its number and how many there are.
+        dtype: which export, see :func:`zoo_runtime.load_session`.
+        variant: which export, see :func:`zoo_runtime.load_session`.
+        threads: number of threads for the session, torch and the limits; each has its own default.
+        batches: batch sizes, B.
+        lengths: lengths in tokens, N. By default 128, or the model's maximum if smaller.
+        seconds: approximate time to spend on each call.
+        torch: also measure torch, and compare outputs with it. If false, torch is not imported.
+        compiled: also measure ``torch.compile``. If it fails, ``left_out`` has the reason.
+        unverified: allow exports that are not verified.
+        progress: called before each case with its number and the total.
 
     Returns:
-        Plain data. Times are in seconds; ``waited`` is the part of their time that threads could not run for want of a
-        free core, None where the system does not tell; ``of_limit`` is the least possible time divided by the median.
-        It is None where that is not known: without torch, of prompts and inputs of a model of several graphs.
+        Plain data. Times are in seconds. ``waited`` is the fraction of time that threads waited for a free core, None
+        if the system does not report it. ``of_limit`` is the minimum possible time divided by the median, None if
+        unknown: without torch, for prompts and inputs of models with several graphs.
 
     Raises:
-        UsageError: no such export, or a length that there are no positions for.
-        ParityError: the outputs of a backend are not torch's.
+        UsageError: there is no such export, or a length exceeds the model's positions.
+        ParityError: the outputs of a backend differ from torch's.
     """
     with ExitStack() as stack:
         session = stack.enter_context(
@@ -118,7 +118,7 @@ def bench_model(
 def _prepare(
     session: Session, case: Case, feeds: Arrays, backends: dict[str, Backend], left_out: dict[str, str]
 ) -> dict[str, Call]:
-    """The calls of a case, which give equal outputs. What cannot compile it moves from ``backends`` to ``left_out``."""
+    """Prepare a case on all backends and compare outputs. Backends that fail to compile move to ``left_out``."""
     calls: dict[str, Call] = {}
     for name, prepare in list(backends.items()):
         try:
@@ -134,18 +134,20 @@ def _prepare(
 
 
 def check_outputs(what: str, found: Sequence[Array], wanted: Sequence[Array], tolerance: float) -> None:
-    """Raise :class:`ParityError` unless arrays are near those that are wanted: a wrong result is soon computed."""
+    """Raise :class:`ParityError` unless arrays are close to the expected ones: timing wrong results is pointless."""
     for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
         same = one.shape == other.shape
         error = np.sqrt(np.mean((one - other) ** 2) / max(np.mean(other**2), 1e-30)) if same else np.inf
         if not error <= tolerance:
-            raise ParityError(f"output {number} is not torch's (off by {error:.2g} of it)", what, "try zoo verify")
+            raise ParityError(
+                f"output {number} differs from torch's (relative error {error:.2g})", what, "try zoo verify"
+            )
 
 
 def _measure(
     session: Session, case: Case, feeds: Arrays, calls: Mapping[str, Call], count: Count, seconds: float
 ) -> dict[str, Any]:
-    """Time calls of a case and its limits, in turns."""
+    """Time the calls of a case and its limits in interleaved rounds."""
     limits = Limits(session, case, feeds, count)
     before = thread_times()
     times = in_turns({**calls, **limits.calls}, seconds)
@@ -176,25 +178,25 @@ def _measure(
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Mean seconds of a call in each of its turns."""
+    """Mean duration of a call, in seconds, per turn."""
 
     turns: Sequence[float]
 
     @property
     def median(self) -> float:
-        """Over the turns."""
+        """Median over the turns."""
         return statistics.median(self.turns)
 
     @property
     def best(self) -> float:
-        """The shortest."""
+        """Minimum over the turns."""
         return min(self.turns)
 
 
 def in_turns(calls: Mapping[str, Call], seconds: float) -> dict[str, Times]:
-    """Call each for a tenth of ``seconds``, then the next, ten times around. Long calls have fewer turns.
+    """Time calls in ten rounds, for a tenth of ``seconds`` each per round. Slow calls get fewer rounds.
 
-    In a turn a call is made several times if it is short: caches are then as warm as they are in use.
+    Short calls are repeated within a turn, so that CPU caches are as warm as in production.
     """
     turns: dict[str, list[float]] = {name: [] for name in calls}
     spent = 0.0
@@ -213,17 +215,17 @@ def in_turns(calls: Mapping[str, Call], seconds: float) -> dict[str, Times]:
 
 
 def thread_times() -> tuple[float, float]:
-    """Seconds for which the threads of this process ran, and for which they waited for a core; 0 where nobody tells."""
+    """Return the seconds that this process's threads ran and waited for a core; zeros if the system does not report."""
     ran, waited = 0, 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError):  # a thread may end meanwhile
+        with suppress(OSError, ValueError):  # a thread may end while being read
             numbers = path.read_text(encoding="ascii").split()
             ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
     return ran / 1e9, waited / 1e9
 
 
 def cpu_name() -> str | None:
-    """What the processor calls itself, None where it does not."""
+    """Return the name of the processor, or None if unknown."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

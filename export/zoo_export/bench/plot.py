@@ -1,4 +1,4 @@
-"""Drawing what :mod:`zoo_export.bench` measured. It needs matplotlib, the extra ``plot``."""
+"""Plots of the results of :mod:`zoo_export.bench`. Needs matplotlib, the extra ``plot``."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["check_plot", "draw_curves", "draw_plot"]
 
 SUFFIXES = (".png", ".svg")
 _MARKERS = "osDv^<>P"
-"""One a curve, so that colours need not be told apart."""
+"""A marker per curve, so that curves are distinguishable without colour."""
 
 
 def check_plot(path: Path, *, force: bool) -> None:
-    """Raise :class:`UsageError` where a drawing cannot be made: before anything is measured for it."""
+    """Raise :class:`UsageError` if a plot cannot be written; called before measuring."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError("unknown kind of drawing", path, f"name it *{' or *'.join(SUFFIXES)}")
+        raise UsageError("unsupported plot format", path, f"name it *{' or *'.join(SUFFIXES)}")
     check_file_target(path, force=force)
     if find_spec("matplotlib") is None:
-        raise UsageError("drawing needs matplotlib", None, "pip install attention-zoo[plot]")
+        raise UsageError("plotting needs matplotlib", None, "pip install attention-zoo[plot]")
 
 
 def draw_plot(result: Mapping[str, Any], path: Path) -> None:
-    """Write a bar for each backend in each case: tokens a second, and a mark at what the machine can do at most.
+    """Plot tokens per second, with a bar per backend and case and a mark at the machine's limit.
 
     Args:
-        result: of :func:`zoo_export.bench.bench_model`.
-        path: .png or .svg. It is replaced if it exists, and appears when it is complete.
+        result: the result of :func:`zoo_export.bench.bench_model`.
+        path: .png or .svg file, written atomically; an existing file is replaced.
 
     Raises:
-        StorageError: the file system refuses.
+        StorageError: the file cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -50,11 +50,11 @@ def draw_plot(result: Mapping[str, Any], path: Path) -> None:
         axes.bar_label(bars, [f"{item['of_limit']:.0%}" if item["of_limit"] else "" for _, item in found], padding=3)
     firsts = ((row, case["backends"]["onnxruntime"]) for row, case in enumerate(cases))
     most = [(item["tokens_per_second"] / item["of_limit"], row) for row, item in firsts if item["of_limit"]]
-    axes.plot([speed for speed, _ in most], [row for _, row in most], "k|", markersize=24, label="limit of the machine")
+    axes.plot([speed for speed, _ in most], [row for _, row in most], "k|", markersize=24, label="machine limit")
     axes.set_yticks(range(len(cases)), [f"{c['graph']} {c['phase']}\n{c['batch']} x {c['length']}" for c in cases])
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlabel("tokens a second, and what part that is of the limit")
+    axes.set_xlabel("tokens per second (and percentage of the machine limit)")
     axes.set_title(f"{result['model']} on {result['provider']}, {result['cpu']}", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     with new_file(path, force=True) as file:
@@ -62,14 +62,14 @@ def draw_plot(result: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_curves(result: Mapping[str, Any], path: Path) -> None:
-    """Write time and memory against length, both on logarithmic axes, with lines that grow with n and with n^2.
+    """Plot time and memory against length on logarithmic axes, with reference lines for n and n^2.
 
     Args:
-        result: of :func:`zoo_export.bench.curves.bench_curves`.
-        path: .png or .svg. It is replaced if it exists, and appears when it is complete.
+        result: the result of :func:`zoo_export.bench.curves.bench_curves`.
+        path: .png or .svg file, written atomically; an existing file is replaced.
 
     Raises:
-        StorageError: the file system refuses.
+        StorageError: the file cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def draw_curves(result: Mapping[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     panels[-1].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
     figure.suptitle(f"one text at a time, {result['cpu']}", fontsize="medium")
-    # Text stays text, and the same figures give the same file.
+    # Keep text as text, and make the file reproducible.
     with new_file(path, force=True) as file, rc_context({"svg.fonttype": "none", "svg.hashsalt": "zoo"}):
         kind = path.suffix.lower()[1:]
         figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)

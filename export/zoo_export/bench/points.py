@@ -1,6 +1,6 @@
-"""One point of a curve: how long a text of N tokens takes and how much memory, in a process of its own.
+"""One point of a curve: time and peak memory for a text of N tokens, measured in a separate process.
 
-Only there is the peak that of one run alone, and only there is running out of memory an answer and not the end.
+A separate process isolates peak memory from other runs, and turns running out of memory into a result.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from zoo_runtime import Session, load_session
 __all__ = ["MEASURED", "OUT_OF_MEMORY", "measure_point"]
 
 MEASURED = ("seconds", "best_seconds", "runs", "memory", "waited")
-"""What is None of a point that could not be measured."""
+"""Keys that are None in failed measurements."""
 OUT_OF_MEMORY = "out of memory"
 _EXHAUSTED = ("bad_alloc", "bad allocation", "allocate memory", "out of memory")
-"""How the runtime says so."""
+"""Fragments of the runtime's out-of-memory messages."""
 _LEAST_LIMIT, _LIMIT = 120.0, 60.0
-"""Seconds after which a point is given up: at least, and in multiples of what measuring it should take."""
+"""Timeout of a point: at least so many seconds, and in multiples of the time requested for it."""
 
 
 def measure_point(
     directory: Path, length: int, *, seconds: float, threads: int | None, memory: float
 ) -> dict[str, Any]:
-    """Time one pass over a text, by every graph of an exported model, in another process.
+    """Time one pass over a text, through every graph of an exported model, in another process.
 
     Args:
         directory: a model directory with a verified export.
         length: N.
-        seconds: how long to repeat the pass after a first one; it is made once more at least.
-        threads: of the session.
-        memory: bytes that the pass may take; infinity sets no limit.
+        seconds: time for which to repeat the pass after a warm-up, at least once.
+        threads: number of threads of the session.
+        memory: limit on the memory of the pass, in bytes; infinity for no limit.
 
     Returns:
-        ``length``; ``seconds``, the median over ``runs``, and ``best_seconds``; ``memory``, the peak of resident bytes
-        above what the process had with the session open, or None where the system does not tell; ``waited``, the part
-        of their time for which threads waited for a core; and ``failure``, None or why there is no measurement.
+        ``length``; ``seconds``, the median over ``runs``, and ``best_seconds``; ``memory``, the peak resident bytes
+        above those of the process with the session open, None if the system does not report it; ``waited``, the
+        fraction of time that threads waited for a core; and ``failure``, the reason if there is no measurement.
     """
     request = {
         "selection": _plain(plugins.active().selection),
@@ -65,14 +65,14 @@ def measure_point(
 
 
 def run_point(_: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What the other process does."""
+    """Measure one point; runs in the separate process."""
     plugins.select(_selection(request["selection"]))
     try:
         with load_session(request["directory"], threads=request["threads"]) as session:
-            _text(session, 1)()  # what any first pass takes is not this length's
+            _text(session, 1)()  # exclude the one-off costs of a first pass
             _limit_memory(request["memory"])
             return _measure(_text(session, request["length"]), request["seconds"])
-    except Exception as error:  # the runtime raises a dozen classes without a common base
+    except Exception as error:  # the runtime's exceptions have no common base class
         if isinstance(error, MemoryError) or any(words in str(error) for words in _EXHAUSTED):
             return {"failure": OUT_OF_MEMORY}
         return {"failure": str(error).strip().partition("\n")[0] or type(error).__name__}
@@ -80,12 +80,12 @@ def run_point(_: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measure(call: Call, seconds: float) -> dict[str, Any]:
     before = _resident("VmRSS")
-    with suppress(OSError):  # where it cannot be reset, the peak so far counts too
+    with suppress(OSError):  # if the peak cannot be reset, the earlier one is included
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     outputs = call()
     peak = _resident("VmHWM")
     if not all(np.isfinite(np.asarray(output, np.float32)).all() for output in outputs):
-        return {"failure": "gives numbers that are not finite"}
+        return {"failure": "outputs are not finite"}
     del outputs
     runs: list[float] = []
     earlier = thread_times()
@@ -104,7 +104,7 @@ def _measure(call: Call, seconds: float) -> dict[str, Any]:
 
 
 def _text(session: Session, length: int) -> Call:
-    """A pass over one text by each graph in turn."""
+    """Return a pass over one text through each graph in turn."""
     backend = OnnxBackend(session)
     cases = [Case(graph, "prefill" if graph.past else "encode", 1, length) for graph in session.graphs]
     calls = [backend(case, feeds_of(session, case)) for case in cases]
@@ -116,7 +116,7 @@ def _text(session: Session, length: int) -> Call:
 
 
 def _resident(what: str) -> int | None:
-    """Bytes that the process has in memory, now (``VmRSS``) or at most (``VmHWM``)."""
+    """Return the process's resident bytes: current (``VmRSS``) or peak (``VmHWM``)."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith(f"{what}:"):
@@ -125,7 +125,7 @@ def _resident(what: str) -> int | None:
 
 
 def _limit_memory(count: int | None) -> None:
-    """Let the process map only so many more bytes. Linux alone enforces that; elsewhere nothing happens."""
+    """Limit further memory of the process to ``count`` bytes. No-op except on Linux, which enforces the limit."""
     if sys.platform == "linux" and count is not None:
         import resource
 
@@ -137,7 +137,7 @@ def _limit_memory(count: int | None) -> None:
 
 
 def _plain(selection: plugins.Selection) -> dict[str, Any]:
-    """As JSON, for another process."""
+    """Serialise a selection for the other process."""
     return {
         "third_party": selection.third_party,
         "only": None if selection.only is None else sorted(selection.only),

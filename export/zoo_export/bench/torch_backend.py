@@ -1,4 +1,4 @@
-"""Torch, as :mod:`zoo_export.bench` measures it beside a session: the unmodified module, eager and compiled."""
+"""The torch backends of :mod:`zoo_export.bench`: the unmodified module, eager and compiled."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["TorchBackend", "count_flops", "device_problem", "limited_threads"]
 
 
 def device_problem(provider: Provider) -> str | None:
-    """Why torch cannot run where the session does, or None when it can."""
+    """Return why torch cannot run on the session's provider, or None if it can."""
     return "this torch has no CUDA device" if provider == "cuda" and not torch.cuda.is_available() else None
 
 
 @contextmanager
 def limited_threads(count: int | None) -> Iterator[None]:
-    """Let torch compute with so many threads, by default with as many as the session."""
+    """Set torch's number of threads temporarily, by default to that of the session."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or allowed_cores() or before)
     try:
@@ -51,11 +51,11 @@ class TorchBackend:
         self.device, self.real = device, next(self.model.parameters()).dtype
 
     def __call__(self, case: Case, feeds: Arrays) -> Call:
-        """Eager."""
+        """Prepare an eager call."""
         return _call(GraphModule(self.model, case.graph), case, self._inputs(case, feeds))
 
     def compiled(self, case: Case, feeds: Arrays) -> Call:
-        """Compiled as a whole for the shapes of this case, without a fallback, and run once.
+        """Prepare a call compiled for the shapes of this case, without graph breaks, and run it once.
 
         Raises :class:`zoo_export.bench.cases.CompileError`.
         """
@@ -64,13 +64,13 @@ class TorchBackend:
         call = _call(module, case, self._inputs(case, feeds))
         try:
             call()
-        except Exception as error:  # a compiler may raise anything
+        except Exception as error:  # compilers may raise anything
             reason = str(error).strip().partition("\n")[0]
             raise CompileError(f"{type(error).__name__}: {reason}") from error
         return call
 
     def _inputs(self, case: Case, feeds: Arrays) -> list[Tensor]:
-        """Inputs of the call, in the order of the declaration."""
+        """Return the inputs of the call, in declaration order."""
         graph, known = case.graph, self._tensors(feeds)
         if graph.past is not None:
             known |= self._tensors(empty_past(graph, case.batch, np.dtype(np.float32)))
@@ -101,14 +101,14 @@ def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
         with torch.inference_mode():
             outputs = dict(zip(names, module(*inputs), strict=True))
             compared = [outputs[name] for name in case.compared]
-            # On a device this waits for the results, as whoever wants them does.
+            # On a GPU this waits for the results, as a real caller would.
             return [as_array((value[:, -1].float() if case.graph.past else value).cpu()) for value in compared]
 
     return call
 
 
 def count_flops(spec: ModelSpec, case: Case) -> int:
-    """FLOPs of a case: those of the matrix products that torch sees on a model without weights."""
+    """Count the FLOPs of a case's matrix products with torch's counter, on the meta device."""
     graph = case.graph
     sizes = dict.fromkeys(graph.dim_names(), case.length) | {"batch": case.batch, "sequence": case.new}
     if graph.past is not None:
@@ -120,7 +120,7 @@ def count_flops(spec: ModelSpec, case: Case) -> int:
         for tensor in graph.input_tensors()
     }
     counter = FlopCounterMode(display=False)
-    # Fused attention has no formula on a CPU and would count as free.
+    # The counter has no formula for fused attention on CPU and would count it as zero.
     with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
         call_graph(build_on_meta(spec), graph, feeds)
     return int(counter.get_total_flops())

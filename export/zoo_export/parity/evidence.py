@@ -1,4 +1,4 @@
-"""The evidence for an exported graph, and the digests that tie the two together."""
+"""Parity evidence of exported graphs, and the digests that bind the two."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that a comparison depends on."""
+    """Return the versions of the packages that a comparison depends on."""
     tools = ("onnxruntime", "torch", "onnx", "onnx-ir", "onnxscript")
     found = {"zoo": __version__, "python": platform.python_version()}
     for name in tools:
@@ -68,19 +68,19 @@ def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
 
 
 def unverified(reason: str, options: Options) -> dict[str, Any]:
-    """What is recorded of graphs that were not compared."""
+    """Return the evidence of graphs that were not compared with the model."""
     versions = {"zoo": __version__}
     return {"schema": 1, "verified": False, "reason": reason, "options": options.facts(), "versions": versions}
 
 
 def evidence_digest(evidence: Mapping[str, Any]) -> str:
-    """SHA-256 of evidence without the digests of its files: the graphs among them hold this digest."""
+    """Return the SHA-256 of evidence without its file digests, as the graph files contain this digest."""
     rest = {key: value for key, value in evidence.items() if key != "files"}
     return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
 
 
 def check_evidence(export: Export, graphs: Mapping[str, bytes]) -> None:
-    """Raise :class:`ArtifactError` unless the metadata of each graph has the digest of the stored evidence."""
+    """Raise :class:`ArtifactError` unless each graph's metadata contains the digest of the stored evidence."""
     digest = evidence_digest(export.evidence)
     for name, graph in graphs.items():
         if metadata(graph).get(EVIDENCE_KEY) != digest:
@@ -91,9 +91,9 @@ def check_evidence(export: Export, graphs: Mapping[str, bytes]) -> None:
 def write_export(
     export: Export, graphs: Mapping[str, bytes], evidence: Mapping[str, Any], *, action: str = "exported"
 ) -> None:
-    """Add graphs, by name, and the evidence for them to a model directory, atomically.
+    """Add graphs (by name) and their evidence to a model directory, atomically.
 
-    Raises :class:`ArtifactError` if the model, or its export of this variant, was changed since it was opened.
+    Raises :class:`ArtifactError` if the model or its export of this variant has changed since it was opened.
     ``action`` names the operation in the error message.
     """
     with export.stored.adding(action=action) as stage:
@@ -101,14 +101,14 @@ def write_export(
 
 
 def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
-    """Write graphs and their evidence to a staged model directory. Files staged before are part of the evidence."""
+    """Write graphs and their evidence to a staged model directory. The evidence covers files staged earlier."""
     others = {path.name: digest_file(path) for path in stage.iterdir()}
     tied = {export.graph_files[name]: annotate(graph, metadata_of(export.stored)) for name, graph in graphs.items()}
     stage_graphs(stage, tied, export.evidence_file, {**evidence, "files": others})
 
 
 def stage_graphs(stage: Path, graphs: Mapping[str, bytes], evidence_file: str, evidence: Mapping[str, Any]) -> None:
-    """Write graphs, by file name, and their evidence, each with the digest of the other."""
+    """Write graphs (by file name) and their evidence, each containing the digest of the other."""
     entries = {EVIDENCE_KEY: evidence_digest(evidence)}
     files = dict(evidence.get("files", {}))
     for name, graph in graphs.items():
@@ -118,7 +118,7 @@ def stage_graphs(stage: Path, graphs: Mapping[str, bytes], evidence_file: str, e
 
 
 def metadata_of(stored: ModelDirectory) -> dict[str, str]:
-    """Metadata that ties a graph to its weights and its tokenizer."""
+    """Return the graph metadata that identifies its weights and tokenizer."""
     digests = list(stored.weight_digests().values())
     entries = {}
     if digests:

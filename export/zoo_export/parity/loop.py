@@ -155,7 +155,7 @@ class _Comparison:
                     session = self._open(self.loop, optimize, weights == "lively")
                     outcomes[level] = [item for case in CASES for item in self._run_case(session, case, where, rows)]
                     self._check_python(outcomes[level], optimize, weights == "lively")
-                    if weights == "lively":  # those that repeat themselves end at once or never
+                    if weights == "lively":  # repetitive models end at once or never
                         self._check_settings(session, where)
                     if weights == "stored" and optimize:
                         self._check_positions(session)

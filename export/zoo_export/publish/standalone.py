@@ -25,18 +25,18 @@ __all__ = ["write_standalone"]
 
 FOLDER = "onnx"
 _LARGEST = 1_900_000_000
-"""Bytes of weights that a graph holds itself. Protobuf ends at 2 GB; beyond this they lie in a file beside it."""
+"""Maximum bytes of weights inside a graph, below protobuf's limit of 2 GB. Larger weights go to a separate file."""
 _ALIGNMENT = 64
 
 
 def write_standalone(directory: Path, target: Path, *, variant: str = "", force: bool = False) -> list[str]:
-    """Copy a verified export, with the weights it reads, to a directory that needs nothing else.
+    """Copy a verified export and its weights to a self-contained directory.
 
-    A decoder or encoder with one graph is ``onnx/model.onnx``; of several each is ``onnx/NAME_model.onnx``. Weights of
-    more than 1.9 GB lie in ``NAME.onnx_data`` beside the graph. What is written computes bit for bit what the export
-    does, which is checked.
+    A single graph is written to ``onnx/model.onnx``, several to ``onnx/NAME_model.onnx``. Weights of more than 1.9 GB
+    are written to ``NAME.onnx_data`` next to the graph. The outputs of the copy are checked to be bit-identical to the
+    export's.
 
-    With ``force`` a copy that this function wrote is replaced, if nothing was added to it or changed since.
+    With ``force``, an earlier copy is replaced, unless files were added to it or changed.
 
     Returns the files, relative to ``target``.
 
@@ -56,7 +56,7 @@ def write_standalone(directory: Path, target: Path, *, variant: str = "", force:
             if name in stored.files:
                 shutil.copyfile(stored.path / name, stage / name)
                 files.append(name)
-        # Written anew: cards of earlier versions may name local paths.
+        # Regenerated, because cards of earlier versions may contain local paths.
         (stage / CARD).write_text(
             model_card(stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec)), encoding="utf-8"
         )
@@ -68,7 +68,7 @@ def write_standalone(directory: Path, target: Path, *, variant: str = "", force:
 
 
 def _write(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> list[str]:
-    """Write one graph with its weights inside, or beside it."""
+    """Write one graph, with its weights inside or in a separate file. Return the file names."""
     model = parse(graph)
     places = {(tensor.file, tensor.offset): tensor for tensor in stored.layout.values()}
     wanted: dict[str, StoredTensor] = {}
@@ -110,7 +110,7 @@ def _read(stored: ModelDirectory, place: StoredTensor) -> bytes:
 
 
 def _compare(export: Export, copies: dict[str, Path]) -> None:
-    """Run the export and its copy on the same input, on the CPU wherever it computes in their dtype."""
+    """Compare the outputs of the export and its copy on one input, on the CPU unless it lacks support for the dtype."""
     stored, dtype = export.stored, numpy_dtype(export.dtype)
     provider: Provider = "cuda" if dtype == BFLOAT16 else "cpu"
     graphs = stored.spec.graphs
@@ -130,4 +130,4 @@ def _compare(export: Export, copies: dict[str, Path]) -> None:
     for graph, outputs in wanted.items():
         for name, value in outputs.items():
             if not np.array_equal(value, found[graph][name], equal_nan=True):
-                raise ParityError(f"the copy does not compute what the export does: {name} of {graph}", stored.path)
+                raise ParityError(f"the copy's outputs differ from the export's: {name} of {graph}", stored.path)

@@ -63,7 +63,7 @@ class SpanDecoderConfig(Config):
         return self.hidden_size // self.num_heads
 
     def graph(self, num_memories: int = 0) -> Graph:
-        """Prefill and decoding in one graph, with ``num_memories`` persistent keys per head."""
+        """Declare one graph for prefill and decoding, with ``num_memories`` persistent keys per head."""
         return causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
@@ -74,7 +74,7 @@ class SpanDecoderConfig(Config):
         )
 
     def attention_cost(self, num_memories: int = 0) -> Cost:
-        """One attention layer. A span saves no work: scores are computed, then masked."""
+        """Cost of one attention layer. Spans save no work, because scores are computed before masking."""
         return cost.span_attention(
             self.hidden_size,
             self.num_heads,
@@ -84,7 +84,7 @@ class SpanDecoderConfig(Config):
         )
 
     def decoder_cost(self, block: Cost) -> Cost:
-        """Embeddings, blocks and head."""
+        """Cost of embeddings, blocks and head."""
         return (
             cost.embedding(self.vocab_size, self.hidden_size)
             + cost.embedding(self.span, self.head_dim)
@@ -110,11 +110,11 @@ class AdaptiveSpanConfig(SpanDecoderConfig):
         self.require_positive("intermediate_size")
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decoding in one graph."""
+        """Declare one graph for prefill and decoding."""
         return (self.graph(),)
 
     def cost(self) -> Cost:
-        """Closed form."""
+        """Return the closed-form cost."""
         return self.decoder_cost(
             2 * cost.layer_norm(self.hidden_size)
             + self.attention_cost()

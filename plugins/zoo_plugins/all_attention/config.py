@@ -30,9 +30,9 @@ class AllAttentionConfig(SpanDecoderConfig):
             raise ValueError(f"num_memories must not be negative, got {self.num_memories}")
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decoding in one graph."""
+        """Declare one graph for prefill and decoding."""
         return (self.graph(self.num_memories),)
 
     def cost(self) -> Cost:
-        """Closed form."""
+        """Return the closed-form cost."""
         return self.decoder_cost(cost.layer_norm(self.hidden_size) + self.attention_cost(self.num_memories))

@@ -158,7 +158,7 @@ class BERTConfig(Config):
         return self.max_seq_len + (self.pad_token_id + 1 if self.skip_padding and self.pad_token_id is not None else 0)
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph; its outputs depend on the task. Padding must be on the right, because it counts in positions."""
+        """Declare one graph; its outputs depend on the task. Positions count padding, so it must be on the right."""
         hidden = floats("last_hidden_state", "batch", "sequence", self.hidden_size)
         logits = floats("logits", "batch", "sequence", self.vocab_size)
         features = floats("features", "batch", "sequence", len(self.feature_layers) * self.hidden_size)
@@ -184,8 +184,10 @@ class BERTConfig(Config):
         return (Graph(inputs=inputs, outputs=outputs[self.task], attentions=weights, causal=False),)
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs per token exclude parts that run once per sequence: pooler, its classifiers, and queries
-        of global tokens."""
+        """Return the closed-form cost.
+
+        FLOPs per token exclude parts that run once per sequence: pooler, its classifiers, and queries of global tokens.
+        """
         hidden, width = self.hidden_size, self.embedding_size or 0
         block = (
             2 * cost.layer_norm(hidden)

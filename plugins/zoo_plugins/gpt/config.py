@@ -71,15 +71,15 @@ class GPTConfig(Config):
 
     @property
     def key_size(self) -> int:
-        """``head_dim``, which ``__post_init__`` has set."""
+        """``head_dim``, set by ``__post_init__``."""
         return self.head_dim or 0
 
     def window(self, layer: int) -> int | None:
-        """Return the number of keys that a query of this layer sees at most; None for no limit."""
+        """Return the maximum number of keys per query in this layer; None for no limit."""
         return self.sliding_windows[layer % len(self.sliding_windows)] or None
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decoding in one graph."""
+        """Declare one graph for prefill and decoding."""
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
@@ -90,7 +90,7 @@ class GPTConfig(Config):
         return (graph,)
 
     def cost(self) -> Cost:
-        """Closed form. A window saves no work: scores are computed, then masked."""
+        """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
         block = (
             2 * cost.layer_norm(self.hidden_size)
             + cost.attention(

@@ -15,9 +15,9 @@ class LlamaConfig(Config):
     task: Literal["text-generation"] = "text-generation"
     """Next-token prediction."""
     vocab_size: int = 32000
-    """Size of the vocabulary."""
+    """Vocabulary size."""
     max_seq_len: int = 4096
-    """Maximum text length that the model was trained for."""
+    """Maximum context length."""
     hidden_size: int = 4096
     """Width of the residual stream."""
     num_layers: int = 32
@@ -33,19 +33,19 @@ class LlamaConfig(Config):
     activation: Activation = "silu"
     """Activation of the gate in the feed-forward network."""
     norm_eps: float = 1e-5
-    """Added to the mean square in RMS norms."""
+    """Epsilon of the RMS norms."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
-    """Which rotary frequencies are divided by ``rope_factor``: none, all, or the low ones as in Llama 3.1."""
+    """Scaling of rotary frequencies by ``1 / rope_factor``: none, all ("linear"), or low ones only (Llama 3.1)."""
     rope_factor: float = 1.0
-    """Factor by which texts may be longer than in the original training."""
+    """Context extension factor relative to the original training length."""
     rope_low_freq_factor: float = 1.0
-    """With llama3: a frequency is low if it makes fewer than this many turns within ``rope_original_length``."""
+    """For "llama3": frequencies with fewer turns than this within ``rope_original_length`` are scaled."""
     rope_high_freq_factor: float = 4.0
-    """With llama3: frequencies with more turns than this are unchanged; those between the two are interpolated."""
+    """For "llama3": frequencies with more turns than this are unchanged; those in between are interpolated."""
     rope_original_length: int | None = None
-    """With llama3: maximum text length in the original training; ``max_seq_len`` by default."""
+    """For "llama3": context length of the original training; ``max_seq_len`` by default."""
     attention_bias: bool = False
     """Whether the query, key and value projections have biases."""
     attention_output_bias: bool = False
@@ -95,15 +95,15 @@ class LlamaConfig(Config):
 
     @property
     def key_size(self) -> int:
-        """``head_dim``, which ``__post_init__`` has set."""
+        """``head_dim``, set by ``__post_init__``."""
         return self.head_dim or 0
 
     def window(self, layer: int) -> int | None:
-        """Return the number of keys that a query of this layer sees at most; None for no limit."""
+        """Return the maximum number of keys per query in this layer; None for no limit."""
         return self.sliding_windows[layer % len(self.sliding_windows)] or None
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decoding in one graph."""
+        """Declare one graph for prefill and decoding."""
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
@@ -114,7 +114,7 @@ class LlamaConfig(Config):
         return (graph,)
 
     def cost(self) -> Cost:
-        """Closed form. A window saves no work: scores are computed, then masked."""
+        """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
         block = (
             2 * cost.rms_norm(self.hidden_size)
             + cost.attention(

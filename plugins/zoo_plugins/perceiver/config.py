@@ -29,7 +29,7 @@ class PerceiverConfig(Config):
     num_layers: int = 26
     """Number of self-attention blocks."""
     num_repeats: int = 1
-    """How many times the sequence of blocks runs, with shared weights."""
+    """Number of times the sequence of blocks runs, with shared weights."""
     num_heads: int = 8
     """Heads of each self-attention."""
     head_dim: int = 32
@@ -111,7 +111,7 @@ class PerceiverConfig(Config):
         return self.decoder_head_dim or 0
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph; its output depends on the task."""
+        """Declare one graph; its output depends on the task."""
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right"))
         fills, latents = self.task == "fill-mask", self.num_latents
         output = (
@@ -129,7 +129,7 @@ class PerceiverConfig(Config):
         return (Graph(inputs=inputs, outputs=(output,), attentions=weights),)
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are those of a forward pass over the longest input, divided by its length."""
+        """Return the closed-form cost; FLOPs are per token of the longest input."""
         length, latents, width = self.max_seq_len, self.num_latents, self.hidden_size
         inner = self.intermediate_size or 0
         read = _block(

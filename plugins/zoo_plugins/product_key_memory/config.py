@@ -82,7 +82,7 @@ class ProductKeyMemoryConfig(Config):
         return layer in (self.memory_layers or ())
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Prefill and decoding in one graph."""
+        """Declare one graph for prefill and decoding."""
         graph = causal_graph(
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
@@ -93,7 +93,7 @@ class ProductKeyMemoryConfig(Config):
         return (graph,)
 
     def cost(self) -> Cost:
-        """Closed form."""
+        """Return the closed-form cost."""
         attention = cost.attention(
             self.hidden_size, self.num_heads, head_dim=self.head_dim, context=self.max_seq_len
         ) + 2 * cost.layer_norm(self.hidden_size)

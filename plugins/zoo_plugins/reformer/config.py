@@ -103,7 +103,7 @@ class ReformerConfig(Config):
         return math.lcm(*(lengths[kind] for kind in self.attention_kinds))
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph. With LSH layers it is not declared causal: later tokens affect which earlier ones are seen."""
+        """Declare one graph. It is not causal with LSH layers: later tokens affect which earlier ones are seen."""
         output = floats("logits", "batch", "sequence", self.vocab_size)
         if self.task == "feature-extraction":
             output = floats("last_hidden_state", "batch", "sequence", 2 * self.hidden_size)
@@ -113,7 +113,7 @@ class ReformerConfig(Config):
         return (Graph(inputs=inputs, outputs=(output,), attentions=weights, causal=causal),)
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are those of the longest text, padded to whole chunks, divided by its length."""
+        """Return the closed-form cost; FLOPs are per token of the longest text, padded to whole chunks."""
         hidden, width = self.hidden_size, self.num_heads * (self.head_dim or 0)
         project = cost.linear(hidden, width, bias=False)
         pair = 2 * 2 * width  # query-key product, and weight-value product

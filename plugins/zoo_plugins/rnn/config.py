@@ -54,7 +54,7 @@ class RNNConfig(Config):
         return (2 if self.bidirectional else 1) * self.hidden_size
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph, causal for a unidirectional token classifier."""
+        """Declare one graph, causal for a unidirectional token classifier."""
         tagger = self.task == "token-classification"
         dims = ("batch", "sequence", self.num_classes) if tagger else ("batch", self.num_classes)
         inputs = (token_ids("input_ids", self.vocab_size), mask("attention_mask"))
@@ -62,7 +62,7 @@ class RNNConfig(Config):
         return (Graph(inputs=inputs, outputs=(floats("logits", *dims),), causal=causal),)
 
     def cost(self) -> Cost:
-        """Closed form. A text classifier's head runs once per text and is not counted in FLOPs per token."""
+        """Return the closed-form cost; FLOPs per token exclude a text classifier's head, which runs once per text."""
         ways, gates = (2 if self.bidirectional else 1), GATES[self.cell]
         total = cost.embedding(self.vocab_size, self.embedding_size)
         for layer in range(self.num_layers):

@@ -24,7 +24,7 @@ class Seq2SeqConfig(Config):
     """GRU (Cho et al. 2014) or LSTM (Hochreiter and Schmidhuber 1997)."""
     attention: Literal["additive", "dot", "none"] = "additive"
     """Attention to the source: ``additive`` (Bahdanau et al. 2015); ``dot``, the "general" score of Luong et al. 2015;
-    or ``none``, where the decoder's initial state is all it receives of the source."""
+    or ``none``, where the source reaches the decoder only through its initial state."""
     bidirectional: bool = True
     """Whether each encoder layer also reads backwards."""
     vocab_size: int = 30000
@@ -96,7 +96,7 @@ class Seq2SeqConfig(Config):
         return (self.attention_size or 0) if self.attention == "additive" else self.hidden_size
 
     def graphs(self) -> tuple[Graph, ...]:
-        """An encoder, which also projects the attention keys, and a decoder.
+        """Declare an encoder, which also projects the attention keys, and a decoder.
 
         The decoder's past is declared as the keys and values of one head: the two halves of a layer's state after each
         step so far. The decoder reads only the last; earlier states are kept because a past grows by one entry per
@@ -137,7 +137,7 @@ class Seq2SeqConfig(Config):
         return encoder, decoder
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are for one source token and one target token, without the bridge, run once per source."""
+        """Return the closed-form cost; FLOPs are for one source and one target token, without the bridge."""
         hidden, memory, context, gates = self.hidden_size, self.memory_size, self.context_size, _GATES[self.cell]
         target = self.target_vocab_size or 0
         total = cost.embedding(self.vocab_size + target, self.embedding_size)

@@ -38,7 +38,7 @@ class T5Config(Config):
     relative_buckets: int = 32
     """Buckets of query-key distances, each with a learned bias per head."""
     relative_max_distance: int = 128
-    """Distance from which on all share the last bucket."""
+    """Distance from which on all distances share the last bucket."""
     norm_eps: float = 1e-6
     """Added to the mean square in RMSNorm."""
     dropout: float = 0.1
@@ -87,7 +87,7 @@ class T5Config(Config):
         )
 
     def graphs(self) -> tuple[Graph, ...]:
-        """An encoder and, except for feature extraction, a decoder for which the encoder projects keys and values."""
+        """Declare an encoder and, except for feature extraction, a decoder whose cross-attention keys it projects."""
         if not self.has_decoder:
             return (
                 Graph(
@@ -127,7 +127,7 @@ class T5Config(Config):
         return encoder, decoder
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are for one source token and one target token."""
+        """Return the closed-form cost; FLOPs are for one source token and one target token."""
         norm = cost.rms_norm(self.hidden_size)
         feed_forward = cost.gated_feed_forward if self.gated else cost.feed_forward
         mlp = feed_forward(self.hidden_size, self.intermediate_size, bias=False)

@@ -54,7 +54,7 @@ class TextCNNConfig(Config):
         return (Graph(inputs=inputs, outputs=(floats("logits", "batch", self.num_classes),)),)
 
     def cost(self) -> Cost:
-        """Closed form. The classifier runs once per text and is not counted in FLOPs per token."""
+        """Return the closed-form cost; FLOPs per token exclude the classifier, which runs once per text."""
         total = cost.embedding(self.vocab_size, self.hidden_size)
         for size in self.kernel_sizes:
             total += cost.linear(size * self.hidden_size, self.num_filters)

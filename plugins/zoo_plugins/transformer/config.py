@@ -172,7 +172,7 @@ class TransformerConfig(Config):
         )
 
     def graphs(self) -> tuple[Graph, ...]:
-        """An encoder, which also projects the keys and values for cross-attention, and a decoder."""
+        """Declare an encoder, which also projects the keys and values for cross-attention, and a decoder."""
         cross = self._key_values("cross_key_values", "encoder_sequence")
         source_mask = mask("attention_mask", length="encoder_sequence")
         encoder = Graph(
@@ -204,7 +204,7 @@ class TransformerConfig(Config):
         return encoder, decoder
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are for one source token and one target token."""
+        """Return the closed-form cost; FLOPs are for one source token and one target token."""
         hidden, source, target = self.hidden_size, self.encoder, self.decoder
         norm, positions = cost.layer_norm(hidden), cost.embedding(self.position_rows, hidden)
         words, target_words = (cost.embedding(stack.vocab_size, hidden) for stack in (source, target))

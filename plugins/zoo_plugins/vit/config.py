@@ -103,7 +103,7 @@ class ViTConfig(Config):
         return self.num_special_tokens + self.num_patches
 
     def graphs(self) -> tuple[Graph, ...]:
-        """One graph; its outputs depend on the task."""
+        """Declare one graph; its outputs depend on the task."""
         pixels = floats("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
         if self.task == "image-classification":
             outputs = [floats("logits", "batch", self.num_classes)]
@@ -114,7 +114,7 @@ class ViTConfig(Config):
         return (Graph(inputs=(pixels,), outputs=tuple(outputs), attentions=weights),)
 
     def cost(self) -> Cost:
-        """Closed form. FLOPs are per patch, without parts that run once per image, such as the heads."""
+        """Return the closed-form cost; FLOPs are per patch, excluding parts that run once per image, such as heads."""
         hidden = self.hidden_size
         block = (
             2 * cost.layer_norm(hidden)

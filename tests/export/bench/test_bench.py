@@ -121,7 +121,7 @@ def test_a_wrong_result_is_not_timed(name: str, exported_model: Exported, monkey
         return model
 
     monkeypatch.setattr(torch_backend, "load_directory", altered)
-    with pytest.raises(ParityError, match="is not torch's"):
+    with pytest.raises(ParityError, match="differs from torch's"):
         bench_model(exported_model(name), lengths=[5], **QUICK)
 
 
@@ -150,7 +150,7 @@ def test_a_decode_is_of_the_same_token_however_often_it_is_called(exported_model
 def test_lengths_and_variants_that_cannot_be_are_refused(exported_model: Exported) -> None:
     """A decoder needs a position for the token after its prompt."""
     gpt, bert = exported_model("gpt-tiny"), exported_model("bert-tiny")
-    with pytest.raises(UsageError, match="32 positions, and decoding takes one more: length 32: choose at most 31"):
+    with pytest.raises(UsageError, match="32 positions, and decoding needs one more: length 32: choose at most 31"):
         bench_model(gpt, lengths=[4, 32], **QUICK)
     with pytest.raises(UsageError, match="the model has 32 positions: length 33: choose at most 32"):
         bench_model(bert, lengths=[33], **QUICK)
@@ -304,7 +304,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
 ) -> None:
     folder = exported_model("gpt-tiny")
     monkeypatch.setattr("zoo_export.bench.bench_model", lambda *_, **__: pytest.fail("it was measured"))
-    zoo("bench", folder, "--plot", "a.gif").failed(2, "unknown kind of drawing: a.gif: name it *.png or *.svg")
+    zoo("bench", folder, "--plot", "a.gif").failed(2, "unsupported plot format: a.gif: name it *.png or *.svg")
     Path("a.svg").write_text("mine")
     zoo("bench", folder, "--plot", "a.svg").failed(2, "already exists: a.svg: use --force to replace it")
     Path("b.svg").mkdir()

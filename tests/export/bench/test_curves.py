@@ -99,15 +99,18 @@ def test_every_range_rises_from_its_start_to_its_end_by_two_at_most(first: int, 
         (["--lengths", "8..4"], ("the range 8..4 is empty", "write 4..8")),
         (["absent-*", "--lengths", "8..16"], ("no preset matches 'absent-*'", "zoo list")),
         (["gpt-tin", "--lengths", "8..16"], ("unknown model 'gpt-tin'", "did you mean 'gpt-tiny'")),
-        (["vit-tiny", "--lengths", "8..16"], ("its inputs have one length: vit-tiny",)),
+        (["vit-tiny", "--lengths", "8..16"], ("inputs have a fixed length: vit-tiny",)),
         (["gpt-tiny", "--lengths", "8..129"], ("the model has 128 positions: gpt-tiny, length 129", "at most 128")),
-        (["gpt-tiny", "--lengths", "8..9", "--baseline", "gpt"], ("baseline 'gpt' is not measured", "known: gpt-tiny")),
+        (
+            ["gpt-tiny", "--lengths", "8..9", "--baseline", "gpt"],
+            ("baseline 'gpt' is not among the models", "known: gpt-tiny"),
+        ),
         (["gpt-tiny", "bert-tiny"], ("curves need lengths", "--lengths 128..16384")),
         ([], ("nothing to measure", "--lengths 128..16384")),
         (["gpt-tiny", "--lengths", "8..9", "--batch", "2"], ("--batch is not for curves",)),
         (["gpt-tiny", "--lengths", "8..9", "--no-torch"], ("--torch is not for curves",)),
         (["folder", "--baseline", "gpt-tiny"], ("--baseline is only for curves",)),
-        (["gpt-tiny", "--lengths", "8..9", "--plot", "a.gif"], ("unknown kind of drawing: a.gif",)),
+        (["gpt-tiny", "--lengths", "8..9", "--plot", "a.gif"], ("unsupported plot format: a.gif",)),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is(
@@ -191,9 +194,9 @@ def test_a_process_that_dies_is_a_point_and_not_the_end(tmp_path: Path, monkeypa
         (
             99,
             [4, 8, 16],
-            [None, None, None, "not tried, as it may take 6.4e-05 GB of memory and 3.3e-05 GB may be used"],
+            [None, None, None, "skipped, because it may need 6.4e-05 GB of memory; the limit is 3.3e-05 GB"],
         ),
-        (8, [4, 8], [None, OUT_OF_MEMORY, *["not tried, as 8 tokens were not measured"] * 2]),
+        (8, [4, 8], [None, OUT_OF_MEMORY, *["skipped, because 8 tokens failed"] * 2]),
     ],
 )
 def test_what_may_not_fit_is_not_tried(

@@ -47,7 +47,7 @@ class AFTConfig(zoo.Config):
         return (zoo.causal_graph(**sizes, num_kv_heads=1, head_dim=self.hidden_size),)
 
     def cost(self):
-        """Closed form. A window saves no work: all biases are computed, then some are masked."""
+        """Return the closed-form cost. A window saves no work: all biases are computed, then some are masked."""
         hidden, context = self.hidden_size, self.max_seq_len
         block = (
             2 * cost.layer_norm(hidden)

@@ -69,7 +69,7 @@ class MixerConfig(zoo.Config):
         return (zoo.Graph(inputs=(pixels,), outputs=(zoo.floats("logits", "batch", self.num_classes),)),)
 
     def cost(self):
-        """Closed form. FLOPs are per patch, without the head, which runs once per image."""
+        """Return the closed-form cost. FLOPs are per patch, without the head, which runs once per image."""
         hidden = self.hidden_size
         mix_patches = zoo.Cost(  # runs on P numbers for each of E channels; FLOPs divided by P patches
             cost.feed_forward(self.num_patches, self.token_intermediate_size).parameters,
