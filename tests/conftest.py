@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="K/N", help="run one of N parts of the selected tests, split by test name")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the requested part. A test's part depends only on its name."""
+    """Apply ``slow_after``, and keep the chosen part. A test belongs to the same part whatever others there are."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("slow_after")) is not None:
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > mark.args[0]:
+                item.add_marker(pytest.mark.slow)
     if (part := config.getoption("--part")) is None:
         return
     number, count = map(int, part.split("/"))
