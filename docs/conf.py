@@ -29,6 +29,6 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 
 # Names from other libraries, and typing-only names.
-_LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|pathlib|torch|types|typing"
-_TYPES = r"nn\.Module|Arrays|Path|Provider|dict\[str|zoo_runtime\.runner\.Item|zoo\.nn\.recurrent\.S"
+_LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|os|pathlib|torch|types|typing"
+_TYPES = r"nn\.Module|Arrays|Path|Provider|Memory|Array|ort\.InferenceSession|zoo\.config\.T|dict\[str|zoo_runtime\.runner\.Item|zoo\.nn\.recurrent\.S"
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]

@@ -152,12 +152,12 @@ def end_tree(process: int) -> None:
 
 
 def _kill_tree(process: int) -> None:
-    """Kill the descendants of a process, then the process. Descendants whose parent has ended are not found."""
+    """Kill a process, then its descendants. Descendants whose parent has ended are not found."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(process)
-        for each in (*root.children(recursive=True), root):
+        for each in (root, *root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 each.kill()
 

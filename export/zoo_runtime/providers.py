@@ -65,7 +65,7 @@ def open_session(
         weights: the directory of the weights, if ``graph`` is bytes.
         provider: ``cpu`` or ``cuda``. There is no fallback to another provider.
         optimize: run all of ONNX Runtime's graph optimisations, or none.
-        placements: record which provider runs each node, for :func:`zoo_runtime.placement.placement`.
+        placements: record which provider runs each node, for ``zoo_runtime.placement``.
         replace: values that override initialisers of the file, by name. They are not copied.
         spin: let idle threads busy-wait, which is fastest when nothing else uses the cores.
         threads: number of threads per operator; the number of cores by default.

@@ -53,7 +53,7 @@ class Origin(Settings):
     training: Training | None = None
     """How trained weights were trained."""
     weights: str | None = None
-    """Digest of the weights described, see :func:`zoo.artifact.weights.digest_tensors`."""
+    """SHA-256 of the described weights: of the names, dtypes, shapes and digests of all tensors."""
     parent: Origin | None = None
     """Origin of the weights from which these were made."""
 
