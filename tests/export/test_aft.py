@@ -99,7 +99,7 @@ class Paper:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_it_is_the_equation_of_the_paper(variant: str) -> None:
+def test_outputs_equal_the_papers_equation(variant: str) -> None:
     model, ids, mask = make(variant), tokens(len(PADDED), 7), torch.tensor(PADDED)
     paper, found = Paper(model), model(ids, mask)
     for row, present in enumerate(PADDED):
@@ -200,11 +200,11 @@ def test_cost_is_what_the_module_holds_and_computes(variant: str) -> None:
         ("variant=ful", "variant must be one of 'full', 'local', 'simple', got 'ful'"),
     ],
 )
-def test_settings_that_make_no_model(zoo: Zoo, setting: str, message: str) -> None:
+def test_invalid_settings_are_rejected(zoo: Zoo, setting: str, message: str) -> None:
     zoo("show", "aft-tiny", "--set", setting).failed(2, message)
 
 
-def test_it_is_exported_verified_and_run(zoo: Zoo) -> None:
+def test_model_is_exported_verified_and_run(zoo: Zoo) -> None:
     assert zoo("export", "aft-tiny", "--onnx", "--set", "max_seq_len=24").status == 0
     assert zoo("verify", "aft-tiny", "--json").json["verified"] is True
     done = zoo("run", "aft-tiny", "hello", "--max-new-tokens", "5", "--json").json["results"][0]

@@ -195,7 +195,7 @@ def test_a_decoder_does_not_look_ahead(showing: Callable[..., Path]) -> None:
     assert all(not np.triu(weights, 1).any() and weights[-1].all() for weights in found.values())
 
 
-def test_a_source_and_a_target(showing: Callable[..., Path]) -> None:
+def test_attentions_of_source_and_target(showing: Callable[..., Path]) -> None:
     """A source alone is read by the encoder; a pair by the decoder too, whose first token is the start."""
     folder = showing("seq2seq-tiny")
     with load_session(folder, variant=ATTENTIONS) as session:

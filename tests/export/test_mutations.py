@@ -217,7 +217,7 @@ def test_an_honest_export_passes(tmp_path: Path, draw: Callable[[int], Configura
 
 
 @pytest.mark.slow
-def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_amplifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm of four numbers in float16 turns one unit in the last place into a large part of its result.
 
     Torch is close to float64 there by luck, the graph is not, and torch on weights that differ by less than a unit in

@@ -364,7 +364,7 @@ def test_the_cuda_profile(exported_build: Exported, zoo: Zoo) -> None:
     assert "verified on cuda" in zoo("export", folder, "--onnx", "--profile", "cuda").out
 
 
-def test_options_that_do_not_go_together(exported_cpu: Exported, zoo: Zoo) -> None:
+def test_conflicting_options_are_rejected(exported_cpu: Exported, zoo: Zoo) -> None:
     folder = exported_cpu("gpt-tiny")
     zoo("export", folder, "--onnx", "--profile", "cpu", "--option", "opset=23").failed(
         2, "opset 23", "profile cpu", "24"
