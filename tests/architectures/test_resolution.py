@@ -101,7 +101,7 @@ def test_timm_interpolation_differs() -> None:
         assert 0.02 < difference < 1
     larger = F.interpolate(grid.unflatten(1, (7, 7)).movedim(-1, 1), (12, 12), mode="bicubic", antialias=True)
     wanted = by_hand(grid.reshape(7, 7, 8).numpy(), 12, a=-0.5)
-    inside = slice(3, -3)  # timm ignores what is beyond the border instead of replicating it
+    inside = slice(3, -3)  # timm ignores pixels beyond the border instead of replicating them
     np.testing.assert_allclose(larger[0].movedim(0, -1)[inside, inside], wanted[inside, inside], atol=1e-12)
 
 

@@ -124,7 +124,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one head": {"num_heads": 1, "norm_eps": 1e-12},
     "five layers": {"num_layers": 5, "intermediate_size": 7, "num_heads": 5},
     "grey, one patch": {"num_channels": 1, "patch_size": 12},
-    "a border that is not seen": {"image_size": 14, "patch_size": 4, "num_channels": 3},
+    "ignored border": {"image_size": 14, "patch_size": 4, "num_channels": 3},
     **{name: {"activation": name} for name in ACTIVATIONS},
 }
 

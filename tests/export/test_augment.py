@@ -152,7 +152,7 @@ def test_variants_depend_only_on_seed_text_and_number(session: Session) -> None:
     assert len({variant["text"] for variant in first["variants"]}) == 3
 
 
-# What is kept.
+# Tokens that are kept.
 
 
 def test_whole_words_change_together(worded: Session) -> None:

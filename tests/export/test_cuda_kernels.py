@@ -230,7 +230,7 @@ def test_kernel_table_matches_onnx_schemas() -> None:
             assert all(kernel in selected for kernel in kernels), operator
 
 
-# What a session does.
+# Placement by sessions.
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ print({"torch", "onnx", "zoo_pt2.programs", "zoo_export.export"} & set(sys.modul
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-# What exporters may and may not do.
+# Rules for exporters.
 
 PLUGIN = """
 import os, sys
@@ -227,7 +227,7 @@ WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "returns a flag": ("return True", 5, ("evidence must be a mapping",)),
     "no verdict": ("return {}", 5, ("a boolean 'verified'",)),
     "text as verdict": ("return {'verified': 'yes'}", 5, ("a boolean 'verified'",)),
-    "what JSON cannot hold": ("return {'verified': True, 'errors': {1, 2}}", 5, ("set is not JSON",)),
+    "not representable in JSON": ("return {'verified': True, 'errors': {1, 2}}", 5, ("set is not JSON",)),
     "no number": ("return {'verified': True, 'error': float('nan')}", 5, ("not JSON compliant",)),
     "not equal": ("return {'verified': False, 'reason': 'off by 3'}", 4, ("off by 3", "nothing was written")),
     "not finite": ("return {'verified': False, 'reason': 'inf', 'error': float('inf')}", 4, ("its export (inf)",)),

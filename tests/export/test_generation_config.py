@@ -46,8 +46,8 @@ def test_defaults_equal_transformers() -> None:
 
 PRECEDENCE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}, {"max_new_tokens": 32}),
-    "what is not sampled": ({**SAMPLES, "do_sample": False}, {}, {}),
-    "what is not said to be": ({"temperature": 0.6, "top_k": 20}, {}, {}),
+    "do_sample is false": ({**SAMPLES, "do_sample": False}, {}, {}),
+    "do_sample is missing": ({"temperature": 0.6, "top_k": 20}, {}, {}),
     "samples": (SAMPLES, {}, {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}),
     "bare samples": ({"do_sample": True}, {}, {"temperature": 1.0, "top_k": 50, "top_p": 1.0}),
     "all tokens": ({"do_sample": True, "top_k": 0}, {}, {"temperature": 1.0, "top_p": 1.0}),

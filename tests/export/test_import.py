@@ -330,7 +330,7 @@ def test_different_tied_tensors_are_rejected(tmp_path: Path, zoo: Zoo) -> None:
 REFUSED = {
     "an unknown family": ({"model_type": "xlnet"}, 2, ("no importer for model_type 'xlnet'", "bert")),
     "no family": ({"model_type": None}, 2, ("the model_type is unknown", "--model-type NAME, one of ", "bert")),
-    "a key that nobody knows": (
+    "unknown key": (
         {"use_flux": 1},
         2,
         ("not understood: use_flux", "config.json", "--allow-key use_flux"),
@@ -344,7 +344,7 @@ REFUSED = {
     "a decoder": ({"is_decoder": True}, 2, ("is_decoder True is not supported",)),
     "an activation": ({"hidden_act": "mish"}, 2, ("hidden_act 'mish' is not supported", "gelu_new")),
     "heads that do not divide": ({"num_attention_heads": 4}, 2, ("hidden_size 30", "num_heads 4")),
-    "a size that is no number": ({"hidden_size": "30"}, 2, ("hidden_size must be int", "config.json")),
+    "size as text": ({"hidden_size": "30"}, 2, ("hidden_size must be int", "config.json")),
     "another size": ({"vocab_size": 60}, 3, ("word_embeddings.weight has shape (61, 30)", "(60, 30)")),
 }
 

@@ -53,7 +53,7 @@ EQUIVALENT = 1e-12
 EVERY = 5
 """Only every n-th fault of a study is tested here; benchmarks/gate.py tests all."""
 NO_FAULTS = {
-    "a tensor read from another's place": "the bias of keys moves all scores of a query alike, which softmax ignores",
+    "a tensor read from another's place": "a bias of keys shifts all scores of a query equally, which softmax ignores",
     "two tensors swapped": "likewise, between layers",
     "a bias dropped": "likewise",
     "a bias halved": "likewise",
@@ -117,7 +117,7 @@ def test_99_of_100_faults_are_caught(exported_subject: Subjects, capsys: pytest.
                 escapes.append(f"{study}: {fault.kind}, {name}: {fault.site}: effect {moved:.2g}")
     with capsys.disabled():
         print(
-            f"\n{caught} faults caught, {len(escapes)} missed, {equivalent.total()} changes are none",
+            f"\n{caught} faults caught, {len(escapes)} missed, {equivalent.total()} changes have no effect",
             *escapes,
             sep="\n",
         )

@@ -64,7 +64,7 @@ def follows(folder: Path, first: str, second: str) -> float:
 @pytest.fixture
 def wanted(model: Path) -> list[float]:
     chances = [follows(model, *pair) for pair in PAIRS]
-    assert np.ptp(chances) > 1e-2, "pairs that are told apart"
+    assert np.ptp(chances) > 1e-2, "the pairs must have different probabilities"
     return chances
 
 

@@ -325,7 +325,7 @@ REFUSED = {
     "streaming no text": (("x", "--stream"), "only a single generated text"),
     "an unknown variant": (("x", "--variant", "int9"), "did you mean 'int8' or 'int4'?"),
     "a variant and a precision": (("x", "--variant", "cpu", "--dtype", "int8"), "give only one of them"),
-    "a precision that nothing runs": (("x", "--dtype", "fp8"), "'fp8' is not one of"),
+    "unsupported precision": (("x", "--dtype", "fp8"), "'fp8' is not one of"),
 }
 
 

@@ -48,7 +48,7 @@ def continue_greedily(folder: Path, prompt: Sequence[int], steps: int) -> list[i
     for _ in range(steps):
         with torch.inference_mode():
             logits = model(torch.tensor([tokens]))[0, -1]
-        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no one answer"
+        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no unique answer"
         tokens.append(int(logits.argmax()))
     return tokens[len(prompt) :]
 
@@ -60,7 +60,7 @@ def translate_greedily(folder: Path, source: Sequence[int], steps: int) -> list[
     for _ in range(steps):
         with torch.inference_mode():
             logits = model(torch.tensor([source]), torch.tensor([tokens]))[0, -1]
-        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no one answer"
+        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no unique answer"
         tokens.append(int(logits.argmax()))
     return tokens[1:]
 
@@ -338,7 +338,7 @@ REFUSED = {
     "ids that are no numbers": (("--ids", "1,x"), 2, "'1,x' is not a list of token ids"),
     "an id beyond the vocabulary": (("--ids", "1,260"), 3, "outside the vocabulary of 260"),
     "a negative id": (("--ids=-1",), 3, "outside the vocabulary of 260"),
-    "a tokenizer that is not there": (("x", "--tokenizer", "absent.json"), 3, "no such tokenizer: absent.json"),
+    "missing tokenizer": (("x", "--tokenizer", "absent.json"), 3, "no such tokenizer: absent.json"),
     "an unknown option": (("x", "--tpo"), 2, "--tpo"),
 }
 
