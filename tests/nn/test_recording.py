@@ -164,7 +164,7 @@ def test_graph_must_declare_all_recorded_weights(declared: int) -> None:
     graph = Graph(inputs=(x,), outputs=(floats("y", *x.dims),), attentions=attentions(declared, HEADS))
     feeds = {"x": torch.randn(2, 5, HIDDEN)}
     assert call_graph(Twice(), graph, feeds).keys() == {"y"}
-    with pytest.raises(ValueError, match=f"graph 'model' declares {declared} attentions and computes 2"):
+    with pytest.raises(ValueError, match=f"graph 'model' declares {declared} attention outputs but computes 2"):
         call_graph(Twice(), graph.with_attentions(), feeds)
     found = call_graph(
         Twice(), Graph(inputs=(x,), outputs=graph.outputs, attentions=attentions(2, HEADS)).with_attentions(), feeds
