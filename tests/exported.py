@@ -1,4 +1,4 @@
-"""Exported models, each made once a session: whoever changes one takes a copy."""
+"""Exported models, each created once per session. Tests that modify one must copy it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LIVELY: dict[str, dict[str, Any]] = {
     "llama-tiny": {"seed": 1, "gain": 12.0},
     "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
 }
-"""Weights with which a decoder hardly repeats itself."""
+"""Weights with which a decoder rarely repeats itself."""
 POSITIONS = "max_seq_len=32"
-"""Fewer than the presets have: most of a comparison is spent at the longest inputs."""
+"""Fewer positions than in the presets, because the longest inputs dominate the time of a comparison."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """The models are too small to share: two thread pools on few cores only wait for each other."""
+    """Use one thread: the models are tiny, and two thread pools on few cores would wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,10 +45,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def exported_build(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Builder:
-    """Build a preset, of 32 positions where it reads text, in a new folder, with the built-in presets and plugins only.
+    """Build a preset in a new folder, with 32 positions if it reads text, using built-in presets and plugins only.
 
-    With ``noise``, biases and norms are random too: as they are initialised, 0 and 1, a graph could drop them unseen.
-    ``gain`` multiplies the matrices: fresh ones are so small that a decoder only repeats its last token.
+    With ``noise``, biases and norms are random, too: a graph could drop initial ones, 0 and 1, unnoticed.
+    ``gain`` multiplies the matrices: initial ones are so small that a decoder only repeats its last token.
     """
 
     def build(
@@ -86,7 +86,7 @@ def run_model(
     folder: Path, texts: Sequence[str] = (), *, ids: Sequence[Sequence[int]] = (), unverified: bool = False,
     variant: str | None = None, **options: Any,
 ) -> tuple[str, list[dict[str, Any]]]:  # fmt: skip
-    """A model's task, and its results for texts and ids, each with its text."""
+    """Return a model's task, and its results for texts and ids, each with its text."""
     with load_session(folder, unverified=unverified, variant=variant) as session:
         results = session.run([*texts, *ids], **options)
         inputs = [*texts, *[None] * len(ids)]
@@ -94,7 +94,7 @@ def run_model(
 
 
 def inlined(graph: bytes) -> onnx.ModelProto:
-    """A serialised graph with the bodies of its functions in place of their calls."""
+    """Inline the functions of a serialised graph."""
     model = ir.from_proto(onnx.load_model_from_string(graph))
     inline(model)
     return ir.to_proto(model)
@@ -133,7 +133,7 @@ def exported_model(exported_build: Builder, shared: Path) -> Builder:
 
 @pytest.fixture(scope="session")
 def exported_with(exported_build: Builder, exported_model: Builder) -> Builder:
-    """A preset with other weights, and the graphs that were exported from it with its own: they fit any weights."""
+    """Return a preset with other weights, and graphs exported with its original ones, since graphs fit any weights."""
     made: dict[Any, Path] = {}
 
     def combine(name: str, **options: Any) -> Path:
@@ -154,7 +154,7 @@ def exported_with(exported_build: Builder, exported_model: Builder) -> Builder:
 
 @pytest.fixture
 def redeclared(seal: Callable[[Path], None], tmp_path: Path) -> Builder:
-    """A copy of an exported model whose configuration says something else, and without a tokenizer unless asked."""
+    """Copy an exported model with a changed configuration, by default without a tokenizer."""
 
     def copy(folder: Path, *, tokenizer: bool = True, **values: Any) -> Path:
         made = Path(shutil.copytree(folder, tmp_path / "redeclared"))
@@ -171,7 +171,7 @@ def redeclared(seal: Callable[[Path], None], tmp_path: Path) -> Builder:
 
 @pytest.fixture
 def exported_copy(exported_model: Builder, tmp_path: Path) -> Builder:
-    """A copy of an exported preset, to be changed."""
+    """Copy an exported preset, to be modified."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(exported_model(name), tmp_path / name))

@@ -124,7 +124,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     if close:
         return close
     if not choices:
-        return "there are none"
+        return "none are available"
     shown = ", ".join(choices[:12])
     return f"known: {shown}" + (", ..." if len(choices) > 12 else "")
 

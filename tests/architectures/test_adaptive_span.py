@@ -102,7 +102,7 @@ def test_equals_the_papers_equations(padding: list[int]) -> None:
     span=st.integers(1, 16),
     length=st.integers(1, 18),
 )
-def test_nothing_counts_beyond_the_span_and_its_ramp(ramp: int, spans: list[float], span: int, length: int) -> None:
+def test_weights_are_zero_beyond_the_span_and_its_ramp(ramp: int, spans: list[float], span: int, length: int) -> None:
     """Rows sum to 1; weights are exactly 0 where m is 0, and positive elsewhere."""
     weights = weights_of(attention_of(span, ramp, spans), length)
     assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), atol=1e-12, rtol=0)
@@ -119,13 +119,13 @@ def test_nothing_counts_beyond_the_span_and_its_ramp(ramp: int, spans: list[floa
 
 @settings(deadline=None, max_examples=25)
 @given(ramp=st.integers(1, 12), beyond=st.floats(0, 9), span=st.integers(1, 9), length=st.integers(1, 12))
-def test_a_full_span_is_plain_causal_attention(ramp: int, beyond: float, span: int, length: int) -> None:
+def test_full_span_equals_causal_attention(ramp: int, beyond: float, span: int, length: int) -> None:
     """With the same positions, whatever the ramp: m is 1 for all keys within the span."""
     adaptive, plain = attention_of(span, ramp, [span + beyond] * 2), attention_of(span, None, [])
     assert_close(weights_of(adaptive, length), weights_of(plain, length), atol=1e-14, rtol=0)
 
 
-def test_what_lies_beyond_the_span_in_the_cache_is_irrelevant() -> None:
+def test_cached_tokens_beyond_the_span_have_no_effect() -> None:
     """With every z at its limit of 7, a token reads its own key and six cached ones."""
     model, ids = make(), tokens(2, 12)
     for block in model.blocks:
@@ -142,7 +142,7 @@ def test_what_lies_beyond_the_span_in_the_cache_is_irrelevant() -> None:
         assert results[0].equal(results[1]) != moves
 
 
-def test_padding_between_calls_takes_no_distance() -> None:
+def test_padding_between_calls_does_not_count_in_distances() -> None:
     """Continuing a right-padded prompt gives the same outputs as without padding."""
     model, ids = make(), tokens(1, 9)
     cache = Cache.empty(2)
@@ -152,7 +152,7 @@ def test_padding_between_calls_takes_no_distance() -> None:
     assert_close(actual, model(ids)[:, 5:], atol=1e-12, rtol=0)
 
 
-def test_the_penalty_is_the_mean_span() -> None:
+def test_span_penalty_is_the_mean_span() -> None:
     """lambda times the mean of the clamped z, with gradients for z within the limits."""
     model = make(span_penalty=0.5).requires_grad_(True)
     assert_close(model.spans().flatten().tolist(), [0.0, 1.3, 2.0, 0.0, 7.0, 3.6], atol=1e-6, rtol=0)
@@ -166,7 +166,7 @@ def test_the_penalty_is_the_mean_span() -> None:
     assert model.blocks[1].attention.adaptive.length.tolist()[1] == 7.0
 
 
-def test_the_gradient_of_a_span() -> None:
+def test_gradient_of_a_span() -> None:
     """By finite differences, with some keys faded out and others not yet fading."""
     model, ids = make().requires_grad_(True), tokens(2, 12)
     model(ids).logsumexp(-1).sum().backward()
@@ -214,6 +214,6 @@ def test_published_sizes(name: str, parameters: int) -> None:
         ("num_heads=5", "hidden_size 64 is not divisible by num_heads 5"),
     ],
 )
-def test_bad_sizes_are_refused(setting: str, message: str) -> None:
+def test_invalid_sizes_are_rejected(setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         registry().resolve("adaptive-span-tiny", [setting])

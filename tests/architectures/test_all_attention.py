@@ -77,7 +77,7 @@ def attention_and_input(num_memories: int, span: int = 9) -> tuple[SpanAttention
     return attention, torch.randn(2, 9, 12, dtype=torch.float64), torch.zeros(span, 4, dtype=torch.float64)
 
 
-def test_without_memory_it_is_plain_attention() -> None:
+def test_without_memory_equals_plain_attention() -> None:
     """Equals torch's attention if distance embeddings are 0."""
     attention, x, positions = attention_and_input(0)
     theirs = nn.MultiheadAttention(12, 3, bias=False, batch_first=True, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_equals_x_transformers() -> None:
     assert_close(actual, theirs(x), atol=1e-12, rtol=0)
 
 
-def test_memory_is_seen_from_everywhere() -> None:
+def test_memory_is_visible_to_all_queries() -> None:
     """From the first token, beyond the span, and in rows of padding only, which see only the memory."""
     attention, x, positions = attention_and_input(5, span=2)
     padding = torch.tensor([[1] * 9, [0] * 9])
@@ -119,7 +119,7 @@ def test_memory_is_seen_from_everywhere() -> None:
     assert_close(attention(x, positions, distances, mask=mask)[1], expected, atol=1e-12, rtol=0)
 
 
-def test_there_is_no_feed_forward_network() -> None:
+def test_blocks_have_no_feed_forward_network() -> None:
     """A block has four projections, the memory and a norm: 4 E^2 + 2 N E + 2 E parameters."""
     c = AllAttentionConfig(**SIZES)
     blocks = AllAttention(c).blocks
@@ -141,7 +141,7 @@ def test_published_sizes(name: str, layers: int, memories: int, millions: int) -
     assert round(parameters / 1e6) == millions
 
 
-def test_fresh_memory_has_the_variance_of_keys() -> None:
+def test_initial_memory_has_the_variance_of_keys() -> None:
     """The memory has variance 1, like keys and values of normalised tokens."""
     torch.manual_seed(0)
     attention = AllAttention(AllAttentionConfig(hidden_size=128, num_layers=1, span=4)).blocks[0].attention
@@ -160,6 +160,6 @@ def test_fresh_memory_has_the_variance_of_keys() -> None:
         ("intermediate_size=4", "unknown key 'intermediate_size'"),
     ],
 )
-def test_bad_sizes_are_refused(setting: str, message: str) -> None:
+def test_invalid_sizes_are_rejected(setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         registry().resolve("all-attention-tiny", [setting])

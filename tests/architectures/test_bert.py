@@ -264,7 +264,7 @@ def test_sentence_embedding(pooling: str, normalize: bool) -> None:
         assert_close(actual["sentence_embedding"][row], vector, atol=1e-10, rtol=0)
 
 
-def test_a_row_of_padding_stays_finite() -> None:
+def test_row_of_padding_stays_finite() -> None:
     """Its sentence embedding is 0, and other rows are not affected."""
     model, (ids, mask, types) = make(task="sentence-embedding"), batch()
     expected = model(ids, mask, types)["sentence_embedding"]
@@ -283,7 +283,7 @@ def test_outputs_without_the_pooler() -> None:
 
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_head_is_the_token_embedding_unless_untied(tie_embeddings: bool) -> None:
+def test_head_shares_the_token_embedding_unless_untied(tie_embeddings: bool) -> None:
     """The head shares the embedding or not."""
     model = make(task="fill-mask", tie_embeddings=tie_embeddings)
     assert (model.masked_lm.decoder.weight is model.embeddings.token.weight) == tie_embeddings
@@ -317,13 +317,13 @@ def test_invalid_configurations(settings: list[str], message: str) -> None:
         registry().resolve("bert-tiny", settings)
 
 
-def test_tasks_without_the_pooler_allow_its_absence() -> None:
+def test_pooler_is_required_only_by_its_tasks() -> None:
     """Only two tasks read the pooler."""
     for task in ("feature-extraction", "sentence-embedding", "fill-mask"):
         assert not registry().resolve("bert-tiny", [f"task={task}", "pooler=false"]).config.pooler
 
 
-def test_a_seed_fixes_the_weights() -> None:
+def test_seed_determines_the_weights() -> None:
     """Equal seeds give equal models, different seeds different ones; no weight is beyond 2 x 0.02."""
     spec = registry().resolve("bert-tiny")
     states = []

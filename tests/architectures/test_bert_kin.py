@@ -22,13 +22,13 @@ def words() -> tuple[Tensor, Tensor]:
 # RoBERTa: positions.
 
 
-def test_padding_takes_no_position() -> None:
+def test_positions_skip_padding() -> None:
     positions = make(skip_padding=True, pad_token_id=1).embeddings.positions(torch.tensor([[0, 5, 6, 2, 1, 1]]))
     assert positions.tolist() == [[2, 3, 4, 5, 1, 1]]
 
 
 @given(ids=st.lists(st.integers(0, 6), min_size=1, max_size=12), pad=st.integers(0, 6))
-def test_positions_count_what_is_no_padding(ids: list[int], pad: int) -> None:
+def test_positions_count_tokens_only(ids: list[int], pad: int) -> None:
     """Padding may be anywhere, and the last position has a row."""
     embeddings = make(skip_padding=True, pad_token_id=pad, num_layers=1).embeddings
     (positions,) = embeddings.positions(torch.tensor([ids])).tolist()
@@ -54,7 +54,7 @@ def test_padding_on_either_side_changes_nothing(side: str) -> None:
         assert_close(found, alone, atol=1e-11, rtol=0)
 
 
-def test_without_padding_it_is_bert_with_the_later_positions() -> None:
+def test_roberta_without_padding_equals_bert_at_later_positions() -> None:
     ours, (ids, _) = make(**ROBERTA), words()
     bert = make(type_vocab_size=1)
     state = ours.state_dict()
@@ -66,7 +66,7 @@ def test_without_padding_it_is_bert_with_the_later_positions() -> None:
 # DistilBERT: no segments, another pooler.
 
 
-def test_no_segments_are_one_segment_that_adds_nothing() -> None:
+def test_no_segments_equal_one_zero_segment() -> None:
     ours, (ids, mask, _) = make(type_vocab_size=0, pooler=False), batch()
     bert = make(type_vocab_size=1, pooler=False)
     bert.load_state_dict({**ours.state_dict(), "embeddings.token_type.weight": torch.zeros(1, SIZES["hidden_size"])})
@@ -79,7 +79,7 @@ def test_no_segments_are_one_segment_that_adds_nothing() -> None:
     ("activation", "function"),
     [("tanh", torch.tanh), ("relu", lambda x: x.clamp(min=0)), ("gelu", lambda x: x * (1 + (x / 2**0.5).erf()) / 2)],
 )
-def test_the_pooler_is_a_dense_layer_on_the_first_token(activation: str, function: object) -> None:
+def test_pooler_is_a_dense_layer_on_the_first_token(activation: str, function: object) -> None:
     ours, arguments = make(pooler_activation=activation), batch()
     outputs = ours(*arguments)
     first = outputs["last_hidden_state"][:, 0]
@@ -91,7 +91,7 @@ def test_the_pooler_is_a_dense_layer_on_the_first_token(activation: str, functio
 # ALBERT: shared layers and narrow embeddings.
 
 
-def test_a_shared_block_is_a_bert_whose_blocks_are_equal() -> None:
+def test_shared_block_equals_bert_with_equal_blocks() -> None:
     ours, arguments = make(share_layers=True, num_layers=4), batch()
     bert = make(num_layers=4)
     state = {name: tensor for name, tensor in ours.state_dict().items() if not name.startswith("blocks.")}
@@ -128,12 +128,12 @@ def test_embeddings_of_another_width(tied: bool) -> None:
     assert ours(ids, mask, types)["logits"].shape == (*ids.shape, SIZES["vocab_size"])
 
 
-def test_embeddings_of_the_same_width_are_mapped_if_asked() -> None:
+def test_embeddings_of_the_same_width_can_be_projected() -> None:
     assert make().embeddings.projection is None
     assert make(project_embeddings=True).embeddings.projection.weight.shape == (24, 24)
 
 
-def test_features_of_a_shared_block_are_those_of_its_runs() -> None:
+def test_features_of_a_shared_block_are_the_states_after_each_run() -> None:
     """Each run of the shared block gives its own state; state 0 is the input of the first run."""
     ours, arguments = make(share_layers=True, embedding_size=7, num_layers=3, feature_layers=(0, 1, 2, 3)), batch()
     parts = ours(*arguments)["features"].split(SIZES["hidden_size"], dim=-1)

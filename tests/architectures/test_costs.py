@@ -121,7 +121,7 @@ def count(model: torch.nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", read_presets(built_in_presets()))
-def test_every_preset_counts_what_its_module_holds(name: str) -> None:
+def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
     """All sizes, including 175 billion: on the meta device a weight is only a shape."""
     spec = registry().resolve(name)
     assert parameter_count(spec) == count(on_meta(spec))
@@ -191,7 +191,7 @@ def test_every_preset_counts_what_its_module_holds(name: str) -> None:
         ("seq2seq-tiny", ["attention_size=5", "target_vocab_size=300", "bidirectional=false", "bridge=true"]),
     ],
 )
-def test_every_option_counts_what_its_module_holds(name: str, settings: list[str]) -> None:
+def test_parameter_counts_of_options_equal_their_modules(name: str, settings: list[str]) -> None:
     """For each field that adds or removes weights."""
     spec = registry().resolve(name, settings)
     assert parameter_count(spec) == count(on_meta(spec))

@@ -202,13 +202,13 @@ GPT_3 = {"sliding_windows": (0, 3), "num_layers": 4, "num_heads": 3, "head_dim":
 
 @pytest.mark.parametrize("windows", [(0, 3), (3, 0), (1,), (2, 5, 0), (16,), (0,)])
 @pytest.mark.parametrize("head_dim", [10, None])
-def test_a_banded_layer_is_dense_attention_with_a_band_mask(windows: tuple[int, ...], head_dim: int | None) -> None:
+def test_banded_layer_equals_dense_attention_with_a_band_mask(windows: tuple[int, ...], head_dim: int | None) -> None:
     ours, ids = make(**{**GPT_3, "sliding_windows": windows, "head_dim": head_dim}), tokens(2, 12)
     assert_close(ours(ids), with_band_masks(ours, ids), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("window", [12, 13, 1000])
-def test_a_window_as_long_as_the_text_is_dense(window: int) -> None:
+def test_window_as_long_as_the_text_equals_dense_attention(window: int) -> None:
     banded, dense, ids = make(sliding_windows=(0, window)), make(), tokens(2, 12)
     assert_close(banded(ids), dense(ids), atol=1e-12, rtol=0)
     assert (make(sliding_windows=(0, 11))(ids)[:, -1] - dense(ids)[:, -1]).abs().max() > 1e-4
@@ -219,7 +219,7 @@ def test_a_window_as_long_as_the_text_is_dense(window: int) -> None:
     windows=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), num_layers=st.integers(1, 3),
     changed=st.integers(0, 11),
 )  # fmt: skip
-def test_a_token_beyond_the_windows_of_every_path_cannot_matter(
+def test_tokens_outside_the_receptive_field_have_no_effect(
     windows: tuple[int, ...], num_layers: int, changed: int
 ) -> None:
     """Each layer passes on tokens less than its window away; the total reach is their sum, and is attained."""
@@ -233,7 +233,7 @@ def test_a_token_beyond_the_windows_of_every_path_cannot_matter(
     assert moved[torch.tensor(seen)].gt(1e-6).all()
 
 
-def test_the_default_head_is_a_share_of_the_width() -> None:
+def test_default_head_dim_divides_the_width() -> None:
     """Configurations written before ``head_dim`` existed still load."""
     assert GPTConfig(hidden_size=24, num_heads=3).head_dim == 8
     assert GPTConfig(hidden_size=25, num_heads=3, head_dim=8).head_dim == 8
@@ -323,7 +323,7 @@ def test_cached_decoding_equals_the_full_pass(splits: set[int], options: dict[st
     assert_close(actual, expected, atol=1e-11, rtol=0)
 
 
-def test_a_mask_of_the_new_token_alone_is_refused() -> None:
+def test_mask_of_only_the_new_token_is_rejected() -> None:
     model, cache, ids = make(), Cache.empty(SIZES["num_layers"]), torch.ones(2, 6, dtype=torch.long)
     model(ids, past_key_values=cache)
     with pytest.raises(ValueError, match="the padding mask has length 1, but there are 7 past and new tokens"):
@@ -352,7 +352,7 @@ def test_grouped_query_equals_transformers_with_repeated_heads(num_kv_heads: int
     assert_close(grouped(ids), transformers_twin(full)(ids).logits, atol=1e-10, rtol=0)
 
 
-def test_head_is_the_token_embedding_unless_untied() -> None:
+def test_head_shares_the_token_embedding_unless_untied() -> None:
     """The head shares the embedding; an untied head adds vocabulary x width parameters."""
     tied, untied = make(), make(tie_embeddings=False)
     assert tied.head.weight is tied.token_embedding.weight

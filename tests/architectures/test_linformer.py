@@ -62,7 +62,7 @@ def test_equals_the_equation(rank: int, length: int) -> None:
     assert_close(module(x, mask=mask.long()), expected, atol=1e-12, rtol=0)
 
 
-def test_of_full_rank_without_mixing_it_is_full_attention() -> None:
+def test_full_rank_identity_equals_full_attention() -> None:
     """With k = n and E = F = I."""
     module, full, x = attention(12, 12), MultiHeadAttention(24, 3).double(), randn(2, 12, 24)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_of_full_rank_without_mixing_it_is_full_attention() -> None:
     assert_close(module(x), full(x), atol=1e-12, rtol=0)
 
 
-def test_bert_of_full_rank_without_mixing_is_bert() -> None:
+def test_full_rank_identity_encoder_equals_bert() -> None:
     """For the whole encoder."""
     full, ours = BERT(BERTConfig(**SIZES)), BERT(BERTConfig(**SIZES, attention="linformer", attention_rank=12))
     missing = ours.load_state_dict(full.state_dict(), strict=False)
@@ -86,7 +86,7 @@ def test_bert_of_full_rank_without_mixing_is_bert() -> None:
     assert_close(found, expected, atol=1e-12, rtol=0)
 
 
-def test_mixtures_keep_lengths() -> None:
+def test_mixtures_preserve_lengths_on_average() -> None:
     """The mean of |E x|^2 is |x|^2: it is a sum of R squares, each of variance |x|^2 / R."""
     torch.manual_seed(0)
     module, x = LinformerAttention(8, 2, 1000, 250), torch.randn(1000, 4)
@@ -94,7 +94,7 @@ def test_mixtures_keep_lengths() -> None:
     assert_close(ratio, torch.ones(4), atol=4 * (2 / 250) ** 0.5, rtol=0)
 
 
-def test_the_default_rank_is_half_the_length() -> None:
+def test_default_rank_is_half_the_length() -> None:
     """Half of the length, as in the paper's 512 and 256; 1 for a single token."""
     ranks = {n: registry().resolve("linformer-tiny", [f"max_seq_len={n}"]).config.attention_rank for n in (512, 9, 1)}
     assert ranks == {512: 256, 9: 4, 1: 1}

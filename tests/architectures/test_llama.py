@@ -206,7 +206,7 @@ def test_strictly_causal(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])
-def test_a_window_reaches_as_far_as_all_layers_together(window: int) -> None:
+def test_receptive_field_is_the_sum_of_windows(window: int) -> None:
     """Each of three layers passes on tokens up to ``window - 1`` before, and none from further back."""
     model, ids = make(sliding_windows=(window,)), tokens(1, 16)
     reach = 3 * (window - 1)
@@ -218,7 +218,7 @@ def test_a_window_reaches_as_far_as_all_layers_together(window: int) -> None:
         assert moved > 1e-6 if distance <= reach else moved == 0, distance
 
 
-def test_a_window_over_everything_is_none() -> None:
+def test_window_over_all_tokens_equals_no_window() -> None:
     ids = tokens(2, 16)
     assert_close(make(sliding_windows=(16,))(ids), make()(ids), atol=1e-12, rtol=0)
 
@@ -257,7 +257,7 @@ def test_cached_decoding_equals_transformers() -> None:
     assert_close(in_calls(ours, ids, None, range(1, 12)), expected, atol=1e-10, rtol=0)
 
 
-def test_head_is_its_own_unless_tied() -> None:
+def test_head_is_separate_unless_tied() -> None:
     """The head shares the embedding or not; its own adds vocabulary x width parameters."""
     untied, tied = make(), make(tie_embeddings=True)
     assert tied.head.weight is tied.token_embedding.weight
@@ -299,7 +299,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_configuration_that_makes_no_sense(options: dict[str, Any], message: str) -> None:
+def test_invalid_configurations_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LlamaConfig(**{**SIZES, **options})
 

@@ -72,7 +72,7 @@ def test_equals_masked_full_attention(length: int, reach: int, data: st.DataObje
     assert_close(module(x)[0], found[0], atol=1e-12, rtol=0)
 
 
-def test_a_window_over_all_is_full_attention() -> None:
+def test_window_over_all_tokens_equals_full_attention() -> None:
     """Without global tokens, with the same weights."""
     module, full = LongformerAttention(24, 3, 40), MultiHeadAttention(24, 3).double()
     randomise(module)
@@ -81,7 +81,7 @@ def test_a_window_over_all_is_full_attention() -> None:
     assert_close(module(x), full(x), atol=1e-12, rtol=0)
 
 
-def test_nothing_beyond_the_window_is_seen() -> None:
+def test_tokens_beyond_the_window_have_no_effect() -> None:
     """Token 10 affects only tokens within 3 of it and, if there is one, the global token."""
     x = torch.randn(1, 20, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     other = x.clone()

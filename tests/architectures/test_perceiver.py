@@ -114,7 +114,7 @@ def test_published_sizes(name: str, changes: dict[str, int], published: int) -> 
     assert found // 10**6 == published
 
 
-def test_the_size_of_transformers_defaults() -> None:
+def test_size_of_transformers_defaults() -> None:
     """Attention widths default to the input's, as in a checkpoint that does not name them."""
     wide = ["head_dim=160", "cross_head_dim=96", "cross_value_head_dim=96"]
     assert parameter_count(registry().resolve("perceiver-io", wide)) == 269_319_430
@@ -143,7 +143,7 @@ def test_cost(changes: dict[str, object]) -> None:
     assert cost.flops == flops(model, 12) // 12
 
 
-def test_latents_cost_the_same_however_long_the_input() -> None:
+def test_latent_cost_is_independent_of_the_input_length() -> None:
     """Each further token adds a constant reading cost; another latent block adds the same cost at any length."""
     shallow, deep = make(num_layers=2), make(num_layers=3)
     costs = [flops(shallow, length, encode=True) for length in (1, 2, 12)]
@@ -156,7 +156,7 @@ def test_latents_cost_the_same_however_long_the_input() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(order=st.permutations(range(9)), padded=st.booleans())
-def test_without_positions_the_input_is_a_set(order: list[int], padded: bool) -> None:
+def test_without_positions_order_does_not_matter(order: list[int], padded: bool) -> None:
     """Permuting the input changes no latent and no class; with positions it does."""
     ids, mask = batch()
     chosen, shuffled = (mask, mask[:, order]) if padded else (None, None)
@@ -167,7 +167,7 @@ def test_without_positions_the_input_is_a_set(order: list[int], padded: bool) ->
 SET = make(positions="none", task="text-classification")
 
 
-def test_with_positions_the_order_counts() -> None:
+def test_with_positions_order_matters() -> None:
     """A negative control for the test above."""
     model, (ids, _) = make(task="text-classification"), batch()
     assert not torch.allclose(model(ids.flip(1)), model(ids), atol=1e-3)
@@ -190,7 +190,7 @@ PADDED = make()
 
 
 @pytest.mark.parametrize("task", CLASSES)
-def test_a_row_of_padding_stays_finite(task: str) -> None:
+def test_row_of_padding_stays_finite(task: str) -> None:
     """Other rows are not affected."""
     model, (ids, mask) = make(task=task), batch()
     expected = model(ids, mask)
@@ -218,7 +218,7 @@ def test_invalid_configurations(setting: str, message: str) -> None:
         registry().resolve("perceiver-tiny", [setting])
 
 
-def test_a_checkpoint_of_unequal_widening_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_unequal_widening_is_rejected(tmp_path: Path) -> None:
     """Ours has a single width for both."""
     model = PerceiverForMaskedLM(TheirConfig(**{**THEIRS, "cross_attention_widening_factor": 1}))
     model.save_pretrained(tmp_path / "theirs")

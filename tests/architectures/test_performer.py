@@ -60,13 +60,13 @@ def kernel_error(count: int, seed: int) -> float:
     return float(np.linalg.norm(phi(query, features) @ phi(key, features).T - exact) / np.linalg.norm(exact))
 
 
-def test_the_kernel_is_as_far_off_as_it_should_be() -> None:
+def test_kernel_error_matches_the_table() -> None:
     """Within a third of the table's values, on average over eight draws."""
     for count, expected in TABLE.items():
         assert np.mean([kernel_error(count, seed) for seed in range(8)]) == pytest.approx(expected, rel=1 / 3)
 
 
-def test_the_error_halves_with_four_times_the_features() -> None:
+def test_error_halves_with_four_times_the_features() -> None:
     """The error of the output with respect to softmax attention falls as the power -1/2 of 32 to 8192 features."""
     errors = []
     for count in TABLE:
@@ -83,7 +83,7 @@ def test_the_error_halves_with_four_times_the_features() -> None:
     assert errors[-1] < 0.015
 
 
-def test_the_estimate_is_unbiased() -> None:
+def test_kernel_estimate_is_unbiased() -> None:
     """The mean over 20,000 draws of 8 directions is within four standard errors, for near and distant pairs."""
     torch.manual_seed(0)
     query, key = (0.7 * randn(2, 6, 8)).numpy()
@@ -96,7 +96,7 @@ def test_the_estimate_is_unbiased() -> None:
     assert (standard_error < 0.05 * exact).all()
 
 
-def test_directions_are_orthogonal_and_as_long_as_normal_ones() -> None:
+def test_directions_are_orthogonal_with_chi_squared_lengths() -> None:
     """Orthogonal within blocks of 16, the last one truncated. Squared lengths are chi-squared: mean 16, variance 32."""
     torch.manual_seed(0)
     features = orthogonal_features(16 * 200 + 5, 16)
@@ -111,7 +111,7 @@ def test_directions_are_orthogonal_and_as_long_as_normal_ones() -> None:
 
 
 @pytest.mark.parametrize("gain", [1.0, 30.0])
-def test_large_inputs_neither_overflow_nor_vanish(gain: float) -> None:
+def test_large_inputs_neither_overflow_nor_underflow(gain: float) -> None:
     """In float32 without rescaling, exp would underflow or overflow at the larger gain, and 0 / 0 give NaN."""
     torch.manual_seed(0)
     module = PerformerAttention(64, 2, 64)
@@ -131,7 +131,7 @@ def test_half_precision_over_many_tokens() -> None:
     assert_close(found.double(), expected, atol=2e-3, rtol=0)
 
 
-def test_the_directions_are_saved_and_seeded() -> None:
+def test_directions_are_saved_and_seeded() -> None:
     """They are a buffer of each block, which BERT does not have, and follow from the seed."""
     c = BERTConfig(vocab_size=53, max_seq_len=12, hidden_size=24, num_layers=2, num_heads=3, attention="performer")
     states = []
@@ -161,7 +161,7 @@ def test_invalid_configurations(name: str, settings: list[str], message: str) ->
         registry().resolve(name, settings)
 
 
-def test_no_features() -> None:
+def test_zero_features_are_rejected() -> None:
     """The block itself rejects it, too."""
     with pytest.raises(ValueError, match="num_features must be positive, got 0"):
         PerformerAttention(24, 3, 0)

@@ -89,7 +89,7 @@ def test_equals_the_exhaustive_search(data: st.DataObject, num_keys: int, heads:
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), num_keys=st.integers(1, 6))
-def test_scores_are_the_best_where_many_are_equal(data: st.DataObject, num_keys: int) -> None:
+def test_tied_scores_are_still_the_best(data: st.DataObject, num_keys: int) -> None:
     """Small integer keys cause many ties. The choice of slots is then open, but their scores are not."""
     memory = make_memory(num_keys, data.draw(st.integers(1, num_keys)))
     memory.query_norm.reset_running_stats()
@@ -126,7 +126,7 @@ def test_equals_the_package() -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_without_memories_it_is_xlm(padded: bool) -> None:
+def test_without_memories_equals_xlm(padded: bool) -> None:
     """Build transformers' XLM, a post-norm causal decoder with normalised embeddings, with the same weights."""
     ours, ids = make(memory_layers=(), intermediate_size=4 * 12), tokens(2, 9)
     c = ours.config
@@ -173,7 +173,7 @@ def test_without_memories_it_is_xlm(padded: bool) -> None:
     assert_close(ours(ids, padding)[counted], expected[counted], atol=1e-10, rtol=0)
 
 
-def test_batch_norm_breaks_causality_in_training_alone() -> None:
+def test_batch_norm_breaks_causality_in_training_only() -> None:
     """In training, later tokens and other rows affect earlier outputs; in evaluation they do not."""
     model, ids = make(dropout=0.0), tokens(2, 9)
     later, other = ids.clone(), ids.clone()
@@ -189,7 +189,7 @@ def test_batch_norm_breaks_causality_in_training_alone() -> None:
             assert max(by_later, by_other) < 1e-12
 
 
-def test_gradients_reach_the_selected_values_alone() -> None:
+def test_gradients_reach_only_selected_values() -> None:
     """Exactly the values and half-keys that were read have gradients."""
     memory = make_memory(20, 3).requires_grad_(True)
     x = torch.randn(1, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -204,7 +204,7 @@ def test_gradients_reach_the_selected_values_alone() -> None:
             assert set(moved) == set(of[:, head].flatten().tolist())
 
 
-def test_a_shift_of_the_queries_is_learnt_from_the_batch() -> None:
+def test_batch_norm_learns_the_mean_of_queries() -> None:
     """In training, queries are normalised over the batch, and the running statistics are updated."""
     memory, x = make_memory(6, 2).train(), torch.randn(4, 50, 7, dtype=torch.float64)
     for _ in range(150):
@@ -232,7 +232,7 @@ def test_published_sizes(name: str, width: int) -> None:
     assert parameter_count(registry().resolve(name)) == (60000 + 512 + 2) * width + blocks
 
 
-def test_a_memory_of_more_slots_than_half_keys_is_refused() -> None:
+def test_top_k_above_the_number_of_half_keys_is_rejected() -> None:
     with pytest.raises(ValueError, match="top_k 6 is above num_keys 5"):
         ProductKeyMemory(7, num_keys=5, top_k=6)
     with pytest.raises(ValueError, match="query_size must be even, got 7"):
@@ -250,6 +250,6 @@ def test_a_memory_of_more_slots_than_half_keys_is_refused() -> None:
         ("memory_layers=[0, 0]", r"memory_layers \(0, 0\) must be different"),
     ],
 )
-def test_bad_sizes_are_refused(setting: str, message: str) -> None:
+def test_invalid_sizes_are_rejected(setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         registry().resolve("product-key-memory-tiny", [setting])

@@ -233,14 +233,14 @@ SORTED = make(attention_kinds=["lsh"], num_layers=2)
 
 @settings(max_examples=10, deadline=None)
 @given(length=st.integers(1, 32), left=st.integers(0, 8), right=st.integers(0, 8))
-def test_padding_on_the_left_changes_nothing_where_all_is_sorted(length: int, left: int, right: int) -> None:
+def test_left_padding_changes_nothing_without_local_layers(length: int, left: int, right: int) -> None:
     """LSH attention sorts padding last; local attention counts chunks from the left, padding included."""
     ids = batch(length)[0]
     padded, mask = (nn.functional.pad(tensor, (left, right)) for tensor in (ids, torch.ones_like(ids)))
     assert_close(SORTED(padded, mask)[:, left : left + length], SORTED(ids), atol=1e-10, rtol=0)
 
 
-def test_a_row_of_padding_stays_finite() -> None:
+def test_row_of_padding_stays_finite() -> None:
     """Other rows are not affected."""
     ids, mask = batch(29)
     expected = MODEL(ids, mask)
@@ -277,7 +277,7 @@ def test_sorting_is_not_strictly_causal() -> None:
     assert make(attention_kinds=["local"]).config.graphs()[0].causal is True
 
 
-def test_nothing_flows_from_later_tokens() -> None:
+def test_later_tokens_have_zero_gradient() -> None:
     """Later tokens may affect which tokens are seen, but outputs have zero gradient with respect to them."""
     layer = attention(4, 3)
     x = torch.randn(1, 24, 12, dtype=torch.float64)
@@ -287,7 +287,7 @@ def test_nothing_flows_from_later_tokens() -> None:
     assert (jacobian.diagonal() > 0).any()
 
 
-def test_evaluation_repeats_itself(tmp_path: Path) -> None:
+def test_evaluation_is_reproducible(tmp_path: Path) -> None:
     """Rotations are drawn once from the seed, and saved with the weights."""
     spec = registry().resolve("reformer-tiny")
     model = create.build(spec, seed=3, dtype="float32").eval()

@@ -84,14 +84,14 @@ def by_hand(grid: np.ndarray[Any, Any], side: int, a: float = -0.75) -> np.ndarr
 
 @settings(deadline=None, max_examples=40)
 @given(before=st.integers(1, 15), side=st.integers(1, 25))
-def test_the_interpolation_by_hand(before: int, side: int) -> None:
+def test_interpolation_equals_explicit_formula(before: int, side: int) -> None:
     """From any number of patches to any other."""
     grid = np.random.default_rng(0).normal(size=(before, before, 3))
     found = resize_grid(torch.tensor(grid).reshape(1, -1, 3), side)
     np.testing.assert_allclose(found.reshape(side, side, 3), by_hand(grid, side), atol=1e-12)
 
 
-def test_smoothing_is_another_interpolation() -> None:
+def test_timm_interpolation_differs() -> None:
     """timm interpolates with a = -0.5 and antialiasing, so its results differ for larger and smaller grids."""
     grid = torch.randn(1, 49, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for side in (4, 12):
@@ -101,11 +101,11 @@ def test_smoothing_is_another_interpolation() -> None:
         assert 0.02 < difference < 1
     larger = F.interpolate(grid.unflatten(1, (7, 7)).movedim(-1, 1), (12, 12), mode="bicubic", antialias=True)
     wanted = by_hand(grid.reshape(7, 7, 8).numpy(), 12, a=-0.5)
-    inside = slice(3, -3)  # timm ignores what is beyond the border instead of replicating it
+    inside = slice(3, -3)  # timm ignores pixels beyond the border instead of replicating them
     np.testing.assert_allclose(larger[0].movedim(0, -1)[inside, inside], wanted[inside, inside], atol=1e-12)
 
 
-def test_a_flat_grid_stays_flat_and_the_same_size_is_the_same() -> None:
+def test_constant_grids_and_equal_sizes_are_unchanged() -> None:
     """The weights of each new position sum to 1; at the old positions they are a one and three zeros."""
     flat = torch.full((1, 9, 4), 0.7, dtype=torch.float64)
     for side in (1, 2, 3, 7):
@@ -135,7 +135,7 @@ def tensors(folder: Path | str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("distilled", [False, True])
-def test_a_directory_of_another_resolution(zoo: Zoo, dtype: str, distilled: bool) -> None:
+def test_adapted_directory_changes_only_positions(zoo: Zoo, dtype: str, distilled: bool) -> None:
     """One tensor is interpolated in float64 and rounded once; all others are unchanged, bit for bit."""
     build(zoo, "vit-tiny", f"distilled={str(distilled).lower()}", dtype=dtype)
     result = zoo("adapt", "vit-tiny", "--set", "image_size=12", "-o", "larger")
@@ -157,7 +157,7 @@ def test_a_directory_of_another_resolution(zoo: Zoo, dtype: str, distilled: bool
 
 
 @pytest.mark.parametrize("image_size", [8, 9])
-def test_the_same_grid_is_the_same_file(zoo: Zoo, image_size: int) -> None:
+def test_equal_grid_gives_the_same_file(zoo: Zoo, image_size: int) -> None:
     """9 pixels give as many patches as 8: the margin is ignored."""
     build(zoo, "vit-tiny")
     zoo("adapt", "vit-tiny", "--set", f"image_size={image_size}", "-o", "same")
@@ -165,7 +165,7 @@ def test_the_same_grid_is_the_same_file(zoo: Zoo, image_size: int) -> None:
     assert library.load("same").config.image_size == image_size
 
 
-def test_there_and_back_is_not_the_same(zoo: Zoo) -> None:
+def test_enlarging_and_shrinking_is_lossy(zoo: Zoo) -> None:
     """A larger grid preserves most of a smooth one; nothing stronger holds."""
     build(zoo, "vit-tiny")
     library.adapt("vit-tiny", "larger", image_size=16)
@@ -175,7 +175,7 @@ def test_there_and_back_is_not_the_same(zoo: Zoo) -> None:
     assert not torch.equal(before, after)
 
 
-def test_what_was_adapted_is_exported_and_run(zoo: Zoo) -> None:
+def test_adapted_model_is_exported_and_run(zoo: Zoo) -> None:
     """The export passes its check, and images of the new size give the same answers as the torch model."""
     build(zoo, "vit-tiny", "distilled=true")
     library.adapt("vit-tiny", "larger", image_size=12)
@@ -195,7 +195,7 @@ def test_what_was_adapted_is_exported_and_run(zoo: Zoo) -> None:
 @pytest.mark.parametrize(
     "kind", [ViTForImageClassification, ViTModel, DeiTModel, DeiTForImageClassificationWithTeacher]
 )
-def test_a_checkpoint_at_another_resolution(tmp_path: Path, kind: Any) -> None:
+def test_imported_checkpoint_at_another_resolution(tmp_path: Path, kind: Any) -> None:
     """Imported, adapted and exported, the model equals transformers' with interpolated positions."""
     config = kind.config_class(
         image_size=12, patch_size=4, hidden_size=15, num_hidden_layers=2, num_attention_heads=3, intermediate_size=22,
@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("settings", "fragments"), REFUSED.values(), ids=REFUSED)
-def test_what_no_image_model_becomes(zoo: Zoo, settings: tuple[str, ...], fragments: tuple[str, ...]) -> None:
+def test_invalid_image_settings_are_rejected(zoo: Zoo, settings: tuple[str, ...], fragments: tuple[str, ...]) -> None:
     build(zoo, "vit-tiny")
     options = [word for setting in settings for word in ("--set", setting)]
     zoo("adapt", "vit-tiny", *options, "-o", "new").failed(2, *fragments)
@@ -269,7 +269,7 @@ def outputs(folder: str, ids: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_shorter_texts_are_answered_as_before(zoo: Zoo, name: str) -> None:
+def test_outputs_for_shorter_texts_are_unchanged(zoo: Zoo, name: str) -> None:
     """Rows that shorter texts never read are dropped; everything else is unchanged, bit for bit."""
     preset, settings, positions = TEXTS[name]
     build(zoo, preset, *settings)
@@ -285,14 +285,14 @@ def test_shorter_texts_are_answered_as_before(zoo: Zoo, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_longer_texts_have_positions_that_nobody_learned(zoo: Zoo, name: str) -> None:
+def test_extending_learned_positions_is_rejected(zoo: Zoo, name: str) -> None:
     preset, settings, positions = TEXTS[name]
     build(zoo, preset, *settings)
     reasons = [f"{tensor} has shape" for tensor in positions]
     zoo("adapt", preset, "--set", "max_seq_len=130", "-o", "long").failed(2, *reasons, "cannot extend")
 
 
-def test_other_rows_for_padding_are_refused(zoo: Zoo) -> None:
+def test_changing_padding_rows_is_rejected(zoo: Zoo) -> None:
     """Padding rows come first, so the table would be cut at the wrong end."""
     build(zoo, "bert-tiny", "skip_padding=true", "pad_token_id=3")
     zoo("adapt", "bert-tiny", "--set", "pad_token_id=5", "--set", "max_seq_len=20", "-o", "new").failed(
@@ -300,7 +300,7 @@ def test_other_rows_for_padding_are_refused(zoo: Zoo) -> None:
     )
 
 
-def test_positions_without_weights_may_be_more(zoo: Zoo) -> None:
+def test_computed_positions_can_be_extended(zoo: Zoo) -> None:
     """Rotations and sinusoids are computed: no stored tensor would change."""
     for preset in ("llama-tiny", "transformer-tiny"):
         build(zoo, preset)

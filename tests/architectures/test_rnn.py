@@ -71,7 +71,7 @@ def batch(rows: list[list[int]], extra: int, filler: int, left: bool) -> tuple[T
     filler=st.integers(0, 29),
     left=st.booleans(),
 )
-def test_packed_sequences_give_the_same(
+def test_outputs_equal_packed_sequences(
     variant: dict[str, Any], rows: list[list[int]], extra: int, filler: int, left: bool
 ) -> None:
     """With padding on either side."""
@@ -84,7 +84,7 @@ def test_packed_sequences_give_the_same(
         assert_close(found[number, mask[number].bool()], of_tokens[number, : len(row)])
 
 
-def test_a_single_direction_does_not_look_ahead() -> None:
+def test_single_direction_is_causal() -> None:
     ids = torch.randint(30, (2, 7), generator=torch.Generator().manual_seed(0))
     changed = ids.clone()
     changed[:, 4] = (ids[:, 4] + 1) % 30
@@ -93,7 +93,7 @@ def test_a_single_direction_does_not_look_ahead() -> None:
     assert (both(ids) != both(changed)).any(-1).any(0).all()
 
 
-def test_a_text_without_words_is_finite() -> None:
+def test_empty_text_is_finite() -> None:
     model = make()
     logits = model(torch.ones(2, 4, dtype=torch.long), torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]]))
     assert_close(logits[1], model.classifier.bias.detach())
@@ -115,7 +115,7 @@ def test_published_parameters() -> None:
         ("pad_token_id=-1", "pad_token_id -1 lies outside vocab_size 260"),
     ],
 )
-def test_bad_values_are_named(setting: str, message: str) -> None:
+def test_invalid_values_are_named(setting: str, message: str) -> None:
     with pytest.raises(UsageError) as failed:
         registry().resolve("rnn-tiny", [setting])
     assert message in str(failed.value)

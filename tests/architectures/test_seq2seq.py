@@ -110,7 +110,7 @@ def by_hand(model: Seq2Seq, source: list[int], target: list[int]) -> Array:
     filler=st.integers(0, 29),
     left=st.booleans(),
 )
-def test_the_equations_give_the_same(
+def test_outputs_equal_the_equations(
     variant: dict[str, Any], rows: list[list[int]], target: list[int], extra: int, filler: int, left: bool
 ) -> None:
     """With padding on either side, with any content."""
@@ -125,7 +125,7 @@ def test_the_equations_give_the_same(
     assert_close(found, torch.from_numpy(np.stack([by_hand(model, row, target) for row in rows])))
 
 
-def test_without_attention_it_is_two_layers_of_torch() -> None:
+def test_without_attention_equals_two_torch_layers() -> None:
     """Packed sources, LSTMs of three layers, and a target that is read in one call."""
     model = make(**VARIANTS[2])
     weights = model.state_dict()
@@ -144,7 +144,7 @@ def test_without_attention_it_is_two_layers_of_torch() -> None:
     assert_close(model(ids, target, (ids > 0).long()), wanted.detach())
 
 
-def test_it_is_the_model_of_g2p(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_equal_zoo_g2p(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third-party distribution: two GRUs, one of which continues from the other's last state."""
     monkeypatch.syspath_prepend(THIRD_PARTY / "zoo-g2p")
     config = importlib.import_module("zoo_g2p.config").G2PConfig(embedding_size=5, hidden_size=6)
@@ -165,7 +165,7 @@ def test_it_is_the_model_of_g2p(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("cuts", [(1,), (3, 4), (1, 2, 3, 4, 5)], ids=str)
-def test_calls_on_parts_give_what_one_call_gives(variant: dict[str, Any], cuts: tuple[int, ...]) -> None:
+def test_calls_on_parts_equal_one_call(variant: dict[str, Any], cuts: tuple[int, ...]) -> None:
     model = make(**variant)
     generator = torch.Generator().manual_seed(0)
     source, target = torch.randint(23, (2, 4), generator=generator), torch.randint(23, (2, 6), generator=generator)
@@ -178,7 +178,7 @@ def test_calls_on_parts_give_what_one_call_gives(variant: dict[str, Any], cuts: 
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_source_without_words_is_finite_and_so_are_its_gradients(variant: dict[str, Any]) -> None:
+def test_empty_source_has_finite_outputs_and_gradients(variant: dict[str, Any]) -> None:
     model = make(**variant).requires_grad_(True)
     ids = torch.ones(2, 3, dtype=torch.long)
     logits = model(ids, ids, torch.tensor([[1, 1, 0], [0, 0, 0]]))
@@ -216,7 +216,7 @@ def test_published_parameters() -> None:
         ("cell=rnn", "'gru'"),
     ],
 )
-def test_bad_values_are_named(setting: str, message: str) -> None:
+def test_invalid_values_are_named(setting: str, message: str) -> None:
     with pytest.raises(UsageError) as failed:
         registry().resolve("seq2seq-tiny", [setting])
     assert message in str(failed.value)

@@ -147,7 +147,7 @@ def test_equals_transformers_with_padding(sides: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_encoder_alone_equals_transformers(gated: bool) -> None:
+def test_encoder_only_equals_transformers(gated: bool) -> None:
     """The encoder has no decoder weights, and gives the same hidden states as the encoder of the whole model."""
     ours, (source, _) = make(task="feature-extraction", gated=gated), pair()
     assert not any(name.startswith(("decoder", "head")) for name in ours.state_dict())
@@ -162,7 +162,7 @@ def test_the_encoder_alone_equals_transformers(gated: bool) -> None:
 
 
 @pytest.mark.parametrize("scale_head", [True, False])
-def test_the_head_reads_what_the_configuration_says(scale_head: bool) -> None:
+def test_head_scaling_follows_the_configuration(scale_head: bool) -> None:
     """By default only a tied head scales its input; either can be set."""
     logits = [make(tie_embeddings=tie, scale_head=scale_head)(*pair()) for tie in (True, False)]
     others = [make(tie_embeddings=tie, scale_head=not scale_head)(*pair()) for tie in (True, False)]
@@ -189,7 +189,7 @@ def test_padding_changes_nothing(sides: tuple[str, str]) -> None:
             assert_close(logits[row, kept], alone[0], atol=1e-11, rtol=0)
 
 
-def test_a_later_target_token_moves_no_earlier_output() -> None:
+def test_later_target_tokens_do_not_change_earlier_outputs() -> None:
     """Output t depends on tokens up to t, and on all of them: the bias hides none."""
     model, (source, target) = make(), pair()
     before = model(source, target)
@@ -201,7 +201,7 @@ def test_a_later_target_token_moves_no_earlier_output() -> None:
         assert (after[:, t + 1 :] - before[:, t + 1 :]).abs().amax(-1).min() > 1e-4
 
 
-def test_the_order_of_tokens_matters_by_the_bias_alone() -> None:
+def test_order_matters_only_through_the_bias() -> None:
     """There are no other positions: with a constant bias the encoder is permutation-equivariant."""
     model, (source, _) = make(), pair()
     order = torch.randperm(source.shape[1], generator=torch.Generator().manual_seed(2))
@@ -237,7 +237,7 @@ def test_float16_stays_finite() -> None:
     assert logits.std() > 0
 
 
-def test_fresh_weights_are_those_of_the_paper() -> None:
+def test_initial_weights_have_the_spread_of_the_paper() -> None:
     """Each matrix has the standard deviation of transformers' initialisation, and logits are of order one."""
     sizes = {**SIZES, "hidden_size": 96, "head_dim": 16, "num_heads": 6, "intermediate_size": 160}
     sizes |= {"relative_buckets": 32, "relative_max_distance": 64}

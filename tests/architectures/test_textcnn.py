@@ -50,13 +50,13 @@ def by_hand(model: TextCNN, words: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 13])
 @pytest.mark.parametrize("options", [{}, {"kernel_sizes": [1, 2, 7], "num_classes": 5}], ids=str)
-def test_loops_over_windows_give_the_same(length: int, options: dict[str, object]) -> None:
+def test_features_equal_loops_over_windows(length: int, options: dict[str, object]) -> None:
     model = make(**options)
     words = torch.randint(30, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     assert_close(model(torch.tensor([words]))[0].numpy(), by_hand(model, words))
 
 
-def test_convolutions_of_torch_give_the_same() -> None:
+def test_features_equal_torch_convolutions() -> None:
     """Texts of sufficient length need neither zeros nor a mask."""
     model = make()
     ids = torch.randint(30, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -84,14 +84,14 @@ def test_padding_on_either_side_changes_nothing(rows: list[list[int]], extra: in
     assert_close(model(ids, mask), wanted)
 
 
-def test_a_text_without_words_has_no_features() -> None:
+def test_empty_text_has_zero_features() -> None:
     model = make()
     ids = torch.randint(30, (2, 4), generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]])
     assert_close(model(ids, mask)[1], model.classifier.bias.detach())
 
 
-def test_half_of_the_features_are_dropped_in_training_alone() -> None:
+def test_half_of_the_features_are_dropped_in_training_only() -> None:
     model = make(num_filters=1000)
     seen: list[Tensor] = []
     model.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -121,7 +121,7 @@ def test_published_parameters() -> None:
         ("task=fill-mask", "text-classification"),
     ],
 )
-def test_bad_values_are_named(setting: str, message: str) -> None:
+def test_invalid_values_are_named(setting: str, message: str) -> None:
     with pytest.raises(UsageError) as failed:
         registry().resolve("textcnn-tiny", [setting])
     assert message in str(failed.value)

@@ -236,7 +236,7 @@ LOPSIDED = {"num_layers": 1, "num_decoder_layers": 2, "num_decoder_heads": 4, "d
 
 @pytest.mark.parametrize("sizes", [{}, LOPSIDED], ids=["even", "lopsided"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_families_equal_torch(family: str, sizes: dict[str, int]) -> None:
+def test_families_equal_torch(family: str, sizes: dict[str, int]) -> None:
     """Configurations of BART, mBART and Marian, with decoders that differ from their encoders."""
     ours, (source, target) = make(**FAMILIES[family], **sizes), pair()
     masks = (padding_of(SOURCE_LENGTHS), padding_of(TARGET_LENGTHS))
@@ -278,7 +278,7 @@ def test_padding_changes_nothing(sides: tuple[str, str], positions: str) -> None
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_later_target_token_moves_no_earlier_output(padded: bool, norm_first: bool) -> None:
+def test_later_target_tokens_do_not_change_earlier_outputs(padded: bool, norm_first: bool) -> None:
     """With or without padding, output t depends on tokens up to t only: padding does not replace the causal mask."""
     model, (source, target) = make(norm_first=norm_first), pair()
     masks = (padding_of(SOURCE_LENGTHS), torch.ones_like(target)) if padded else (None, None)
@@ -325,7 +325,7 @@ def test_cached_decoding_equals_forward(splits: set[int], side: str | None, opti
     assert cross.length == source.shape[1]
 
 
-def test_three_way_tying_is_one_parameter() -> None:
+def test_three_way_tying_shares_one_parameter() -> None:
     """Source embedding, target embedding and head are one matrix with one gradient."""
     tied, untied = make(), make(tie_embeddings=False)
     for model, distinct in ((tied, 1), (untied, 3)):
@@ -340,7 +340,7 @@ def test_three_way_tying_is_one_parameter() -> None:
     assert tied.encoder_embedding.token.weight.equal(tied.head.weight)
 
 
-def test_tying_takes_sides() -> None:
+def test_sharing_and_tying_are_independent() -> None:
     """Sharing of source and target embedding and tying of target embedding and head are independent."""
     for share, tie in product((False, True), repeat=2):
         model = make(share_embeddings=share, tie_embeddings=tie)
@@ -352,7 +352,7 @@ def test_tying_takes_sides() -> None:
 
 
 @pytest.mark.parametrize("position_offset", [0, 2])
-def test_rows_before_the_offset_are_not_used(position_offset: int) -> None:
+def test_rows_before_the_position_offset_are_unused(position_offset: int) -> None:
     """There is a row for every position up to the last, and no more."""
     model = make(positions="learned", position_offset=position_offset)
     source = torch.arange(SIZES["max_seq_len"])[None]
@@ -374,7 +374,7 @@ def test_embeddings_are_scaled_by_the_root_of_the_width(hidden_size: int, positi
         assert_close(getattr(model, f"{side}_embedding")(ids, every), expected, atol=1e-12, rtol=0)
 
 
-def test_learned_positions_are_two_tables() -> None:
+def test_source_and_target_have_separate_learned_positions() -> None:
     """Source and target each learn max_seq_len rows; sinusoids have no parameters."""
     learned, fixed = make(positions="learned"), make()
     names = learned.state_dict().keys() - fixed.state_dict().keys()

@@ -124,7 +124,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one head": {"num_heads": 1, "norm_eps": 1e-12},
     "five layers": {"num_layers": 5, "intermediate_size": 7, "num_heads": 5},
     "grey, one patch": {"num_channels": 1, "patch_size": 12},
-    "a border that is not seen": {"image_size": 14, "patch_size": 4, "num_channels": 3},
+    "ignored border": {"image_size": 14, "patch_size": 4, "num_channels": 3},
     **{name: {"activation": name} for name in ACTIVATIONS},
 }
 
@@ -156,7 +156,7 @@ def as_image(patches: Tensor, side: int) -> Tensor:
 
 @settings(deadline=None, max_examples=20)
 @given(order=st.permutations(range(9)), distilled=st.booleans())
-def test_the_order_of_patches_is_in_their_positions_alone(order: list[int], distilled: bool) -> None:
+def test_patch_order_matters_only_through_positions(order: list[int], distilled: bool) -> None:
     """Swapping patches together with their positions does not change the special tokens' outputs."""
     model = make(**FEATURES, distilled=distilled)
     pixels, special = images(model.config), model.config.num_special_tokens
@@ -170,7 +170,7 @@ def test_the_order_of_patches_is_in_their_positions_alone(order: list[int], dist
     assert_close(after[:, special:], before[:, special:][:, order], atol=1e-12, rtol=0)
 
 
-def test_the_order_of_patches_counts() -> None:
+def test_patch_order_matters() -> None:
     """Swapping patches without their positions changes the output."""
     model = make()
     pixels = images(model.config)
@@ -179,7 +179,7 @@ def test_the_order_of_patches_counts() -> None:
     assert (model(moved)["logits"] - model(pixels)["logits"]).abs().max() > 1e-3
 
 
-def test_logits_of_a_distilled_model_are_the_mean_of_two_heads() -> None:
+def test_distilled_logits_are_the_mean_of_two_heads() -> None:
     """Each head reads its own token; with the other head's weights at 0, logits are halved."""
     both, one = make(distilled=True), make(distilled=True, distillation_head=False)
     features = make(**FEATURES, distilled=True)
@@ -191,7 +191,7 @@ def test_logits_of_a_distilled_model_are_the_mean_of_two_heads() -> None:
     assert_close(both(pixels)["logits"], (one(pixels)["logits"] + second) / 2, atol=1e-12, rtol=0)
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_acts_in_training_only() -> None:
     model = make(dropout=0.5)
     pixels = images(model.config)
     assert model(pixels)["logits"].equal(make()(pixels)["logits"])
@@ -214,13 +214,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_configurations_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ViTConfig.from_dict({**SIZES, **options})
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_a_configuration_comes_back_from_plain_data(options: dict[str, Any]) -> None:
+def test_configuration_survives_plain_data_round_trip(options: dict[str, Any]) -> None:
     config: Config = ViTConfig(**{**SIZES, **options})
     assert ViTConfig.from_dict(config.to_dict()) == config
 

@@ -1,4 +1,4 @@
-"""Checkpoints are compared with one thread: their models are too small to share. And timm, where it is installed."""
+"""Fixtures for checkpoint tests: a single thread, since the models are tiny, and timm if it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["one_thread"]
 
 @pytest.fixture(scope="module")
 def operators() -> Iterator[None]:
-    """Stand-ins for those that a torchvision of another torch lacks, without which nothing can import it."""
+    """Register stubs for operators missing from a torchvision that does not match torch, so that it can be imported."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     try:
         importlib.import_module("torchvision")
@@ -34,7 +34,7 @@ def operators() -> Iterator[None]:
 
 @pytest.fixture
 def timm(operators: None) -> Any:
-    """timm itself."""
+    """Import timm, or skip."""
     if not all(map(importlib.util.find_spec, ("timm", "torchvision"))):
         pytest.skip("timm and torchvision are not installed")
     return importlib.import_module("timm")

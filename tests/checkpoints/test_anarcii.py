@@ -1,7 +1,7 @@
-"""A third-party plugin that consists of a Layout imports third-party files.
+"""Third-party checkpoints imported by a plugin that consists of a Layout.
 
-Where the environment variable ZOO_ANARCII names a folder with ANARCII 2.0.8 and what it imports, as made by
-``pip install --target FOLDER anarcii==2.0.8``, its own pipeline is what ours is compared with.
+If the environment variable ZOO_ANARCII names a folder with ANARCII 2.0.8 and its dependencies, created by
+``pip install --target FOLDER anarcii==2.0.8``, results are compared with its own pipeline.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SEQUENCES = {
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plugin's distribution on the path, as an editable installation has it."""
+    """Put the plugin's distribution on the path, as in an editable installation."""
     info = tmp_path_factory.mktemp("site") / "zoo_anarcii-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-anarcii\nVersion: 0.1.0\n")
@@ -71,7 +71,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def anarcii(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of ANARCII's models. Its package can be imported."""
+    """Return the folder of ANARCII's models, with its package on the path."""
     folder = os.environ.get("ZOO_ANARCII")
     if not folder:
         pytest.skip("ZOO_ANARCII names no folder with ANARCII 2.0.8")
@@ -80,7 +80,7 @@ def anarcii(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def random_file(folder: Path) -> Path:
-    """A file with the names and shapes of ANARCII's, and the one with its sizes."""
+    """Write a random checkpoint with ANARCII's names and shapes, and its file of sizes."""
     attention = {"in_proj_weight": (24, 8), "in_proj_bias": (24,), "out_proj.weight": (8, 8), "out_proj.bias": (8,)}
     norm = {"weight": (8,), "bias": (8,)}
     mlp = {"fc_1.weight": (32, 8), "fc_1.bias": (32,), "fc_2.weight": (8, 32), "fc_2.bias": (8,)}
@@ -112,7 +112,7 @@ def random_file(folder: Path) -> Path:
     return folder / "small.pt"
 
 
-def test_a_file_of_its_kind_becomes_a_model(tmp_path: Path) -> None:
+def test_random_file_is_imported(tmp_path: Path) -> None:
     imported = import_checkpoint(
         random_file(tmp_path / "theirs"), tmp_path / "ours", model_type="anarcii", verify=False
     )
@@ -125,7 +125,7 @@ def test_a_file_of_its_kind_becomes_a_model(tmp_path: Path) -> None:
     assert ours["decoder.0.residual_2.norm.bias"].equal(state["decoder.layers.0.enc_attn_layer_norm.bias"])
 
 
-def test_without_its_sizes_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_missing_sizes_are_reported(tmp_path: Path) -> None:
     path = random_file(tmp_path / "theirs")
     path.with_suffix(".json").unlink()
     with pytest.raises(UsageError, match=r"with its sizes is missing: .*small\.pt: put small\.json beside it"):
@@ -133,8 +133,8 @@ def test_without_its_sizes_it_says_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in FILES.items() for name in names])
-def test_its_models_are_ours(anarcii: Path, group: str, name: str, tmp_path: Path) -> None:
-    """In float64, by its own code."""
+def test_imported_models_equal_the_originals(anarcii: Path, group: str, name: str, tmp_path: Path) -> None:
+    """Outputs equal those of ANARCII's own code in float64."""
     source = anarcii / group / f"{name}.pt"
     comparison = import_checkpoint(source, tmp_path / name, model_type="anarcii", verify=True).comparison
     assert comparison.reason is None
@@ -142,7 +142,7 @@ def test_its_models_are_ours(anarcii: Path, group: str, name: str, tmp_path: Pat
 
 
 class Ours(nn.Module):
-    """Our model in the place of theirs in their pipeline."""
+    """Adapter that runs our model in ANARCII's pipeline."""
 
     def __init__(self, model: nn.Module, theirs: Any) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Ours(nn.Module):
 
 
 def greedy(model: Any, source: Sequence[int]) -> list[int]:
-    """What their model goes on with, up to and with the end, without a cache."""
+    """Decode greedily with ANARCII's model, without a cache, up to and including the end token."""
     ids = torch.tensor([source])
     padding, target = model.make_src_mask(ids), ids[:, :1]
     encoded = model.encoder(ids, padding)
@@ -169,10 +169,10 @@ def greedy(model: Any, source: Sequence[int]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["speed", "accuracy"])
-def test_its_pipeline_numbers_the_same_residues(
+def test_pipeline_numbers_the_same_residues(
     anarcii: Path, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With our model in the place of its own; and our runtime generates what its model does."""
+    """The pipeline gives the same numbering with our model, and our runtime generates the same tokens."""
     name = f"antibody_4_{1 if mode == 'speed' else 2}_128_512"
     import_checkpoint(anarcii / "antibody" / f"{name}.pt", tmp_path / name, model_type="anarcii")
     pipeline = importlib.import_module("anarcii").Anarcii(seq_type="antibody", mode=mode, cpu=True, ncpu=1)

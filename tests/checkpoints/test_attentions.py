@@ -1,4 +1,4 @@
-"""Attention weights against those that transformers returns for the same weights, in float64."""
+"""Attention weights against those of transformers with the same weights, in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PERCEIVER = ("decoder_num_heads=8", "decoder_head_dim=none")
 
 @pytest.fixture
 def both(built: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
-    """Our model of a preset and theirs, with the same random weights."""
+    """Build our model of a preset and transformers' model with the same random weights."""
 
     def make(preset: str, settings: Sequence[str], auto: str) -> tuple[Any, Any]:
         folder = built(preset, *(part for setting in settings for part in ("--set", setting)))
@@ -37,7 +37,7 @@ def both(built: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Any,
 
 
 def texts(length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Token ids and their mask: the last of the second row are padding."""
+    """Draw token ids and a mask with padding at the end of the second row."""
     ids = torch.randint(5, 250, (2, length), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(ids)
     mask[1, -3:] = 0
@@ -45,7 +45,7 @@ def texts(length: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def check(found: Mapping[str, Tensor], theirs: Sequence[Tensor], name: str, counts: Tensor | None = None) -> None:
-    """Every layer's weights are the same at queries that count, (B, T)."""
+    """Compare the weights of every layer at queries that are not padding, (B, T)."""
     assert f"{name}.{len(theirs)}" not in found
     for layer, wanted in enumerate(theirs):
         pair = (weights.transpose(1, 2) for weights in (found[f"{name}.{layer}"], wanted))  # (B, T, H, S)
@@ -62,7 +62,9 @@ def check(found: Mapping[str, Tensor], theirs: Sequence[Tensor], name: str, coun
         ("t5-tiny", ("task=feature-extraction",), "T5EncoderModel"),
     ],
 )
-def test_one_graph(both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str], auto: str) -> None:
+def test_attentions_of_single_graphs(
+    both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str], auto: str
+) -> None:
     ours, theirs = both(preset, settings, auto)
     (graph,) = ours.config.graphs()
     ids, mask = texts(7, 0)
@@ -79,7 +81,7 @@ def test_one_graph(both: Callable[..., tuple[Any, Any]], preset: str, settings: 
     check(found, wanted, "attentions", mask.bool())
 
 
-def test_images(both: Callable[..., tuple[Any, Any]]) -> None:
+def test_attentions_of_images(both: Callable[..., tuple[Any, Any]]) -> None:
     ours, theirs = both("vit-tiny", (), "AutoModelForImageClassification")
     (graph,) = ours.config.graphs()
     pixels = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -90,7 +92,9 @@ def test_images(both: Callable[..., tuple[Any, Any]]) -> None:
 
 
 @pytest.mark.parametrize(("preset", "settings"), [("t5-tiny", ()), ("transformer-tiny", BART)])
-def test_a_source_and_a_target(both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str]) -> None:
+def test_attentions_of_encoder_decoders(
+    both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str]
+) -> None:
     ours, theirs = both(preset, settings, "AutoModelForSeq2SeqLM")
     encoder, decoder = ours.config.graphs()
     ids, mask = texts(7, 0)
@@ -110,8 +114,8 @@ def test_a_source_and_a_target(both: Callable[..., tuple[Any, Any]], preset: str
     check(written, wanted.cross_attentions, "cross_attentions", target_mask.bool())
 
 
-def test_latents(both: Callable[..., tuple[Any, Any]]) -> None:
-    """How they read the text and each other, and are read."""
+def test_attentions_of_perceiver(both: Callable[..., tuple[Any, Any]]) -> None:
+    """Cross-attention to the text, self-attention of the latents, and cross-attention of the output queries."""
     ours, theirs = both("perceiver-tiny", PERCEIVER, "PerceiverForMaskedLM")
     (graph,) = ours.config.graphs()
     ids, mask = texts(ours.config.max_seq_len, 0)

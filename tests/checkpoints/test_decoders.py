@@ -1,4 +1,4 @@
-"""Checkpoints of decoders in the hub's layout, random ones of transformers: Llama, Mistral, Qwen, GPT-2 and GPT-Neo."""
+"""Decoder checkpoints in the hub's layout, from random transformers models: Llama, Mistral, Qwen, GPT-2 and GPT-Neo."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Zoo = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Family:
-    """Models of transformers, and what their configurations are here."""
+    """A family of transformers models, and the corresponding configurations of ours."""
 
     model: type[PreTrainedModel]
     config: type[PreTrainedConfig]
@@ -58,7 +58,7 @@ class Family:
     ours: dict[str, Any] = field(default_factory=dict)
 
     def make(self, model: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
-        """A small one whose every tensor is random; tied ones stay tied."""
+        """Build a small model with random tensors; tied ones stay tied."""
         chosen = {**self.options, "attn_implementation": "eager", "bos_token_id": None, **options}
         theirs = (model or self.model)(self.config(**chosen)).eval().requires_grad_(False)
         generator = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ OURS = {
     "eos_token_id": 7,
     "qk_norm": False,
 }
-"""What SIZES are called here."""
+"""Our names for SIZES."""
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 30.0,
@@ -232,21 +232,21 @@ def save(theirs: PreTrainedModel, folder: Path) -> Path:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Change values of a checkpoint's config.json; None removes."""
+    """Change values in a checkpoint's config.json; None removes a key."""
     path = folder / "config.json"
     content = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids of four rows, a mask that pads them on the left, and their positions."""
+    """Draw token ids of four rows, a mask with left padding, and positions."""
     ids = torch.randint(61, (4, 20), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(20) >= torch.tensor([[0], [3], [11], [19]])).long()
     return ids, mask, (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def logits_of(theirs: PreTrainedModel) -> Tensor:
-    """In float64, on the padded batch."""
+    """Compute transformers' logits in float64 on the padded batch."""
     ids, mask, positions = batch()
     theirs = theirs.double().eval()
     with Exact(theirs), torch.inference_mode():
@@ -255,7 +255,7 @@ def logits_of(theirs: PreTrainedModel) -> Tensor:
 
 
 def same(folder: Path, theirs: PreTrainedModel) -> None:
-    """Compare a model of ours in float64, on rows that are padded on the left."""
+    """Compare our model with transformers in float64 on left-padded rows."""
     ids, mask, _ = batch()
     expected = logits_of(theirs)
     with torch.inference_mode():
@@ -265,8 +265,8 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_checkpoint_of_transformers(tmp_path: Path, name: str) -> None:
-    """Compared by the import itself, unpadded and padded on the right, and here with padding on the left."""
+def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
+    """The import compares without padding and with right padding; this test adds left padding."""
     family = FAMILIES[name]
     theirs = family.make()
     imported = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=True)
@@ -279,8 +279,8 @@ def test_a_checkpoint_of_transformers(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_back_to_where_it_came_from(tmp_path: Path, name: str) -> None:
-    """transformers loads what was exported: the same configuration, the same tensors, the same outputs."""
+def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
+    """transformers loads the published checkpoint with the same configuration, tensors and outputs."""
     theirs = FAMILIES[name].make()
     folder = save(theirs, tmp_path / "hub")
     import_checkpoint(folder, tmp_path / "ours", verify=False)
@@ -300,11 +300,11 @@ def test_back_to_where_it_came_from(tmp_path: Path, name: str) -> None:
 
 UNSAID = {"_name_or_path", "transformers_version", "architectures", "dtype", "n_inner", "attn_pdrop", "embd_pdrop",
           "attention_dropout", "embed_dropout", "attention_types", "max_window_layers"}  # fmt: skip
-"""What says the same in other words, or nothing of a trained model: ours has one dropout."""
+"""Keys that are redundant or affect training only; zoo has a single dropout."""
 
 
-def test_the_family_is_found(tmp_path: Path) -> None:
-    """Without a name for it, the first that can say the configuration."""
+def test_family_is_chosen_automatically(tmp_path: Path) -> None:
+    """Without a model type, the first layout that can represent the configuration is used."""
     for name, family in FAMILIES.items():
         ours = tmp_path / name
         import_checkpoint(save(family.make(), tmp_path / f"hub of {name}"), ours, verify=False)
@@ -333,7 +333,7 @@ REFUSED_BACK = {
 
 
 @pytest.mark.parametrize(("preset", "settings", "kind", "reason"), REFUSED_BACK.values(), ids=REFUSED_BACK)
-def test_what_a_family_cannot_say(
+def test_settings_unsupported_by_a_family_are_rejected(
     tmp_path: Path, zoo: Zoo, preset: str, settings: list[str], kind: str, reason: str
 ) -> None:
     options = [text for setting in settings for text in ("--set", setting)]
@@ -344,8 +344,8 @@ def test_what_a_family_cannot_say(
 
 
 @pytest.mark.parametrize("model", [GPT2Model, GPTNeoModel])
-def test_a_base_model_has_a_tied_head(tmp_path: Path, model: type[PreTrainedModel]) -> None:
-    """As the original GPT-2 lies on the hub: no head and no prefix."""
+def test_base_model_gets_a_tied_head(tmp_path: Path, model: type[PreTrainedModel]) -> None:
+    """The original GPT-2 on the hub has no head and no prefix."""
     family = FAMILIES["gpt2" if model is GPT2Model else "gpt_neo"]
     base, whole = family.make(model), family.make()
     folder = save(base, tmp_path / "hub")
@@ -355,8 +355,8 @@ def test_a_base_model_has_a_tied_head(tmp_path: Path, model: type[PreTrainedMode
     same(tmp_path / "ours", whole)
 
 
-def test_buffers_of_old_files_are_left_out(tmp_path: Path) -> None:
-    """Causal masks and frequencies, which transformers 4 stored."""
+def test_buffers_of_old_files_are_ignored(tmp_path: Path) -> None:
+    """Causal masks and frequencies, stored by transformers 4."""
     for name, extra in {
         "gpt2": {"transformer.h.0.attn.bias": torch.ones(1), "transformer.h.1.attn.masked_bias": torch.zeros(())},
         "gpt_neo": {"transformer.h.1.attn.attention.bias": torch.ones(1)},
@@ -370,8 +370,8 @@ def test_buffers_of_old_files_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, biases", "mistral"])
-def test_rotary_positions_in_the_words_of_transformers_4(tmp_path: Path, name: str) -> None:
-    """The base beside a scaling that says ``type`` or ``rope_type``."""
+def test_rotary_settings_of_transformers_4_are_read(tmp_path: Path, name: str) -> None:
+    """The base next to a scaling with ``type`` or ``rope_type``."""
     theirs = FAMILIES[name].make()
     folder = save(theirs, tmp_path / "hub")
     said = dict(theirs.config.rope_parameters)
@@ -383,7 +383,7 @@ def test_rotary_positions_in_the_words_of_transformers_4(tmp_path: Path, name: s
 
 
 WIDE = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 32, "intermediate_size": 37}
-"""Of 32 heads, since some classes have 8 of keys by default, and some 32."""
+"""With 32 heads, because the classes' defaults are 8 or 32 key heads."""
 BARE = {
     "llama": (WIDE, 2048),
     "mistral": (WIDE, 131072),
@@ -392,12 +392,12 @@ BARE = {
     "gpt2": ({"vocab_size": 61, "n_embd": 64, "n_layer": 3, "n_head": 4}, 1024),
     "gpt_neo": ({"vocab_size": 61, "hidden_size": 64, "num_layers": 24, "num_heads": 4}, 2048),
 }
-"""The sizes, which have to be said, and the positions there are where nothing is said of them."""
+"""The required sizes, and the default number of positions."""
 
 
 @pytest.mark.parametrize(("name", "said", "positions"), [(name, *item) for name, item in BARE.items()])
-def test_defaults_are_those_of_the_original(tmp_path: Path, name: str, said: dict[str, Any], positions: int) -> None:
-    """What a file does not say is what the original class takes."""
+def test_defaults_equal_those_of_the_original(tmp_path: Path, name: str, said: dict[str, Any], positions: int) -> None:
+    """Missing keys have the defaults of the original class."""
     theirs = FAMILIES[name].config(**said, bos_token_id=None, eos_token_id=None)
 
     def read(content: str) -> dict[str, Any]:
@@ -445,7 +445,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_configuration_that_cannot_be_represented(
+def test_unsupported_configuration_is_rejected(
     tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
     folder = save(FAMILIES[name].make(), tmp_path / "hub")
@@ -455,7 +455,7 @@ def test_a_configuration_that_cannot_be_represented(
     assert not (tmp_path / "ours").exists()
 
 
-# What is exported generates what transformers does.
+# Generation equals that of transformers.
 
 PROMPTS = [[5, 17, 33, 4, 60, 12, 8], [42], [9, 9, 30]]
 NEW = 12
@@ -471,10 +471,10 @@ ALSO_GENERATED = [(name, profile) for name in ("llama", "mistral", "qwen2", "qwe
     [*GENERATED, *(pytest.param(*item, marks=pytest.mark.slow) for item in ALSO_GENERATED if item not in GENERATED)],
 )
 def test_generation_equals_transformers(tmp_path: Path, name: str, profile: str) -> None:
-    """Imported, exported, verified, and run on a ragged batch; greedy tokens are those of ``generate``."""
+    """After import, export and verification, greedy tokens of a ragged batch equal those of ``generate``."""
     length = {"n_positions" if name == "gpt2" else "max_position_embeddings": 24}
     theirs = FAMILIES[name].make(eos_token_id=None, tie_word_embeddings=False, **length)
-    for key, parameter in theirs.named_parameters():  # else some only repeat themselves
+    for key, parameter in theirs.named_parameters():  # otherwise some models only repeat themselves
         parameter.mul_(2.0 if parameter.ndim > 1 else 0.1 if key.endswith("bias") else 1.0)
     import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=False)
     assert export_model(tmp_path / "ours", options=Options(profile=profile)).passed

@@ -1,4 +1,4 @@
-"""The example in docs/checkpoints.md is run as it stands."""
+"""The example in docs/checkpoints.md works unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.artifact import ModelDirectory
 PAGE = ROOT / "docs" / "checkpoints.md"
 
 
-def test_the_plugin_of_the_page_reads_and_writes_its_family(
+def test_plugin_of_the_page_reads_and_writes_its_family(
     install: Callable[..., Path], zoo: Callable[..., Any], tmp_path: Path
 ) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -38,7 +38,7 @@ def test_the_plugin_of_the_page_reads_and_writes_its_family(
     assert first.weight_digests() == second.weight_digests()
 
 
-def test_the_page_lists_every_family_of_the_benchmark() -> None:
+def test_page_lists_every_family_of_the_benchmark() -> None:
     source = (ROOT / "benchmarks" / "checkpoints.py").read_text(encoding="utf-8")
     families = re.findall(r'^    "([^"]+)": Family\(', source, re.MULTILINE)
     assert len(families) > 15

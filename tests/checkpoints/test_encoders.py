@@ -1,4 +1,4 @@
-"""BERT and its kin: random models of transformers, imported, exported to ONNX, and written back."""
+"""Checkpoints of the BERT family: random transformers models are imported, exported to ONNX, and written back."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ COMMON = {
     "dropout": 0.2,
     "pad_token_id": PAD,
 }
-"""What SIZES are called here."""
+"""Our names for SIZES."""
 NAMES = {3: "good", 0: "bad", 1: "so so", 2: "fair", 4: "best"}
 LABELS = ("bad", "so so", "fair", "good", "best")
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of transformers, and what is special about it here."""
+    """A family of transformers models, and its differences."""
 
     prefix: str
-    """Of its classes."""
+    """Prefix of its class names."""
     sizes: Mapping[str, Any] = field(default_factory=lambda: SIZES)
     ours: Mapping[str, Any] = field(default_factory=dict)
-    """Values of our configuration beside COMMON."""
+    """Values of our configuration in addition to COMMON."""
     heads: Mapping[str, str] = field(default_factory=dict)
-    """Classes that only this family has, and our tasks."""
+    """Classes specific to this family, and our tasks for them."""
     pooler: bool = False
-    """Whether the base model has one."""
+    """Whether the base model has a pooler."""
 
     def make(self, kind: str, **options: Any) -> transformers.PreTrainedModel:
-        """A small model whose every tensor is random; tied ones stay tied."""
+        """Build a small model with random tensors; tied ones stay tied."""
         config = getattr(transformers, f"{self.prefix}Config")(
             **{**self.sizes, "attn_implementation": "eager", **options}
         )
@@ -138,7 +138,7 @@ HEADS = {
     "ForQuestionAnswering": "question-answering",
 }
 TWINS = ("xlm-roberta", "camembert")
-"""RoBERTa by other names."""
+"""Other names for RoBERTa."""
 CASES = [
     pytest.param(name, kind, task, id=f"{name}, {task}", marks=[pytest.mark.slow] if name in TWINS else [])
     for name, family in FAMILIES.items()
@@ -147,12 +147,12 @@ CASES = [
 
 
 def labelled(task: str) -> dict[str, Any]:
-    """Five classes with names, where the task has classes."""
+    """Return the configuration of five named classes, if the task has classes."""
     return {"id2label": NAMES} if task.endswith("classification") else {}
 
 
 def batch(config: Config) -> dict[str, Tensor]:
-    """Rows of words with padding on either side and none, and mixed types."""
+    """Draw rows with left, right and no padding, and mixed token types."""
     longest = config.max_seq_len
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(PAD + 1, VOCABULARY, (4, longest), generator=generator)
@@ -167,7 +167,7 @@ def batch(config: Config) -> dict[str, Tensor]:
 
 
 def outputs(model: torch.nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In float64, without the rows of padding."""
+    """Compute outputs in float64, excluding padding."""
     with torch.inference_mode():
         found = model.double()(**feeds)
     names = {"prediction_logits": "logits", "sop_logits": "next_sentence_logits",
@@ -181,7 +181,7 @@ def outputs(model: torch.nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def same(folder: Path, theirs: torch.nn.Module) -> None:
-    """Every output of a model directory is the original's, in float64."""
+    """Assert that every output of a model directory equals the original's in float64."""
     ours = library.load(folder)
     feeds = batch(ours.config)
     found, wanted = outputs(ours, feeds), outputs(theirs, feeds)
@@ -192,7 +192,7 @@ def same(folder: Path, theirs: torch.nn.Module) -> None:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Change values of a checkpoint's config.json; None takes one away."""
+    """Change values in a checkpoint's config.json; None removes a key."""
     path = folder / "config.json"
     values = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
@@ -206,8 +206,8 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Ten
 
 
 @pytest.mark.parametrize(("name", "kind", "task"), CASES)
-def test_there_and_back(tmp_path: Path, name: str, kind: str, task: str) -> None:
-    """Imported, it computes the same; written back, transformers reads what it wrote."""
+def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) -> None:
+    """The imported model computes the same, and transformers loads the checkpoint written back."""
     family = FAMILIES[name]
     theirs = family.make(kind, **labelled(task))
     theirs.save_pretrained(tmp_path / "hub")
@@ -221,7 +221,7 @@ def test_there_and_back(tmp_path: Path, name: str, kind: str, task: str) -> None
     assert config.pooler == (task in ("text-classification", "pretraining") or (family.pooler and kind == "Model"))
     same(tmp_path / "ours", theirs)
 
-    kind_of_file = name if name in TWINS else None  # RoBERTa can say the same
+    kind_of_file = name if name in TWINS else None  # RoBERTa can represent it too
     exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type=kind_of_file, verify=True)
     assert exported.model_type == name
     again = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
@@ -244,8 +244,8 @@ def test_there_and_back(tmp_path: Path, name: str, kind: str, task: str) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in TWINS])
-def test_features_of_chosen_layers(tmp_path: Path, name: str) -> None:
-    """Chosen when importing; the original's hidden states, in float64. Its configuration has no word for the choice."""
+def test_features_of_selected_layers(tmp_path: Path, name: str) -> None:
+    """Layers, selected during import because config.json has no key for them, equal the original's hidden states."""
     theirs = FAMILIES[name].make("Model")
     theirs.save_pretrained(tmp_path / "hub")
     layers = (0, -3, 2, -1)
@@ -265,7 +265,7 @@ def test_features_of_chosen_layers(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "albert", "electra"])
-def test_an_untied_language_model(tmp_path: Path, name: str) -> None:
+def test_untied_language_model(tmp_path: Path, name: str) -> None:
     theirs = FAMILIES[name].make("ForMaskedLM", tie_word_embeddings=False)
     theirs.save_pretrained(tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
@@ -287,16 +287,16 @@ ONNX = [
 
 
 @pytest.mark.parametrize(("name", "kind"), ONNX)
-def test_an_imported_model_is_exported_to_onnx(tmp_path: Path, name: str, kind: str) -> None:
+def test_imported_model_is_exported_to_onnx(tmp_path: Path, name: str, kind: str) -> None:
     FAMILIES[name].make(kind).save_pretrained(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
     assert export_model(tmp_path / "ours").passed
 
 
-# What is special about each.
+# Specifics of each family.
 
 
-def test_an_albert_of_one_width_maps_its_embeddings_all_the_same(tmp_path: Path) -> None:
+def test_albert_always_projects_embeddings(tmp_path: Path) -> None:
     theirs = FAMILIES["albert"].make("Model", embedding_size=30)
     theirs.save_pretrained(tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
@@ -304,7 +304,7 @@ def test_an_albert_of_one_width_maps_its_embeddings_all_the_same(tmp_path: Path)
     same(tmp_path / "ours", theirs)
 
 
-def test_an_electra_of_one_width_does_not(tmp_path: Path) -> None:
+def test_electra_of_equal_widths_does_not_project_embeddings(tmp_path: Path) -> None:
     theirs = FAMILIES["electra"].make("Model", embedding_size=30)
     theirs.save_pretrained(tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
@@ -312,7 +312,7 @@ def test_an_electra_of_one_width_does_not(tmp_path: Path) -> None:
     same(tmp_path / "ours", theirs)
 
 
-def test_the_pooler_that_an_old_classifier_does_not_read(tmp_path: Path) -> None:
+def test_unused_pooler_of_old_classifiers_is_ignored(tmp_path: Path) -> None:
     theirs = FAMILIES["roberta"].make("ForSequenceClassification", **labelled("text-classification"))
     theirs.save_pretrained(tmp_path / "hub")
     unread = {f"roberta.pooler.dense.{name}": torch.ones(shape) for name, shape in (("weight", (30, 30)), ("bias", 30))}
@@ -322,8 +322,8 @@ def test_the_pooler_that_an_old_classifier_does_not_read(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("name", "base"), [("roberta", "roberta"), ("albert", "albert"), ("electra", "electra")])
-def test_old_names_and_buffers(tmp_path: Path, name: str, base: str) -> None:
-    """Norms with gamma and beta, positions in a buffer, and the bias of a tied head under both of its names."""
+def test_old_names_and_buffers_are_read(tmp_path: Path, name: str, base: str) -> None:
+    """Norms with gamma and beta, positions in a buffer, and a tied head's bias under both names."""
     theirs = FAMILIES[name].make("ForMaskedLM")
     theirs.save_pretrained(tmp_path / "hub")
     heads = {"roberta": "lm_head", "albert": "predictions"}
@@ -343,8 +343,8 @@ def test_old_names_and_buffers(tmp_path: Path, name: str, base: str) -> None:
     same(tmp_path / "ours", theirs)
 
 
-def test_what_a_configuration_leaves_out(tmp_path: Path) -> None:
-    """An ALBERT's activation is not BERT's where config.json does not say it, and a RoBERTa's padding is 1."""
+def test_missing_keys_have_the_family_defaults(tmp_path: Path) -> None:
+    """ALBERT's default activation is not BERT's, and RoBERTa's default padding token is 1."""
     albert = FAMILIES["albert"].make("Model", hidden_act="gelu_new", layer_norm_eps=1e-12, hidden_dropout_prob=0.0)
     albert.save_pretrained(tmp_path / "albert")
     edit(tmp_path / "albert", hidden_act=None, layer_norm_eps=None, hidden_dropout_prob=None)
@@ -364,7 +364,7 @@ def test_what_a_configuration_leaves_out(tmp_path: Path) -> None:
                        ({"mask_token": None}, None)],
 )  # fmt: skip
 def test_the_mask_token(tmp_path: Path, said: dict[str, Any], mask: int | None) -> None:
-    """What the tokenizer's files call it, and where they say nothing, RoBERTa's name."""
+    """Its name is taken from the tokenizer's files, or else is RoBERTa's."""
     FAMILIES["roberta"].make("ForMaskedLM").save_pretrained(tmp_path / "hub")
     words = {"<s>": 0, "</s>": 1, "<unk>": 2, "<mask>": 3, "<other>": 4}
     Tokenizer(WordLevel(words, unk_token="<unk>")).save(str(tmp_path / "hub" / "tokenizer.json"))
@@ -373,8 +373,8 @@ def test_the_mask_token(tmp_path: Path, said: dict[str, Any], mask: int | None) 
 
 
 @pytest.mark.parametrize("name", ["albert", "xlm-roberta"])
-def test_a_sentencepiece_model_alone_is_refused(tmp_path: Path, zoo: Zoo, name: str) -> None:
-    """Its ids are not those that the model was trained with."""
+def test_sentencepiece_model_without_tokenizer_json_is_rejected(tmp_path: Path, zoo: Zoo, name: str) -> None:
+    """Its ids differ from those that the model was trained with."""
     FAMILIES[name].make("Model").save_pretrained(tmp_path / "hub")
     sentencepiece_file(tmp_path / "hub" / "spiece.model")
     zoo("import", tmp_path / "hub", "-o", tmp_path / "ours").failed(2, "a SentencePiece model alone", "spiece.model")
@@ -384,7 +384,7 @@ def test_a_sentencepiece_model_alone_is_refused(tmp_path: Path, zoo: Zoo, name: 
 
 
 def test_more_classes_than_names(tmp_path: Path) -> None:
-    """Old files kept the names of two classes whatever num_labels was."""
+    """Old files kept the names of two classes for any num_labels."""
     theirs = FAMILIES["electra"].make("ForSequenceClassification", num_labels=5)
     theirs.save_pretrained(tmp_path / "hub")
     names = {"0": "LABEL_0", "1": "LABEL_1"}
@@ -395,8 +395,8 @@ def test_more_classes_than_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("bert", "ForPreTraining"), ("albert", "ForPreTraining")])
-def test_both_heads_of_pretraining_whatever_class_is_named(tmp_path: Path, name: str, kind: str) -> None:
-    """Published files of BERT name BertForMaskedLM and hold both; the comparison is with the class of both."""
+def test_pretraining_heads_are_read_for_any_class(tmp_path: Path, name: str, kind: str) -> None:
+    """Published BERT files name BertForMaskedLM but have both heads; the class with both is the reference."""
     theirs = FAMILIES[name].make(kind)
     theirs.save_pretrained(tmp_path / "hub")
     edit(tmp_path / "hub", architectures=[f"{FAMILIES[name].prefix}ForMaskedLM"])
@@ -423,7 +423,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "changes", "fragments"), REFUSED.values(), ids=REFUSED)
-def test_a_configuration_that_cannot_be_represented(
+def test_unsupported_configuration_is_rejected(
     tmp_path: Path, zoo: Zoo, name: str, changes: dict[str, Any], fragments: Any
 ) -> None:
     FAMILIES[name].make("Model").save_pretrained(tmp_path / "hub")
@@ -432,8 +432,8 @@ def test_a_configuration_that_cannot_be_represented(
     assert not (tmp_path / "ours").exists()
 
 
-def test_no_family_is_written_for_another(tmp_path: Path) -> None:
-    """ALBERT's shared block has no place in a RoBERTa; a mixture of both has none anywhere."""
+def test_families_are_not_confused(tmp_path: Path) -> None:
+    """RoBERTa cannot represent ALBERT's shared block, and no family can represent a mixture of both."""
     FAMILIES["albert"].make("Model").save_pretrained(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
     with pytest.raises(UsageError, match=r"roberta: no rule for tensor embeddings\.projection"):
@@ -453,10 +453,10 @@ PRESETS = {
 
 @pytest.mark.parametrize(("preset", "kind"), PRESETS.items())
 @pytest.mark.parametrize("task", ["feature-extraction", "fill-mask", "text-classification"])
-def test_a_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: str, task: str) -> None:
+def test_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: str, task: str) -> None:
     small = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 300}
     pooler = {"pooler": True} if task == "text-classification" else {}
-    tokens = {} if preset == "bert-tiny" else {"mask_token_id": None}  # there is no tokenizer that says it
+    tokens = {} if preset == "bert-tiny" else {"mask_token_id": None}  # no tokenizer defines it
     ours = library.create_model(preset, task=task, **({} if preset == "bert-tiny" else small), **pooler, **tokens)
     library.save(ours, tmp_path / "ours", tokenizer="bytes" if preset == "bert-tiny" else None)
     assert export_checkpoint(tmp_path / "ours", tmp_path / "hub", verify=True).model_type == kind
@@ -468,7 +468,7 @@ def test_a_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: st
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "electra"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_a_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bool) -> None:
+def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bool) -> None:
     theirs = FAMILIES[name].make("Model")
     hub = tmp_path / "hub"
     theirs.save_pretrained(hub)
@@ -505,7 +505,7 @@ def test_a_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: 
         (None, 3, "not a list of modules"),
     ],
 )
-def test_a_sentence_encoder_that_is_refused(
+def test_unsupported_sentence_encoders_are_rejected(
     tmp_path: Path, zoo: Zoo, modules: object, status: int, fragment: str
 ) -> None:
     hub = tmp_path / "hub"

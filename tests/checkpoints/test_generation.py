@@ -1,4 +1,4 @@
-"""Checkpoints that say how to generate do so here as with transformers, where nobody gives an option."""
+"""A checkpoint's generation settings have the same effect as in transformers, unless options override them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PROMPTS = [[9, 10, 11, 9, 10], [12], [13, 14, 13]]
     "old", [pytest.param(False, marks=pytest.mark.slow), True], ids=["generation_config.json", "config.json"]
 )
 @pytest.mark.parametrize("kind", ["gpt2", pytest.param("t5", marks=pytest.mark.slow)])
-def test_a_checkpoint_generates_as_it_says(tmp_path: Path, kind: str, old: bool) -> None:
-    """The tokens of transformers for what was imported, and for what goes out again."""
+def test_checkpoint_settings_affect_generation(tmp_path: Path, kind: str, old: bool) -> None:
+    """Tokens equal those of transformers, for the imported model and for the published checkpoint."""
     cls, config = KINDS[kind]
     made = cls(config).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Names on a hub, against a small server that speaks the hub's protocol."""
+"""Imports by hub name, against a small server with the hub's protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "zoo-tests/tiny-bert"
 
 
 class Hub(ThreadingHTTPServer):
-    """One checkpoint under one name."""
+    """A hub with a single checkpoint."""
 
     daemon_threads = True
 
@@ -45,12 +45,12 @@ class Hub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What huggingface_hub asks for: the list of files, and each of them, from any byte on."""
+    """Serves the requests of huggingface_hub: the list of files, and each file from any byte offset."""
 
     server: Hub
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Suppress the log."""
 
     def do_HEAD(self) -> None:
         self.answer(body=False)
@@ -136,7 +136,7 @@ def run(server: Hub, folder: Path, *arguments: str, offline: bool = False) -> su
     )
 
 
-def test_a_name_is_downloaded_once_and_only_what_is_needed(hub: Hub, tmp_path: Path) -> None:
+def test_only_needed_files_are_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     made = run(hub, tmp_path, NAME, "-o", "ours", "--no-verify")
     assert (made.returncode, made.stderr) == (0, "")
     assert set(hub.sent) == {"config.json", "generation_config.json", "model.safetensors"} & set(hub.sent)
@@ -156,7 +156,7 @@ def test_a_name_is_downloaded_once_and_only_what_is_needed(hub: Hub, tmp_path: P
 
 
 @pytest.mark.slow
-def test_half_a_download_is_completed_by_the_next(hub: Hub, tmp_path: Path) -> None:
+def test_interrupted_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     size = (hub.folder / "model.safetensors").stat().st_size
     hub.breaks_after = size // 4
     failed = run(hub, tmp_path, NAME, "-o", "ours", "--no-verify")
@@ -182,7 +182,7 @@ def test_half_a_download_is_completed_by_the_next(hub: Hub, tmp_path: Path) -> N
         (["./absent"], False, 3, "no such file or directory: absent"),
     ],
 )
-def test_what_cannot_be_fetched(
+def test_unavailable_checkpoints_are_reported(
     hub: Hub, tmp_path: Path, arguments: list[str], offline: bool, status: int, fragment: str
 ) -> None:
     failed = run(hub, tmp_path, *arguments, offline=offline)
@@ -193,7 +193,7 @@ def test_what_cannot_be_fetched(
 
 
 @pytest.mark.slow
-def test_a_hub_that_is_not_there(hub: Hub, tmp_path: Path) -> None:
+def test_unreachable_hub_is_reported(hub: Hub, tmp_path: Path) -> None:
     hub.shutdown()
     hub.server_close()
     failed = run(hub, tmp_path, NAME)
@@ -202,7 +202,7 @@ def test_a_hub_that_is_not_there(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_hub_that_does_not_answer(
+def test_unresponsive_hub_is_reported(
     listens: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Whether the hub refuses connections or never responds, the command fails quickly, with no other output."""
@@ -223,7 +223,7 @@ def test_a_hub_that_does_not_answer(
     assert capfd.readouterr() == ("", "")
 
 
-def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_huggingface_hub_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.checkpoints.hub import fetch
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

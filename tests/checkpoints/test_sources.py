@@ -1,4 +1,4 @@
-"""The files that checkpoints come in, and those that are refused."""
+"""File formats of checkpoints, and rejected files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
 
 
 def pickle(hub: Path, name: str, content: Callable[[dict[str, Tensor]], Any], **options: Any) -> Path:
-    """Put the tensors of a checkpoint into another file instead."""
+    """Move the tensors of a checkpoint to a file in another format."""
     tensors = load_file(hub / "model.safetensors")
     (hub / "model.safetensors").unlink()
     torch.save(content(tensors), hub / name, **options)
@@ -55,7 +55,7 @@ def pickle(hub: Path, name: str, content: Callable[[dict[str, Tensor]], Any], **
 @pytest.mark.parametrize("name", ["model.pt", "model.bin", "model.pth"])
 @pytest.mark.parametrize("wrapper", [None, "state_dict", "model"])
 @pytest.mark.parametrize("old", [False, True], ids=["archive", "before torch 1.6"])
-def test_a_file_of_torch(
+def test_torch_files_are_read(
     hub: Path,
     theirs: PreTrainedModel,
     tmp_path: Path,
@@ -64,7 +64,7 @@ def test_a_file_of_torch(
     wrapper: str | None,
     old: bool,
 ) -> None:
-    """Plain, or beside what a training script keeps."""
+    """Plain tensors, or tensors next to a training script's other data."""
     file = pickle(
         hub,
         name,
@@ -77,13 +77,13 @@ def test_a_file_of_torch(
     same(tmp_path / "ours", theirs)
 
 
-def test_a_lone_file_takes_its_configuration_from_beside_it(hub: Path, theirs: PreTrainedModel, tmp_path: Path) -> None:
+def test_single_file_uses_the_configuration_beside_it(hub: Path, theirs: PreTrainedModel, tmp_path: Path) -> None:
     (hub / "model.safetensors").rename(hub / "epoch-3.safetensors")
     import_checkpoint(hub / "epoch-3.safetensors", tmp_path / "ours")
     same(tmp_path / "ours", theirs)
 
 
-def test_a_file_of_numpy(hub: Path, theirs: PreTrainedModel, tmp_path: Path) -> None:
+def test_numpy_file_is_read(hub: Path, theirs: PreTrainedModel, tmp_path: Path) -> None:
     np.savez(hub / "weights.npz", **load_file(hub / "model.safetensors"))
     (hub / "model.safetensors").unlink()
     import_checkpoint(hub / "weights.npz", tmp_path / "ours")
@@ -91,7 +91,7 @@ def test_a_file_of_numpy(hub: Path, theirs: PreTrainedModel, tmp_path: Path) -> 
 
 
 def shard(hub: Path, form: str) -> dict[str, str]:
-    """Split a checkpoint in two, and return where each tensor is."""
+    """Split a checkpoint into two shards, and return the file of each tensor."""
     tensors = load_file(hub / "model.safetensors")
     (hub / "model.safetensors").unlink()
     stem, end = ("model", "safetensors") if form == "safetensors" else ("pytorch_model", "bin")
@@ -105,7 +105,7 @@ def shard(hub: Path, form: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pickle"])
-def test_shards(hub: Path, theirs: PreTrainedModel, tmp_path: Path, form: str) -> None:
+def test_shards_are_read(hub: Path, theirs: PreTrainedModel, tmp_path: Path, form: str) -> None:
     shard(hub, form)
     import_checkpoint(hub, tmp_path / "ours")
     same(tmp_path / "ours", theirs)
@@ -123,7 +123,7 @@ def test_shards(hub: Path, theirs: PreTrainedModel, tmp_path: Path, form: str) -
         ("no map", "weight_map must map tensors to files beside it"),
     ],
 )
-def test_a_broken_index(
+def test_broken_index_is_rejected(
     hub: Path,
     tmp_path: Path,
     zoo: Callable[..., Any],
@@ -157,7 +157,7 @@ def test_a_broken_index(
     [("w.pt", b"nonsense"), ("w.npz", b"nonsense"), ("w.safetensors", b"nonsense"), ("w.npz", None)],
     ids=["pickle", "numpy", "safetensors", "objects"],
 )
-def test_a_file_that_is_not_what_its_name_says(
+def test_file_of_wrong_format_is_rejected(
     hub: Path, tmp_path: Path, zoo: Callable[..., Any], name: str, content: bytes | None
 ) -> None:
     if content is None:
@@ -168,7 +168,7 @@ def test_a_file_that_is_not_what_its_name_says(
     assert not (tmp_path / "ours").exists()
 
 
-def test_a_file_without_a_configuration_needs_a_kind(hub: Path, tmp_path: Path, zoo: Callable[..., Any]) -> None:
+def test_file_without_a_configuration_needs_a_model_type(hub: Path, tmp_path: Path, zoo: Callable[..., Any]) -> None:
     (hub / "config.json").unlink()
     file, ours = hub / "model.safetensors", tmp_path / "ours"
     zoo("import", file, "-o", ours).failed(2, "the model_type is unknown", "--model-type NAME, one of ")
@@ -177,7 +177,7 @@ def test_a_file_without_a_configuration_needs_a_kind(hub: Path, tmp_path: Path, 
     zoo("import", hub, "-o", ours).failed(3, "missing: ", "config.json")
 
 
-# What people allow, and choose.
+# Options of the import.
 
 
 def drop(hub: Path, *names: str) -> None:
@@ -187,8 +187,8 @@ def drop(hub: Path, *names: str) -> None:
     save_file(kept, hub / "model.safetensors", {"format": "pt"})
 
 
-def test_missing_tensors_may_be_allowed(tmp_path: Path, zoo: Callable[..., Any]) -> None:
-    """A head that is still to be trained: it is initialised, the rest is the checkpoint's."""
+def test_missing_tensors_can_be_allowed(tmp_path: Path, zoo: Callable[..., Any]) -> None:
+    """The missing tensors of a new head are initialised; the others come from the checkpoint."""
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(**SIZES, num_labels=3)).eval()
     model.save_pretrained(tmp_path / "hub")
@@ -208,21 +208,21 @@ def test_missing_tensors_may_be_allowed(tmp_path: Path, zoo: Callable[..., Any])
     assert 0.01 < ours.get_parameter("classifier.weight").detach().std() < 0.03
 
 
-def test_a_key_that_nobody_knows_may_be_allowed(hub: Path, tmp_path: Path, zoo: Callable[..., Any]) -> None:
+def test_unknown_keys_can_be_allowed(hub: Path, tmp_path: Path, zoo: Callable[..., Any]) -> None:
     config = json.loads((hub / "config.json").read_text())
     (hub / "config.json").write_text(json.dumps(config | {"wave_length": 1}))
     zoo("import", hub, "-o", tmp_path / "ours").failed(2, "not understood: wave_length", "--allow-key wave_length")
     assert zoo("import", hub, "-o", tmp_path / "ours", "--allow-key", "wave_*").status == 0
 
 
-def test_values_may_be_chosen(hub: Path, tmp_path: Path, zoo: Callable[..., Any]) -> None:
+def test_values_can_be_set(hub: Path, tmp_path: Path, zoo: Callable[..., Any]) -> None:
     assert zoo("import", hub, "-o", tmp_path / "ours", "--set", "mask_token_id=7").status == 0
     assert ModelDirectory.open(tmp_path / "ours").spec.config.mask_token_id == 7
     zoo("import", hub, "-o", tmp_path / "no", "--set", "heads=7").failed(2, "unknown key 'heads'")
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(float("nan"), None), (1e30, "float16")], ids=["nan", "overflow"])
-def test_numbers_that_are_none_are_refused(
+def test_non_finite_weights_are_rejected(
     hub: Path, tmp_path: Path, zoo: Callable[..., Any], value: float, dtype: str | None
 ) -> None:
     tensors = load_file(hub / "model.safetensors")
@@ -235,8 +235,8 @@ def test_numbers_that_are_none_are_refused(
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_lies_beside_the_weights_comes_along(hub: Path, tmp_path: Path) -> None:
-    """As it is; what is not listed stays behind."""
+def test_companion_files_are_copied(hub: Path, tmp_path: Path) -> None:
+    """Companion files are copied unchanged; other files are not copied."""
     (hub / "generation_config.json").write_text('{"num_beams": 4}')
     (hub / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     (hub / "training_args.json").write_text("{}")
@@ -257,14 +257,14 @@ USUAL = {"num_beams": 1, "max_length": 20, "do_sample": False, "top_k": 50, "bad
 
 
 def rewrite(hub: Path, **keys: Any) -> None:
-    """Put keys into config.json, which come to lie in no other file."""
+    """Add keys to config.json, and remove generation_config.json."""
     path = hub / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
     (hub / "generation_config.json").unlink(missing_ok=True)
 
 
-def test_an_old_configuration_says_how_to_generate(hub: Path, tmp_path: Path) -> None:
-    """It comes to lie in a file that says the same to transformers, and goes out again."""
+def test_generation_settings_of_old_configurations_are_kept(hub: Path, tmp_path: Path) -> None:
+    """Its settings move to generation_config.json with the same effect in transformers, and are published again."""
     rewrite(hub, **OLD)
     wanted = GenerationConfig.from_pretrained(hub, config_file_name="config.json", _from_model_config=True).to_dict()
     import_checkpoint(hub, tmp_path / "ours", verify=False)
@@ -279,14 +279,14 @@ def test_an_old_configuration_says_how_to_generate(hub: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == said
 
 
-def test_what_transformers_does_anyway_is_not_said(hub: Path, tmp_path: Path) -> None:
+def test_default_generation_settings_are_not_written(hub: Path, tmp_path: Path) -> None:
     rewrite(hub, **USUAL)
     import_checkpoint(hub, tmp_path / "ours", verify=False)
     assert not (tmp_path / "ours" / "generation_config.json").exists()
 
 
-def test_a_file_of_its_own_is_all_that_counts(hub: Path, tmp_path: Path) -> None:
-    """As for transformers, even where it is empty."""
+def test_generation_config_takes_precedence(hub: Path, tmp_path: Path) -> None:
+    """As in transformers, even if it is empty."""
     rewrite(hub, **OLD)
     for number, text in enumerate(('{"num_beams": 2}', "{}")):
         (hub / "generation_config.json").write_text(text)
@@ -311,8 +311,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["safetensors", "pickle"])
-def test_memory_is_that_of_a_shard(tmp_path: Path, hub: Path, form: str) -> None:
-    """At most 1.2 times the largest shard, of a checkpoint of several."""
+def test_peak_memory_is_bounded_by_the_largest_shard(tmp_path: Path, hub: Path, form: str) -> None:
+    """At most 1.2 times the largest of several shards."""
     sizes = {"hidden_size": 1024, "num_attention_heads": 8, "intermediate_size": 4096, "vocab_size": 30000}
     model = BertForMaskedLM(BertConfig(**{**SIZES, **sizes, "num_hidden_layers": 8}))
     model.save_pretrained(tmp_path / "large")
@@ -327,8 +327,8 @@ def test_memory_is_that_of_a_shard(tmp_path: Path, hub: Path, form: str) -> None
     assert int(result.stdout) * 1024 < 1.2 * largest
 
 
-def test_tensors_are_read_when_they_are_asked_for(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One read for each tensor that is written, and no model in between."""
+def test_tensors_are_read_on_demand(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor is read once, when it is written, and no model is created."""
     read: list[int] = []
     original = np.fromfile
 

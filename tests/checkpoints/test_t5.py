@@ -1,4 +1,4 @@
-"""T5 checkpoints of transformers, imported, exported to ONNX, generated with, and written back."""
+"""T5 checkpoints of transformers: import, export to ONNX, generation, and writing back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ OURS = {
     "eos_token_id": 4,
     "decoder_start_token_id": 5,
 }
-"""What SIZES are called here."""
+"""Our names for SIZES."""
 V1 = {"activation": "relu", "gated": False, "tie_embeddings": True, "scale_head": True}
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tie_embeddings": False, "scale_head": False}
 KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
@@ -98,7 +98,7 @@ KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] =
 
 
 def make(name: str = "version 1") -> PreTrainedModel:
-    """A small model of transformers whose every tensor is random."""
+    """Build a small transformers model with random tensors."""
     kind, options, expected = KINDS[name]
     config = (MT5Config if name.startswith("mt5") else T5Config)(**{**SIZES, **options}, attn_implementation="eager")
     model = kind(config).eval().requires_grad_(False)
@@ -116,7 +116,7 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a checkpoint's config.json."""
+    """Change values in a checkpoint's config.json."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     change(config)
@@ -130,7 +130,7 @@ def rewrite(folder: Path, **tensors: Tensor) -> None:
 
 
 def feeds() -> dict[str, Tensor]:
-    """Sources and targets of several lengths, longer than the buckets reach."""
+    """Draw sources and targets of several lengths, longer than the buckets' maximum distance."""
     generator = torch.Generator().manual_seed(1)
     found = {}
     for name, lengths in (("", (14, 9, 1)), ("decoder_", (13, 2, 7))):
@@ -140,7 +140,7 @@ def feeds() -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module, *, encoder: bool) -> Tensor:
-    """What a model of either library gives on its tokens, in float64."""
+    """Compute a model's outputs at tokens in float64."""
     given = feeds()
     if encoder:
         given = {name: given[name] for name in ("input_ids", "attention_mask")}
@@ -152,7 +152,7 @@ def outputs(model: nn.Module, *, encoder: bool) -> Tensor:
 
 
 def same(folder: Path, theirs: PreTrainedModel) -> None:
-    """An imported model is the original, in float64."""
+    """Assert that an imported model equals the original in float64."""
     encoder = not theirs.config.is_encoder_decoder
     wanted = outputs(theirs, encoder=encoder)
     assert wanted.std() > 1e-2
@@ -160,8 +160,8 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_checkpoint_of_transformers(tmp_path: Path, name: str) -> None:
-    """It becomes the same model, and goes back as the same checkpoint."""
+def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
+    """The imported model is the same, and publishing it gives the same checkpoint."""
     theirs = make(name)
     found = import_checkpoint(save(theirs, tmp_path / "theirs"), tmp_path / "ours", verify=True)
     assert found.comparison.exact < 1e-13
@@ -184,8 +184,8 @@ def test_a_checkpoint_of_transformers(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["version 1", "version 1.1", "tied and not scaled"])
-def test_configurations_before_version_5(tmp_path: Path, name: str) -> None:
-    """Keys that transformers writes today may be absent; whether the head scales is said by the tie alone."""
+def test_configurations_before_version_5_are_read(tmp_path: Path, name: str) -> None:
+    """Recent keys may be absent; scaling of the head then follows from tying."""
     theirs, expected = make(name), KINDS[name][2]
     folder = save(theirs, tmp_path / "theirs")
 
@@ -207,8 +207,8 @@ def test_configurations_before_version_5(tmp_path: Path, name: str) -> None:
     assert found.spec.config.to_dict() == {"task": "text2text-generation", **OURS, **expected}
 
 
-def test_the_embedding_may_lie_under_every_name(tmp_path: Path) -> None:
-    """As in the files of older versions, which also had a bias that nothing read."""
+def test_embedding_is_read_under_any_name(tmp_path: Path) -> None:
+    """As in files of older versions, which also have an unused bias."""
     theirs = make()
     folder = save(theirs, tmp_path / "theirs")
     shared = theirs.shared.weight.clone()
@@ -233,7 +233,7 @@ def test_the_embedding_may_lie_under_every_name(tmp_path: Path) -> None:
         ({"relative_attention_num_buckets": 3}, "relative_buckets 3 must be 4 or more"),
     ],
 )
-def test_what_is_not_understood(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unknown_settings_are_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     folder = save(make(), tmp_path / "theirs")
     edit(folder, lambda config: config.update(changes))
     with pytest.raises(UsageError, match=message):
@@ -241,8 +241,8 @@ def test_what_is_not_understood(tmp_path: Path, changes: dict[str, Any], message
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_ends_a_text(tmp_path: Path) -> None:
-    """Nothing, or any of several tokens, there and back."""
+def test_end_tokens_are_converted(tmp_path: Path) -> None:
+    """No end token, or several, in both directions."""
     folder = save(make(), tmp_path / "theirs")
     (folder / "generation_config.json").unlink()
     for number, (theirs, ours) in enumerate([(None, None), ([7], 7), ([7, 8], (7, 8))]):
@@ -254,7 +254,7 @@ def test_what_ends_a_text(tmp_path: Path) -> None:
         assert written == (list(ours) if isinstance(ours, tuple) else ours)
 
 
-def test_mt5_has_no_way_to_say_that_a_head_scales(tmp_path: Path) -> None:
+def test_scaled_heads_cannot_be_written_as_mt5(tmp_path: Path) -> None:
     import_checkpoint(save(make(), tmp_path / "theirs"), tmp_path / "ours", verify=False)
     with pytest.raises(UsageError, match="mt5: cannot represent scale_head True"):
         export_checkpoint(tmp_path / "ours", tmp_path / "again", model_type="mt5")
@@ -266,8 +266,8 @@ def test_mt5_has_no_way_to_say_that_a_head_scales(tmp_path: Path) -> None:
     [[], ["tie_embeddings=false"], ["scale_head=false"], ["tie_embeddings=false", "scale_head=true"],
      ["task=feature-extraction", "tie_embeddings=false"], ["activation=gelu", "gated=true", "pad_token_id=9"]],
 )  # fmt: skip
-def test_a_model_of_ours_goes_out_and_comes_back(tmp_path: Path, settings: list[str]) -> None:
-    """Whatever is chosen, also what no version of T5 has."""
+def test_built_models_survive_a_round_trip(tmp_path: Path, settings: list[str]) -> None:
+    """For all settings, including combinations that no version of T5 has."""
     spec = registry().resolve("t5-tiny", settings)
     persist.save_spec(spec, create.build(spec, seed=0, dtype="float32"), tmp_path / "ours")
     assert export_checkpoint(tmp_path / "ours", tmp_path / "theirs", verify=True).model_type == "t5"
@@ -280,12 +280,12 @@ def test_a_model_of_ours_goes_out_and_comes_back(tmp_path: Path, settings: list[
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["portable", "cpu"])
 @pytest.mark.parametrize(("name", "end"), [("version 1.1", 9), ("version 1", 23)])
-def test_onnx_generates_what_transformers_does(tmp_path: Path, name: str, end: int, profile: str) -> None:
-    """Verified on the standard grid, then greedily and with beams, from sources of several lengths."""
+def test_generation_equals_transformers(tmp_path: Path, name: str, end: int, profile: str) -> None:
+    """Verified on the standard grid, then run with greedy and beam search on sources of several lengths."""
     theirs = make(name)
     for key, weight in theirs.named_parameters():
         if key.endswith(("wo.weight", ".o.weight")):
-            weight.mul_(2)  # else it says the same again and again
+            weight.mul_(2)  # otherwise it repeats itself
     import_checkpoint(save(theirs, tmp_path / "theirs"), tmp_path / "ours", settings=[f"eos_token_id={end}"])
     assert export_model(tmp_path / "ours", options=Options(profile=profile)).passed
     given, seen = feeds(), set()
@@ -297,7 +297,7 @@ def test_onnx_generates_what_transformers_does(tmp_path: Path, name: str, end: i
                 wanted = theirs.generate(
                     given["input_ids"], attention_mask=given["attention_mask"], max_new_tokens=9, num_beams=beams,
                     do_sample=False, eos_token_id=end,
-                    use_cache=False,  # theirs has as many layers as the encoder
+                    use_cache=False,  # by default as many layers as the encoder
                 )  # fmt: skip
             found = session.run(sources, max_new_tokens=9, num_beams=beams)
             for (_, *ids), result in zip(wanted.tolist(), found, strict=True):
@@ -309,8 +309,8 @@ def test_onnx_generates_what_transformers_does(tmp_path: Path, name: str, end: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gain", "passes"), [(1.0, True), (300.0, False)])
-def test_float16_that_saturates_is_no_equal_of_the_model(tmp_path: Path, gain: float, passes: bool) -> None:
-    """Residuals end where float16 does, so all numbers are finite; what that changes is found, in float32."""
+def test_saturating_float16_fails_verification(tmp_path: Path, gain: float, passes: bool) -> None:
+    """Residuals are clamped, so all numbers are finite; the comparison in float32 still detects the difference."""
     spec = registry().resolve("t5-tiny", ["max_seq_len=8"])
     model = create.build(spec, seed=0, dtype="float32").requires_grad_(False)
     for block in (*model.encoder, *model.decoder):

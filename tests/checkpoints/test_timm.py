@@ -1,4 +1,4 @@
-"""Plain vision transformers of timm: its layout written by hand, and timm itself."""
+"""Plain vision transformers of timm: a handwritten layout, and timm itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("operators")
 
 
 def randomise(model: nn.Module) -> None:
-    """Every tensor is random, norms and biases too."""
+    """Randomise all tensors, including norms and biases."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -32,7 +32,7 @@ def randomise(model: nn.Module) -> None:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Change values of a checkpoint's config.json."""
+    """Change values in a checkpoint's config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
@@ -42,7 +42,7 @@ def images(batch: int = 3) -> Tensor:
 
 
 def timm_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of ours by the names of timm, with queries, keys and values in one."""
+    """Return our tensors under timm's names, with queries, keys and values fused."""
     simple = {
         "embeddings.class_token": "cls_token", "embeddings.distillation_token": "dist_token",
         "embeddings.position": "pos_embed", "embeddings.patch.": "patch_embed.proj.", "norm_1.": "norm1.",
@@ -74,7 +74,7 @@ TIMM = {
 
 
 def timm_folder(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> tuple[Path, nn.Module]:
-    """A checkpoint as timm writes it, and the model of ours with its weights."""
+    """Write a checkpoint in timm's layout, and our model with the same weights."""
     model = library.create_model("vit-tiny", **{**TIMM, **options})
     randomise(model)
     folder.mkdir()
@@ -99,7 +99,7 @@ def timm_folder(folder: Path, config: dict[str, Any] | None = None, **options: A
     ],
     ids=str,
 )
-def test_a_checkpoint_of_timm_and_back(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_timm_checkpoint_round_trip(tmp_path: Path, options: dict[str, Any]) -> None:
     hub, model = timm_folder(tmp_path / "timm", **options)
     imported = import_checkpoint(hub, tmp_path / "ours", verify=False)
     config: Any = imported.spec.config
@@ -118,8 +118,8 @@ def test_a_checkpoint_of_timm_and_back(tmp_path: Path, options: dict[str, Any]) 
     assert hub_kind.comparison.exact < 1e-14
 
 
-def test_heads_are_said_or_known_by_name_or_asked_for(tmp_path: Path, zoo: Zoo) -> None:
-    """No tensor shows them."""
+def test_number_of_heads_comes_from_arguments_name_or_user(tmp_path: Path, zoo: Zoo) -> None:
+    """The number of heads does not follow from tensors."""
     silent = {"model_args": {}}
     hub, _ = timm_folder(tmp_path / "odd", silent)
     zoo("import", hub, "-o", tmp_path / "ours").failed(
@@ -186,7 +186,7 @@ TIMM_REFUSED: dict[str, tuple[dict[str, Any], Callable[[dict[str, Tensor]], obje
 
 
 @pytest.mark.parametrize(("config", "change", "status", "fragments"), TIMM_REFUSED.values(), ids=TIMM_REFUSED)
-def test_what_is_no_plain_vision_transformer(
+def test_other_vision_transformers_are_rejected(
     tmp_path: Path, zoo: Zoo, config: dict[str, Any], change: Any, status: int, fragments: tuple[str, ...]
 ) -> None:
     hub, _ = timm_folder(tmp_path / "timm", config)
@@ -209,13 +209,13 @@ def test_what_is_no_plain_vision_transformer(
         ({"distilled": True, "distillation_head": False}, "without its head"),
     ],
 )
-def test_what_timm_cannot_say(tmp_path: Path, options: dict[str, Any], fragment: str) -> None:
+def test_settings_unknown_to_timm_are_rejected(tmp_path: Path, options: dict[str, Any], fragment: str) -> None:
     library.save(library.create_model("vit-tiny", **options), tmp_path / "ours")
     with pytest.raises(UsageError, match=fragment):
         export_checkpoint(tmp_path / "ours", tmp_path / "out", model_type="timm")
 
 
-def test_labels_of_timm(tmp_path: Path) -> None:
+def test_labels_of_timm_are_read(tmp_path: Path) -> None:
     hub, _ = timm_folder(tmp_path / "timm", {"label_names": ["a", "b", "c", "d", "e"]})
     config: Any = import_checkpoint(hub, tmp_path / "ours", verify=False).spec.config
     assert config.labels == ("a", "b", "c", "d", "e")
@@ -234,8 +234,8 @@ def test_labels_of_timm(tmp_path: Path) -> None:
         ("deit_base_distilled_patch16_224", {"num_classes": 0}),
     ],
 )
-def test_timm_computes_the_same(timm: Any, tmp_path: Path, name: str, arguments: dict[str, Any]) -> None:
-    """A model that it saved is imported, and loads there again once it is exported."""
+def test_outputs_equal_timm(timm: Any, tmp_path: Path, name: str, arguments: dict[str, Any]) -> None:
+    """A model saved by timm is imported, and timm loads the published checkpoint."""
     from timm.models._hub import save_for_hf
 
     sizes = {"img_size": 14, "patch_size": 4, "in_chans": 2, "embed_dim": 15, "depth": 2, "num_heads": 3}
@@ -254,8 +254,8 @@ def test_timm_computes_the_same(timm: Any, tmp_path: Path, name: str, arguments:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch32_224", "deit_tiny_distilled_patch16_224"])
-def test_timm_names_say_the_heads(timm: Any, tmp_path: Path, name: str) -> None:
-    """As files did that were written before arguments were."""
+def test_number_of_heads_follows_from_timm_names(timm: Any, tmp_path: Path, name: str) -> None:
+    """For files written before arguments were stored."""
     from timm.models._hub import save_for_hf
 
     theirs = timm.create_model(name, depth=1, num_classes=4)

@@ -1,4 +1,4 @@
-"""BART, mBART, Marian and torch.nn.Transformer become our encoder-decoder, and go back."""
+"""Checkpoints of BART, mBART, Marian and torch.nn.Transformer: import and writing back."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ OURS = {
     "eos_token_id": 7,
     "pad_token_id": 5,
 }
-"""What HUB is called here."""
+"""Our names for HUB."""
 LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
 HALVES = {"positions": "sinusoidal-halves"}
 PAIR = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 67}
@@ -126,7 +126,7 @@ GENERATING = ("bart", "mbart", "marian of two vocabularies")
 
 
 def make(case: str) -> PreTrainedModel:
-    """A small model of transformers whose every tensor that is learnt is random, so that it does not repeat itself."""
+    """Build a small transformers model whose learned tensors are random, so that it does not repeat itself."""
     kind, config, options, _ = CASES[case]
     model = kind(config(**{**HUB, **options}, attn_implementation="eager")).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
@@ -139,7 +139,7 @@ def make(case: str) -> PreTrainedModel:
 
 
 def imported(case: str, folder: Path) -> tuple[PreTrainedModel, Path]:
-    """The model, and ours that was made from what it saves."""
+    """Build a transformers model and import its checkpoint."""
     theirs = make(case)
     theirs.save_pretrained(folder / "theirs")
     import_checkpoint(folder / "theirs", folder / "ours", verify=True)
@@ -147,7 +147,7 @@ def imported(case: str, folder: Path) -> tuple[PreTrainedModel, Path]:
 
 
 def batch(theirs: PreTrainedModel) -> dict[str, Tensor]:
-    """Sources and targets of several lengths, padded at the right."""
+    """Draw sources and targets of several lengths with right padding."""
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(61, (3, POSITIONS), generator=generator)
     words = getattr(theirs.config, "decoder_vocab_size", 61)
@@ -165,8 +165,8 @@ def batch(theirs: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_same_model(case: str, tmp_path: Path) -> None:
-    """Configuration, encoder and logits, in float64 where the mask is 1; then back, to identical outputs."""
+def test_checkpoint_round_trip_keeps_outputs(case: str, tmp_path: Path) -> None:
+    """Configuration, encoder and logits agree in float64 at tokens; the written checkpoint gives identical outputs."""
     theirs, folder = imported(case, tmp_path)
     ours = library.load(folder).double()
     assert ours.config == TransformerConfig(**{**OURS, **CASES[case][3]})
@@ -188,8 +188,8 @@ def test_it_is_the_same_model(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["bart", "marian of two vocabularies", "bart, the base model alone"])
-def test_names_and_values_go_back_as_they_came(case: str, tmp_path: Path) -> None:
-    """Every tensor bit for bit, and every key that means anything."""
+def test_checkpoint_round_trip_keeps_names_and_values(case: str, tmp_path: Path) -> None:
+    """Every tensor bit for bit, and every relevant key."""
     _, folder = imported(case, tmp_path)
     export_checkpoint(folder, tmp_path / "again")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "again"))
@@ -202,8 +202,8 @@ def test_names_and_values_go_back_as_they_came(case: str, tmp_path: Path) -> Non
         assert texts[0][key] == texts[1][key]
 
 
-def test_old_files_hold_one_table_under_several_names(tmp_path: Path) -> None:
-    """And sinusoids, and numbers of versions. A copy that is not one is refused."""
+def test_copies_of_tables_in_old_files_are_read(tmp_path: Path) -> None:
+    """They also hold sinusoids and version numbers. Copies that differ are rejected."""
     make("marian").save_pretrained(tmp_path / "old")
     path = tmp_path / "old/model.safetensors"
     tensors = load_file(path)
@@ -225,7 +225,7 @@ def test_old_files_hold_one_table_under_several_names(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-# Configurations as they are published.
+# Published configurations.
 
 COMMON = {
     "activation_dropout": 0.1, "add_bias_logits": False, "attention_dropout": 0.1, "classif_dropout": 0.1,
@@ -278,8 +278,8 @@ PUBLISHED: dict[str, tuple[Layout, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configurations_are_the_presets(name: str, tmp_path: Path) -> None:
-    """Every key of the hub's config.json is understood, and says what the preset says."""
+def test_published_configurations_equal_the_presets(name: str, tmp_path: Path) -> None:
+    """Every key of the hub's config.json is understood, and the values equal those of the preset."""
     layout, hub = PUBLISHED[name]
     (tmp_path / "config.json").write_text(json.dumps(hub))
     checkpoint = Checkpoint(tmp_path, planned={"final_logits_bias": None} if name == "opus-mt" else {})  # type: ignore[dict-item]
@@ -287,7 +287,7 @@ def test_published_configurations_are_the_presets(name: str, tmp_path: Path) -> 
     assert config == registry().resolve(name).config
 
 
-def test_what_a_configuration_leaves_out_is_what_the_original_takes(tmp_path: Path) -> None:
+def test_missing_keys_have_the_defaults_of_the_original(tmp_path: Path) -> None:
     for layout, config in ((BART, BartConfig()), (MBART, MBartConfig()), (MARIAN, MarianConfig())):
         said = {"model_type": config.model_type, "vocab_size": config.vocab_size}
         (tmp_path / "config.json").write_text(json.dumps(said))
@@ -310,7 +310,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("case", "changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_ours_is_not_is_refused(case: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_checkpoint_settings_are_rejected(
+    case: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     make(case).save_pretrained(tmp_path / "theirs")
     path = tmp_path / "theirs/config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -330,8 +332,10 @@ UNSAID = {
 
 
 @pytest.mark.parametrize(("setting", "message"), UNSAID.values(), ids=UNSAID)
-def test_what_theirs_are_not_is_refused(setting: str, message: str, built: Callable[..., Path], tmp_path: Path) -> None:
-    """By name, for each family."""
+def test_settings_unsupported_by_every_family_are_rejected(
+    setting: str, message: str, built: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The message has a reason for every family."""
     settings = {"positions": "learned", "position_offset": "2", "embedding_norm": "true", "attention_bias": "true",
                 "tie_embeddings": "true", "share_embeddings": "true"}  # fmt: skip
     key, _, value = setting.partition("=")
@@ -342,8 +346,8 @@ def test_what_theirs_are_not_is_refused(setting: str, message: str, built: Calla
     assert not (tmp_path / "theirs").exists()
 
 
-def test_a_fresh_model_goes_out_as_bart(built: Callable[..., Path], tmp_path: Path) -> None:
-    """Not only what was imported."""
+def test_new_model_is_published_as_bart(built: Callable[..., Path], tmp_path: Path) -> None:
+    """Publishing does not require an imported model."""
     settings = ("positions=learned", "position_offset=2", "embedding_norm=true", "attention_bias=true")
     folder = built("transformer-tiny", *(f"--set={setting}" for setting in settings))
     made = export_checkpoint(folder, tmp_path / "theirs", verify=True)
@@ -355,8 +359,8 @@ def test_a_fresh_model_goes_out_as_bart(built: Callable[..., Path], tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GENERATING)
-def test_sessions_generate_what_transformers_does(case: str, tmp_path: Path) -> None:
-    """Both profiles are verified. Greedily and with beams, in a ragged batch and one by one, with ends and without."""
+def test_sessions_generate_like_transformers(case: str, tmp_path: Path) -> None:
+    """Both profiles are verified; greedy and beam search, in a ragged batch and singly, with and without end tokens."""
     theirs, folder = imported(case, tmp_path)
     export_model(folder)
     export_model(folder, options=Options(profile="cpu"))
@@ -388,7 +392,7 @@ def test_sessions_generate_what_transformers_does(case: str, tmp_path: Path) -> 
 
 
 def cut(ids: Sequence[int], end: int) -> list[int]:
-    """A row up to and with its end."""
+    """Cut a row after its end token."""
     return list(ids[: ids.index(end) + 1]) if end in ids else list(ids)
 
 
@@ -396,7 +400,7 @@ def cut(ids: Sequence[int], end: int) -> list[int]:
 
 
 class Words(nn.Module):
-    """An embedding in a module of its own, as tutorials have it."""
+    """An embedding wrapped in a module, as in tutorials."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -404,7 +408,7 @@ class Words(nn.Module):
 
 
 class Seq2Seq(nn.Module):
-    """What people build around ``torch.nn.Transformer``."""
+    """A typical model around ``torch.nn.Transformer``."""
 
     def __init__(self, *, norm_first: bool, learned: bool) -> None:
         super().__init__()
@@ -442,8 +446,8 @@ class Seq2Seq(nn.Module):
 
 @pytest.mark.parametrize(("norm_first", "learned"), [(False, False), (True, True)])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_files_around_torchs_own(norm_first: bool, learned: bool, wrapped: bool, tmp_path: Path) -> None:
-    """Shapes say the sizes, people the heads; in float64 it is the module itself."""
+def test_torch_transformer_files_are_imported(norm_first: bool, learned: bool, wrapped: bool, tmp_path: Path) -> None:
+    """Sizes follow from shapes, the number of heads is given; outputs equal the module's in float64."""
     theirs = Seq2Seq(norm_first=norm_first, learned=learned).requires_grad_(False)
     for tensor in theirs.parameters():
         tensor.copy_(0.4 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(tensor.numel())))
@@ -456,17 +460,17 @@ def test_files_around_torchs_own(norm_first: bool, learned: bool, wrapped: bool,
     source, target = torch.randint(61, (2, 9)), torch.randint(67, (2, 7))
     mask = torch.ones_like(source)
     mask[1, 4:] = 0
-    wanted = theirs.double().train()(source, target, mask)  # in training it takes no fused path
+    wanted = theirs.double().train()(source, target, mask)  # training mode avoids the fused path
     assert_close(ours(source, target, mask), wanted, atol=1e-10, rtol=0)
 
 
-def test_heads_must_be_said(tmp_path: Path) -> None:
+def test_number_of_heads_must_be_given(tmp_path: Path) -> None:
     torch.save(Seq2Seq(norm_first=False, learned=False).state_dict(), tmp_path / "model.pt")
     with pytest.raises(UsageError, match=r"lack num_heads: .*model\.pt: pass settings=\['num_heads=VALUE'\]"):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "ours", model_type="nn.Transformer")
 
 
-def test_a_file_of_something_else_says_what_is_missing(tmp_path: Path) -> None:
+def test_other_files_report_missing_tensors(tmp_path: Path) -> None:
     torch.save(nn.Transformer(24, 4, 1, 1, 40, batch_first=True).state_dict(), tmp_path / "model.pt")
     with pytest.raises(ArtifactError, match=r"missing src_tok_emb\.embedding\.weight"):
         import_checkpoint(

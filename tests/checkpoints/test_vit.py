@@ -1,4 +1,4 @@
-"""Checkpoints of ViT and DeiT: from transformers, and back."""
+"""Checkpoints of ViT and DeiT: import from transformers and writing back."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OURS: dict[str, Any] = {
     "labels": (),
     "problem_type": None,
 }
-"""What SIZES are called here."""
+"""Our names for SIZES."""
 FEATURES = {"task": "image-feature-extraction"}
 NAMES = ("cat", "dog", "fish")
 KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
@@ -87,7 +87,7 @@ KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] =
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """transformers reports what it writes."""
+    """Silence transformers' reports."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -97,7 +97,7 @@ def quiet() -> Iterator[None]:
 
 
 def randomise(model: nn.Module) -> None:
-    """Every tensor is random, norms and biases too."""
+    """Randomise all tensors, including norms and biases."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -106,7 +106,7 @@ def randomise(model: nn.Module) -> None:
 
 
 def make(kind: type[PreTrainedModel] = ViTForImageClassification, **options: Any) -> PreTrainedModel:
-    """A small model of transformers."""
+    """Build a small transformers model."""
     arguments = {key: options.pop(key) for key in ("add_pooling_layer",) if key in options}
     config = (ViTConfig if kind.__name__.startswith("ViT") else DeiTConfig)(
         **{**SIZES, **options}, attn_implementation="eager"
@@ -122,7 +122,7 @@ def save(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
 
 
 def edit(folder: Path, **changes: Any) -> Path:
-    """Change values of a checkpoint's config.json."""
+    """Change values in a checkpoint's config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return folder
@@ -140,7 +140,7 @@ def images(batch: int = 3) -> Tensor:
 
 
 def same(folder: Path, theirs: PreTrainedModel) -> None:
-    """Every output that is declared, in float64."""
+    """Assert that every declared output is equal in float64."""
     ours, theirs = library.load(folder).double(), theirs.double()
     with torch.inference_mode(), Exact(theirs):
         found, wanted = ours(images()), theirs(images())
@@ -151,10 +151,10 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize(("kind", "options", "changes"), KINDS.values(), ids=KINDS)
-def test_a_checkpoint_of_transformers_and_back(
+def test_checkpoint_round_trip(
     tmp_path: Path, kind: type[PreTrainedModel], options: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    """Imported it computes the same, and exported it is the same: tensors, configuration and outputs."""
+    """The imported model has the same outputs; writing it gives the same tensors, configuration and outputs."""
     theirs = make(kind, **options)
     hub = save(theirs, tmp_path / "hub")
     imported = import_checkpoint(hub, tmp_path / "ours", verify=True)
@@ -172,20 +172,20 @@ def test_a_checkpoint_of_transformers_and_back(
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (hub, tmp_path / "back"))
     untold = {"encoder_stride", "initializer_range", "transformers_version"}
     assert before.keys() - untold == after.keys() - ({"id2label", "label2id"} - before.keys())
-    trained = {"attention_probs_dropout_prob": 0.2}  # one probability is kept for both
+    trained = {"attention_probs_dropout_prob": 0.2}  # zoo has a single dropout
     assert {**{key: before[key] for key in before.keys() - untold}, **trained}.items() <= after.items()
     again = kind.from_pretrained(tmp_path / "back", attn_implementation="eager")
     with torch.inference_mode():
         found, wanted = again(images().float()), theirs.float()(images().float())
-    assert wanted.keys() <= found.keys()  # theirs makes a new pooler where there was none
+    assert wanted.keys() <= found.keys()  # transformers adds a new pooler if there was none
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize(
     "kind", [ViTForImageClassification, ViTModel, DeiTForImageClassificationWithTeacher], ids=lambda kind: kind.__name__
 )
-def test_names_of_files_and_of_memory(tmp_path: Path, kind: type[PreTrainedModel]) -> None:
-    """What transformers calls the tensors today, and what files of every age hold."""
+def test_current_and_old_tensor_names_are_read(tmp_path: Path, kind: type[PreTrainedModel]) -> None:
+    """Current names in transformers, and names in files of all versions."""
     theirs = make(kind)
     first, second = save(theirs, tmp_path / "files"), save(theirs, tmp_path / "memory", save_original_format=False)
     prefix = "" if kind is ViTModel else "vit." if kind is ViTForImageClassification else "deit."
@@ -196,7 +196,7 @@ def test_names_of_files_and_of_memory(tmp_path: Path, kind: type[PreTrainedModel
         same(folder / "ours", theirs)
 
 
-def test_a_base_model_saved_with_its_prefix(tmp_path: Path) -> None:
+def test_base_model_saved_with_a_prefix_is_read(tmp_path: Path) -> None:
     theirs = make(ViTModel)
     hub = rewrite(
         save(theirs, tmp_path / "hub"), lambda tensors: {f"vit.{name}": tensor for name, tensor in tensors.items()}
@@ -205,8 +205,8 @@ def test_a_base_model_saved_with_its_prefix(tmp_path: Path) -> None:
     same(tmp_path / "ours", theirs)
 
 
-def test_keys_that_are_absent_have_the_defaults_of_transformers(tmp_path: Path) -> None:
-    """Old files leave out what is as it is anywhere, and two classes are never named."""
+def test_missing_keys_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    """Old files omit default values, and the names of two classes."""
     config = ViTConfig(num_hidden_layers=1, hidden_size=48, num_attention_heads=12, intermediate_size=3072)
     theirs = ViTForImageClassification(config)
     hub = save(theirs, tmp_path / "hub")
@@ -218,8 +218,8 @@ def test_keys_that_are_absent_have_the_defaults_of_transformers(tmp_path: Path) 
     assert (found.image_size, found.patch_size, found.norm_eps, found.num_classes) == (224, 16, 1e-12, 2)
 
 
-def test_the_scaling_of_images_comes_along(tmp_path: Path) -> None:
-    """And goes out: their processor does to an image what ours does."""
+def test_image_scaling_is_converted(tmp_path: Path) -> None:
+    """Also when publishing: transformers' processor treats images as ours does."""
     hub = save(make(num_channels=3), tmp_path / "hub")
     processor = ViTImageProcessorPil(
         size={"height": 14, "width": 14}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
@@ -239,7 +239,7 @@ def test_the_scaling_of_images_comes_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["vit", "deit, two heads", "deit, pooled"])
-def test_an_imported_model_is_exported_and_verified(tmp_path: Path, name: str) -> None:
+def test_imported_model_is_exported_and_verified(tmp_path: Path, name: str) -> None:
     kind, options, _ = KINDS[name]
     import_checkpoint(save(make(kind, **options), tmp_path / "hub"), tmp_path / "ours")
     assert export_model(tmp_path / "ours").passed
@@ -256,7 +256,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("changes", "fragments"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_represented(
+def test_unsupported_settings_are_rejected(
     tmp_path: Path, zoo: Zoo, changes: dict[str, Any], fragments: tuple[str, ...]
 ) -> None:
     hub = edit(save(make(), tmp_path / "hub"), **changes)
@@ -264,7 +264,7 @@ def test_what_cannot_be_represented(
     assert not (tmp_path / "ours").exists()
 
 
-def test_tensors_that_no_classifier_has(tmp_path: Path, zoo: Zoo) -> None:
+def test_unexpected_tensors_are_rejected(tmp_path: Path, zoo: Zoo) -> None:
     hub = save(make(DeiTForMaskedImageModeling), tmp_path / "hub")
     edit(hub, architectures=["DeiTForImageClassification"])
     zoo("import", hub, "-o", tmp_path / "ours").failed(
@@ -272,8 +272,8 @@ def test_tensors_that_no_classifier_has(tmp_path: Path, zoo: Zoo) -> None:
     )
 
 
-def test_what_transformers_cannot_say(tmp_path: Path) -> None:
-    """A distilled model is no ViT, and any other is no DeiT."""
+def test_settings_unknown_to_transformers_are_rejected(tmp_path: Path) -> None:
+    """Distilled models cannot be written as ViT, others not as DeiT."""
     for number, (distilled, wrong) in enumerate(((True, "vit"), (False, "deit"))):
         library.save(library.create_model("vit-tiny", distilled=distilled), tmp_path / str(number))
         with pytest.raises(UsageError, match="no checkpoint layout can represent this vit model"):

@@ -1,4 +1,4 @@
-"""The command line: one line and the right status for every bad input, and results that other programs can read."""
+"""The command line: bad input gives one line and the right status, and results are machine-readable."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from zoo.plugins.presets import user_presets
 BUILT_IN = COMMANDS | {
     command.name: command for module in (zoo_export.plugin, zoo_runtime.plugin) for command in module.zoo_commands()
 }
-"""Every command that comes with zoo."""
+"""All built-in commands."""
 MAIN = "from zoo.cli import run; run()"  # as the console script does
 
 
 def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run ``zoo`` in a process of its own."""
+    """Run ``zoo`` in a subprocess."""
     return subprocess.run([sys.executable, "-c", MAIN, *arguments], text=True, check=False, **options)
 
 
-# What a user may type by mistake: the arguments, the status, and what the one line must say.
+# User errors: arguments, expected status, and text that the error line must contain.
 BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "unknown model": (["show", "gpt-smal"], 2, ("unknown model 'gpt-smal'", "did you mean 'gpt-small'")),
     "unknown model to explain": (["why", "bert-bse", "--json"], 2, ("did you mean 'bert-base'",)),
@@ -133,8 +133,8 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_line_and_changes_nothing(case: str, zoo, snapshot) -> None:
-    """The status of its class, and nothing on standard output."""
+def test_bad_input_is_reported_in_one_line(case: str, zoo, snapshot) -> None:
+    """The status is that of its error class, and standard output is empty."""
     Path("folder").mkdir()
     Path("folder/notes.txt").write_text("mine")
     Path("file").write_text("mine")
@@ -156,10 +156,10 @@ def test_bad_input_is_one_line_and_changes_nothing(case: str, zoo, snapshot) -> 
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("action", ["show", "why", "build"])
-def test_bad_preset_is_one_line_that_names_the_file(
+def test_invalid_preset_is_reported_with_its_file(
     action: str, text: str, fragments: tuple[str, ...], zoo, snapshot
 ) -> None:
-    """Broken TOML, a cycle, and values that are wrong."""
+    """Broken TOML, a cycle, and invalid values."""
     user_presets().parent.mkdir(parents=True)
     user_presets().write_text(f"schema = 1\n{text}")
     zoo(action, "mine").failed(2, *fragments)
@@ -167,7 +167,7 @@ def test_bad_preset_is_one_line_that_names_the_file(
 
 
 def test_existing_model_is_kept_without_force(copy_of, zoo, snapshot) -> None:
-    """And replaced with it."""
+    """With --force it is replaced."""
     copy_of("gpt-tiny")
     before = snapshot()
     zoo("build", "gpt-tiny", "--seed", 1).failed(2, "already exists: gpt-tiny: use --force to replace it")
@@ -179,7 +179,7 @@ def test_existing_model_is_kept_without_force(copy_of, zoo, snapshot) -> None:
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle."""
+    """Flip one bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -197,10 +197,10 @@ def flip(path: Path) -> None:
     ],
     ids=["missing", "flipped", "empty", "truncated", "extended"],
 )
-def test_damaged_model_is_one_line_that_names_the_file(
+def test_damaged_model_is_reported_with_its_file(
     damage: Callable[[Path], object], name: str, copy_of, zoo, snapshot
 ) -> None:
-    """And no copy of it is begun."""
+    """No copy of it is started."""
     model = copy_of("gpt-tiny")
     damage(model / name)
     before = snapshot()
@@ -208,8 +208,8 @@ def test_damaged_model_is_one_line_that_names_the_file(
     assert snapshot() == before
 
 
-def test_unexpected_error_is_one_line_and_a_traceback_only_on_request(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A defect of zoo's own is not the user's to decipher."""
+def test_unexpected_error_is_one_line_without_debug(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Internal errors show a traceback only with --debug."""
 
     def broken() -> None:
         raise RuntimeError("first\nsecond")
@@ -233,13 +233,13 @@ def test_unexpected_error_is_one_line_and_a_traceback_only_on_request(zoo, monke
         (("first\nsecond", Path("a\n b"), "do\tthis "), "first second: a b: do this"),
     ],
 )
-def test_error_is_one_line_by_construction(parts: tuple[object, ...], line: str) -> None:
-    """Whatever a file's name or another library's message holds."""
+def test_errors_are_always_one_line(parts: tuple[object, ...], line: str) -> None:
+    """For any file name and any message of another library."""
     assert str(ZooError(*parts)) == line
 
 
-def test_error_of_the_user_has_a_traceback_on_request(zoo) -> None:
-    """For whoever writes a plugin."""
+def test_debug_shows_tracebacks_of_user_errors(zoo) -> None:
+    """For plugin authors."""
     done = zoo("--debug", "show", "gpt-smal")
     assert done.status == 2
     assert "Traceback" in done.err
@@ -257,20 +257,20 @@ def test_help_lists_every_command(arguments: list[str], zoo) -> None:
         assert re.search(rf"^{declared.section}:$", done.out, re.MULTILINE)
 
 
-def test_the_reserved_names_are_those_of_the_commands() -> None:
+def test_reserved_names_equal_those_of_the_commands() -> None:
     assert set(COMMANDS) == RESERVED_COMMANDS
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_command_has_help(name: str, zoo) -> None:
-    """Its usage, and what it does."""
+    """Usage and a description."""
     done = zoo(name, "--help")
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith(f"Usage: zoo {name} ")
 
 
 def test_version(zoo) -> None:
-    """As the package says."""
+    """The version is that of the package."""
     assert zoo("--version").out == f"zoo, version {__version__}\n"
 
 
@@ -285,15 +285,15 @@ def test_version(zoo) -> None:
         (["build", "bert-tiny"], "zoo.build/1"),
     ],
 )
-def test_json_is_the_result_and_names_its_form(arguments: list[str], schema: str, zoo) -> None:
+def test_json_output_has_a_schema(arguments: list[str], schema: str, zoo) -> None:
     """Standard output is one JSON object, standard error is empty."""
     done = zoo(*arguments, "--json")
     assert (done.status, done.err) == (0, "")
     assert done.json["schema"] == schema
 
 
-def test_build_reports_what_it_made(zoo) -> None:
-    """For people and for programs."""
+def test_build_reports_its_result(zoo) -> None:
+    """As text and as JSON."""
     done = zoo("build", "gpt-tiny", "-o", "some/where", "--dtype", "bfloat16", "--json")
     size = Path("some/where/model.safetensors").stat().st_size
     assert done.json == {
@@ -331,7 +331,7 @@ def test_build_in_shards(zoo) -> None:
     ],
 )
 def test_list_filters(arguments: list[str], wanted: Callable[[dict[str, object]], bool], zoo) -> None:
-    """Every filter must hold, in both forms of the output."""
+    """All filters must match, in both output formats."""
     everything = zoo("list", "--json").json["models"]
     expected = [model for model in everything if wanted(model)]
     assert zoo("list", *arguments, "--json").json["models"] == expected
@@ -340,8 +340,8 @@ def test_list_filters(arguments: list[str], wanted: Callable[[dict[str, object]]
     assert [row.split()[0] for row in rows] == [model["name"] for model in expected]
 
 
-def test_list_holds_the_promised_presets(zoo) -> None:
-    """All available, each with its architecture, task and exact size."""
+def test_list_contains_the_published_presets(zoo) -> None:
+    """All are available, with their architecture, task and exact size."""
     models = {model["name"]: model for model in zoo("list", "--json").json["models"]}
     assert models.keys() >= {
         *(f"gpt-{size}" for size in ("tiny", "small", "medium", "large", "xl")),
@@ -366,7 +366,7 @@ def test_list_holds_the_promised_presets(zoo) -> None:
 
 
 def test_show_gpt3(zoo) -> None:
-    """Figures by hand, from the shape: 96 layers of 12288, 2048 positions, 50257 tokens."""
+    """Numbers computed by hand from the shape: 96 layers of width 12288, 2048 positions, 50257 tokens."""
     facts = zoo("show", "gpt3-175b", "--json").json
     layers, hidden, context, vocabulary = 96, 12288, 2048, 50257
     assert facts["parameters"] == 174_604_259_328
@@ -397,7 +397,7 @@ def test_show_graphs(zoo) -> None:
 
 
 def test_show_of_a_directory(built, copy_of, zoo) -> None:
-    """Its own values, size and exports; settings are for the preset of the same name."""
+    """Shows the directory's values, size and exports; with settings, the preset of the same name is meant."""
     folder = copy_of("gpt-tiny", "--set", "num_layers=1", "--dtype", "float16")
     facts, preset = zoo("show", folder, "--json").json, zoo("show", "bert-tiny", "--json").json
     assert facts["directory"] == str(folder)
@@ -415,7 +415,7 @@ def test_show_of_a_directory(built, copy_of, zoo) -> None:
 
 
 def test_why_of_a_directory(copy_of, seal, zoo) -> None:
-    """All from its config.json, but what an older one does not say."""
+    """All values come from config.json, except those missing from older files."""
     folder = copy_of("gpt-tiny")
     description = json.loads((folder / "config.json").read_text())
     assert description["config"].pop("dropout") == 0.1
@@ -428,8 +428,8 @@ def test_why_of_a_directory(copy_of, seal, zoo) -> None:
     assert next(line.split()[2] for line in zoo("why", folder).out.splitlines()) == f"{folder}/config.json"
 
 
-def test_settings_change_what_is_shown_and_built(zoo) -> None:
-    """The same values by both commands."""
+def test_settings_affect_show_and_build(zoo) -> None:
+    """Both commands use the same values."""
     options = ["--set", "num_layers=1", "--set", "num_kv_heads=2"]
     shown = zoo("show", "gpt-tiny", *options, "--json").json
     assert (shown["config"]["num_layers"], shown["config"]["num_kv_heads"]) == (1, 2)
@@ -458,7 +458,7 @@ sys.exit(f"status {status}, loaded {loaded}" if status or loaded else 0)
     ],
     ids=" ".join,
 )
-def test_describing_loads_nothing_that_computes(arguments: list[str]) -> None:
+def test_describing_imports_no_heavy_package(arguments: list[str]) -> None:
     """Neither torch nor onnx, onnxruntime or numpy."""
     done = subprocess.run([sys.executable, "-c", CHECK, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -484,8 +484,8 @@ sys.exit(", ".join({"torch", "onnxruntime", "transformers"} & set(sys.modules)) 
 """
 
 
-def test_target_is_refused_before_anything_heavy_is_imported(snapshot) -> None:
-    """The answer comes at once, whichever command it is for."""
+def test_existing_target_is_rejected_before_heavy_imports(snapshot) -> None:
+    """For every command that writes a target."""
     Path("folder").mkdir()
     Path("folder", "notes.txt").write_text("mine")
     Path("file").touch()
@@ -498,7 +498,7 @@ def test_target_is_refused_before_anything_heavy_is_imported(snapshot) -> None:
     assert snapshot() == before
 
 
-def test_reader_that_has_gone_is_no_error_to_print() -> None:
+def test_closed_pipe_is_not_reported() -> None:
     """As in ``zoo list | head -0``."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -511,7 +511,7 @@ def test_reader_that_has_gone_is_no_error_to_print() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["list"], ["show", "gpt-tiny", "--json"], ["--help"]], ids=" ".join)
-def test_output_that_cannot_be_written_is_a_storage_error(arguments: list[str]) -> None:
+def test_unwritable_output_is_a_storage_error(arguments: list[str]) -> None:
     """As in ``zoo list > file`` on a full disk."""
     with Path("/dev/full").open("w") as full:
         done = command(*arguments, stdout=full, stderr=subprocess.PIPE)

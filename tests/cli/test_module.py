@@ -1,4 +1,4 @@
-"""The package as a program."""
+"""``python -m zoo``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 
-def test_module_is_the_command() -> None:
-    """``python -m zoo`` prints and exits as ``zoo`` does."""
+def test_module_runs_the_command() -> None:
+    """``python -m zoo`` has the output and exit status of ``zoo``."""
     version = subprocess.run([sys.executable, "-m", "zoo", "--version"], capture_output=True, text=True, check=True)
     assert version.stdout.startswith("zoo, version ")
     unknown = subprocess.run([sys.executable, "-m", "zoo", "no-such-command"], capture_output=True, text=True)

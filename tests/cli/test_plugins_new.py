@@ -1,4 +1,4 @@
-"""``zoo plugins new``: a whole distribution or nothing, with names that fit, in the style it should be copied for."""
+"""``zoo plugins new``: writes a complete distribution or nothing, with consistent names and clean code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WRITTEN = [
 
 
 def held(folder: Path) -> list[str]:
-    """The files below a directory."""
+    """Return the files below a directory."""
     return sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -44,18 +44,18 @@ def held(folder: Path) -> list[str]:
 
 
 def modules(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """The Python of a new plugin."""
+    """Yield the Python files of a new plugin with their syntax trees."""
     for path in sorted(folder.glob("zoo_*/*.py")):
         yield path, ast.parse(path.read_text())
 
 
 def is_docstring(node: ast.AST) -> bool:
-    """Whether a statement is a text alone."""
+    """Return whether a statement is only a string."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def test_reports_what_it_wrote(zoo) -> None:
-    """For people and for programs."""
+def test_written_files_are_reported(zoo) -> None:
+    """As text and as JSON."""
     done = zoo("plugins", "new", "rwkv-ish")
     assert (done.status, done.err) == (0, "")
     assert done.out.splitlines() == [
@@ -79,8 +79,8 @@ def test_reports_what_it_wrote(zoo) -> None:
     assert f"pip install -e '{here}[test]'" in zoo("plugins", "new", "rwkv-ish", "-o", here).out
 
 
-def test_metadata_says_what_it_is(zoo) -> None:
-    """What pip, zoo and a reader of the licence look for."""
+def test_metadata_is_complete(zoo) -> None:
+    """The fields that pip and zoo read, and the licence."""
     zoo("plugins", "new", "rwkv-ish")
     metadata = tomllib.loads(Path("rwkv-ish/pyproject.toml").read_text())
     project = metadata["project"]
@@ -98,8 +98,8 @@ def test_metadata_says_what_it_is(zoo) -> None:
             assert command in Path("rwkv-ish", file).read_text()
 
 
-def test_no_file_of_the_template_is_forgotten() -> None:
-    """Each one that lies there is written, and the other way round."""
+def test_every_file_of_the_template_is_written() -> None:
+    """The list of files equals the contents of the template directory."""
     assert held(scaffold.TEMPLATE) == sorted(scaffold.FILES)
 
 
@@ -115,8 +115,8 @@ def test_no_file_of_the_template_is_forgotten() -> None:
         ("a-transformer-of-many-words", "zoo_a_transformer_of_many_words", "ATransformerOfManyWords"),
     ],
 )
-def test_names_fit_together_and_the_code_is_clean(zoo, name: str, module: str, model_class: str) -> None:
-    """Everything refers to something that is there, whatever the name, and its length changes no line's form."""
+def test_names_are_consistent_and_code_is_clean(zoo, name: str, module: str, model_class: str) -> None:
+    """For any name, all references resolve, and lines stay formatted whatever its length."""
     assert zoo("plugins", "new", name).status == 0
     folder = Path(name)
     if "arch" not in name:
@@ -140,7 +140,7 @@ def test_names_fit_together_and_the_code_is_clean(zoo, name: str, module: str, m
 
 
 def texts(folder: Path) -> Iterator[str]:
-    """Every path and its content, but not the licence."""
+    """Return every path with its content, except the licence."""
     for file in held(folder):
         if file != "LICENSE":
             yield file
@@ -148,8 +148,8 @@ def texts(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_types_are_right(zoo) -> None:
-    """By the settings that come with it."""
+def test_types_are_checked(zoo) -> None:
+    """With the plugin's own type-checker settings."""
     zoo("plugins", "new", "rwkv-ish")
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("", "export", "plugins"))
     done = subprocess.run(
@@ -159,8 +159,8 @@ def test_types_are_right(zoo) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_author_has_sixty_lines_to_read(zoo) -> None:
-    """Neither blank nor a comment nor a docstring."""
+def test_template_has_at_most_sixty_lines_of_code(zoo) -> None:
+    """Blank lines, comments and docstrings do not count."""
     zoo("plugins", "new", "rwkv-ish")
     lines = []
     for path, tree in modules(Path("rwkv-ish")):
@@ -218,14 +218,14 @@ def test_everything_is_documented(zoo) -> None:
         ("x" * 300, ("cannot write (File name too long)",)),
     ],
 )
-def test_bad_names_are_refused(zoo, snapshot, name: str, fragments: tuple[str, ...]) -> None:
-    """In one line that says why, before anything is written."""
+def test_invalid_names_are_rejected(zoo, snapshot, name: str, fragments: tuple[str, ...]) -> None:
+    """One line has the reason, and nothing is written."""
     zoo("plugins", "new", name).failed(6 if len(name) > 200 else 2, *fragments)
     assert snapshot() == {}
 
 
-def test_names_of_third_parties_are_taken(zoo, install, snapshot) -> None:
-    """As package indices compare names, and also of a plugin that is broken or not loaded."""
+def test_names_of_third_parties_are_rejected(zoo, install, snapshot) -> None:
+    """Names are compared as package indices do, including those of broken and disabled plugins."""
     code = """
 import zoo
 ZOO_API = 1
@@ -245,16 +245,16 @@ def zoo_architectures():
     assert snapshot() == {}
 
 
-def test_preset_of_the_project_is_not_hidden(zoo) -> None:
-    """The new preset would be changed by it."""
+def test_preset_name_of_the_project_is_rejected(zoo) -> None:
+    """The project's preset would change the new one."""
     Path("zoo.toml").write_text('schema = 1\n[models.mine-tiny]\nbase = "gpt-tiny"\n')
     zoo("plugins", "new", "mine").failed(2, "the preset 'mine-tiny' already exists")
     assert not Path("mine").exists()
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link"])
-def test_what_exists_stays_without_force(zoo, snapshot, kind: str) -> None:
-    """Whatever it is."""
+def test_existing_target_is_kept_without_force(zoo, snapshot, kind: str) -> None:
+    """For any kind of file."""
     if kind == "file":
         Path("mine").write_text("a day's work")
     elif kind == "directory":
@@ -266,8 +266,8 @@ def test_what_exists_stays_without_force(zoo, snapshot, kind: str) -> None:
     assert snapshot() == before
 
 
-def test_force_replaces_its_own_files_only(zoo, snapshot) -> None:
-    """An edited plugin is made anew; one with anything else in it is left alone, and so is whatever is no plugin."""
+def test_force_replaces_only_generated_files(zoo, snapshot) -> None:
+    """Edited plugins are replaced; plugins with additional files, and other directories, are kept."""
     zoo("plugins", "new", "mine")
     before = snapshot()
     Path("mine/README.md").write_text("edited")
@@ -290,10 +290,10 @@ def test_force_replaces_its_own_files_only(zoo, snapshot) -> None:
     assert (Path("file").read_text(), Path("link").is_symlink()) == ("a day's work", True)
 
 
-@pytest.mark.parametrize("call", sorted(set(CALLS) - {"unlink", "rmdir"}))  # what is left is swept by the next writer
+@pytest.mark.parametrize("call", sorted(set(CALLS) - {"unlink", "rmdir"}))  # leftovers are removed by the next writer
 @pytest.mark.parametrize("force", [False, True])
-def test_full_disk_leaves_what_was_there(zoo, snapshot, call: str, force: bool) -> None:
-    """Wherever it shows, there is the old directory or none, and nothing half-written."""
+def test_full_disk_leaves_the_old_state(zoo, snapshot, call: str, force: bool) -> None:
+    """Whichever call fails, the old directory or none remains, never a partial one."""
     if force:
         zoo("plugins", "new", "mine")
         Path("mine/README.md").write_text("edited")

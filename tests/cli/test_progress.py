@@ -1,4 +1,4 @@
-"""Progress of long commands, as somebody at a terminal sees it."""
+"""Progress bars of long commands on a terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Screen:
 
 @contextlib.contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[Screen]:
-    """Make streams of this process a terminal."""
+    """Connect streams of this process to a terminal."""
     for variable in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -46,7 +46,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[Screen]
     screen, parts = Screen(), []
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # EIO, once the other end is closed
+        with contextlib.suppress(OSError):  # EIO when the other end is closed
             while data := os.read(master, 4096):
                 parts.append(data)
 
@@ -64,7 +64,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[Screen]
 
 
 def test_build_shows_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On stderr, and nothing of it is left."""
+    """On stderr; nothing remains at the end."""
     with terminal(monkeypatch, "stderr") as screen:
         assert cli.main(["build", "gpt-tiny"]) == 0
     assert "building" in screen.plain
@@ -74,7 +74,7 @@ def test_build_shows_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_import_and_adapt_show_bytes(copy_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As build does."""
+    """Like build."""
     copy_of("gpt-tiny")
     assert cli.main(["publish", "gpt-tiny", "hub", "--layout", "hub"]) == 0
     for command, *arguments in (
@@ -89,7 +89,7 @@ def test_import_and_adapt_show_bytes(copy_of: Callable[..., Path], monkeypatch: 
 
 @pytest.fixture(scope="module")
 def model(built: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exported without a comparison, which is enough to be run."""
+    """Build and export a model without verification, which suffices to run it."""
     path = shutil.copytree(built("bert-tiny"), tmp_path_factory.mktemp("progress") / "bert-tiny")
     assert cli.main(["export", str(path), "--onnx", "--graph-only"]) == 0
     return path
@@ -102,7 +102,7 @@ def embed(model: Path, file: str) -> list[str]:
 
 @pytest.mark.parametrize("streams", [("stderr",), ("stdout", "stderr")], ids="-".join)
 def test_run_counts_inputs(model: Path, monkeypatch: pytest.MonkeyPatch, streams: tuple[str, ...]) -> None:
-    """Against the rows of the file, also where stdout is a terminal; the last line says what was written where."""
+    """Relative to the rows of the file, even if stdout is a terminal; the last line reports the output file."""
     Path("in.txt").write_text("".join(f"text {number}\n" for number in range(7)) + "\n")
     run = embed(model, "in.txt")
     with terminal(monkeypatch, *streams) as screen:
@@ -115,8 +115,8 @@ def test_run_counts_inputs(model: Path, monkeypatch: pytest.MonkeyPatch, streams
     assert "out.jsonl: 0 results written, 7 kept from an earlier run, 1 of 1 inputs failed" in screen.plain
 
 
-def test_no_terminal_no_progress(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Then stderr has warnings alone."""
+def test_no_progress_without_a_terminal(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stderr has only warnings."""
     Path("in.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')
     assert cli.main(embed(model, "in.jsonl")) == 0
     assert cli.main(["build", "gpt-tiny"]) == 0

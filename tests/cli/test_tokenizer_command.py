@@ -1,4 +1,4 @@
-"""``zoo tokenizer``: a tokenizer from text, for a model, and what it makes of texts."""
+"""``zoo tokenizer``: training, use in a model, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from zoo.cli import tokenizer as tokenizer_command
 
 @pytest.fixture(autouse=True)
 def text() -> None:
-    """A text of 300 lines, a file that is not text, and a blank one."""
+    """Write a text of 300 lines, a file that is not text, and a blank file."""
     Path("text.txt").write_text("the zoo shows that the model equals its export\n" * 300)
     Path("latin.txt").write_bytes("café\n".encode("latin-1"))
     Path("blank.txt").write_text("\n\n")
 
 
-def test_train_reports_what_it_made(zoo) -> None:
-    """For people and for programs; the ids are what a configuration needs."""
+def test_train_reports_its_result(zoo) -> None:
+    """As text and as JSON, with the ids that a configuration needs."""
     done = zoo("tokenizer", "train", "text.txt", "--vocab-size", "260", "-o", "new/mine.json")
     assert (done.status, done.err) == (0, "")
     assert done.out == ("new/mine.json: bpe, 260 tokens, from 300 lines, 14.1 kB\nspecial tokens: <|endoftext|> 259\n")
@@ -65,17 +65,17 @@ def test_train_reports_what_it_made(zoo) -> None:
         (["text.txt", "--vocab-size", "300", "-o", "text.txt/mine"], 6, ("cannot write (", "text.txt/mine")),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_and_changes_nothing(
+def test_bad_input_is_reported_in_one_line(
     arguments: list[str], status: int, fragments: tuple[str, ...], zoo, snapshot
 ) -> None:
-    """The status of its class, and no file is begun."""
+    """The status is that of its error class, and no file is created."""
     before = snapshot()
     zoo("tokenizer", "train", *arguments).failed(status, *fragments)
     assert snapshot() == before
 
 
-def test_unigram_without_its_package_says_what_to_install(zoo, snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is optional."""
+def test_unigram_without_its_package_names_the_package(zoo, snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is optional."""
     monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
     before = snapshot()
     done = zoo("tokenizer", "train", "text.txt", "--vocab-size", "300", "--kind", "unigram")
@@ -84,7 +84,7 @@ def test_unigram_without_its_package_says_what_to_install(zoo, snapshot, monkeyp
 
 
 def test_existing_file_is_replaced_with_force(zoo, snapshot) -> None:
-    """By the same bytes that a new one has, and nothing is left beside it."""
+    """The result equals that of a new file, and no temporary file remains."""
     arguments = ["tokenizer", "train", "text.txt", "--vocab-size", "280", "-o"]
     Path("old.json").write_text("mine")
     assert zoo(*arguments, "old.json", "--force").status == 0
@@ -93,8 +93,8 @@ def test_existing_file_is_replaced_with_force(zoo, snapshot) -> None:
     assert set(snapshot()) == {"blank.txt", "latin.txt", "new.json", "old.json", "text.txt"}
 
 
-def test_progress_is_for_terminals(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On standard error, where that is one."""
+def test_progress_is_shown_on_terminals(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if standard error is a terminal."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -111,8 +111,8 @@ def test_progress_is_for_terminals(zoo, monkeypatch: pytest.MonkeyPatch) -> None
         assert progress is None
 
 
-def test_trained_tokenizer_joins_a_model(zoo) -> None:
-    """If the model has a place for each of its tokens; the model runs on its text."""
+def test_trained_tokenizer_is_attached_to_a_model(zoo) -> None:
+    """If the model's vocabulary is large enough; the model then runs on text."""
     assert zoo("tokenizer", "train", "text.txt", "--vocab-size", "280", "-o", "mine.json").status == 0
     done = zoo("build", "gpt-tiny", "--tokenizer", "mine.json")
     done.failed(2, "the tokenizer has 280 tokens, the model 260: mine.json")
@@ -125,8 +125,8 @@ def test_trained_tokenizer_joins_a_model(zoo) -> None:
 
 
 @pytest.mark.parametrize("source", ["vocab.txt", "files"])
-def test_vocabulary_joins_a_model_as_tokenizer_json(source: str, zoo) -> None:
-    """The file, or the directory that holds it."""
+def test_vocabulary_is_attached_as_tokenizer_json(source: str, zoo) -> None:
+    """Given as a file or as its directory."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "time", "fli", "##es"]
     Path("files").mkdir()
     for path in (Path("vocab.txt"), Path("files/vocab.txt")):
@@ -148,7 +148,7 @@ def test_vocabulary_joins_a_model_as_tokenizer_json(source: str, zoo) -> None:
 
 
 def test_bytes_are_encoded_and_decoded(zoo) -> None:
-    """By the name of the built-in tokenizer."""
+    """With the name of the built-in tokenizer."""
     assert zoo("tokenizer", "encode", "bytes", "hé").out == "104,195,169\nh Ã ©\n"
     assert zoo("tokenizer", "decode", "bytes", "104 195,169").out == "hé\n"
     done = zoo("tokenizer", "decode", "bytes", "104,10,258", "--json")
@@ -169,15 +169,15 @@ def test_bytes_are_encoded_and_decoded(zoo) -> None:
         (["trian"], 2, ("No such command 'trian'",)),
     ],
 )
-def test_what_cannot_be_encoded_or_decoded_is_one_line(
+def test_unencodable_input_is_reported_in_one_line(
     arguments: list[str], status: int, fragments: tuple[str, ...], zoo
 ) -> None:
-    """With what is wrong, and where."""
+    """The message has the problem and its place."""
     zoo("tokenizer", *arguments).failed(status, *fragments)
 
 
-def test_tokenizer_of_an_altered_model_is_refused(copy_of, zoo) -> None:
-    """As by every command that reads a model."""
+def test_tokenizer_of_an_altered_model_is_rejected(copy_of, zoo) -> None:
+    """As in every command that reads a model."""
     model = copy_of("gpt-tiny")
     content = json.loads((model / "tokenizer.json").read_text())
     content["model"]["dropout"] = 0.5

@@ -63,7 +63,7 @@ def test_conformance(check: Callable[[], None]) -> None:
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=pytest.mark.slow if _has_a_past(name) else ()) for name in VARIANTS]
 )
-def test_variants_keep_the_laws(variant: str) -> None:
+def test_variants_pass_the_checks(variant: str) -> None:
     """Checks are skipped only if the declaration has no mask or no past."""
     name, settings = VARIANTS[variant]
     subject = Subject(replace(registry().resolve(name, settings), name="variant"))
@@ -75,7 +75,7 @@ def test_variants_keep_the_laws(variant: str) -> None:
     assert ("padding-invariance" in skipped, "cache" in skipped) == (not masked, not cached)
 
 
-def test_the_default_subject_is_the_smallest_preset() -> None:
+def test_default_subject_is_the_smallest_preset() -> None:
     assert [find_subject(name).spec.name for name in ("gpt", "t5", "vit", "bert-base")] == [
         "gpt-tiny", "t5-tiny", "vit-tiny", "bert-base",
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def statuses(result) -> dict[str, str]:
     return {row["check"]: row["status"] for row in result.json["results"]}
 
 
-def test_a_sound_plugin_passes(install, zoo, describing) -> None:
+def test_valid_plugin_passes(install, zoo, describing) -> None:
     name = install_edited(install, "zoo-acme")
     done = zoo("plugins", "check", "zoo-acme", "--json")
     assert (done.status, done.err) == (0, "")
@@ -56,7 +56,7 @@ def test_a_sound_plugin_passes(install, zoo, describing) -> None:
     assert f"{name}_config" not in sys.modules
 
 
-def test_a_failure_says_what_was_expected_and_where_to_read_more(install, zoo, describing) -> None:
+def test_failure_shows_expectation_and_explanation(install, zoo, describing) -> None:
     install_edited(install, "zoo-acme", EDITS["documented"])
     done = zoo("plugins", "check", "zoo-acme")
     assert done.status == 5
@@ -78,7 +78,7 @@ def test_a_failure_says_what_was_expected_and_where_to_read_more(install, zoo, d
         ("1 / 0", "ZeroDivisionError: division by zero (zoo_acme_config.py:"),
     ],
 )
-def test_a_check_that_goes_wrong_costs_the_others_nothing(act: str, happened: str, install, zoo, describing) -> None:
+def test_crashing_check_does_not_affect_others(act: str, happened: str, install, zoo, describing) -> None:
     install_edited(install, "zoo-acme", on_unknown_key(act))
     done = zoo("plugins", "check", "zoo-acme", "--json", "--timeout", 5)
     assert done.status == 5
@@ -109,9 +109,7 @@ def test_debug_shows_the_whole_traceback(install, zoo, describing) -> None:
         ("import zoo\nZOO_API = 7", "7"),
     ],
 )
-def test_a_plugin_that_does_not_load_fails_to_load_and_nothing_else_is_run(
-    code: str, reason: str, install, zoo
-) -> None:
+def test_unloadable_plugin_fails_only_the_load_check(code: str, reason: str, install, zoo) -> None:
     install("zoo-acme", code)
     done = zoo("plugins", "check", "zoo-acme", "--json", "--timeout", 5)
     assert done.status == 5
@@ -120,7 +118,7 @@ def test_a_plugin_that_does_not_load_fails_to_load_and_nothing_else_is_run(
     assert reason in row["happened"]
 
 
-def test_a_plugin_without_an_architecture_gets_the_checks_that_apply(install, zoo) -> None:
+def test_plugin_without_an_architecture_gets_applicable_checks(install, zoo) -> None:
     code = f'{HEAD}@zoo.hookimpl\ndef zoo_presets():\n    return [Path(__file__).with_name("presets.toml")]\n'
     presets = 'schema = 1\n[models.acme]\nbase = "gpt-tiny"\n[models.fault]\nbase = "no-such-model"\n'
     install("zoo-acme", code, files={"presets.toml": presets})
@@ -130,7 +128,7 @@ def test_a_plugin_without_an_architecture_gets_the_checks_that_apply(install, zo
     assert "no-such-model" in done.json["results"][-1]["happened"]
 
 
-def test_a_preset_is_checked_when_it_is_named(install, zoo, describing) -> None:
+def test_named_preset_is_checked(install, zoo, describing) -> None:
     name = install_edited(install, "zoo-acme")
     done = zoo("plugins", "check", "zoo-acme", "--model", f"{name}-large", "--json")
     assert {row["model"] for row in done.json["results"]} == {None, f"{name}-large"}
@@ -138,7 +136,7 @@ def test_a_preset_is_checked_when_it_is_named(install, zoo, describing) -> None:
     assert "provided by plugin 'gpt'" in done.json["results"][0]["happened"]
 
 
-def test_a_plugin_that_is_not_there(zoo) -> None:
+def test_unknown_plugin_is_rejected(zoo) -> None:
     zoo("plugins", "check", "grt").failed(2, "no plugin 'grt'", "did you mean 'gpt'?")
     zoo("plugins", "check").failed(2, "no plugin given")
 
@@ -173,7 +171,7 @@ def test_expected_failures_are_strict(install, zoo, describing) -> None:
 
 
 @pytest.mark.slow
-def test_all_of_it(install: Callable[..., Path], zoo) -> None:
+def test_complete_output(install: Callable[..., Path], zoo) -> None:
     install_edited(install, "zoo-acme")
     done = zoo("plugins", "check", "zoo-acme", "--json")
     assert statuses(done) == dict.fromkeys(["load", *EDITS], "passed")

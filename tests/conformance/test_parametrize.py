@@ -50,7 +50,7 @@ def test_each_check_is_a_test_and_collecting_them_builds_nothing(install, tmp_pa
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_an_expected_failure_that_passes_is_a_failure(strict: str, install, tmp_path: Path) -> None:
+def test_expected_failure_that_passes_is_a_failure(strict: str, install, tmp_path: Path) -> None:
     """It does not depend on the project's ``xfail_strict``."""
     name = install_edited(install, "zoo-acme", EDITS["documented"])
     expected = {"documented": "known", "unknown-keys": "not so"}
@@ -63,7 +63,7 @@ def test_an_expected_failure_that_passes_is_a_failure(strict: str, install, tmp_
     assert any("declaration]" in line for line in lines if line.startswith("PASSED"))
 
 
-def test_a_failure_ends_with_where_to_read_more(install, tmp_path: Path) -> None:
+def test_failure_names_the_explanation(install, tmp_path: Path) -> None:
     name = install_edited(install, "zoo-acme", EDITS["documented"])
     status, lines = run_pytest(tmp_path, [name], {}, "-k", "documented")
     assert status == 1

@@ -1,4 +1,4 @@
-"""What an export holds, byte for byte, and what it refuses."""
+"""The content of exports, byte for byte, and rejected exports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOTAL = "past_sequence + sequence"
 
 
 def key_values(name: str, length: str, heads: int = 4) -> list[tuple[str, int, list[Any]]]:
-    """Two layers of heads of 16."""
+    """Declare keys and values of two layers with heads of size 16."""
     parts = [(layer, part) for layer in (0, 1) for part in ("key", "value")]
     return [(f"{name}.{layer}.{part}", 1, ["batch", heads, length, 16]) for layer, part in parts]
 
@@ -93,7 +93,7 @@ SIGNATURES = {
     ),
     ("vit-tiny", "model.onnx"): ([("pixel_values", 1, ["batch", 1, 8, 8])], [("logits", 1, ["batch", 10])]),
 }
-# The modules that each graph's nodes come from, one of each kind.
+# Modules that nodes of each graph come from, one of each kind.
 MODULES = {
     ("gpt-tiny", "model.onnx"): {"token_embedding", "blocks.1.attention.query", "blocks.0.mlp", "norm", "head"},
     ("bert-tiny", "model.onnx"): {"embeddings.position", "blocks.0.norm_2", "blocks.1.attention", "pooler"},
@@ -102,7 +102,7 @@ MODULES = {
     ("transformer-tiny", "decoder.onnx"): {"decoder_embedding.position", "decoder.0.cross", "head"},
     ("vit-tiny", "model.onnx"): {"embeddings.patch", "embeddings", "blocks.1.attention.key", "blocks.0.mlp", "head"},
 }
-# A shared tensor, and the operators that read it in each graph.
+# Shared tensors, and the operators that read them in each graph.
 TIED = {
     ("gpt-tiny", "model.onnx"): {"Gather", "Gemm"},
     ("transformer-tiny", "encoder.onnx"): {"Gather"},
@@ -111,7 +111,7 @@ TIED = {
 
 
 def header(path: Path) -> dict[str, tuple[int, int, list[int]]]:
-    """Offset, length and shape of each tensor of a safetensors file."""
+    """Return offset, length and shape of each tensor in a safetensors file."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     entries = json.loads(data[8 : 8 + size])
@@ -131,7 +131,7 @@ def place(tensor: onnx.TensorProto) -> dict[str, str]:
 
 
 def texts(message: Message) -> Iterator[str]:
-    """Every string in a protobuf message."""
+    """Yield every string in a protobuf message."""
     for field, value in message.ListFields():
         for item in value if field.is_repeated else [value]:
             if isinstance(item, Message):
@@ -173,7 +173,7 @@ def test_weights_are_pointers_into_the_safetensors_file(exported_model: Exported
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_stored_tensor_is_read_and_no_weight_lies_in_the_graph(exported_model: Exported, name: str) -> None:
+def test_graph_reads_every_tensor_and_contains_no_weights(exported_model: Exported, name: str) -> None:
     folder = exported_model(name)
     stored = header(folder / "model.safetensors")
     weights = (folder / "model.safetensors").read_bytes()
@@ -186,7 +186,7 @@ def test_every_stored_tensor_is_read_and_no_weight_lies_in_the_graph(exported_mo
     }
     assert pointed == {offset for offset, _, _ in stored.values()}
     for offset, length, shape in stored.values():
-        if len(shape) == 2:  # biases are zeros, which occur anywhere
+        if len(shape) == 2:  # biases are zeros, which also occur elsewhere
             assert all(weights[offset : offset + min(length, 64)] not in data for data in graphs)
 
 
@@ -205,7 +205,7 @@ def test_signature(exported_model: Exported, name: str, file: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), GRAPHS)
-def test_nothing_tells_where_it_was_made(exported_model: Exported, name: str, file: str) -> None:
+def test_graph_contains_no_machine_specific_text(exported_model: Exported, name: str, file: str) -> None:
     folder = exported_model(name)
     data = (folder / file).read_bytes()
     strings = list(texts(load(folder / file)))
@@ -258,8 +258,8 @@ def test_nodes_carry_their_module(exported_model: Exported, name: str, file: str
 
 
 @pytest.mark.parametrize(("name", "file"), TIED)
-def test_tied_weights_are_one_region(exported_model: Exported, name: str, file: str) -> None:
-    """The embedding and the head share their tensor, which the file holds once."""
+def test_tied_weights_are_stored_once(exported_model: Exported, name: str, file: str) -> None:
+    """The embedding and the head share a tensor that is stored once."""
     folder = exported_model(name)
     stored = header(folder / "model.safetensors")
     (region,) = [entry for entry in stored.values() if entry[2] == [260, 64]]
@@ -282,9 +282,7 @@ retrace(Path(sys.argv[1]))
 @pytest.mark.parametrize(
     "name", ["bert-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-tiny", "transformer-tiny"))]
 )
-def test_a_graph_is_the_same_in_another_process_and_directory(
-    exported_model: Exported, tmp_path: Path, name: str
-) -> None:
+def test_graph_is_reproducible(exported_model: Exported, tmp_path: Path, name: str) -> None:
     elsewhere = shutil.copytree(exported_model(name), tmp_path / "elsewhere" / "copy")
     command = [sys.executable, "-W", "ignore", "-c", TRACE, "copy"]
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
@@ -292,7 +290,7 @@ def test_a_graph_is_the_same_in_another_process_and_directory(
     assert done.returncode == 0, done.stderr
 
 
-# What an export computes, in a session that knows nothing of zoo.
+# Results in a plain ONNX Runtime session, without zoo.
 
 IDS = np.array([[11, 22, 33, 44, 55], [66, 77, 88, 99, 111]])
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
@@ -304,7 +302,7 @@ def plain(path: Path) -> ort.InferenceSession:
 
 
 def run(session: ort.InferenceSession, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """Outputs by name; a past of no tokens where none is given."""
+    """Return outputs by name, with an empty past by default."""
     for item in session.get_inputs():
         if item.name.startswith("past_key_values"):
             feeds[item.name] = np.zeros((2, 4, 0, 16), np.float32)
@@ -313,20 +311,20 @@ def run(session: ort.InferenceSession, **feeds: np.ndarray[Any, Any]) -> dict[st
 
 
 def gpt_logits(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Of a plain session and of torch, where the mask is 1."""
+    """Return the logits of a plain session and of torch at tokens."""
     found = run(plain(folder / "model.onnx"), input_ids=IDS, attention_mask=MASK)["logits"]
     with torch.inference_mode():
         wanted = zoo.load(folder)(torch.from_numpy(IDS), torch.from_numpy(MASK)).numpy()
     return found[MASK == 1], wanted[MASK == 1]
 
 
-def test_a_decoder_runs_in_a_plain_session(exported_model: Exported) -> None:
+def test_decoder_runs_in_a_plain_session(exported_model: Exported) -> None:
     found, wanted = gpt_logits(exported_model("gpt-tiny"))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
     assert np.ptp(wanted) > 0.5
 
 
-def test_an_encoder_runs_in_a_plain_session(exported_model: Exported) -> None:
+def test_encoder_runs_in_a_plain_session(exported_model: Exported) -> None:
     folder = exported_model("bert-tiny")
     types = np.array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
     found = run(plain(folder / "model.onnx"), input_ids=IDS, attention_mask=MASK, token_type_ids=types)
@@ -337,7 +335,7 @@ def test_an_encoder_runs_in_a_plain_session(exported_model: Exported) -> None:
         np.testing.assert_allclose(found[key][valid], value.numpy()[valid], rtol=0, atol=5e-6)
 
 
-def test_an_encoder_and_its_decoder_run_in_plain_sessions(exported_model: Exported) -> None:
+def test_encoder_and_decoder_run_in_plain_sessions(exported_model: Exported) -> None:
     folder = exported_model("transformer-tiny")
     source_mask = np.array([[1, 1, 1], [1, 1, 0]])
     memory = run(plain(folder / "encoder.onnx"), input_ids=SOURCE, attention_mask=source_mask)
@@ -398,10 +396,10 @@ def test_float16(exported_model: Exported, zoo: Callable[..., Any]) -> None:
     assert zoo("verify", folder).status == 0
 
 
-# What is refused.
+# Rejected exports.
 
 
-def test_a_second_export_needs_force(
+def test_second_export_requires_force(
     exported_copy: Exported, snapshot: Callable[[], Any], zoo: Callable[..., Any]
 ) -> None:
     folder = exported_copy("bert-tiny")
@@ -478,7 +476,7 @@ class Twofaced(Toy):
 
 @pytest.fixture
 def toys(install: Callable[..., Path]) -> None:
-    """A plugin whose architectures cannot be exported, but for ``saved``."""
+    """Install a plugin whose architectures cannot be exported, except ``saved``."""
     install("toys", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
     names = ("branching", "unsaved", "saved", "twofaced", "oversized")
     presets = "".join(f'[models.{name}]\narch = "{name}"\n' for name in names)
@@ -494,7 +492,7 @@ def toys(install: Callable[..., Path]) -> None:
         ("twofaced", 4, ParityError, ("last_hidden_state", "is off by", "nothing was written")),
     ],
 )
-def test_a_model_that_cannot_be_exported_is_left_as_it_was(
+def test_failed_export_leaves_the_model_unchanged(
     toys: None, zoo: Callable[..., Any], snapshot: Callable[[], Any],
     name: str, status: int, kind: type[Exception], fragments: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -506,7 +504,7 @@ def test_a_model_that_cannot_be_exported_is_left_as_it_was(
     assert snapshot() == before
 
 
-def test_the_same_model_with_a_persistent_buffer_exports(toys: None, zoo: Callable[..., Any]) -> None:
+def test_model_with_a_persistent_buffer_exports(toys: None, zoo: Callable[..., Any]) -> None:
     assert zoo("build", "saved").status == 0
     assert zoo("export", "saved", "--onnx").status == 0
     table = header(Path("saved/model.safetensors"))["table"]
@@ -517,11 +515,11 @@ def test_the_same_model_with_a_persistent_buffer_exports(toys: None, zoo: Callab
     assert zoo("verify", "saved").status == 0
 
 
-def test_a_failed_second_export_keeps_the_first(
+def test_failed_second_export_keeps_the_first(
     toys: None, zoo: Callable[..., Any], snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was verified stays, digests and all, when the plugin's new version can no longer be exported."""
-    monkeypatch.setenv("ZOO_CACHE", "off")  # the file of the code does not change
+    """The verified export is kept if the plugin's new version cannot be exported."""
+    monkeypatch.setenv("ZOO_CACHE", "off")  # the code file does not change
     for command in (("build", "saved"), ("export", "saved", "--onnx")):
         assert zoo(*command).status == 0
     before = snapshot()

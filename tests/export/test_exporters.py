@@ -1,4 +1,4 @@
-"""Formats that plugins add: a real one goes the whole way, and whatever an exporter does wrong stays its own affair."""
+"""Export formats of plugins: a complete example, and isolation of faulty exporters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARED = {"model", "format_name", "texts", "output", "settings", "force", "as_js
 
 @pytest.fixture
 def pt2(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install the third-party exporter as pip does."""
+    """Install the third-party exporter."""
     info = tmp_path_factory.mktemp("site") / "zoo_pt2-0.2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-pt2\nVersion: 0.2.0\n")
@@ -45,7 +45,7 @@ def pt2(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def small(exported_build: Build, tmp_path: Path) -> Callable[[str], Path]:
-    """A built model of 32 positions, in the current directory."""
+    """Build a model with 32 positions in the current directory."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(exported_build(name), tmp_path / name))
@@ -54,7 +54,7 @@ def small(exported_build: Build, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def listed(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """The manifest, once it is certain that it is of what is there."""
+    """Return the manifest after checking that it matches the files."""
     files = json.loads((folder / "manifest.json").read_text())["files"]
     assert {path.name for path in folder.iterdir()} == {*files, "manifest.json"}
     for name, entry in files.items():
@@ -76,7 +76,7 @@ def content(folder: Path) -> dict[str, bytes]:
         pytest.param("transformer-tiny", ["decoder.pt2", "encoder.pt2"], marks=pytest.mark.slow),
     ],
 )
-def test_a_third_party_format_works_throughout(pt2: None, small: Build, zoo: Zoo, name: str, files: list[str]) -> None:
+def test_third_party_format_works_completely(pt2: None, small: Build, zoo: Zoo, name: str, files: list[str]) -> None:
     folder = small(name)
     before = listed(folder)
     done = zoo("export", folder, "--format", "pt2", "--option", "grid=whole")
@@ -104,8 +104,8 @@ def test_a_third_party_format_works_throughout(pt2: None, small: Build, zoo: Zoo
     assert json.loads((folder / "evidence.pt2.json").read_text())["options"]["grid"] == "standard"
 
 
-def test_two_formats_lie_beside_each_other(pt2: None, small: Build, zoo: Zoo, tmp_path: Path) -> None:
-    """Neither touches the other's files, and a copy of the model has neither."""
+def test_two_formats_coexist(pt2: None, small: Build, zoo: Zoo, tmp_path: Path) -> None:
+    """They do not affect each other's files, and a copy of the model has neither."""
     folder = small("bert-tiny")
     assert zoo("export", folder, "--onnx").status == 0
     onnx = content(folder)
@@ -121,10 +121,10 @@ def test_two_formats_lie_beside_each_other(pt2: None, small: Build, zoo: Zoo, tm
     assert {*listed(tmp_path / "copy")} == {*listed(folder)} - {"model.onnx", "parity.json"}
 
 
-def test_a_program_that_is_not_the_model_is_not_written(
+def test_program_that_differs_is_not_written(
     pt2: None, small: Build, zoo: Zoo, snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A norm's epsilon, which fresh weights hardly show."""
+    """A norm's epsilon, which is hardly visible with initial weights."""
     import zoo_pt2.programs as programs
 
     trace = programs.trace
@@ -144,10 +144,10 @@ def test_a_program_that_is_not_the_model_is_not_written(
     assert snapshot() == before
 
 
-def test_an_export_of_other_weights_does_not_verify(
+def test_export_of_other_weights_fails_verification(
     pt2: None, small: Build, seal: Callable[[Path], None], zoo: Zoo
 ) -> None:
-    """It has its own, so new ones beside it make it an export of another model; old ones make it sound again."""
+    """It contains its own weights, so it becomes invalid with new ones, and valid again with the old ones."""
     folder = small("bert-tiny")
     assert zoo("export", folder, "--format", "pt2").status == 0
     sound = content(folder)
@@ -161,7 +161,7 @@ def test_an_export_of_other_weights_does_not_verify(
     assert zoo("verify", folder, "--format", "pt2").status == 0
 
 
-def test_altered_and_missing_files_are_found(pt2: None, small: Build, zoo: Zoo) -> None:
+def test_altered_and_missing_files_are_detected(pt2: None, small: Build, zoo: Zoo) -> None:
     folder = small("bert-tiny")
     zoo("verify", folder, "--format", "pt2").failed(3, "not exported to pt2", f"zoo export {folder} --format pt2")
     assert zoo("export", folder, "--format", "pt2").status == 0
@@ -190,7 +190,7 @@ print({"torch", "onnx", "zoo_pt2.programs", "zoo_export.export"} & set(sys.modul
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-# What an exporter may do, and what it may not.
+# Rules for exporters.
 
 PLUGIN = """
 import os, sys
@@ -211,7 +211,7 @@ def export(job):
 
 
 def plugin(install: Callable[..., Path], body: str = "pass", fields: str = "", more: str = "") -> None:
-    """Install an exporter to xyz that writes one file and claims that it is right."""
+    """Install an exporter to xyz that writes one file and claims that it is verified."""
     code = PLUGIN.replace("FIELDS", f", {fields}" if fields else "").replace("BODY", body) + more
     install("zoo-xyz", code, version="1.5")
 
@@ -219,7 +219,7 @@ def plugin(install: Callable[..., Path], body: str = "pass", fields: str = "", m
 EXPORT = ("export", "gpt-tiny", "--format", "xyz")
 OWNER = "plugin 'zoo-xyz' (zoo-xyz 1.5)"
 WRITTEN = hashlib.sha256(b"weights").hexdigest()
-# What an exporter does, the status, and what its owner must read.
+# Actions of an exporter, the exit status, and the expected message.
 WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "raises": ("raise RuntimeError('no such operator')", 5, ("RuntimeError: no such operator",)),
     "exits": ("sys.exit(0)", 5, ("SystemExit: 0",)),
@@ -227,7 +227,7 @@ WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "returns a flag": ("return True", 5, ("evidence must be a mapping",)),
     "no verdict": ("return {}", 5, ("a boolean 'verified'",)),
     "text as verdict": ("return {'verified': 'yes'}", 5, ("a boolean 'verified'",)),
-    "what JSON cannot hold": ("return {'verified': True, 'errors': {1, 2}}", 5, ("set is not JSON",)),
+    "not representable in JSON": ("return {'verified': True, 'errors': {1, 2}}", 5, ("set is not JSON",)),
     "no number": ("return {'verified': True, 'error': float('nan')}", 5, ("not JSON compliant",)),
     "not equal": ("return {'verified': False, 'reason': 'off by 3'}", 4, ("off by 3", "nothing was written")),
     "not finite": ("return {'verified': False, 'reason': 'inf', 'error': float('inf')}", 4, ("its export (inf)",)),
@@ -250,7 +250,7 @@ WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_goes_wrong_is_one_line_and_changes_nothing(
+def test_faulty_exporters_are_reported_and_change_nothing(
     case: str, install: Callable[..., Path], copy_of: Build, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:
     body, status, fragments = WRONG[case]
@@ -263,8 +263,10 @@ def test_what_goes_wrong_is_one_line_and_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["stray.bin", "model.safetensors"])
-def test_writing_beside_its_folder_is_found(install: Callable[..., Path], copy_of: Build, zoo: Zoo, name: str) -> None:
-    """It cannot be undone, but it can be told, and the manifest stays that of the model."""
+def test_writing_outside_the_folder_is_detected(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, name: str
+) -> None:
+    """It cannot be undone, but is reported, and the manifest is unchanged."""
     plugin(install, f"(job.model.path / '{name}').write_text('mine')")
     folder = copy_of("gpt-tiny")
     manifest = (folder / "manifest.json").read_bytes()
@@ -273,10 +275,8 @@ def test_writing_beside_its_folder_is_found(install: Callable[..., Path], copy_o
     assert not (folder / "model.xyz").exists()
 
 
-def test_a_model_that_changes_meanwhile_is_exported_again(
-    install: Callable[..., Path], copy_of: Build, zoo: Zoo
-) -> None:
-    """A manifest made from what was read before would be wrong."""
+def test_manifest_reflects_concurrent_changes(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    """A manifest based on the earlier state would be wrong."""
     plugin(install, "zoo.exporters.write_json(job.model.path / 'manifest.json', {})", more="\nimport zoo.exporters\n")
     copy_of("gpt-tiny")
     zoo(*EXPORT).failed(3, "the model was changed while it was exported", "run the command again")
@@ -294,8 +294,8 @@ def rebuild(folder, seed):
 """
 
 
-def test_what_other_commands_add_meanwhile_stays(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
-    """New files, and one of an earlier export that is replaced."""
+def test_concurrent_additions_are_kept(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    """New files, and a replaced file of an earlier export."""
     folder = copy_of("gpt-tiny")
     plugin(install, "add(job.model.path, 'other.onnx'); add(job.model.path, 'old.onnx')", more=MEANWHILE)
     with ModelDirectory.open(folder).adding() as stage:
@@ -307,10 +307,10 @@ def test_what_other_commands_add_meanwhile_stays(install: Callable[..., Path], c
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("more", ["", "; (job.folder / 'more').touch()"])
-def test_a_model_that_is_rebuilt_meanwhile_is_not_exported(
+def test_model_rebuilt_meanwhile_is_not_exported(
     install: Callable[..., Path], copy_of: Build, zoo: Zoo, seed: int, more: str
 ) -> None:
-    """Whether the exporter notices that its folder is gone or not."""
+    """Whether or not the exporter notices that its folder is gone."""
     plugin(install, f"rebuild(job.model.path, {seed}){more}", more=MEANWHILE)
     folder = copy_of("gpt-tiny")
     zoo(*EXPORT).failed(3, "the model was changed while it was exported: gpt-tiny: run the command again")
@@ -318,17 +318,17 @@ def test_a_model_that_is_rebuilt_meanwhile_is_not_exported(
 
 
 @pytest.mark.parametrize("name", ["evidence.xyz.json", "model.safetensors"])
-def test_what_others_change_meanwhile_is_not_blamed_on_an_exporter(
+def test_concurrent_changes_are_not_blamed_on_the_exporter(
     install: Callable[..., Path], copy_of: Build, zoo: Zoo, name: str
 ) -> None:
-    """The same export by another process, and other weights."""
+    """Another process writes the same export, or other weights."""
     plugin(install, f"add(job.model.path, {name!r})", more=MEANWHILE)
     folder = copy_of("gpt-tiny")
     zoo(*EXPORT).failed(3, "the model was changed while it was exported")
     assert "model.xyz" not in listed(folder)
 
 
-def test_what_it_prints_and_where_it_goes_does_not_matter(
+def test_output_and_working_directory_of_exporters_do_not_matter(
     install: Callable[..., Path], copy_of: Build, zoo: Zoo
 ) -> None:
     plugin(install, "print('noise'); os.chdir('/')")
@@ -340,9 +340,7 @@ def test_what_it_prints_and_where_it_goes_does_not_matter(
     assert listed(Path("gpt-tiny"))["model.xyz"]["size"] == len("weights")
 
 
-def test_what_zoo_knows_itself_is_not_taken_from_an_exporter(
-    install: Callable[..., Path], copy_of: Build, zoo: Zoo
-) -> None:
+def test_facts_known_to_zoo_override_those_of_exporters(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
     plugin(install, "return {'verified': True, 'weights': {}, 'files': ['model.onnx'], 'exporter': 'zoo', 'mine': 1}")
     folder = copy_of("gpt-tiny")
     assert zoo(*EXPORT).status == 0
@@ -363,7 +361,7 @@ def test_what_zoo_knows_itself_is_not_taken_from_an_exporter(
         ({"verified": True}, 5),
     ],
 )
-def test_evidence_that_an_exporter_writes_itself_is_of_its_files(
+def test_own_evidence_must_match_the_files(
     install: Callable[..., Path], copy_of: Build, zoo: Zoo, evidence: dict[str, Any], status: int
 ) -> None:
     plugin(
@@ -380,16 +378,14 @@ def test_evidence_that_an_exporter_writes_itself_is_of_its_files(
         assert {"model.xyz", "evidence.xyz.json"} <= {*listed(folder)}
 
 
-def test_an_exporter_must_write_the_evidence_that_it_declares(
-    install: Callable[..., Path], copy_of: Build, zoo: Zoo
-) -> None:
+def test_declared_evidence_must_be_written(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
     plugin(install, fields='evidence="evidence.xyz"')
     copy_of("gpt-tiny")
     zoo(*EXPORT).failed(5, OWNER, "wrote no evidence.xyz.json")
 
 
-def test_files_of_an_earlier_export_vanish(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
-    """Those of this format alone."""
+def test_files_of_an_earlier_export_are_removed(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+    """Only files of this format."""
     body = "(job.folder / os.environ['EXTRA']).touch()"
     plugin(install, body)
     folder = copy_of("gpt-tiny")
@@ -415,7 +411,7 @@ def test_evidence_cannot_make_zoo_remove_the_model(
     assert {*content(folder)} == {*before, "model.xyz"}
 
 
-def test_one_that_does_not_verify_says_so_loudly(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+def test_unverified_exports_cause_a_warning(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
     plugin(install, "return {'verified': False}", "verifies=False")
     folder = copy_of("gpt-tiny")
     done = zoo(*EXPORT)
@@ -427,7 +423,7 @@ def test_one_that_does_not_verify_says_so_loudly(install: Callable[..., Path], c
     zoo("verify", "gpt-tiny", "--format", "xyz").failed(2, OWNER, "does not verify an earlier export")
 
 
-def test_one_that_does_not_verify_cannot_say_that_it_did(
+def test_exporter_without_verification_cannot_claim_it(
     install: Callable[..., Path], copy_of: Build, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:
     plugin(install, fields="verifies=False")
@@ -438,10 +434,10 @@ def test_one_that_does_not_verify_cannot_say_that_it_did(
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_evidence_is_for_the_files_that_were_compared(
+def test_evidence_applies_only_to_compared_files(
     install: Callable[..., Path], copy_of: Build, seal: Callable[[Path], None], zoo: Zoo, own: bool
 ) -> None:
-    """For a replaced file there is none before it has been compared as well, by whoever writes it."""
+    """A replaced file has no evidence until it has been compared."""
     own_evidence = {"verified": True, "files": {"model.xyz": WRITTEN}, "weights": {}}
     body = f"(job.folder / 'evidence.xyz.json').write_text({json.dumps(own_evidence)!r})" if own else "pass"
     fields = "verify='{module}:check'" + (", evidence='evidence.xyz'" if own else "")
@@ -489,26 +485,26 @@ class Options(zoo.Settings):
         (["bits"], ("'bits' is not KEY=VALUE",)),
     ],
 )
-def test_unknown_options_are_refused(
+def test_unknown_options_are_rejected(
     install: Callable[..., Path], zoo: Zoo, texts: list[str], fragments: tuple[str, ...]
 ) -> None:
-    """Before a model is built for it."""
+    """Before a model is built."""
     plugin(install, fields='options="{module}:Options"', more=OPTIONS)
     zoo(*EXPORT, *(part for text in texts for part in ("--option", text))).failed(2, *fragments)
     assert not Path("gpt-tiny").exists()
 
 
-def test_an_exporter_without_options_takes_none(install: Callable[..., Path], zoo: Zoo) -> None:
+def test_exporter_without_options_rejects_options(install: Callable[..., Path], zoo: Zoo) -> None:
     plugin(install)
     zoo(*EXPORT, "--option", "bits=8").failed(2, "xyz has no options", "--option bits=8")
 
 
-def test_options_of_another_class_are_refused(install: Callable[..., Path], zoo: Zoo) -> None:
+def test_options_of_another_class_are_rejected(install: Callable[..., Path], zoo: Zoo) -> None:
     plugin(install, fields='options="pathlib:Path"')
     zoo(*EXPORT).failed(5, OWNER, "pathlib:Path is not a subclass of zoo.Settings")
 
 
-def test_variants_lie_beside_each_other(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+def test_variants_coexist(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
     body = "if job.variant: (job.folder / 'model.xyz').rename(job.folder / f'model.{job.variant}.xyz')"
     plugin(install, body, 'options="{module}:Options"', OPTIONS)
     folder = copy_of("gpt-tiny")
@@ -518,7 +514,7 @@ def test_variants_lie_beside_each_other(install: Callable[..., Path], copy_of: B
     assert {"model.xyz", "model.b4.xyz", "evidence.xyz.json", "evidence.xyz.b4.json"} <= {*listed(folder)}
 
 
-def test_two_plugins_with_one_format_are_both_named(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
+def test_conflicting_formats_name_both_plugins(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
     plugin(install)
     install("zoo-zyx", PLUGIN.replace("FIELDS", "").replace("BODY", "pass"), version="2.0")
     copy_of("gpt-tiny")
@@ -533,8 +529,8 @@ def test_two_plugins_with_one_format_are_both_named(install: Callable[..., Path]
     assert zoo("--disable-plugin", "zoo-zyx", *EXPORT).status == 0
 
 
-def test_nobody_can_take_the_place_of_onnx(install: Callable[..., Path], zoo: Zoo) -> None:
-    """By its name, or by its evidence."""
+def test_plugins_cannot_replace_onnx(install: Callable[..., Path], zoo: Zoo) -> None:
+    """Neither by its name nor by its evidence file."""
     install("zoo-xyz", PLUGIN.replace("FIELDS", "").replace("BODY", "pass").replace('name="xyz"', 'name="onnx"'))
     done = zoo("export", "gpt-tiny", "--onnx")
     assert done.status == 5
@@ -543,7 +539,7 @@ def test_nobody_can_take_the_place_of_onnx(install: Callable[..., Path], zoo: Zo
 
 
 @pytest.mark.parametrize("fields", ['evidence="parity"', 'evidence="manifest"'])
-def test_evidence_of_another_name_is_refused(install: Callable[..., Path], zoo: Zoo, fields: str) -> None:
+def test_evidence_of_another_name_is_rejected(install: Callable[..., Path], zoo: Zoo, fields: str) -> None:
     plugin(install, fields=fields)
     rows = {row["name"]: row for row in zoo("plugins", "list", "--json").json["plugins"]}
     assert rows["zoo-xyz"]["status"] in ("broken", "conflict")
@@ -554,14 +550,14 @@ def test_evidence_of_another_name_is_refused(install: Callable[..., Path], zoo: 
     "fields",
     ['verify="nothing"', 'options="Options"', "verifies=1", "verifies=None"],
 )
-def test_a_bad_declaration_is_a_broken_plugin(install: Callable[..., Path], zoo: Zoo, fields: str) -> None:
+def test_invalid_declaration_breaks_the_plugin(install: Callable[..., Path], zoo: Zoo, fields: str) -> None:
     plugin(install, fields=fields)
     rows = {row["name"]: row for row in zoo("plugins", "list", "--json").json["plugins"]}
     assert rows["zoo-xyz"]["status"] == "broken"
     assert fields.partition("=")[0] in rows["zoo-xyz"]["reason"]
 
 
-def test_unknown_formats_name_the_nearest(install: Callable[..., Path], zoo: Zoo) -> None:
+def test_unknown_format_is_rejected_with_a_suggestion(install: Callable[..., Path], zoo: Zoo) -> None:
     plugin(install)
     zoo("export", "gpt-tiny", "--format", "xyy").failed(2, "no plugin exports to 'xyy'", "did you mean 'xyz'?")
     zoo("verify", "gpt-tiny", "--format", "onxx").failed(2, "no plugin exports to 'onxx'", "did you mean 'onnx'?")
@@ -569,7 +565,7 @@ def test_unknown_formats_name_the_nearest(install: Callable[..., Path], zoo: Zoo
 
 
 def onnx_options() -> list[tuple[str, ...]]:
-    """Every option of the command that is not of every format, with a value where it takes one."""
+    """Return every ONNX-only option of the command, with a value if it takes one."""
     values = {"profile": "cpu", "provider": "cuda", "grid": "full"}
     found = [param for param in command.params if param.name not in SHARED]
     return [
@@ -579,13 +575,15 @@ def onnx_options() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("option", onnx_options(), ids=lambda option: option[0])
-def test_options_of_onnx_are_for_onnx(install: Callable[..., Path], zoo: Zoo, option: tuple[str, ...]) -> None:
+def test_onnx_options_are_rejected_for_other_formats(
+    install: Callable[..., Path], zoo: Zoo, option: tuple[str, ...]
+) -> None:
     plugin(install)
     message = "--onnx means --format onnx" if option == ("--onnx",) else f"{option[0]} is only for ONNX"
     zoo(*EXPORT, *option).failed(2, message, "--format xyz")
 
 
-def test_options_of_others_are_not_for_onnx(zoo: Zoo) -> None:
+def test_options_of_other_formats_are_rejected_for_onnx(zoo: Zoo) -> None:
     zoo("export", "gpt-tiny", "--onnx", "--option", "width=3").failed(2, "unknown key 'width'", "--option")
 
 
@@ -593,7 +591,7 @@ def test_options_of_others_are_not_for_onnx(zoo: Zoo) -> None:
 
 
 def test_onnx_is_an_exporter_like_any_other(small: Build, zoo: Zoo) -> None:
-    """The same files, whoever asks; and none where its plugin is not loaded."""
+    """It writes the same files through either interface, and is unavailable without its plugin."""
     folder = small("bert-tiny")
     made = []
     for ask in (
@@ -615,7 +613,7 @@ def test_onnx_is_an_exporter_like_any_other(small: Build, zoo: Zoo) -> None:
     )
 
 
-def test_onnx_does_not_replace_what_it_did_not_write(small: Build, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+def test_onnx_keeps_files_of_others(small: Build, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     folder = small("bert-tiny")
     (folder / "model.onnx").write_text("mine")
     before = snapshot()
@@ -623,13 +621,13 @@ def test_onnx_does_not_replace_what_it_did_not_write(small: Build, zoo: Zoo, sna
     assert snapshot() == before
 
 
-# The comparison, for whatever runs a model's graphs.
+# The comparison for arbitrary runtimes.
 
 Change = Callable[[dict[str, np.ndarray[Any, Any]]], Mapping[str, Any]]
 
 
 def compared(stored: ModelDirectory, change: Change = dict, **options: Any) -> Any:
-    """Compare the model with itself, after a change of what it returns."""
+    """Compare the model with itself, with modified outputs."""
 
     def open_runtime(weights: Mapping[str, np.ndarray[Any, Any]] | None) -> dict[str, Any]:
         model = load(stored.path)
@@ -641,7 +639,7 @@ def compared(stored: ModelDirectory, change: Change = dict, **options: Any) -> A
     return compare_runtime(stored, open_runtime, **options)
 
 
-def test_the_model_is_equal_to_itself(exported_build: Build) -> None:
+def test_model_equals_itself(exported_build: Build) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny"))
     steps: list[tuple[int, int]] = []
     report = compared(stored, progress=lambda number, total: steps.append((number, total)))
@@ -653,7 +651,7 @@ def test_the_model_is_equal_to_itself(exported_build: Build) -> None:
 
 
 def off(outputs: dict[str, np.ndarray[Any, Any]], name: str) -> dict[str, np.ndarray[Any, Any]]:
-    """One number of one output is wrong."""
+    """Change one number of one output."""
     value = outputs[name].copy()
     value.flat[0] += 1e-3
     return {**outputs, name: value}
@@ -667,7 +665,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_runtime_that_is_off_does_not_pass(case: str, exported_build: Build) -> None:
+def test_inaccurate_runtime_fails(case: str, exported_build: Build) -> None:
     change, line = CHANGES[case]
     report = compared(ModelDirectory.open(exported_build("bert-tiny")), change)
     assert not report.passed
@@ -689,13 +687,13 @@ def test_a_runtime_that_is_off_does_not_pass(case: str, exported_build: Build) -
     ],
     ids=["an output is missing", "an output is cut", "it fails"],
 )
-def test_a_runtime_that_fails_is_not_compared(change: Change, cause: str, exported_build: Build) -> None:
+def test_crashing_runtime_is_not_verified(change: Change, cause: str, exported_build: Build) -> None:
     with pytest.raises(ParityError, match=cause):
         compared(ModelDirectory.open(exported_build("bert-tiny")), change)
 
 
-def test_a_runtime_that_keeps_its_weights_must_say_so(exported_build: Build) -> None:
-    """It is right for them alone; the evidence tells."""
+def test_runtime_with_fixed_weights_must_declare_it(exported_build: Build) -> None:
+    """The result holds only for these weights, as the evidence records."""
     stored = ModelDirectory.open(exported_build("bert-tiny"))
 
     def stubborn(weights: object) -> dict[str, Any]:

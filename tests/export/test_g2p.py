@@ -35,7 +35,7 @@ FILES = os.environ.get("ZOO_G2P_FILES")
 
 
 def random_arrays(**changes: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Small arrays of the format. The end is likelier than other phonemes, so that words have many lengths."""
+    """Draw small arrays of the format, with a likely end symbol, so that words have different lengths."""
     shapes: dict[str, tuple[int, ...]] = {"fc_w": (PHONEMES, WIDTH), "fc_b": (PHONEMES,)}
     for part, count in (("enc", LETTERS), ("dec", PHONEMES)):
         shapes |= {
@@ -49,7 +49,7 @@ def random_arrays(**changes: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def step(arrays: Arrays, part: str, x: Any, state: Any) -> Any:
-    """One step of a GRU (Cho et al. 2014, as cuDNN has it): reset and update gates, then the new state."""
+    """Compute one step of a GRU (Cho et al. 2014, cuDNN variant): reset and update gates, then the new state."""
     of_input = arrays[f"{part}_w_ih"] @ x + arrays[f"{part}_b_ih"]
     of_state = arrays[f"{part}_w_hh"] @ state + arrays[f"{part}_b_hh"]
     (reset_x, update_x, new_x), (reset_h, update_h, new_h) = np.split(of_input, 3), np.split(of_state, 3)
@@ -59,7 +59,7 @@ def step(arrays: Arrays, part: str, x: Any, state: Any) -> Any:
 
 
 def pronounce(arrays: Arrays, word: str, longest: int = 20) -> tuple[list[int], float]:
-    """Phonemes by their ids, in float64, and by how much the closest of the choices was made."""
+    """Decode phoneme ids in float64; also return the margin of the closest choice."""
     wide = {name: array.astype(np.float64) for name, array in arrays.items()}
     state = np.zeros(wide["enc_w_hh"].shape[1])
     for letter in [*(3 + ord(letter) - ord("a") for letter in word), END_OF_WORD]:
@@ -84,7 +84,7 @@ def made_up_words(count: int) -> list[str]:
 
 @pytest.fixture
 def plugin(install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The distribution, as if it were installed."""
+    """Install the distribution."""
     install("zoo-g2p", None, plugin="g2p")
     monkeypatch.syspath_prepend(THIRD_PARTY / "zoo-g2p")
 
@@ -101,8 +101,8 @@ def model(archive: Path, tmp_path: Path) -> Path:
     return tmp_path / "g2p"
 
 
-def test_words_have_the_phonemes_of_the_arrays(model: Path) -> None:
-    """In batches, where shorter words are padded."""
+def test_phonemes_equal_explicit_computation(model: Path) -> None:
+    """In batches with padding."""
     assert export_model(model).passed
     words = made_up_words(200)
     symbols = library.load(model).config.phonemes
@@ -113,7 +113,7 @@ def test_words_have_the_phonemes_of_the_arrays(model: Path) -> None:
     lengths = set()
     for word, result in zip(words, found, strict=True):
         ids, margin = pronounce(random_arrays(), word)
-        if margin > 1e-4:  # else float32 may choose otherwise
+        if margin > 1e-4:  # otherwise float32 may choose differently
             assert result == {"phonemes": [symbols[number] for number in ids], "complete": len(ids) < 20}, word
             compared += 1
             lengths.add(len(ids))
@@ -133,7 +133,7 @@ def test_padding_does_not_matter(model: Path, word: list[int], padding: int) -> 
     assert_close(encode(torch.cat((ids, rest), 1), mask), encode(ids, torch.ones_like(ids)))
 
 
-def test_from_the_archive_to_the_phonemes(archive: Path, zoo: Zoo) -> None:
+def test_archive_is_imported_exported_and_run(archive: Path, zoo: Zoo) -> None:
     imported = zoo("import", archive, "--model-type", "g2p-en", "-o", "g2p", "--json").json
     assert (imported["architecture"], imported["task"]) == ("g2p", "grapheme-to-phoneme")
     assert imported["parameters"] == sum(array.size for array in random_arrays().values())
@@ -163,7 +163,7 @@ def test_from_the_archive_to_the_phonemes(archive: Path, zoo: Zoo) -> None:
     ],
     ids=str,
 )
-def test_other_arrays_are_named(plugin: None, zoo: Zoo, changes: dict[str, Any], message: str) -> None:
+def test_unexpected_arrays_are_named(plugin: None, zoo: Zoo, changes: dict[str, Any], message: str) -> None:
     arrays = {name: array for name, array in random_arrays(**changes).items() if array is not None}
     np.savez("random.npz", **arrays)
     failed = zoo("import", "random.npz", "--model-type", "g2p-en", "-o", "g2p")
@@ -172,7 +172,7 @@ def test_other_arrays_are_named(plugin: None, zoo: Zoo, changes: dict[str, Any],
     assert not Path("g2p").exists()
 
 
-def test_another_alphabet(plugin: None, zoo: Zoo) -> None:
+def test_other_alphabets_are_supported(plugin: None, zoo: Zoo) -> None:
     np.savez("greek.npz", **random_arrays(enc_emb=np.ones((5, EMBEDDING), np.float32)))
     letters = 'letters=["<pad>", "</s>", "<unk>", "α", "β"]'  # noqa: RUF001
     assert zoo("import", "greek.npz", "--model-type", "g2p-en", "--set", letters).status == 0
@@ -182,15 +182,15 @@ def test_another_alphabet(plugin: None, zoo: Zoo) -> None:
     assert (wrong.status, "letters has a duplicate symbol" in wrong.err) == (2, True)
 
 
-def test_it_goes_out_as_it_came(model: Path, tmp_path: Path) -> None:
+def test_checkpoint_round_trip(model: Path, tmp_path: Path) -> None:
     export_checkpoint(model, tmp_path / "out")
     import_checkpoint(tmp_path / "out", tmp_path / "again")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
-def test_the_gate_knows_another_cell(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gates in another order, or a reset before the product, are other models."""
+def test_other_cells_fail_verification(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another order of gates, or a reset before the product, gives another model."""
     monkeypatch.setenv("ZOO_CACHE", "off")
     for layer in (("GRU", (0, 1, 2), {"linear_before_reset": 1}), ("GRU", (1, 0, 2), {})):
         monkeypatch.setattr(zoo_export.trace.recurrent, "_LAYERS", {torch.gru: layer})
@@ -199,7 +199,7 @@ def test_the_gate_knows_another_cell(model: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def original(folder: Path) -> Any:
-    """The class of g2p-en that predicts, without what the package wants for sentences."""
+    """Import g2p-en's predictor without the package's dependencies for sentences."""
     tree = ast.parse((folder / "g2p.py").read_text(encoding="utf-8"))
     tree.body = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     known: dict[str, Any] = {
@@ -211,7 +211,7 @@ def original(folder: Path) -> Any:
 
 
 @pytest.mark.skipif(FILES is None, reason="ZOO_G2P_FILES names no directory with g2p.py and checkpoint20.npz")
-def test_the_original_says_the_same(plugin: None, tmp_path: Path) -> None:
+def test_phonemes_equal_the_original_package(plugin: None, tmp_path: Path) -> None:
     import_checkpoint(Path(str(FILES)) / "checkpoint20.npz", tmp_path / "g2p", model_type="g2p-en")
     assert export_model(tmp_path / "g2p").passed
     words: Sequence[str] = ["activationist", *made_up_words(500)]

@@ -1,4 +1,4 @@
-"""Graphs without weights, weights that come later, and what is kept between exports."""
+"""Graphs exported without weights, relinking, and the cache of traces."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TENSORS = st.dictionaries(
 
 @settings(max_examples=100)
 @given(TENSORS)
-def test_a_planned_header_is_the_library_s(tmp_path_factory: pytest.TempPathFactory, tensors: Any) -> None:
+def test_planned_header_equals_the_librarys(tmp_path_factory: pytest.TempPathFactory, tensors: Any) -> None:
     path = tmp_path_factory.mktemp("planned") / "model.safetensors"
     metadata = {"format": "pt", "alias.of": "b"}
     save_file(
@@ -68,23 +68,23 @@ def test_a_planned_header_is_the_library_s(tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 5_000_000_000), ("float16", 5_000_000_000), ("float32", 50_000)]
 )
-def test_a_planned_layout_is_what_a_build_writes(zoo: Zoo, name: str, dtype: str, shard: int) -> None:
+def test_planned_layout_equals_a_build(zoo: Zoo, name: str, dtype: str, shard: int) -> None:
     assert zoo("build", name, "--dtype", dtype, "--max-shard-size", str(shard)).status == 0
     planned = persist.plan_layout(registry().resolve(name), dtype, max_shard_bytes=shard)
     assert planned == read_layout(Path(name))
     assert len({place.file for place in planned.values()}) == len(list(Path(name).glob("*.safetensors")))
 
 
-def test_equal_models_are_equal_files(zoo: Zoo) -> None:
-    """The library orders a header's metadata by chance; a model with several aliases has much of it."""
+def test_equal_models_give_equal_files(zoo: Zoo) -> None:
+    """The library's order of header metadata is random, which affects models with several aliases."""
     for number in range(4):
         assert zoo("build", "transformer-tiny", "-o", str(number)).status == 0
     assert len({Path(str(number), SINGLE).read_bytes() for number in range(4)}) == 1
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
-def test_a_graph_without_weights_is_the_graph_with_them(zoo: Zoo, name: str) -> None:
-    """The preset's graph is written first, the model is built later, and its weights make it whole."""
+def test_graph_without_weights_equals_the_usual_graph(zoo: Zoo, name: str) -> None:
+    """The preset's graph is written first; building the model later completes it."""
     result = zoo("export", name, "--onnx", "--graph-only", "-o", "graph")
     assert result.status == 0
     (warning,) = result.warnings
@@ -117,8 +117,8 @@ def test_a_graph_without_weights_is_the_graph_with_them(zoo: Zoo, name: str) -> 
     assert Path("again/parity.json").read_bytes() == Path("graph/parity.json").read_bytes()
 
 
-def test_exports_at_once_are_all_listed(exported_copy: Exported) -> None:
-    """Each was begun before the others were written."""
+def test_concurrent_exports_are_all_listed(exported_copy: Exported) -> None:
+    """Each export started before the others were written."""
     folder = exported_copy("gpt-tiny")
     stored = ModelDirectory.open(folder)
     graphs = Export(stored).read()
@@ -132,12 +132,12 @@ def test_exports_at_once_are_all_listed(exported_copy: Exported) -> None:
 
 
 @pytest.mark.slow
-def test_exports_of_processes_at_once_are_all_listed(exported_build: Exported) -> None:
-    """Two of them, and a verification that writes its evidence."""
+def test_exports_of_concurrent_processes_are_all_listed(exported_build: Exported) -> None:
+    """Two exports, and a verification that writes its evidence."""
     source = exported_build("gpt-tiny")
     zoo = [sys.executable, "-c", "from zoo.cli import run; run()"]
     export = [*zoo, "export", "model", "--onnx", "--graph-only"]
-    for _ in range(3):  # in the first of which the graphs are traced, and cached
+    for _ in range(3):  # the first one traces and caches the graphs
         shutil.copytree(source, "model")
         subprocess.run(export, check=True)
         commands = [[*export, "--profile", "cpu"], [*export, "--attentions"]]
@@ -149,7 +149,7 @@ def test_exports_of_processes_at_once_are_all_listed(exported_build: Exported) -
         shutil.rmtree("model")
 
 
-def test_weights_are_not_relinked_beside_an_export(exported_copy: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relinking_during_an_export_fails(exported_copy: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new graphs point into the old weights."""
     folder = exported_copy("gpt-tiny")
     weights = folder / "model.safetensors"
@@ -169,7 +169,7 @@ def test_weights_are_not_relinked_beside_an_export(exported_copy: Exported, monk
     assert (folder / "model.onnx").read_bytes() == before
 
 
-def test_a_directory_s_graph_without_a_comparison(
+def test_directory_is_exported_without_a_comparison(
     exported_build: Exported, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:
     assert zoo("build", "gpt-tiny").status == 0
@@ -182,8 +182,8 @@ def test_a_directory_s_graph_without_a_comparison(
     assert json.loads(Path("gpt-tiny/parity.json").read_text())["verified"] is True
 
 
-def test_a_graph_without_weights_can_be_written_again(zoo: Zoo, snapshot: Callable[[], Any]) -> None:
-    """The directory is there now, and its weights still are not."""
+def test_graph_without_weights_can_be_replaced(zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+    """The directory exists, but still has no weights."""
     assert zoo("export", "gpt-tiny", "--onnx", "--graph-only").status == 0
     graph = Path("gpt-tiny/model.onnx").read_bytes()
     zoo("export", "gpt-tiny", "--onnx", "--graph-only").failed(2, "already exported", "--force")
@@ -193,8 +193,8 @@ def test_a_graph_without_weights_can_be_written_again(zoo: Zoo, snapshot: Callab
     assert again.graph == onnx.load_model_from_string(graph).graph
 
 
-def test_the_largest_preset_s_graph(zoo: Zoo) -> None:
-    """174,604,259,328 parameters, none of which is made."""
+def test_graph_of_the_largest_preset(zoo: Zoo) -> None:
+    """174,604,259,328 parameters, none of them allocated."""
     assert zoo("export", "gpt3-175b", "--onnx", "--graph-only").status == 0
     model = onnx.load("gpt3-175b/model.onnx", load_external_data=False)
     assert [node.op_type for node in model.graph.node].count("GPTBlock") == 96
@@ -208,7 +208,7 @@ def test_the_largest_preset_s_graph(zoo: Zoo) -> None:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], **options: Any) -> None:
-    """Other weights in place of those of a model directory, in one file."""
+    """Replace the weights of a model directory, in one file."""
     with safe_open(folder / SINGLE, framework="pt") as reader:
         metadata = reader.metadata()
     save_file(change(load_file(folder / SINGLE)), folder / SINGLE, {**metadata, **options})
@@ -224,7 +224,7 @@ def logits(folder: Path) -> np.ndarray[Any, Any]:
     return found
 
 
-def test_retrained_weights_of_the_same_layout_need_nothing(exported_copy: Exported, zoo: Zoo) -> None:
+def test_retrained_weights_of_the_same_layout_need_no_relinking(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("gpt-tiny")
     graph, before = (folder / "model.onnx").read_bytes(), logits(folder)
     rewrite(folder, lambda tensors: {name: tensor * 1.5 for name, tensor in tensors.items()})
@@ -232,15 +232,15 @@ def test_retrained_weights_of_the_same_layout_need_nothing(exported_copy: Export
     zoo("verify", folder).failed(3, "altered", "model.safetensors")
     assert zoo("relink", folder).status == 0
     linked = (folder / "model.onnx").read_bytes()
-    assert linked != graph  # only in what it says of its evidence
+    assert linked != graph  # only in the digest of its evidence
     assert onnx.load_model_from_string(linked).graph == onnx.load_model_from_string(graph).graph
     zoo("run", folder, "text").failed(4, "the weights have changed since verification")
     assert zoo("verify", folder).status == 0
     assert zoo("run", folder, "text").status == 0
 
 
-def test_a_changed_layout_is_linked_anew(exported_copy: Exported, zoo: Zoo) -> None:
-    """Another file beside the header's other length: every offset is another."""
+def test_changed_layout_is_relinked(exported_copy: Exported, zoo: Zoo) -> None:
+    """The header has another length, so all offsets change."""
     folder = exported_copy("gpt-tiny")
     before = logits(folder)
     rewrite(folder, dict, note="x" * 100)
@@ -249,7 +249,7 @@ def test_a_changed_layout_is_linked_anew(exported_copy: Exported, zoo: Zoo) -> N
     assert zoo("verify", folder).status == 0
 
 
-def test_shards_take_the_place_of_one_file(exported_copy: Exported, zoo: Zoo) -> None:
+def test_shards_replace_a_single_file(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("gpt-tiny")
     before = logits(folder)
     tensors = load_file(folder / SINGLE)
@@ -264,7 +264,7 @@ def test_shards_take_the_place_of_one_file(exported_copy: Exported, zoo: Zoo) ->
     assert zoo_package.load(folder)
 
 
-def test_relinking_what_has_not_changed_changes_nothing(
+def test_relinking_unchanged_weights_changes_nothing(
     exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:
     folder = exported_copy("gpt-tiny")
@@ -282,7 +282,7 @@ def test_relinking_what_has_not_changed_changes_nothing(
         (lambda t: {k: v.half() for k, v in t.items()}, "is F16, not FLOAT"),
     ],
 )
-def test_weights_of_another_model_are_refused(
+def test_weights_of_another_model_are_rejected(
     exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], change: Any, fragment: str
 ) -> None:
     folder = exported_copy("gpt-tiny")
@@ -292,7 +292,7 @@ def test_weights_of_another_model_are_refused(
     assert snapshot() == before
 
 
-def test_relinking_leaves_torch_out(exported_copy: Exported) -> None:
+def test_relinking_does_not_import_torch(exported_copy: Exported) -> None:
     folder = exported_copy("gpt-tiny")
     rewrite(folder, dict, note="changed")
     code = (
@@ -302,14 +302,14 @@ def test_relinking_leaves_torch_out(exported_copy: Exported) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False, capture_output=True).returncode == 0
 
 
-def test_linked_weights_must_not_be_links(exported_copy: Exported, zoo: Zoo, tmp_path: Path) -> None:
+def test_symbolic_links_are_rejected(exported_copy: Exported, zoo: Zoo, tmp_path: Path) -> None:
     folder = exported_copy("gpt-tiny")
     (folder / SINGLE).rename(tmp_path / "elsewhere")
     (folder / SINGLE).symlink_to(tmp_path / "elsewhere")
     zoo("relink", folder).failed(3, "a symbolic link", SINGLE)
 
 
-# What is kept between exports.
+# The cache of traces.
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "traces"
 
 
-def test_a_second_export_traces_nothing(empty_cache: Path, exported_build: Exported) -> None:
+def test_second_export_uses_the_cached_trace(empty_cache: Path, exported_build: Exported) -> None:
     folder = exported_build("gpt-tiny")
     first = make_graphs(ModelDirectory.open(folder))
     code = (
@@ -331,7 +331,7 @@ def test_a_second_export_traces_nothing(empty_cache: Path, exported_build: Expor
 
 
 @pytest.mark.parametrize("damage", [pytest.param(b"", marks=pytest.mark.slow), b"garbage", None])
-def test_a_damaged_entry_is_traced_again(empty_cache: Path, exported_build: Exported, damage: bytes | None) -> None:
+def test_damaged_cache_entry_is_traced_again(empty_cache: Path, exported_build: Exported, damage: bytes | None) -> None:
     stored = ModelDirectory.open(exported_build("bert-tiny"))
     first = make_graphs(stored)
     (entry,) = empty_cache.iterdir()
@@ -341,7 +341,7 @@ def test_a_damaged_entry_is_traced_again(empty_cache: Path, exported_build: Expo
     assert entry.read_bytes() == sound
 
 
-def test_everything_a_graph_depends_on_is_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_key_covers_all_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = registry().resolve("gpt-tiny")
     keys = {
         traces.key(tiny, "model", "float32", {}),
@@ -365,7 +365,7 @@ def test_everything_a_graph_depends_on_is_in_its_key(monkeypatch: pytest.MonkeyP
     assert used == {"zoo", "zoo_export", "zoo_plugins", "zoo_runtime"}
 
 
-def test_changed_code_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "some_package"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -377,18 +377,16 @@ def test_changed_code_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert first != traces._code_digest(["some_package"])
 
 
-def test_a_cache_that_cannot_be_written_is_none(
-    exported_build: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_is_ignored(exported_build: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file" / "below"))
     assert make_graphs(ModelDirectory.open(exported_build("bert-tiny")))
 
 
-# Checking, options, and what cannot be verified here.
+# Retracing, options, and models too large to verify.
 
 
-def test_an_export_is_what_this_code_exports(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+def test_retrace_confirms_an_unchanged_export(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     folder = exported_copy("gpt-tiny")
     before = snapshot()
     assert zoo("verify", folder, "--retrace", "--json").json["same"] is True
@@ -396,10 +394,10 @@ def test_an_export_is_what_this_code_exports(exported_copy: Exported, zoo: Zoo, 
     assert snapshot() == before
 
 
-def test_an_export_that_this_code_would_not_make(
+def test_retrace_detects_other_options(
     exported_copy: Exported, zoo: Zoo, seal: Callable[[Path], None], snapshot: Callable[[], Any]
 ) -> None:
-    """Its evidence says that it was made with other options."""
+    """Its evidence records other options."""
     folder = exported_copy("gpt-tiny")
     evidence = json.loads((folder / "parity.json").read_text())
     for name, value in (("opset", 24), ("functions", False)):
@@ -411,7 +409,7 @@ def test_an_export_that_this_code_would_not_make(
 
 
 @pytest.mark.parametrize("opset", ["22", "25", "0", "-1"])
-def test_an_unsupported_opset_is_refused(zoo: Zoo, opset: str) -> None:
+def test_unsupported_opset_is_rejected(zoo: Zoo, opset: str) -> None:
     zoo("export", "gpt-tiny", "--onnx", "--option", f"opset={opset}").failed(
         2, f"opset {opset} is not supported", "(23, 24)"
     )
@@ -424,7 +422,7 @@ def test_opset_24(zoo: Zoo) -> None:
     assert {item.version for item in model.opset_import if not item.domain} == {24}
 
 
-def test_a_model_too_large_to_verify_says_what_it_takes(
+def test_model_too_large_to_verify_reports_required_memory(
     exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any]
 ) -> None:
     assert zoo("build", "gpt-tiny").status == 0
@@ -436,7 +434,7 @@ def test_a_model_too_large_to_verify_says_what_it_takes(
     assert snapshot() == before
 
 
-def test_an_interrupted_export_leaves_nothing(
+def test_interrupted_export_leaves_nothing(
     exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any]
 ) -> None:
     assert zoo("build", "gpt-tiny").status == 0
@@ -450,7 +448,7 @@ def test_an_interrupted_export_leaves_nothing(
     assert snapshot() == before
 
 
-def test_a_graph_is_linked_to_its_own_layout_alone(exported_model: Exported) -> None:
+def test_graph_is_linked_only_to_its_own_layout(exported_model: Exported) -> None:
     from zoo_export.graph.file import link
 
     folder = exported_model("gpt-tiny")

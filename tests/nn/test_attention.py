@@ -164,7 +164,7 @@ def test_fully_masked_rows_are_zero(dtype: torch.dtype, num_kv_heads: int) -> No
         assert tensor[:, :, [0, 2]].any()
 
 
-def test_fully_masked_row_of_a_layer_is_the_output_bias() -> None:
+def test_fully_masked_row_of_a_layer_gives_the_output_bias() -> None:
     """W^O maps 0 to its bias on both paths."""
     layer, x = make(3), normal(2, 4, HIDDEN)
     mask = build_mask(4, 4, padding=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
@@ -223,7 +223,7 @@ def test_stacked_single_heads_equal_the_fused_layer(
     assert_close(torch.cat(heads, dim=-1), attend(fused), atol=1e-12, rtol=0)
 
 
-def test_memory_and_a_cache_are_refused() -> None:
+def test_memory_with_a_cache_is_rejected() -> None:
     """A cache would append the whole memory at each call."""
     layer, x = make(2), normal(1, 3, HIDDEN)
     with pytest.raises(ValueError, match=r"^memory and cache exclude each other"):
@@ -257,7 +257,7 @@ def test_indivisible_sizes(hidden_size: int, num_heads: int, options: dict[str, 
         MultiHeadAttention(hidden_size, num_heads, **options)
 
 
-def test_head_dim_lifts_the_divisibility() -> None:
+def test_explicit_head_dim_needs_no_divisibility() -> None:
     """With an explicit d_k, E need not be a multiple of H."""
     assert MultiHeadAttention(10, 3, head_dim=4)(torch.zeros(1, 2, 10)).shape == (1, 2, 10)
 
@@ -320,7 +320,7 @@ def test_bias_and_scale(num_kv_heads: int, scale: float | None) -> None:
     assert not result[1, :, 2].any()
 
 
-def test_layer_with_bias_scale_and_rotation_is_its_weights() -> None:
+def test_weights_with_bias_scale_and_rotation_reproduce_the_output() -> None:
     layer = make(4, head_dim=6, num_kv_heads=2, scale=0.7, output_bias=False, qk_norm=1e-6)
     assert layer.output.bias is None
     assert layer.query.bias is not None
@@ -333,7 +333,7 @@ def test_layer_with_bias_scale_and_rotation_is_its_weights() -> None:
     assert not torch.allclose(weights, without)
 
 
-def test_queries_and_keys_are_normalised_before_they_turn() -> None:
+def test_queries_and_keys_are_normalised_before_rotation() -> None:
     """Equal to Qwen3's attention, which normalises each head, always in float32."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Config, Qwen3RotaryEmbedding
 

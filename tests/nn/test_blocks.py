@@ -74,7 +74,7 @@ def test_build_mask(case: tuple[int, int, list[list[int]]], padded: bool, causal
 
 @quick
 @given(paddings(), st.integers(1, 7))
-def test_window_hides_what_lies_further_back(case: tuple[int, int, list[list[int]]], window: int) -> None:
+def test_window_hides_earlier_keys(case: tuple[int, int, list[list[int]]], window: int) -> None:
     """A query sees its own key and the ``window - 1`` keys before it."""
     query_length, key_length, rows = case
     mask = build_mask(query_length, key_length, padding=torch.tensor(rows), causal=True, window=window)
@@ -88,7 +88,7 @@ def test_window_hides_what_lies_further_back(case: tuple[int, int, list[list[int
 
 @quick
 @given(paddings(), st.booleans())
-def test_positions_count_the_tokens_before(case: tuple[int, int, list[list[int]]], padded: bool) -> None:
+def test_positions_count_preceding_tokens(case: tuple[int, int, list[list[int]]], padded: bool) -> None:
     """The position of a token is the number of tokens before it, for the last T of S tokens."""
     query_length, key_length, rows = case
     positions = positions_of(query_length, key_length, padding=torch.tensor(rows) if padded else None)
@@ -120,7 +120,7 @@ def test_positions_of(padding: list[int] | None, expected: list[int]) -> None:
 
 @pytest.mark.parametrize("length", [1, 6, 8])
 @pytest.mark.parametrize("function", [partial(build_mask, causal=True), build_mask, positions_of])
-def test_padding_of_another_length_is_refused(function: Callable[..., Any], length: int) -> None:
+def test_padding_of_another_length_is_rejected(function: Callable[..., Any], length: int) -> None:
     """A mask of only the new tokens would broadcast, or yield no positions."""
     with pytest.raises(ValueError, match=f"^the padding mask has length {length}, but there are 7 past and new"):
         function(1, 7, padding=torch.ones(2, length))
@@ -166,7 +166,7 @@ def test_sinusoids_in_halves_equal_published_tables(positions: int, hidden_size:
 
 @quick
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([2, 8, 32]))
-def test_sinusoids_rotate(position: int, shift: int, hidden_size: int) -> None:
+def test_sinusoids_rotate_with_position(position: int, shift: int, hidden_size: int) -> None:
     """PE(pos + k) = R_k PE(pos): each pair turns by k times its frequency, wherever it stands."""
     before, after = sinusoids(torch.tensor([position, position + shift]), hidden_size, torch.float64).numpy()
     rotation = np.zeros((hidden_size, hidden_size))
@@ -275,7 +275,7 @@ def test_only_low_frequencies_are_interpolated(factor: float, low: float, high: 
     assert (scaled >= frequencies / factor * (1 - 1e-6)).all()
 
 
-def test_frequencies_are_numbers_wherever_a_model_is_made() -> None:
+def test_frequencies_exist_on_the_meta_device() -> None:
     """Frequencies are constants, not weights, and so exist on the meta device, too."""
     with torch.device("meta"):
         made = RotaryPositions(64, 500000.0)
@@ -285,7 +285,7 @@ def test_frequencies_are_numbers_wherever_a_model_is_made() -> None:
 
 @quick
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(-200, 200))
-def test_rotated_products_depend_on_the_distance_alone(first: int, second: int, shift: int) -> None:
+def test_rotated_products_depend_only_on_distance(first: int, second: int, shift: int) -> None:
     shift = max(shift, -first, -second)
     rotary, query, key = RotaryPositions(8), normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 

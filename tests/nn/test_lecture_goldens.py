@@ -97,7 +97,7 @@ CASES: dict[str, Callable[[], Tensor]] = {
 }
 
 
-def test_every_case_is_reproduced() -> None:
+def test_every_lecture_case_is_covered() -> None:
     """Every printed tensor is covered exactly once."""
     assert CASES.keys() == EXPECTED.keys()
     assert len(GOLDENS["cases"]) == len(EXPECTED)

@@ -42,7 +42,7 @@ CASES = {
 
 @settings(deadline=None, max_examples=50)
 @given(**CASES, padded=st.booleans())
-def test_uniform_is_torchs_cross_entropy(rows: int, size: int, smoothing: float, seed: int, padded: bool) -> None:
+def test_uniform_equals_torch_cross_entropy(rows: int, size: int, smoothing: float, seed: int, padded: bool) -> None:
     """Values and gradients agree, with padding and without."""
     logits, targets = make(rows, size, seed)
     targets[-1] = 0  # at least one target is not padding
@@ -56,7 +56,7 @@ def test_uniform_is_torchs_cross_entropy(rows: int, size: int, smoothing: float,
 
 @settings(deadline=None, max_examples=50)
 @given(**CASES, padding=st.integers(0, 8))
-def test_excluding_is_the_divergence_from_spelt_out_targets(
+def test_excluding_equals_divergence_from_explicit_targets(
     rows: int, size: int, smoothing: float, seed: int, padding: int
 ) -> None:
     """The loss is the divergence plus the entropy of the targets, so gradients are equal."""
@@ -76,7 +76,7 @@ def test_excluding_is_the_divergence_from_spelt_out_targets(
 
 
 @pytest.mark.parametrize("convention", ["uniform", "excluding"])
-def test_without_smoothing_it_is_plain(convention: str) -> None:
+def test_without_smoothing_equals_cross_entropy(convention: str) -> None:
     """Any number of leading dimensions is accepted, too."""
     logits, targets = make(12, 6, 1)
     expected = F.nll_loss(logits.log_softmax(-1), targets, ignore_index=2)
@@ -87,7 +87,7 @@ def test_without_smoothing_it_is_plain(convention: str) -> None:
 
 
 @pytest.mark.parametrize("convention", ["uniform", "excluding"])
-def test_padding_counts_for_nothing(convention: str) -> None:
+def test_padding_does_not_contribute(convention: str) -> None:
     """Logits and amount of padding do not matter; with padding only, the loss and its gradient are 0."""
     logits, targets = make(5, 6, 2)
     targets[:] = torch.tensor([1, 4, 0, 0, 3])
@@ -102,7 +102,7 @@ def test_padding_counts_for_nothing(convention: str) -> None:
     assert not torch.autograd.grad(nothing, logits)[0].any()
 
 
-def test_a_padding_outside_the_vocabulary() -> None:
+def test_padding_id_outside_the_vocabulary() -> None:
     """Other libraries mark ignored targets this way."""
     logits, targets = make(5, 6, 3)
     targets[2] = -100
@@ -110,7 +110,7 @@ def test_a_padding_outside_the_vocabulary() -> None:
     assert_close(label_smoothing_loss(logits, targets, 0.3, padding_id=-100), expected, rtol=0, atol=1e-12)
 
 
-def test_a_padding_that_is_never_predicted() -> None:
+def test_padding_logit_may_be_minus_infinity() -> None:
     """Its logit may be minus infinity, since its target probability is 0."""
     logits, targets = make(4, 5, 4)
     targets[:] = torch.tensor([1, 2, 3, 4])
@@ -145,7 +145,7 @@ def test_half_precision_is_summed_in_float32() -> None:
         ((2, 2), (2,), {"convention": "excluding", "padding_id": 0}, "'excluding' needs 3 logits or more, got 2"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_arguments_are_rejected(
     shape: tuple[int, ...], targets: tuple[int, ...], options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

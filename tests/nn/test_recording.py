@@ -51,7 +51,7 @@ def split(part: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", LAYERS)
 @given(chunks=st.integers(1, 3), rows=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(max_examples=20, deadline=None)
-def test_weights_times_values_is_the_output(name: str, chunks: int, rows: int, seed: int) -> None:
+def test_weights_times_values_equal_the_output(name: str, chunks: int, rows: int, seed: int) -> None:
     """Also for attention that never computes weights (chunks, features, hashes). Padding has weight 0."""
     torch.manual_seed(seed)
     length = chunks * CHUNK
@@ -67,7 +67,7 @@ def test_weights_times_values_is_the_output(name: str, chunks: int, rows: int, s
     assert not (weights[0] * (mask[:, None, :, None] & ~mask[:, None, None, :])).any()
 
 
-def test_global_tokens_have_weights_by_their_own_projections() -> None:
+def test_weights_of_global_tokens_use_their_own_projections() -> None:
     torch.manual_seed(0)
     layer = LongformerAttention(HIDDEN, HEADS, 4, global_tokens=2).double()
     x = torch.randn(2, 11, HIDDEN, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_global_tokens_have_weights_by_their_own_projections() -> None:
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_a_bias_that_hides_keys_gives_them_no_weight(num_kv_heads: int) -> None:
+def test_keys_hidden_by_a_bias_have_zero_weight(num_kv_heads: int) -> None:
     """If all keys of a query are hidden, its weights and output are 0, as without recording."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, 5, 3, generator=generator, dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_a_bias_that_hides_keys_gives_them_no_weight(num_kv_heads: int) -> None:
     assert not weights[0][:, :, 1, 2:].any()
 
 
-def test_only_what_is_asked_for_is_collected() -> None:
+def test_only_active_recordings_collect() -> None:
     """Nothing is recorded after the block, in unrecorded blocks or in other threads; inner blocks have own records."""
     layer, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
     with recorded_attentions() as outer:
@@ -120,7 +120,7 @@ def test_only_what_is_asked_for_is_collected() -> None:
     assert len(inner) == 1
 
 
-def test_an_error_ends_the_collecting() -> None:
+def test_error_ends_the_recording() -> None:
     layer, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
     with pytest.raises(ZeroDivisionError), recorded_attentions() as weights:
         raise ZeroDivisionError
@@ -137,7 +137,7 @@ def test_recorded_weights_have_gradients() -> None:
     assert layer.query.weight.grad.abs().max() > 0
 
 
-def test_a_compiled_model_compiles_in_one_piece() -> None:
+def test_recording_check_does_not_break_compiled_graphs() -> None:
     """The test for an active recording does not break the graph: it is False while compiling."""
     layer, x = MultiHeadAttention(HIDDEN, HEADS).eval(), torch.randn(1, 5, HIDDEN)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
@@ -159,12 +159,12 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize("declared", [1, 3])
-def test_a_graph_must_declare_as_many_as_there_are(declared: int) -> None:
+def test_graph_must_declare_all_recorded_weights(declared: int) -> None:
     x = floats("x", "batch", "sequence", HIDDEN)
     graph = Graph(inputs=(x,), outputs=(floats("y", *x.dims),), attentions=attentions(declared, HEADS))
     feeds = {"x": torch.randn(2, 5, HIDDEN)}
     assert call_graph(Twice(), graph, feeds).keys() == {"y"}
-    with pytest.raises(ValueError, match=f"graph 'model' declares {declared} attentions and computes 2"):
+    with pytest.raises(ValueError, match=f"graph 'model' declares {declared} attention outputs but computes 2"):
         call_graph(Twice(), graph.with_attentions(), feeds)
     found = call_graph(
         Twice(), Graph(inputs=(x,), outputs=graph.outputs, attentions=attentions(2, HEADS)).with_attentions(), feeds

@@ -31,7 +31,7 @@ def parts(last: Tensor | tuple[Tensor, Tensor]) -> Sequence[Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), bidirectional=st.booleans(), num_layers=st.integers(1, 2))
-def test_each_row_is_as_it_is_alone(kind: str, data: st.DataObject, bidirectional: bool, num_layers: int) -> None:
+def test_row_in_a_batch_equals_row_alone(kind: str, data: st.DataObject, bidirectional: bool, num_layers: int) -> None:
     """Padding may be anywhere in a row, with any content."""
     layer = random(KINDS[kind](3, 5, num_layers, batch_first=True, bidirectional=bidirectional))
     length = data.draw(st.integers(1, 7))
@@ -53,7 +53,7 @@ def test_each_row_is_as_it_is_alone(kind: str, data: st.DataObject, bidirectiona
             assert all(state.count_nonzero() == 0 for state in found)
 
 
-def test_without_a_mask_it_is_the_layer() -> None:
+def test_without_a_mask_equals_the_torch_layer() -> None:
     layer = random(nn.LSTM(3, 5, batch_first=True))
     x = torch.randn(2, 4, 3, dtype=torch.float64)
     assert_close(run_padded(layer, x, None), layer(x), rtol=0, atol=0)
@@ -70,7 +70,7 @@ def test_gradients_do_not_flow_from_padding() -> None:
     assert (x.grad.abs().sum(-1) > 0).long().tolist() == padding.tolist()
 
 
-def test_each_step_sees_the_state_before_it() -> None:
+def test_scan_passes_the_state_between_steps() -> None:
     x = torch.arange(1.0, 9).reshape(2, 4)
     last, sums = scan_steps(lambda total, part: (total + part, total + part), torch.zeros(2), x)
     assert_close(sums, x.cumsum(1))
@@ -96,7 +96,7 @@ def bahdanau(attention: AdditiveAttention, query: Tensor, memory: Tensor, seen: 
 
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 3), queries=st.integers(1, 3), keys=st.integers(1, 5), seed=st.integers(0, 99))
-def test_additive_attention_is_that_of_the_paper(rows: int, queries: int, keys: int, seed: int) -> None:
+def test_additive_attention_equals_the_paper(rows: int, queries: int, keys: int, seed: int) -> None:
     """Masked keys have weight 0; for a query that sees no key, all weights are 0."""
     generator = torch.Generator().manual_seed(seed)
     attention = random(AdditiveAttention(4, 3, 6))
@@ -112,7 +112,7 @@ def test_additive_attention_is_that_of_the_paper(rows: int, queries: int, keys: 
     assert_close(attention.with_weights(query, memory), everything)
 
 
-def test_gradients_of_a_query_that_sees_nothing_are_finite() -> None:
+def test_fully_masked_query_has_finite_gradients() -> None:
     attention = AdditiveAttention(4, 3, 6)
     query, memory = torch.randn(1, 2, 4, requires_grad=True), torch.randn(1, 5, 3)
     attention(query, memory, mask=torch.zeros(1, 1, 5, dtype=torch.bool)).sum().backward()

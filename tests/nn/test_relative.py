@@ -44,7 +44,7 @@ def test_buckets_grow_with_the_distance(num_buckets: int, farther: int, causal: 
 @pytest.mark.parametrize(
     ("num_buckets", "max_distance", "causal"), [(3, 128, False), (1, 128, True), (32, 8, False), (32, 16, True)]
 )
-def test_buckets_that_do_not_fit(num_buckets: int, max_distance: int, causal: bool) -> None:
+def test_invalid_bucket_numbers_are_rejected(num_buckets: int, max_distance: int, causal: bool) -> None:
     """Too few buckets, or no distances left for the logarithmic ones."""
     message = f"{num_buckets} relative buckets do not fit a maximum distance of {max_distance}"
     with pytest.raises(ValueError, match=message):
@@ -67,7 +67,7 @@ def test_bias_equals_transformers(causal: bool) -> None:
 
 
 @given(length=st.integers(1, 12), past=st.integers(0, 30), causal=st.booleans())
-def test_bias_depends_on_distances_alone(length: int, past: int, causal: bool) -> None:
+def test_bias_depends_only_on_distance(length: int, past: int, causal: bool) -> None:
     """The bias is constant along diagonals, and the last queries have the last rows."""
     bias = RelativePositionBias(2, num_buckets=8, max_distance=9, causal=causal)
     whole = bias(length + past, length + past)

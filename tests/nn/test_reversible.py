@@ -42,7 +42,7 @@ def gradients(layers: list[ReformerBlock], *, forget: bool) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(loss, [first, second, *parameters])]
 
 
-def test_gradients_are_those_of_plain_residuals() -> None:
+def test_gradients_equal_plain_residuals() -> None:
     """For both streams and all parameters, up to the rounding of the inversion."""
     layers = blocks(4)
     found, expected = (gradients(layers, forget=forget) for forget in (True, False))
@@ -50,7 +50,7 @@ def test_gradients_are_those_of_plain_residuals() -> None:
         assert_close(mine, wanted, atol=1e-10, rtol=1e-10)
 
 
-def test_a_layer_may_be_frozen_and_another_used_twice() -> None:
+def test_frozen_and_reused_layers_are_supported() -> None:
     """Frozen parameters get no gradient, shared ones the sum of gradients."""
     layers = blocks(2)
     for parameter in layers[0].norm_1.parameters():
@@ -86,7 +86,7 @@ def test_dropout_is_repeated() -> None:
     )
 
 
-def test_random_numbers_after_the_backward_pass_are_undisturbed() -> None:
+def test_backward_pass_does_not_advance_the_generator() -> None:
     """Recomputation does not advance the global generator."""
     layers = blocks(2, dropout=0.4)
     outputs = run_reversible(layers, *streams(), TOKENS, forget=True)
@@ -142,7 +142,7 @@ def test_memory_does_not_grow_with_depth() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 2e-14), (torch.float32, 9e-6)])
-def test_twelve_layers_are_inverted(dtype: torch.dtype, bound: float) -> None:
+def test_twelve_layers_are_inverted_accurately(dtype: torch.dtype, bound: float) -> None:
     """Inputs are recovered from outputs."""
     layers = blocks(12, dtype=dtype)
     first, second = streams(dtype)
@@ -159,7 +159,7 @@ def test_twelve_layers_are_inverted(dtype: torch.dtype, bound: float) -> None:
     assert max((x - first).abs().max(), (y - second).abs().max()) < bound
 
 
-def test_a_model_learns_and_second_derivatives_are_refused() -> None:
+def test_model_trains_but_second_derivatives_are_rejected() -> None:
     """In training the whole model takes this path, which cannot be differentiated twice."""
     c = ReformerConfig(
         vocab_size=11, hidden_size=WIDTH, num_heads=2, num_layers=2, attention_kinds=("local", "lsh"),

@@ -1,4 +1,4 @@
-"""A new plugin goes the whole way in an environment that has only the wheel: written, installed, tested, exported."""
+"""A new plugin is created, installed, tested and exported in an environment with only the wheel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_new_plugin_works_at_once(run, tmp_path: Path) -> None:
+def test_new_plugin_works_without_edits(run, tmp_path: Path) -> None:
     made = json.loads(run("zoo", "plugins", "new", "rwkv-ish", "--json").stdout)
     assert all((tmp_path / "rwkv-ish" / file).is_file() for file in made["files"])
     run("pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "./rwkv-ish")

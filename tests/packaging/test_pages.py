@@ -1,4 +1,4 @@
-"""The README and the documentation say what happens: their files are written, commands run, and output compared."""
+"""The README and the documentation are correct: their files are written, commands run, and outputs compared."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "tokenizers": 3,
     }.items()
 }
-"""Each page with the number of commands and programs that it has at least."""
+"""Each page with its minimum number of commands and programs."""
 
 
 def shape(line: str) -> str:
-    """A line without what a machine may change: numbers, and the spaces that align them."""
+    """Return a line without machine-dependent parts: numbers, and spaces that align them."""
     return " ".join(NUMBER.sub("#", line).split())
 
 
 def alike(wanted: str, found: str) -> bool:
-    """Whether a line of output is the line that the page shows."""
-    if wanted.startswith("worst output "):  # which one it is depends on the machine
+    """Return whether a line of output equals the line on the page, up to machine-dependent parts."""
+    if wanted.startswith("worst output "):  # depends on the machine
         return found.startswith("worst output ")
     return shape(wanted) == shape(found)
 
 
 def commands(block: str) -> list[tuple[str, list[str]]]:
-    """Each ``$ command`` of a console block and the output shown for it."""
+    """Yield each ``$ command`` of a console block with the output shown for it."""
     parts: list[tuple[str, list[str]]] = []
     for line in block.splitlines():
         if line.startswith("$ "):
@@ -78,11 +78,11 @@ def test_page(page: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) 
         "PATH": f"{environment / 'bin'}{os.pathsep}{variables['PATH']}",
         "XDG_CONFIG_HOME": str(place / "config"),
         "XDG_CACHE_HOME": str(place / "cache"),
-        "PIP_NO_BUILD_ISOLATION": "false",  # which means: without isolation, so that nothing is downloaded
+        "PIP_NO_BUILD_ISOLATION": "false",  # without build isolation, so that nothing is downloaded
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
     }
-    (work / "tests").symlink_to(ROOT / "tests")  # the commands are those of a clone
+    (work / "tests").symlink_to(ROOT / "tests")  # the commands expect a clone
     ran = 0
     for language, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
         named = re.match(r"# file: (\S+)\n", text)

@@ -56,7 +56,7 @@ assert again.head.weight is again.embedding.weight
     )
 
 
-def test_without_its_plugin_a_model_says_what_is_missing(run) -> None:
+def test_model_without_its_plugin_names_it(run) -> None:
     run("zoo", "build", "sliding-tiny")
     for arguments in (["--no-plugins"], ["--disable-plugin", "sliding"]):
         failed = run("zoo", *arguments, "export", "./sliding-tiny", "--onnx", status=5)
@@ -65,7 +65,7 @@ def test_without_its_plugin_a_model_says_what_is_missing(run) -> None:
 
 
 @pytest.mark.slow
-def test_a_third_party_model_in_the_format_of_another(run, pt2, tmp_path: Path) -> None:
+def test_third_party_model_exports_to_a_third_party_format(run, pt2, tmp_path: Path) -> None:
     run("zoo", "export", "sliding-tiny", "--format", "pt2", "--set", "max_seq_len=32")
     evidence = json.loads((tmp_path / "sliding-tiny/evidence.pt2.json").read_text())
     assert (evidence["verified"], [*evidence["files"]]) == (True, ["model.pt2"])
@@ -74,7 +74,7 @@ def test_a_third_party_model_in_the_format_of_another(run, pt2, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_format_a_model_and_a_task_of_a_third_party(run, g2p, tmp_path: Path) -> None:
+def test_third_party_format_model_and_task_work(run, g2p, tmp_path: Path) -> None:
     plugins = json.loads(run("zoo", "plugins", "list", "--json").stdout)["plugins"]
     provides = next(plugin["provides"] for plugin in plugins if plugin["name"] == "g2p")
     assert (provides["importers"], provides["tasks"]) == (["g2p-en"], ["grapheme-to-phoneme"])
@@ -87,14 +87,14 @@ def test_a_format_a_model_and_a_task_of_a_third_party(run, g2p, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_their_own_tests_pass(run, described: str, tmp_path: Path) -> None:
+def test_own_tests_of_third_parties_pass(run, described: str, tmp_path: Path) -> None:
     shutil.copytree(THIRD_PARTY / f"zoo-{described}" / "tests", tmp_path / "tests")
     done = run("python", "-m", "pytest", "-q", "tests")
     assert " passed" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_what_their_readmes_say_works(run, described: str, tmp_path: Path) -> None:
+def test_commands_of_third_party_readmes_work(run, described: str, tmp_path: Path) -> None:
     """Every command, except those that need other files."""
     lines = (THIRD_PARTY / f"zoo-{described}" / "README.md").read_text().split("```")[1].splitlines()[1:]
     commands = [line.partition("#")[0].strip() for line in lines]
@@ -105,7 +105,7 @@ def test_what_their_readmes_say_works(run, described: str, tmp_path: Path) -> No
         run("bash", "-c", command)
 
 
-def test_a_command_of_a_third_party(run, scores: None) -> None:
+def test_third_party_command_works(run, scores: None) -> None:
     assert "rank  Order texts by their perplexity." in run("zoo", "--help").stdout
     code = "import sys, zoo.cli; zoo.cli.main(['rank', '--help']); print('torch' in sys.modules, file=sys.stderr)"
     done = run("python", "-c", code)

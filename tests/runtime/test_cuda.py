@@ -1,4 +1,4 @@
-"""Sessions on CUDA: what they answer is what they answer on the CPU, or what torch does in the same precision."""
+"""Sessions on CUDA give the results of the CPU, or of torch in the same precision."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def cuda() -> None:
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
 @pytest.mark.parametrize("profile", ["portable", "cuda"])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 0.7, "seed": 2}], ids=str)
-def test_texts_are_those_of_the_cpu(exported_build: Exported, name: str, profile: str, options: dict[str, Any]) -> None:
+def test_texts_equal_those_on_the_cpu(
+    exported_build: Exported, name: str, profile: str, options: dict[str, Any]
+) -> None:
     folder = exported_build(name, noise=True, gain=3.0)
     export_graphs_only(folder, options=Options(profile=profile))
     if profile != "portable":
@@ -52,7 +54,7 @@ def test_texts_are_those_of_the_cpu(exported_build: Exported, name: str, profile
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_vectors_are_those_of_the_cpu(exported_build: Exported, dtype: str) -> None:
+def test_vectors_equal_those_on_the_cpu(exported_build: Exported, dtype: str) -> None:
     folder = exported_build("bert-tiny", "task=sentence-embedding", noise=True, dtype=dtype)
     export_graphs_only(folder)
     vectors = []
@@ -63,18 +65,18 @@ def test_vectors_are_those_of_the_cpu(exported_build: Exported, dtype: str) -> N
     np.testing.assert_allclose(*vectors, rtol=0, atol=1e-5 if dtype == "float32" else 4e-3)
 
 
-def test_auto_takes_cuda(exported_model: Exported, capfd: pytest.CaptureFixture[str]) -> None:
+def test_auto_selects_cuda(exported_model: Exported, capfd: pytest.CaptureFixture[str]) -> None:
     with load_session(exported_model("gpt-tiny"), provider="auto") as session:
         assert session.provider == "cuda"
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
 
-# In bfloat16, which the CPU has no kernels for: torch computes there what is wanted.
+# bfloat16 has no CPU kernels, so torch computes the expected results.
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
-def test_bits_go_to_the_device_and_come_back(shape: tuple[int, ...]) -> None:
+def test_bits_survive_transfer_to_the_device(shape: tuple[int, ...]) -> None:
     bits = np.asarray(np.random.default_rng(0).integers(0, 2**16, shape, np.uint16))
     value = to_value(bits.view(BFLOAT16), "cuda")
     assert (value.device_name(), value.data_type()) == ("cuda", "tensor(bfloat16)")
@@ -83,7 +85,7 @@ def test_bits_go_to_the_device_and_come_back(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
 @pytest.mark.parametrize("profile", ["portable", "cuda"])
-def test_a_model_in_bfloat16_is_verified(exported_build: Exported, name: str, profile: str) -> None:
+def test_bfloat16_model_is_verified(exported_build: Exported, name: str, profile: str) -> None:
     folder = exported_build(name, dtype="bfloat16")
     report = export_model(folder, options=Options(profile=profile), provider="cuda")
     assert report.passed
@@ -92,7 +94,7 @@ def test_a_model_in_bfloat16_is_verified(exported_build: Exported, name: str, pr
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
-def test_a_variant_in_bfloat16_is_certified_and_runs(exported_build: Exported, name: str) -> None:
+def test_bfloat16_variant_is_certified_and_runs(exported_build: Exported, name: str) -> None:
     folder = exported_build(name)
     precision, report = export_variant(folder, "bfloat16", provider="cuda")
     assert precision == "bfloat16"
@@ -102,8 +104,8 @@ def test_a_variant_in_bfloat16_is_certified_and_runs(exported_build: Exported, n
         assert len(session.run(TEXTS)) == len(TEXTS)
 
 
-def test_a_model_in_bfloat16_is_measured_and_copied(exported_build: Exported, tmp_path: Path) -> None:
-    """Both raise where an output is not what it should be."""
+def test_bfloat16_model_is_benchmarked_and_published(exported_build: Exported, tmp_path: Path) -> None:
+    """Both raise on wrong outputs."""
     folder = exported_build("gpt-tiny", dtype="bfloat16")
     export_model(folder, provider="cuda")
     measured = bench_model(folder, provider="cuda", lengths=[8], seconds=0.05, compiled=False)
@@ -111,7 +113,7 @@ def test_a_model_in_bfloat16_is_measured_and_copied(exported_build: Exported, tm
     assert "onnx/model.onnx" in write_standalone(folder, tmp_path / "alone")
 
 
-def test_vectors_in_bfloat16_are_those_of_torch(exported_build: Exported) -> None:
+def test_bfloat16_vectors_equal_torch(exported_build: Exported) -> None:
     folder = exported_build("bert-tiny", "task=sentence-embedding", noise=True, dtype="bfloat16")
     export_graphs_only(folder)
     with load_session(folder, provider="cuda", unverified=True) as session:
@@ -125,8 +127,8 @@ def test_vectors_in_bfloat16_are_those_of_torch(exported_build: Exported) -> Non
 
 @pytest.mark.parametrize("profile", ["portable", "cuda"])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_texts_in_bfloat16_are_those_that_torch_chooses(exported_build: Exported, profile: str, beams: int) -> None:
-    """Greedily each token is torch's own choice, or nearly tied with it; beams are as likely as torch says."""
+def test_bfloat16_texts_equal_torch(exported_build: Exported, profile: str, beams: int) -> None:
+    """Greedy tokens are torch's choice or near-ties; beams have torch's probabilities."""
     folder = exported_build("gpt-tiny", **LIVELY["gpt-tiny"], dtype="bfloat16")
     export_graphs_only(folder, options=Options(profile=profile))
     variant = "" if profile == "portable" else profile
@@ -147,7 +149,7 @@ Judged = tuple[float, float, float]
 
 
 def judge_texts(model: Any, prompts: list[list[int]], results: list[dict[str, Any]]) -> list[Judged]:
-    """Of each text how far its logits are below torch's best, their mean log-probability, and what rounding may do."""
+    """Return for each text the gap to torch's best logits, the mean log-probability, and the effect of rounding."""
     judged = []
     for prompt, result in zip(prompts, results, strict=True):
         chosen = result["generated_ids"]

@@ -1,4 +1,4 @@
-"""The decoder that sessions generate with, step by step against full passes in torch."""
+"""The sessions' decoder, step by step, against full passes in torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Model(nn.Module):
 """,
     "presets.toml": 'schema = 1\n[models.embedded]\narch = "embedded"\n',
 }
-"""A decoder that is fed embeddings."""
+"""A decoder that reads embeddings."""
 EMBEDDED_PLUGIN = """
 import zoo
 from pathlib import Path
@@ -82,7 +82,7 @@ VOCABULARY = 260
 
 @pytest.fixture(scope="module")
 def long_model(exported_build: Callable[..., Path]) -> Callable[[str], Path]:
-    """A decoder with more positions than fit into the first buffers, in both kinds of graph, not verified."""
+    """Build a decoder with more positions than the first buffers hold, as both kinds of graph, unverified."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -100,8 +100,8 @@ def long_model(exported_build: Callable[..., Path]) -> Callable[[str], Path]:
     [("gpt-tiny", ""), ("gpt-tiny", "cpu"), pytest.param("transformer-tiny", "cpu", marks=pytest.mark.slow),
      pytest.param("transformer-tiny", "", marks=pytest.mark.slow)],
 )  # fmt: skip
-def test_any_steps_and_moves_equal_full_passes(long_model: Callable[[str], Path], name: str, variant: str) -> None:
-    """A padded prompt, then tokens one and several at a time, with rows moved, doubled and dropped in between."""
+def test_steps_and_row_moves_equal_full_passes(long_model: Callable[[str], Path], name: str, variant: str) -> None:
+    """A padded prompt, then one or several tokens per step, with rows moved, duplicated and dropped in between."""
     rng = np.random.default_rng(5)
     folder = long_model(name)
     model = library.load(folder)
@@ -142,7 +142,7 @@ def test_any_steps_and_moves_equal_full_passes(long_model: Callable[[str], Path]
         assert len(wholes) > 1 or variant == "", "the buffers had to grow"
 
 
-def test_generating_past_the_first_buffers_is_the_same_in_place(long_model: Callable[[str], Path]) -> None:
+def test_growing_buffers_does_not_change_results(long_model: Callable[[str], Path]) -> None:
     texts = []
     for variant in ("", "cpu"):
         with load_session(long_model("gpt-tiny"), variant=variant, unverified=True, threads=1) as session:
@@ -151,8 +151,8 @@ def test_generating_past_the_first_buffers_is_the_same_in_place(long_model: Call
     assert texts[0] == texts[1]
 
 
-def test_memory_is_not_allocated_anew_for_each_token(long_model: Callable[[str], Path]) -> None:
-    """The buffers of one step are those of the next, until they are full."""
+def test_buffers_are_reused_between_tokens(long_model: Callable[[str], Path]) -> None:
+    """Steps reuse the same buffers until these are full."""
     with load_session(long_model("gpt-tiny"), variant="cpu", unverified=True, threads=1) as session:
         decode = Decoder(session.sessions["model"], session.graphs[0], {}, 2, np.dtype(np.float32))
         decode(np.ones((2, 4), np.int64))
@@ -166,7 +166,7 @@ def test_memory_is_not_allocated_anew_for_each_token(long_model: Callable[[str],
         assert decode.logits.ctypes.data == logits
 
 
-def test_an_input_that_nothing_feeds_is_named(long_model: Callable[[str], Path]) -> None:
+def test_unsupported_input_is_named(long_model: Callable[[str], Path]) -> None:
     folder = long_model("transformer-tiny")
     with load_session(folder, unverified=True, threads=1) as session:
         decoder = session.graphs[-1]
@@ -174,8 +174,8 @@ def test_an_input_that_nothing_feeds_is_named(long_model: Callable[[str], Path])
             Decoder(session.sessions["decoder"], decoder, {}, 1, np.dtype(np.float32))
 
 
-def test_a_decoder_of_embeddings_is_exported_and_does_not_generate(install: Any, zoo: Callable[..., Any]) -> None:
-    """It returns tokens that nobody can feed back to it."""
+def test_decoder_of_embeddings_is_exported_but_cannot_generate(install: Any, zoo: Callable[..., Any]) -> None:
+    """It returns token ids, which cannot be its inputs."""
     install("zoo-embedded", EMBEDDED_PLUGIN, files=EMBEDDED)
     assert zoo("export", "embedded", "--onnx", "--json").status == 0
     evidence = json.loads(Path("embedded/parity.json").read_text())
@@ -184,7 +184,7 @@ def test_a_decoder_of_embeddings_is_exported_and_does_not_generate(install: Any,
     zoo("export", "embedded", "--onnx", "--generate").failed(2, "does not read token ids")
 
 
-def test_the_inputs_of_a_decoder_without_token_ids() -> None:
+def test_decoder_without_token_ids_is_rejected() -> None:
     graph = Graph(inputs=(floats("x", "batch", "sequence", 8), mask("mask")), outputs=(floats("y", "batch", 1),))
     with pytest.raises(UsageError, match=r"^graph 'model' reads no token ids, so it cannot generate text$"):
         decoder_inputs(graph)

@@ -1,4 +1,4 @@
-"""What sessions generate, against transformers' own generation from the same weights."""
+"""Text generation, against transformers' generation with the same weights."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ TEXTS = ["time flies", "an arrow", "x", "fruit flies like"]
 PROMPTS = [list(text.encode()) for text in TEXTS]
 MODELS = tuple(LIVELY)
 AGAIN = [pytest.param(name, marks=pytest.mark.slow if name == "llama-tiny" else ()) for name in MODELS]
-"""Llama shows again what GPT does."""
+"""Llama repeats the coverage of GPT."""
 
 
 @pytest.fixture(scope="module")
 def sessions(exported_with: Exported) -> Iterator[Callable[[str], Session]]:
-    """A session on an exported preset with weights with which a decoder hardly repeats itself."""
+    """Open a session on an exported preset with weights for which the decoder rarely repeats itself."""
     made: dict[str, Session] = {}
 
     def make(name: str) -> Session:
@@ -63,14 +63,14 @@ def sessions(exported_with: Exported) -> Iterator[Callable[[str], Session]]:
 
 
 class Source(nn.Module):
-    """Hands the source through as if it were encoded: transformers repeats it for beams."""
+    """Encoder that returns its input, which transformers repeats for beams."""
 
     def forward(self, input_ids: Tensor, **_: Any) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=input_ids[..., None].double())
 
 
 class Seq2Seq(PreTrainedModel, GenerationMixin):
-    """Our encoder-decoder as transformers' generation calls one, without a cache."""
+    """Our encoder-decoder with the interface of transformers' generation, without a cache."""
 
     config_class = PretrainedConfig
     main_input_name = "input_ids"
@@ -99,7 +99,7 @@ class Seq2Seq(PreTrainedModel, GenerationMixin):
 
 @pytest.fixture(scope="module")
 def twins(sessions: Callable[[str], Session]) -> Callable[[str], Any]:
-    """The models of the sessions in float64, as transformers' generation calls them."""
+    """The sessions' models in float64, with the interface of transformers' generation."""
     made: dict[str, Any] = {}
 
     def make(name: str) -> Any:
@@ -115,7 +115,7 @@ def twins(sessions: Callable[[str], Session]) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="module")
 def theirs(twins: Callable[[str], Any]) -> Callable[..., list[list[list[int]]]]:
-    """transformers' texts for the prompts, a list of beams for each."""
+    """Generate with transformers; return a list of beams for each prompt."""
 
     def generate(name: str, prompts: Sequence[Sequence[int]], ends: Sequence[int] = (), **options: Any) -> Any:
         width, left = max(map(len, prompts)), name != "transformer-tiny"
@@ -124,7 +124,7 @@ def theirs(twins: Callable[[str], Any]) -> Callable[..., list[list[list[int]]]]:
             place = slice(width - len(tokens), None) if left else slice(len(tokens))
             ids[row, place], mask[row, place] = torch.tensor(tokens), 1
         beams = options.get("num_beams", 1)
-        ends = [*ends, END]  # that of the configuration ends a text too
+        ends = [*ends, END]  # the configuration's end token applies, too
         with torch.inference_mode(), Exact(twins(name)):
             found = twins(name).generate(
                 input_ids=ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=left,
@@ -140,13 +140,13 @@ def theirs(twins: Callable[[str], Any]) -> Callable[..., list[list[list[int]]]]:
 
 
 def cut(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """A row up to and with its first end."""
+    """Cut a row after its first end token."""
     places = [place for place, token in enumerate(ids) if token in ends]
     return list(ids[: places[0] + 1]) if places else list(ids)
 
 
 def frequent(texts: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """Tokens that end some of the texts early."""
+    """Choose tokens that end some of the texts early."""
     inner = [token for ids in texts for token in ids[2:-1]]
     return tuple(sorted(set(inner), key=lambda token: (-inner.count(token), token))[:count])
 
@@ -159,7 +159,7 @@ def frequent(texts: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
 def test_greedy_equals_transformers(
     sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, penalty: float
 ) -> None:
-    """A ragged batch, without an end and with one. With a penalty one by one: transformers counts padding as text."""
+    """A ragged batch, with and without an end token. With a penalty, singly: transformers counts padding as text."""
     session = sessions(name)
     free = session.run(PROMPTS, max_new_tokens=NEW)
     ends = frequent([result["generated_ids"] for result in free], 1)
@@ -193,7 +193,7 @@ BEAMS = [
 def test_beams_equal_transformers(
     sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, options: dict[str, Any], ends: int
 ) -> None:
-    """Every beam and its score, for a batch and one by one."""
+    """All beams and scores, in a batch and singly."""
     session = sessions(name)
     free = [ids for row in theirs(name, PROMPTS, (), num_beams=options["num_beams"]) for ids, _ in row]
     tokens = frequent(free, ends)
@@ -212,7 +212,7 @@ def test_beams_equal_transformers(
         assert any(len(ids) < NEW for row in wanted for ids, _ in row)
 
 
-# Tokens that are forbidden and forced. One by one: transformers counts padding as text.
+# Forbidden and forced tokens, singly, because transformers counts padding as text.
 
 RULES: dict[str, dict[str, Any]] = {
     "runs of 1": {"no_repeat_ngram_size": 1},
@@ -235,10 +235,10 @@ PAIRS = [
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("name", AGAIN)
-def test_rules_equal_transformers(
+def test_forbidden_and_forced_tokens_equal_transformers(
     sessions: Callable[[str], Session], theirs: Callable[..., Any], name: str, pair: tuple[str, str], beams: int
 ) -> None:
-    """Each alone and with each other, with an end, for a ragged batch."""
+    """Separately and in combination, with an end token, for a ragged batch."""
     session, common = sessions(name), {"max_new_tokens": NEW, "num_beams": beams}
     free = [result["generated_ids"] for result in session.run(REPETITIVE, **common)]
     ends, options = frequent(free, 1), RULES[pair[0]] | RULES[pair[1]]
@@ -253,15 +253,15 @@ def test_rules_equal_transformers(
 
 @settings(deadline=None)
 @given(text=st.lists(st.integers(0, 4), min_size=1, max_size=12), size=st.integers(1, 4))
-def test_forbidden_runs_are_those_of_transformers(text: list[int], size: int) -> None:
+def test_repeated_ngrams_are_forbidden_like_in_transformers(text: list[int], size: int) -> None:
     logits = np.zeros(5)
     found = Choices(Generation(no_repeat_ngram_size=size), frozenset()).penalise(logits, text, 0, 1)
     wanted = NoRepeatNGramLogitsProcessor(size)(torch.tensor([text]), torch.tensor(logits)[None])[0].numpy()
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_where_nothing_may_be_chosen_is_an_error(sessions: Callable[[str], Session]) -> None:
-    """Of that input alone; a token that is forced is chosen though it is suppressed."""
+def test_forbidding_every_token_is_an_error(sessions: Callable[[str], Session]) -> None:
+    """Only that input fails; forced tokens are chosen even if suppressed."""
     for options in ({}, {"temperature": 1.0}, {"num_beams": 2}):
         everything = {"suppress_tokens": tuple(range(260)), "forced_bos_token_id": 65, **options}
         whole, one = sessions("gpt-tiny").map([[97, 98], [97]], max_new_tokens=1, **everything)
@@ -271,7 +271,7 @@ def test_where_nothing_may_be_chosen_is_an_error(sessions: Callable[[str], Sessi
 
 @pytest.mark.parametrize("name", MODELS)
 def test_lengths_count_the_prompt(sessions: Callable[[str], Session], name: str) -> None:
-    """``max_length`` alone is a limit of its own; beside ``max_new_tokens`` the lower one holds."""
+    """``max_length`` is a limit by itself; with ``max_new_tokens``, the lower limit applies."""
     session = sessions(name)
     starts = [1 if name == "transformer-tiny" else len(prompt) for prompt in PROMPTS]
     for options, limit in (({}, 30), ({"max_new_tokens": NEW}, NEW)):
@@ -283,7 +283,7 @@ def test_lengths_count_the_prompt(sessions: Callable[[str], Session], name: str)
 
 @pytest.fixture
 def saying(sessions: Callable[[str], Session], seal: Callable[[Path], None], tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a session's model, with a generation_config.json."""
+    """Copy a session's model with a generation_config.json."""
 
     def write(name: str, **said: Any) -> Path:
         folder = Path(shutil.copytree(sessions(name).path, tmp_path / "model"))
@@ -309,10 +309,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_generates_as_its_file_says(
+def test_generation_config_equals_transformers(
     saying: Callable[..., Path], twins: Callable[[str], Any], name: str, config: str
 ) -> None:
-    """What transformers does with the same file."""
+    """The result equals that of transformers with the same file."""
     folder = saying(name, **CONFIGS[config])
     ends, left = (101, 104), name != "transformer-tiny"
     said = GenerationConfig.from_pretrained(folder, pad_token_id=0, eos_token_id=[*ends, END])
@@ -331,7 +331,7 @@ def test_a_model_generates_as_its_file_says(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_one_beam_is_greedy_and_more_are_likelier(sessions: Callable[[str], Session], name: str) -> None:
+def test_one_beam_is_greedy_and_more_beams_are_likelier(sessions: Callable[[str], Session], name: str) -> None:
     session = sessions(name)
     greedy = [result["generated_ids"] for result in session.run(PROMPTS, max_new_tokens=NEW, num_beams=1)]
     assert greedy == [result["generated_ids"] for result in session.run(PROMPTS, max_new_tokens=NEW)]
@@ -353,7 +353,7 @@ def test_one_beam_is_greedy_and_more_are_likelier(sessions: Callable[[str], Sess
     min_p=st.none() | st.floats(0, 0.9),
     penalty=st.sampled_from([1.0, 1.3, 0.8]),
 )
-def test_the_distribution_equals_transformers(
+def test_sampling_distribution_equals_transformers(
     seed: int, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, penalty: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -381,10 +381,10 @@ SAMPLING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("said", SAMPLING, ids=str)
-def test_a_model_samples_as_its_file_says(
+def test_sampling_settings_of_the_file_apply(
     saying: Callable[..., Path], twins: Callable[[str], Any], said: dict[str, Any]
 ) -> None:
-    """The first token, of the distribution that transformers draws from."""
+    """The first token is drawn from transformers' distribution."""
     folder = saying("gpt-tiny", do_sample=True, **said)
     config = GenerationConfig.from_pretrained(
         folder, pad_token_id=0, max_new_tokens=1, output_scores=True, output_logits=True, return_dict_in_generate=True
@@ -399,7 +399,7 @@ def test_a_model_samples_as_its_file_says(
 
 
 def test_samples_follow_the_distribution(sessions: Callable[[str], Session]) -> None:
-    """Each of 3,000 inputs draws one token; the counts fit their probabilities (chi-square, about 1 in 10^6 fails)."""
+    """For 3,000 inputs, token counts match their probabilities (chi-square test, false alarms about 1 in 10^6)."""
     session = sessions("gpt-tiny")
     rows, options = 3000, {"temperature": 6.0, "top_k": 8, "seed": 5}
     results = session.run([PROMPTS[0]] * rows, max_new_tokens=1, batch_size=500, **options)
@@ -414,7 +414,7 @@ def test_samples_follow_the_distribution(sessions: Callable[[str], Session]) -> 
     assert ((counts[kept] - expected) ** 2 / expected).sum() < 42  # 7 degrees of freedom
 
 
-def test_a_seed_gives_the_same_text_in_any_batch(sessions: Callable[[str], Session]) -> None:
+def test_seeded_text_does_not_depend_on_the_batch(sessions: Callable[[str], Session]) -> None:
     session = sessions("gpt-tiny")
     options = {"max_new_tokens": NEW, "temperature": 5.0}
     texts = session.run(PROMPTS, seed=3, **options)
@@ -424,7 +424,7 @@ def test_a_seed_gives_the_same_text_in_any_batch(sessions: Callable[[str], Sessi
     assert len({tuple(result["generated_ids"]) for result in same}) > 4, "inputs of one text draw for themselves"
 
 
-def test_a_cold_sample_is_greedy(sessions: Callable[[str], Session]) -> None:
+def test_low_temperature_is_greedy(sessions: Callable[[str], Session]) -> None:
     session = sessions("gpt-tiny")
     greedy = session.run(PROMPTS, max_new_tokens=NEW)
     for options in ({"temperature": 1e-4}, {"temperature": 9.0, "top_k": 1}, {"temperature": 9.0, "top_p": 1e-6}):
@@ -434,7 +434,7 @@ def test_a_cold_sample_is_greedy(sessions: Callable[[str], Session]) -> None:
 # Ends.
 
 
-def test_a_stop_text_ends_before_it(sessions: Callable[[str], Session]) -> None:
+def test_text_ends_before_a_stop_string(sessions: Callable[[str], Session]) -> None:
     session = sessions("gpt-tiny")
     for text in TEXTS:
         free = session.run(text, max_new_tokens=NEW)
@@ -446,7 +446,7 @@ def test_a_stop_text_ends_before_it(sessions: Callable[[str], Session]) -> None:
         assert result["generated_ids"] == free["generated_ids"][: len(result["generated_ids"])]
 
 
-def test_reasons(sessions: Callable[[str], Session]) -> None:
+def test_finish_reasons(sessions: Callable[[str], Session]) -> None:
     session = sessions("gpt-tiny")
     free = session.run(TEXTS[0], max_new_tokens=NEW)
     assert free["finish_reason"] == "length"
@@ -460,8 +460,8 @@ def test_reasons(sessions: Callable[[str], Session]) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_prompt_that_fills_all_positions_has_no_room(sessions: Callable[[str], Session], beams: int) -> None:
-    """Its neighbours in the batch have: padding takes none of their positions."""
+def test_prompt_that_fills_all_positions_gives_no_tokens(sessions: Callable[[str], Session], beams: int) -> None:
+    """Other rows of the batch are not limited: padding does not use up their positions."""
     session = sessions("gpt-tiny")
     inputs = [[97] * POSITIONS, PROMPTS[0], [97] * (POSITIONS - 2)]
     full, free, tight = session.run(inputs, max_new_tokens=NEW, num_beams=beams)
@@ -488,16 +488,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_options_that_make_no_sense(sessions: Callable[[str], Session], options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(
+    sessions: Callable[[str], Session], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         sessions("gpt-tiny").run("x", **options)
 
 
-# The loop alone, on logits that are made up.
+# The loop by itself, on scripted logits.
 
 
 class Scripted:
-    """A decoder whose logits depend on nothing but the step; some are broken."""
+    """A decoder whose logits depend only on the step; some are not finite."""
 
     def __init__(self, rows: int, broken: dict[tuple[int, int], float]) -> None:
         self.rows, self.broken, self.step = list(range(rows)), broken, -1
@@ -517,10 +519,8 @@ class Scripted:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_named_and_never_chosen_from(
-    value: float, beams: int, temperature: float
-) -> None:
-    """One row of three breaks at its third token; the others go on to their ends."""
+def test_non_finite_logits_are_reported_and_never_sampled(value: float, beams: int, temperature: float) -> None:
+    """One of three rows fails at its third token; the others finish."""
     if beams > 1 and temperature:
         pytest.skip("beams do not sample")
     options = Generation(max_new_tokens=5, temperature=temperature, num_beams=beams)

@@ -1,4 +1,4 @@
-"""How generation_config.json and what people give become options."""
+"""Options from generation_config.json and from the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEAMS = {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True}
 
 @pytest.fixture
 def saying(exported_copy: Exported, seal: Callable[[Path], None]) -> Callable[..., Path]:
-    """An exported preset with this generation_config.json, an object or a text."""
+    """Copy an exported preset with this generation_config.json, given as an object or text."""
 
     def write(said: Any, name: str = "gpt-tiny") -> Path:
         folder = exported_copy(name)
@@ -35,7 +35,7 @@ def saying(exported_copy: Exported, seal: Callable[[Path], None]) -> Callable[..
     return write
 
 
-def test_the_defaults_are_those_of_transformers() -> None:
+def test_defaults_equal_transformers() -> None:
     theirs = GenerationConfig()._get_default_generation_params()
     assert {key: DEFAULTS[key] for key in theirs.keys() & DEFAULTS.keys()} == {
         key: theirs[key] for key in theirs.keys() & DEFAULTS.keys()
@@ -46,8 +46,8 @@ def test_the_defaults_are_those_of_transformers() -> None:
 
 PRECEDENCE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}, {"max_new_tokens": 32}),
-    "what is not sampled": ({**SAMPLES, "do_sample": False}, {}, {}),
-    "what is not said to be": ({"temperature": 0.6, "top_k": 20}, {}, {}),
+    "do_sample is false": ({**SAMPLES, "do_sample": False}, {}, {}),
+    "do_sample is missing": ({"temperature": 0.6, "top_k": 20}, {}, {}),
     "samples": (SAMPLES, {}, {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}),
     "bare samples": ({"do_sample": True}, {}, {"temperature": 1.0, "top_k": 50, "top_p": 1.0}),
     "all tokens": ({"do_sample": True, "top_k": 0}, {}, {"temperature": 1.0, "top_p": 1.0}),
@@ -80,20 +80,20 @@ PRECEDENCE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", PRECEDENCE)
-def test_what_people_give_wins(saying: Callable[..., Path], case: str) -> None:
+def test_explicit_options_override_the_file(saying: Callable[..., Path], case: str) -> None:
     said, given, wanted = PRECEDENCE[case]
     with load_session(saying(said)) as session, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert session.runner(**given).chosen == Generation(**wanted)
 
 
-def test_the_length_of_a_target_is_that_of_its_file(saying: Callable[..., Path]) -> None:
-    """The token it starts with is one of them."""
+def test_target_length_follows_the_file(saying: Callable[..., Path]) -> None:
+    """Lengths include the start token."""
     with load_session(saying({"max_length": 100}, "transformer-tiny")) as session:
         assert session.runner().chosen == Generation(max_new_tokens=99)
 
 
-def test_other_tasks_do_not_read_it(saying: Callable[..., Path]) -> None:
+def test_other_tasks_ignore_the_file(saying: Callable[..., Path]) -> None:
     with load_session(saying("{nonsense", "bert-tiny")) as session:
         assert session.run("a text")
 
@@ -114,7 +114,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_file_is_one_line(saying: Callable[..., Path], zoo: Callable[..., Any], case: str) -> None:
+def test_malformed_file_is_reported(saying: Callable[..., Path], zoo: Callable[..., Any], case: str) -> None:
     said, message = MALFORMED[case]
     zoo("run", saying(said), "hello").failed(3, message, "generation_config.json")
 
@@ -136,8 +136,8 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_what_nothing_here_does_is_one_warning(saying: Callable[..., Path], case: str) -> None:
-    """For a session, however often it is asked."""
+def test_unsupported_settings_cause_one_warning(saying: Callable[..., Path], case: str) -> None:
+    """Once per session."""
     said, wanted = UNSUPPORTED[case]
     with load_session(saying(said)) as session, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -149,8 +149,8 @@ def test_what_nothing_here_does_is_one_warning(saying: Callable[..., Path], case
         assert f"ignoring unsupported options {keys}: " in line
 
 
-def test_beams_that_nobody_asked_for_are_not_streamed(saying: Callable[..., Path], zoo: Callable[..., Any]) -> None:
-    """The remedy is one that works."""
+def test_beam_search_from_the_file_prevents_streaming(saying: Callable[..., Path], zoo: Callable[..., Any]) -> None:
+    """The suggested remedy works."""
     folder = saying({"num_beams": 2})
     with load_session(folder) as session:
         with pytest.raises(UsageError, match="set num_beams to 1"):

@@ -1,4 +1,4 @@
-"""Images: a third party's architecture for them and ours, exported and run on files and arrays."""
+"""Image models, third-party and built-in, exported and run on files and arrays."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def encoded(image: Any) -> bytes:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
 def test_files_equal_transformers_and_torch(session: Session, tmp_path: Path, mode: str) -> None:
-    """Resizing and scaling against transformers' processor, the rest against the model in torch."""
+    """Resizing and scaling are compared with transformers' processor, the outputs with the model in torch."""
     from transformers import ViTImageProcessorPil
 
     image = picture(mode=mode)
@@ -119,8 +119,8 @@ def test_arrays_equal_files_of_the_same_size(session: Session) -> None:
     assert [len(result["probabilities"]) for result in both] == [4, 4]
 
 
-def test_an_image_of_pillow_is_a_file_that_is_open(session: Session) -> None:
-    """Whatever its size and mode; it is neither closed nor changed."""
+def test_pillow_images_equal_files(session: Session) -> None:
+    """For any size and mode; the image is neither closed nor changed."""
     for mode in ("RGB", "L", "RGBA", "P"):
         image = picture(mode=mode)
         before = image.tobytes()
@@ -129,8 +129,8 @@ def test_an_image_of_pillow_is_a_file_that_is_open(session: Session) -> None:
         assert image.tobytes() == before
 
 
-def test_sixteen_bits_become_eight(session: Session, tmp_path: Path) -> None:
-    """White is 65535 there, 255 here: the same image in both gives the same answer."""
+def test_sixteen_bit_images_are_converted(session: Session, tmp_path: Path) -> None:
+    """White is 65535 or 255: the same image in both depths gives the same result."""
     grey = np.random.default_rng(0).integers(0, 256, (23, 31), np.uint8)
     deep = grey.astype(np.uint16) * 257
     wanted = session.run(encoded(Image.fromarray(grey)))["probabilities"]
@@ -140,8 +140,8 @@ def test_sixteen_bits_become_eight(session: Session, tmp_path: Path) -> None:
         np.testing.assert_array_equal(session.run(value)["probabilities"], wanted)
 
 
-def test_a_photograph_is_turned_as_its_camera_was_held(session: Session) -> None:
-    """Orientation 6: what was the left is above."""
+def test_exif_orientation_is_applied(session: Session) -> None:
+    """Orientation 6: the left edge becomes the top."""
     image, file = picture(), io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -151,8 +151,8 @@ def test_a_photograph_is_turned_as_its_camera_was_held(session: Session) -> None
     assert np.abs(session.run(encoded(image))["probabilities"] - turned).max() > 1e-6
 
 
-def test_transparency_is_left_out(session: Session) -> None:
-    """The colours count as they are stored, whatever would shine through."""
+def test_transparency_is_ignored(session: Session) -> None:
+    """The stored colours are used; alpha is ignored."""
     image = picture()
     seen = image.copy()
     seen.putalpha(Image.fromarray(np.arange(31 * 23, dtype=np.uint8).reshape(23, 31)))
@@ -161,7 +161,7 @@ def test_transparency_is_left_out(session: Session) -> None:
     )
 
 
-def test_the_command_takes_files(session: Session, tmp_path: Path, zoo: Callable[..., Any]) -> None:
+def test_command_accepts_files(session: Session, tmp_path: Path, zoo: Callable[..., Any]) -> None:
     for number in range(2):
         picture(20 + number, 9).save(tmp_path / f"{number}.png")
     result = zoo("run", session.path, "0.png", "1.png")
@@ -206,17 +206,17 @@ def test_bad_images(session: Session, value: Any, message: str) -> None:
     assert [answer.error is None for answer in answers] == [True, False, True]
 
 
-def test_a_text_model_takes_no_images(exported_model: Callable[..., Path]) -> None:
+def test_text_model_rejects_images(exported_model: Callable[..., Path]) -> None:
     with load_session(exported_model("bert-tiny")) as opened, pytest.raises(UsageError, match="is not for a"):
         opened.run("x", task="image-classification")
 
 
-# ViT, from preset to answer.
+# ViT, from preset to result.
 
 
 @pytest.fixture(scope="session")
 def digits() -> np.ndarray[Any, Any]:
-    """Three grey images of 8 x 8 pixels: a ring, a line, and both."""
+    """Draw three grey images of 8 x 8 pixels: a ring, a line, and both."""
     images = np.zeros((3, 8, 8), np.uint8)
     images[0, 1:7, 1:7], images[0, 2:6, 2:6] = 250, 0
     images[1, :, 3] = 200
@@ -225,7 +225,7 @@ def digits() -> np.ndarray[Any, Any]:
 
 
 def scaled(pixels: np.ndarray[Any, Any]) -> torch.Tensor:
-    """What the model sees of grey images."""
+    """Return the model's input for grey images."""
     return torch.tensor((pixels[:, None] / 255 - 0.5) / 0.5, dtype=torch.float32)
 
 
@@ -236,7 +236,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 def test_images_are_classified(
     exported_model: Callable[..., Path], digits: np.ndarray[Any, Any], settings: tuple[str, ...]
 ) -> None:
-    """Arrays and files, in a batch and alone, as the model in torch does."""
+    """Arrays and files, in a batch and singly, give the results of the model in torch."""
     folder = exported_model("vit-tiny", *settings, noise=True, gain=8.0)
     with torch.inference_mode():
         wanted = library.load(folder)(scaled(digits))["logits"].softmax(-1).numpy()
@@ -254,7 +254,7 @@ def test_images_are_classified(
 def test_classes_with_names(
     exported_model: Callable[..., Path], digits: np.ndarray[Any, Any], tmp_path: Path, zoo: Callable[..., Any]
 ) -> None:
-    """The likeliest five are shown, and the likeliest is the answer."""
+    """The five likeliest are shown, and the likeliest is the label."""
     folder = exported_model("vit-tiny", f"labels={list(NAMES)}", noise=True)
     Image.fromarray(digits[0]).save(tmp_path / "ring.png")
     result = zoo("run", folder, "ring.png", "--json").json["results"][0]
@@ -265,7 +265,7 @@ def test_classes_with_names(
     assert shown == f"'ring.png': {best}\n"
 
 
-def test_several_labels_of_an_image(
+def test_multi_label_classification(
     exported_model: Callable[..., Path], redeclared: Callable[..., Path], digits: np.ndarray[Any, Any]
 ) -> None:
     folder = redeclared(exported_model("vit-tiny", noise=True, gain=8.0), problem_type="multi_label_classification")
@@ -284,7 +284,7 @@ def test_features_of_images(
     zoo: Callable[..., Any],
     pooler: bool,
 ) -> None:
-    """A class token and 16 patches of each, and the pooler's vector where there is one."""
+    """Class token and 16 patches per image, and the pooler's vector if there is one."""
     folder = exported_model("vit-tiny", "task=image-feature-extraction", f"pooler={str(pooler).lower()}", noise=True)
     with torch.inference_mode():
         wanted = library.load(folder)(scaled(digits))

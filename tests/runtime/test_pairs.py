@@ -46,7 +46,7 @@ def vocabulary(tmp_path: Path) -> Path:
 
 
 def direct(folder: Path, ids: Sequence[int], types: Sequence[int], name: str) -> torch.Tensor:
-    """The probabilities of the model in torch, on one input without padding."""
+    """Compute the model's probabilities in torch for one input without padding."""
     with torch.inference_mode():
         outputs = library.load(folder)(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
     return outputs[name][0].double().softmax(-1)
@@ -64,7 +64,7 @@ def follows(folder: Path, first: str, second: str) -> float:
 @pytest.fixture
 def wanted(model: Path) -> list[float]:
     chances = [follows(model, *pair) for pair in PAIRS]
-    assert np.ptp(chances) > 1e-2, "pairs that are told apart"
+    assert np.ptp(chances) > 1e-2, "the pairs must have different probabilities"
     return chances
 
 
@@ -73,11 +73,11 @@ def written(rows: Sequence[dict[str, Any]]) -> str:
     return "in.jsonl"
 
 
-# What is computed.
+# Results.
 
 
-def test_a_batch_of_pairs_is_each_of_them(model: Path, wanted: list[float]) -> None:
-    """Of different lengths, in their order; a lone pair is one input, and lists in a list are pairs."""
+def test_batch_of_pairs_equals_single_pairs(model: Path, wanted: list[float]) -> None:
+    """Different lengths, in order; a single pair is one input, and lists within a list are pairs."""
     with load_session(model) as session:
         results = session.run(PAIRS, task="next-sentence")
         np.testing.assert_allclose([result["follows"] for result in results], wanted, rtol=0, atol=1e-5)
@@ -88,8 +88,8 @@ def test_a_batch_of_pairs_is_each_of_them(model: Path, wanted: list[float]) -> N
         assert by_ids == pytest.approx(alone)
 
 
-def test_the_order_of_two_texts_matters(wanted: list[float]) -> None:
-    """Which it would not if segments were lost and positions too."""
+def test_order_of_two_texts_matters(wanted: list[float]) -> None:
+    """Otherwise segments and positions would be lost."""
     assert abs(wanted[0] - wanted[3]) > 1e-4
 
 
@@ -100,7 +100,7 @@ def test_segments_reach_the_model(model: Path, wanted: list[float]) -> None:
 
 @given(numbers=st.lists(st.sampled_from(range(len(PAIRS))), min_size=1, max_size=7), batch=st.integers(1, 4))
 @settings(max_examples=25, deadline=None)
-def test_a_pair_does_not_depend_on_its_batch(pretrained_session: Session, numbers: list[int], batch: int) -> None:
+def test_pair_does_not_depend_on_its_batch(pretrained_session: Session, numbers: list[int], batch: int) -> None:
     alone = [pretrained_session.run(Pair(*pair), task="next-sentence")["follows"] for pair in PAIRS]
     found = pretrained_session.run([PAIRS[number] for number in numbers], task="next-sentence", batch_size=batch)
     np.testing.assert_allclose(
@@ -114,8 +114,8 @@ def pretrained_session(exported_model: Exported) -> Any:
         yield session
 
 
-def test_pairs_are_encoded_as_bert_does(model: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[CLS] first [SEP] second [SEP], the second of segment 1, as by transformers; padding is of segment 0."""
+def test_pairs_are_encoded_like_bert(model: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[CLS] first [SEP] second [SEP] with segment 1 for the second, as in transformers; padding has segment 0."""
     execute, fed = Session.execute, []
     monkeypatch.setattr(Session, "execute", lambda self, graph, feeds: fed.append(feeds) or execute(self, graph, feeds))
     with load_session(model, tokenizer=vocabulary) as session:
@@ -141,22 +141,22 @@ def test_classes_of_pairs_and_of_texts(classifier: Path) -> None:
     assert np.ptp([result["probabilities"][0] for result in results]) > 1e-3
 
 
-def test_one_segment_is_that_of_every_token(classifier: Path, redeclared: Callable[..., Path]) -> None:
-    """As RoBERTa has it, though the tokenizer tells two."""
+def test_model_with_one_segment_gets_segment_zero(classifier: Path, redeclared: Callable[..., Path]) -> None:
+    """As in RoBERTa, although the tokenizer has two segments."""
     with load_session(redeclared(classifier, type_vocab_size=1)) as session:
         found = session.run(Pair(*PAIRS[0]))["probabilities"]
         np.testing.assert_array_equal(found, session.run("".join(PAIRS[0]))["probabilities"])
 
 
 @pytest.mark.slow
-def test_a_model_without_segments_reads_pairs(exported_model: Exported) -> None:
+def test_model_without_segments_accepts_pairs(exported_model: Exported) -> None:
     folder = exported_model("bert-tiny", "task=text-classification", "num_layers=1", "type_vocab_size=0", noise=True)
     with load_session(folder) as session:
         found = session.run(Pair(*PAIRS[0]))["probabilities"]
         np.testing.assert_array_equal(found, session.run("".join(PAIRS[0]))["probabilities"])
 
 
-# Where pairs come from.
+# Sources of pairs.
 
 
 def by_arguments() -> list[str]:
@@ -208,7 +208,7 @@ def test_every_source_gives_the_same_rows(model: Path, zoo: Zoo, wanted: list[fl
     np.testing.assert_allclose([row["follows"] for row in rows], wanted, rtol=0, atol=1e-5)
 
 
-def test_a_run_of_pairs_is_continued(model: Path, zoo: Zoo, wanted: list[float]) -> None:
+def test_run_of_pairs_is_resumed(model: Path, zoo: Zoo, wanted: list[float]) -> None:
     run = ("run", model, *by_columns(), *NEXT, "--output", "out.jsonl")
     assert zoo(*run).status == 0
     lines = Path("out.jsonl").read_text().splitlines(keepends=True)
@@ -219,7 +219,7 @@ def test_a_run_of_pairs_is_continued(model: Path, zoo: Zoo, wanted: list[float])
     np.testing.assert_allclose([row["follows"] for row in rows], wanted, rtol=0, atol=1e-5)
 
 
-def test_what_people_and_programs_see(model: Path, zoo: Zoo, wanted: list[float]) -> None:
+def test_output_as_text_and_json(model: Path, zoo: Zoo, wanted: list[float]) -> None:
     shown = zoo("run", model, "--pair", *PAIRS[0], "--ids", "120/121", *NEXT)
     assert shown.out == f"'time flies', 'an arrow': follows {wanted[0]:.4f}\ninput 2: follows {wanted[1]:.4f}\n"
     found = zoo("run", model, "--pair", *PAIRS[0], "--ids", "120/121", *NEXT, "--json").json
@@ -228,7 +228,7 @@ def test_what_people_and_programs_see(model: Path, zoo: Zoo, wanted: list[float]
     assert [result["follows"] for result in found["results"]] == pytest.approx(wanted[:2], abs=1e-5)
 
 
-# What is refused.
+# Rejected inputs.
 
 REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no second text": (("x",), 3, "no second text: input 1: give a pair"),
@@ -266,18 +266,18 @@ def test_bad_rows_are_skipped(model: Path, zoo: Zoo) -> None:
     assert [json.loads(line)["id"] for line in Path("out.jsonl").read_text().splitlines()] == [1, 8]
 
 
-def test_a_task_of_single_texts_reads_no_pairs(model: Path, zoo: Zoo) -> None:
+def test_task_on_single_texts_rejects_pairs(model: Path, zoo: Zoo) -> None:
     zoo("run", model, "--pair", "x", "<mask>").failed(3, "the task does not accept pairs: input 1")
     with load_session(model) as session, pytest.raises(ArtifactError, match="the task does not accept pairs"):
         session.run([["x", "<mask>"]])
 
 
-def test_a_model_of_one_segment_predicts_no_next_sentence(model: Path, redeclared: Callable[..., Path]) -> None:
+def test_model_with_one_segment_rejects_next_sentence(model: Path, redeclared: Callable[..., Path]) -> None:
     message = "next-sentence needs two segments, the model has 1"
     with load_session(redeclared(model, type_vocab_size=1)) as session, pytest.raises(UsageError, match=message):
         session.run(Pair("x", "y"), task="next-sentence")
 
 
-def test_another_model_predicts_no_next_sentence(classifier: Path, zoo: Zoo) -> None:
+def test_other_models_reject_next_sentence(classifier: Path, zoo: Zoo) -> None:
     failed = zoo("run", classifier, "--pair", "x", "y", *NEXT)
     failed.failed(2, "task 'next-sentence' is not for a text-classification model")

@@ -1,4 +1,4 @@
-"""``zoo run``: rows in, rows out. What is bad is named and left out, and what was there is not lost."""
+"""``zoo run``: rows in, rows out. Bad inputs are reported and skipped, and existing output is not lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gpt(exported_model: Exported) -> Path:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the inputs that a graph is run on."""
+    """Record the numbers of the inputs that a graph is run on."""
     numbers: list[int] = []
     original = TextRunner.compute
 
@@ -60,7 +60,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @contextlib.contextmanager
 def interrupted_at(number: int) -> Iterator[None]:
-    """Press Ctrl-C when the Nth batch is to be computed."""
+    """Raise KeyboardInterrupt before the given batch."""
     batches: list[int] = []
     original = TextRunner.compute
 
@@ -76,7 +76,7 @@ def interrupted_at(number: int) -> Iterator[None]:
 
 
 def alone(folder: Path, texts: Sequence[str]) -> list[np.ndarray[Any, Any]]:
-    """The embedding of each text, computed by itself."""
+    """Compute the embedding of each text singly."""
     with load_session(folder) as session:
         return [session.run(text, task="sentence-embedding")["embedding"] for text in texts]
 
@@ -94,11 +94,11 @@ def same_embeddings(rows: Sequence[dict[str, Any]], wanted: Sequence[Any]) -> No
     np.testing.assert_allclose([row["embedding"] for row in rows], np.stack(wanted), rtol=0, atol=1e-6)
 
 
-# Where inputs come from and where results go.
+# Sources of inputs, and outputs.
 
 
 def text_file() -> tuple[list[str], bytes]:
-    Path("in.txt").write_text("\n".join(TEXTS), encoding="utf-8-sig")  # with the mark that some editors write
+    Path("in.txt").write_text("\n".join(TEXTS), encoding="utf-8-sig")  # with a byte order mark
     return ["--input", "in.txt"], b""
 
 
@@ -136,7 +136,7 @@ SOURCES: dict[str, tuple[Callable[[], tuple[list[str], bytes]], list[Any]]] = {
 
 @pytest.mark.parametrize(("source", "ids"), SOURCES.values(), ids=SOURCES)
 def test_every_source_gives_the_same_rows_in_order(bert: Path, zoo: Zoo, source: Any, ids: list[Any]) -> None:
-    """In a file of JSON lines and in one of parquet, by small batches too."""
+    """To JSON lines and to parquet, also in small batches."""
     arguments, stdin = source()
     wanted = alone(bert, TEXTS)
     for output in ("out.jsonl", "out.parquet"):
@@ -148,8 +148,8 @@ def test_every_source_gives_the_same_rows_in_order(bert: Path, zoo: Zoo, source:
         same_embeddings(rows, wanted)
 
 
-def test_a_pipe_is_a_file(bert: Path, zoo: Zoo) -> None:
-    """As a shell makes it of ``<(command)``."""
+def test_pipe_is_read_like_a_file(bert: Path, zoo: Zoo) -> None:
+    """As with ``<(command)`` in a shell."""
     reader, writer = os.pipe()
     os.write(writer, b"one\ntwo\n")
     os.close(writer)
@@ -185,7 +185,7 @@ def test_rows_of_parquet_with_other_columns() -> None:
 
 
 def test_many_rows_of_parquet(bert: Path, zoo: Zoo) -> None:
-    """More than are read or written at once."""
+    """More than are read or written at a time."""
     pq.write_table(pa.table({"text": [f"row {n}" for n in range(2500)]}), "in.parquet")
     assert zoo("run", bert, "--input", "in.parquet", *EMBED, "--output", "out.parquet").status == 0
     rows = pq.read_table("out.parquet").to_pylist()
@@ -194,13 +194,13 @@ def test_many_rows_of_parquet(bert: Path, zoo: Zoo) -> None:
 
 
 class Terminal(io.TextIOWrapper):
-    """Where somebody would have to type."""
+    """A terminal as stdin."""
 
     def isatty(self) -> bool:
         return True
 
 
-def test_nothing_to_run_on(bert: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_input_is_reported(bert: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("empty.jsonl").write_text("\n\n")
     for arguments in ((), ("--input", "-"), ("--input", "empty.jsonl")):
         zoo("run", bert, *arguments).failed(2, "no inputs", "--input FILE")
@@ -211,7 +211,7 @@ def test_nothing_to_run_on(bert: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"), [("", "no inputs: give a text"), ("--input -", "stdin is closed: --input -")]
 )
-def test_stdin_that_is_closed(bert: Path, arguments: str, message: str) -> None:
+def test_closed_stdin_is_reported(bert: Path, arguments: str, message: str) -> None:
     command = f"exec {sys.executable} -c 'from zoo.cli import run; run()' run {bert} {arguments} <&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -288,7 +288,7 @@ def test_bad_rows_of_parquet_are_skipped(bert: Path, zoo: Zoo) -> None:
 
 
 def test_bad_arguments_are_skipped(bert: Path, zoo: Zoo) -> None:
-    """A byte that is not UTF-8 arrives as a lone surrogate, which no output can hold."""
+    """A byte that is not UTF-8 arrives as a lone surrogate, which cannot be encoded."""
     result = zoo("run", bert, "good", "\udcff", "", "--ids", "300", *EMBED, "--json")
     assert result.status == 3
     *warnings, error = result.err.splitlines()
@@ -300,7 +300,7 @@ def test_bad_arguments_are_skipped(bert: Path, zoo: Zoo) -> None:
     zoo("run", bert, "\udcff", *EMBED, "--output", "out.jsonl").failed(3, "cannot be encoded", "input 1")
 
 
-def test_ids_that_are_no_utf8_come_back(bert: Path, zoo: Zoo) -> None:
+def test_ids_that_are_not_utf8_are_returned(bert: Path, zoo: Zoo) -> None:
     Path("in.jsonl").write_text('{"id": "\\ud800", "text": "x"}\n')
     for options in ((), ("--resume",)):
         result = zoo("run", bert, "--input", "in.jsonl", *EMBED, "--output", "out.jsonl", *options)
@@ -318,14 +318,14 @@ DAMAGED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_parquet_file_is_refused(bert: Path, zoo: Zoo, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_parquet_file_is_rejected(bert: Path, zoo: Zoo, damage: Callable[[bytes], bytes]) -> None:
     table = pa.table({"text": [f"row {n} {n * n}" for n in range(3000)]})
     pq.write_table(table, "in.parquet", compression="none", use_dictionary=False)
     Path("in.parquet").write_bytes(damage(Path("in.parquet").read_bytes()))
     zoo("run", bert, "--input", "in.parquet").failed(3, "in.parquet")
 
 
-# What stops at once.
+# Errors before the run.
 
 REFUSED = {
     "an unknown task": (("x", "--task", "fill-masks"), "did you mean 'fill-mask'?"),
@@ -340,13 +340,13 @@ REFUSED = {
     "streaming no text": (("x", "--stream"), "only a single generated text"),
     "an unknown variant": (("x", "--variant", "int9"), "did you mean 'int8' or 'int4'?"),
     "a variant and a precision": (("x", "--variant", "cpu", "--dtype", "int8"), "give only one of them"),
-    "a precision that nothing runs": (("x", "--dtype", "fp8"), "'fp8' is not one of"),
+    "unsupported precision": (("x", "--dtype", "fp8"), "'fp8' is not one of"),
 }
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("output", [False, True], ids=["stdout", "file"])
-def test_a_wrong_command_writes_nothing(
+def test_invalid_command_writes_nothing(
     bert: Path, zoo: Zoo, snapshot: Any, computed: list[int], arguments: Any, message: str, output: bool
 ) -> None:
     write_lines("in.jsonl", [{"text": "x"}])
@@ -374,7 +374,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), OUTPUTS.values(), ids=OUTPUTS)
-def test_a_wrong_output_is_refused(
+def test_invalid_output_is_rejected(
     bert: Path, zoo: Zoo, snapshot: Any, computed: list[int], arguments: Any, message: str
 ) -> None:
     for name in ("out.jsonl", "out.parquet"):
@@ -387,7 +387,7 @@ def test_a_wrong_output_is_refused(
     assert computed == []
 
 
-def test_a_missing_tokenizer_leaves_no_output(exported_model: Exported, zoo: Zoo, bert: Path) -> None:
+def test_missing_tokenizer_leaves_no_output(exported_model: Exported, zoo: Zoo, bert: Path) -> None:
     folder = exported_model("bert-tiny", "num_layers=1", tokenizer=False)
     zoo("run", folder, "x", "y", "--output", "out.jsonl").failed(2, "the model has no tokenizer")
     Path("bad.json").write_text("{}")
@@ -396,8 +396,10 @@ def test_a_missing_tokenizer_leaves_no_output(exported_model: Exported, zoo: Zoo
     assert not Path("out.jsonl").exists()
 
 
-def test_parquet_without_pyarrow(bert: Path, zoo: Zoo, computed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said before anything is computed."""
+def test_parquet_without_pyarrow_is_reported(
+    bert: Path, zoo: Zoo, computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reported before anything is computed."""
     parquet_file()
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     zoo("run", bert, "x", "--output", "out.parquet").failed(2, "parquet needs pyarrow: pip install attention-zoo[parq")
@@ -405,16 +407,16 @@ def test_parquet_without_pyarrow(bert: Path, zoo: Zoo, computed: list[int], monk
     assert computed == []
 
 
-def test_an_output_that_cannot_be_written(bert: Path, zoo: Zoo, computed: list[int]) -> None:
+def test_unwritable_output_is_reported(bert: Path, zoo: Zoo, computed: list[int]) -> None:
     zoo("run", bert, "x", "--output", "absent/out.jsonl").failed(6, "cannot write", "absent/out.jsonl")
     assert computed == []
 
 
-# Continuing, replacing, failing.
+# Resuming, replacing, failing.
 
 
-def test_an_interrupted_run_is_continued(bert: Path, zoo: Zoo, computed: list[int]) -> None:
-    """What is done is not computed again, what is torn is; the result is that of one run."""
+def test_interrupted_run_is_resumed(bert: Path, zoo: Zoo, computed: list[int]) -> None:
+    """Complete rows are not computed again, incomplete ones are; the result equals that of one run."""
     texts = [f"row {n:2}" for n in range(20)]
     write_lines("in.jsonl", [{"id": f"#{n}", "text": text} for n, text in enumerate(texts)])
     run = ("run", bert, "--input", "in.jsonl", *EMBED, "--batch-size", 4, "--output", "out.jsonl")
@@ -437,13 +439,13 @@ def test_an_interrupted_run_is_continued(bert: Path, zoo: Zoo, computed: list[in
     assert (computed, Path("out.jsonl").read_bytes()) == ([], done)
 
 
-def test_resume_begins_where_nothing_is(bert: Path, zoo: Zoo) -> None:
+def test_resume_starts_a_new_file(bert: Path, zoo: Zoo) -> None:
     assert zoo("run", bert, *TEXTS, *EMBED, "--output", "out.jsonl", "--resume").status == 0
     assert [row["id"] for row in lines("out.jsonl")] == NUMBERS
 
 
-def test_a_bad_row_is_named_each_time(bert: Path, zoo: Zoo) -> None:
-    """Though its number is the id of another row that is done."""
+def test_bad_row_is_reported_each_time(bert: Path, zoo: Zoo) -> None:
+    """Even if its number is the id of another, completed row."""
     Path("in.jsonl").write_text('{"id": 2, "text": "x"}\nnot json\n')
     for options in ((), ("--resume",)):
         result = zoo("run", bert, "--input", "in.jsonl", *EMBED, "--output", "out.jsonl", *options)
@@ -453,7 +455,7 @@ def test_a_bad_row_is_named_each_time(bert: Path, zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize("line", [b"text", b"[1]", b'{"tokens": 1}', b'{"id": null}', b"\xff"])
-def test_something_else_is_not_continued(bert: Path, zoo: Zoo, snapshot: Any, line: bytes) -> None:
+def test_other_files_are_not_resumed(bert: Path, zoo: Zoo, snapshot: Any, line: bytes) -> None:
     Path("out.jsonl").write_bytes(line + b"\n")
     before = snapshot()
     zoo("run", bert, "x", "--output", "out.jsonl", "--resume").failed(3, "not a result of zoo run", "out.jsonl, line 1")
@@ -461,7 +463,7 @@ def test_something_else_is_not_continued(bert: Path, zoo: Zoo, snapshot: Any, li
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_force_replaces_what_was_there(bert: Path, zoo: Zoo, name: str) -> None:
+def test_force_replaces_existing_output(bert: Path, zoo: Zoo, name: str) -> None:
     Path("real").write_text("precious")
     Path(name).symlink_to("real")
     assert zoo("run", bert, "x", *EMBED, "--output", name, "--force").status == 0
@@ -472,7 +474,7 @@ def test_force_replaces_what_was_there(bert: Path, zoo: Zoo, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("call", ["fsync", "replace", "Path.open"])
-def test_a_failing_replacement_leaves_the_old(bert: Path, zoo: Zoo, snapshot: Any, name: str, call: str) -> None:
+def test_failed_replacement_keeps_the_old_file(bert: Path, zoo: Zoo, snapshot: Any, name: str, call: str) -> None:
     Path(name).write_text("precious")
     before = snapshot()
     with nth_call(call, 1, full) as calls:
@@ -483,7 +485,7 @@ def test_a_failing_replacement_leaves_the_old(bert: Path, zoo: Zoo, snapshot: An
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_an_interrupted_replacement_leaves_the_old(bert: Path, zoo: Zoo, snapshot: Any, name: str) -> None:
+def test_interrupted_replacement_keeps_the_old_file(bert: Path, zoo: Zoo, snapshot: Any, name: str) -> None:
     Path(name).write_text("precious")
     before = snapshot()
     with interrupted_at(2):
@@ -500,7 +502,7 @@ def test_new_parquet_appears_when_it_is_complete(bert: Path, zoo: Zoo) -> None:
 
 
 class NoRoom:
-    """A file on a full disk: the first ``room`` bytes fit."""
+    """A file on a disk with ``room`` free bytes."""
 
     def __init__(self, file: Any, room: int) -> None:
         self.file, self.room = file, room
@@ -517,8 +519,8 @@ class NoRoom:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_disk_that_fills(bert: Path, zoo: Zoo) -> None:
-    """Complete rows of JSON lines stay and are continued; parquet is not there."""
+def test_full_disk_keeps_complete_rows(bert: Path, zoo: Zoo) -> None:
+    """Complete rows of JSON lines are kept and can be resumed; there is no parquet file."""
     run = ("run", bert, *TEXTS, *EMBED, "--output")
     original = Path.open
 
@@ -540,7 +542,7 @@ def test_a_disk_that_fills(bert: Path, zoo: Zoo) -> None:
     same_embeddings(lines("out.jsonl"), alone(bert, TEXTS))
 
 
-def test_rows_are_read_as_they_are_needed(tmp_path: Path) -> None:
+def test_rows_are_read_on_demand(tmp_path: Path) -> None:
     path = tmp_path / "in.txt"
     path.write_text("a\nb\n")
     rows = read_rows(str(path), "text")

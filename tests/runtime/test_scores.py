@@ -30,7 +30,7 @@ def plugin(third_party: Callable[[str], None]) -> None:
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Save a model whose logits are far from flat."""
+    """Save a model whose logits are far from uniform."""
 
     def save(gain: float = 6, **options: Any) -> Path:
         model = library.create_model("gpt-tiny", num_layers=1, max_seq_len=32, **options)
@@ -45,7 +45,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def started(make: Callable[..., Path]) -> Path:
-    """A verified export that says what texts start with."""
+    """Make a verified export that declares a start token."""
     folder = make(bos_token_id=START)
     assert export_model(folder).passed
     return folder
@@ -53,14 +53,14 @@ def started(make: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def plain(make: Callable[..., Path], zoo: Zoo) -> Path:
-    """One that does not, and is not compared: the graph is the same."""
+    """Make an unverified export without a start token; the graph is the same."""
     folder = make()
     assert zoo("export", folder, "--onnx", "--graph-only").status == 0
     return folder
 
 
 def log_probabilities(folder: Path, ids: list[int]) -> list[float]:
-    """Of each token but the first, by torch in float64, one prefix at a time."""
+    """Compute the log-probability of each token but the first with torch in float64, one prefix at a time."""
     model = library.load(folder).double()
     with torch.no_grad():
         return [
@@ -68,8 +68,8 @@ def log_probabilities(folder: Path, ids: list[int]) -> list[float]:
         ]
 
 
-def test_the_scores_are_those_of_the_model(started: Path) -> None:
-    """Of the float32 graph, within a batch of many lengths."""
+def test_scores_equal_the_model(started: Path) -> None:
+    """For the float32 graph, in a batch of different lengths."""
     with load_session(started) as session:
         results = session.run(TEXTS, task="perplexity")
     for text, result in zip(TEXTS, results, strict=True):
@@ -84,7 +84,7 @@ def test_the_scores_are_those_of_the_model(started: Path) -> None:
     assert len({round(result["perplexity"]) for result in results}) == len(TEXTS)
 
 
-def test_without_a_start_the_first_token_is_given(plain: Path) -> None:
+def test_without_a_start_token_the_first_token_is_not_scored(plain: Path) -> None:
     with load_session(plain, unverified=True) as session:
         alone, started = (session.run("time", task="perplexity", **options) for options in ({}, {"start": START}))
         ids = session.run(list(b"time"), task="perplexity")
@@ -100,7 +100,7 @@ def test_without_a_start_the_first_token_is_given(plain: Path) -> None:
     assert ids == alone
 
 
-def test_a_start_that_is_there_is_not_put_there_again(started: Path) -> None:
+def test_start_token_is_not_duplicated(started: Path) -> None:
     with load_session(started) as session:
         one, other = (session.run(ids, task="perplexity") for ids in ([START, 5, 6], [5, 6]))
         longest = session.run([7] * 32, task="perplexity")
@@ -109,7 +109,7 @@ def test_a_start_that_is_there_is_not_put_there_again(started: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_graph_of_a_model_can_be_asked(make: Callable[..., Path], zoo: Zoo) -> None:
+def test_every_graph_of_a_model_can_be_used(make: Callable[..., Path], zoo: Zoo) -> None:
     folder = make(bos_token_id=START)
     for options in ((), ("--profile", "cpu")):
         assert zoo("export", folder, "--onnx", *options).status == 0
@@ -120,7 +120,7 @@ def test_each_graph_of_a_model_can_be_asked(make: Callable[..., Path], zoo: Zoo)
     assert found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-5)
 
 
-def test_it_is_run_from_the_command_line(started: Path, plain: Path, zoo: Zoo) -> None:
+def test_task_runs_from_the_command_line(started: Path, plain: Path, zoo: Zoo) -> None:
     done = zoo("run", started, *TEXTS, "--task", "perplexity", "--json").json
     assert done["task"] == "perplexity"
     assert [set(result) for result in done["results"]] == [
@@ -135,7 +135,7 @@ def test_it_is_run_from_the_command_line(started: Path, plain: Path, zoo: Zoo) -
     zoo(*one, "begin=1").failed(2, "unknown key 'begin'")
 
 
-def test_it_is_for_models_that_generate(tmp_path: Path, zoo: Zoo) -> None:
+def test_task_requires_a_generative_model(tmp_path: Path, zoo: Zoo) -> None:
     library.save(library.create_model("bert-tiny", num_layers=1), tmp_path / "bert", tokenizer="bytes")
     assert zoo("export", "bert", "--onnx", "--graph-only").status == 0
     failed = zoo("run", "bert", "x", "--task", "perplexity", "--unverified")
@@ -144,7 +144,7 @@ def test_it_is_for_models_that_generate(tmp_path: Path, zoo: Zoo) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scores-gpt-tiny", "scores-llama-tiny"])
-def test_from_a_preset_to_a_rank(zoo: Zoo, name: str) -> None:
+def test_preset_is_exported_and_ranks_texts(zoo: Zoo, name: str) -> None:
     assert zoo("export", name, "--onnx").status == 0
     rows = zoo("rank", name, *TEXTS, "--json").json["results"]
     sums = {text: sum(log_probabilities(Path(name), [START, *text.encode()])) for text in TEXTS}
@@ -152,7 +152,7 @@ def test_from_a_preset_to_a_rank(zoo: Zoo, name: str) -> None:
         assert math.log(row["perplexity"]) * len(row["text"].encode()) == pytest.approx(-sums[row["text"]], rel=1e-5)
 
 
-def test_a_model_that_is_broken_is_said_to_be(make: Callable[..., Path], zoo: Zoo) -> None:
+def test_broken_model_is_reported(make: Callable[..., Path], zoo: Zoo) -> None:
     folder = make(gain=1e4)
     assert zoo("export", folder, "--onnx", "--graph-only").status == 0
     failed = zoo("run", folder, "time flies", "--task", "perplexity", "--unverified")
@@ -173,7 +173,7 @@ def test_texts_are_ordered_by_perplexity(started: Path, zoo: Zoo) -> None:
     assert "\x1b" not in zoo("rank", started, "\x1b[31mred").out
 
 
-def test_what_is_amiss_is_an_error_of_zoo(started: Path, plain: Path, zoo: Zoo) -> None:
+def test_command_errors_are_zoo_errors(started: Path, plain: Path, zoo: Zoo) -> None:
     zoo("rank", started, "time", "").failed(3, "empty input: input 2")
     zoo("rank", started, "x", "--start", "999").failed(2, "start 999 is outside the vocabulary of 260")
     zoo("rank", plain, "x").failed(4, "not verified")
@@ -182,21 +182,21 @@ def test_what_is_amiss_is_an_error_of_zoo(started: Path, plain: Path, zoo: Zoo) 
     assert zoo("rank", started, "time", "--start", "7").out != zoo("rank", started, "time").out
 
 
-def test_the_command_is_a_command_of_click(started: Path) -> None:
-    """Which its author tests without zoo's own."""
+def test_command_is_a_click_command(started: Path) -> None:
+    """Its author can test it without zoo's command line."""
     command = importlib.import_module("zoo_scores.command").rank
     assert CliRunner().invoke(command, [str(started), "time"]).stdout.endswith("  'time'\n")
     assert isinstance(CliRunner().invoke(command, ["nothing", "x"]).exception, ArtifactError)
 
 
-def test_it_is_there_with_its_plugin_alone(zoo: Zoo) -> None:
+def test_command_requires_its_plugin(zoo: Zoo) -> None:
     assert "rank  Order texts by their perplexity." in zoo("--help").out
     refused = zoo("--disable-plugin", "scores", "rank", "nothing", "x")
     refused.failed(5, "No such command 'rank'", "plugin 'scores' (zoo-scores 1.0) is disabled")
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "gpt-small"])
-def test_presets_are_the_built_in_ones_with_a_start(name: str) -> None:
+def test_presets_equal_built_in_ones_with_a_start_token(name: str) -> None:
     base, found = registry().resolve(name).config.to_dict(), registry().resolve(f"scores-{name}").config.to_dict()
     changed = {key for key in base if base[key] != found[key]}
     assert changed <= {"bos_token_id"}

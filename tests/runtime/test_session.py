@@ -1,4 +1,4 @@
-"""Sessions run where they were asked to run, or say in one line why not; and they leave torch alone."""
+"""Sessions: they run on the requested provider or fail with one line, without importing torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from zoo_runtime.providers import loading_problem, open_session
 
 Exported = Callable[..., Path]
 ROWS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=7), min_size=1, max_size=9)
-"""Each of them fits in 32 bytes."""
+"""Each text fits in 32 bytes."""
 
 RUN_WITHOUT_TORCH = """
 import sys
@@ -43,7 +43,7 @@ assert not heavy, heavy
 
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", bytes(1000)], ids=["empty", "text", "zeros"])
-def test_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
+def test_invalid_graph_files_are_rejected(tmp_path: Path, garbage: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(garbage)
     with pytest.raises(ArtifactError, match=r"onnxruntime cannot load the graph .*model\.onnx"):
@@ -52,7 +52,7 @@ def test_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
         open_session(garbage)
 
 
-def test_a_missing_graph_and_missing_weights_are_refused(exported_copy: Callable[..., Path], tmp_path: Path) -> None:
+def test_missing_graph_and_weights_are_rejected(exported_copy: Callable[..., Path], tmp_path: Path) -> None:
     folder = exported_copy("bert-tiny")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ArtifactError, match=r"model\.safetensors"):
@@ -83,7 +83,7 @@ def test_bytes_find_their_weights_and_equal_the_file(exported_model: Callable[..
         np.testing.assert_array_equal(one, other)
 
 
-def test_asking_for_cuda_without_it_is_one_error_and_no_output(capfd: pytest.CaptureFixture[str]) -> None:
+def test_unavailable_cuda_is_one_error_without_output(capfd: pytest.CaptureFixture[str]) -> None:
     problem = loading_problem("cuda")
     if problem is None:
         pytest.skip("CUDA loads here")
@@ -106,13 +106,13 @@ def test_opening_and_failing_print_nothing(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr() == ("", "")
 
 
-def test_running_a_model_leaves_torch_out(exported_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_running_a_model_does_not_import_torch(exported_model: Callable[..., Path], tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN_WITHOUT_TORCH, str(exported_model("gpt-tiny"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-# What a session answers depends on nothing but the input.
+# Results depend only on the input.
 
 
 @settings(deadline=None, max_examples=40)
@@ -131,7 +131,7 @@ def test_embeddings_do_not_depend_on_the_batch(exported_model: Exported, texts: 
 def test_generated_texts_do_not_depend_on_the_batch(
     exported_with: Exported, texts: list[str], batch_size: int, sample: bool
 ) -> None:
-    """A sampled one depends on its number too: the same text alone has another, unless it is the first."""
+    """A sampled text also depends on its number: alone, the same prompt gives another text unless it was the first."""
     session = _kept(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), unverified=True)
     options: dict[str, Any] = {"max_new_tokens": 4} | ({"temperature": 1.0, "seed": 3} if sample else {})
     together = session.run(texts, batch_size=batch_size, **options)
@@ -143,7 +143,7 @@ def test_generated_texts_do_not_depend_on_the_batch(
 @settings(deadline=None, max_examples=10)
 @given(texts=ROWS)
 def test_features_and_their_padding(exported_model: Exported, texts: list[str]) -> None:
-    """Of the tokens of each text, none for padding."""
+    """One vector per token, none for padding."""
     session = _kept(exported_model("bert-tiny"))
     for text, result in zip(texts, session.run(texts), strict=True):
         np.testing.assert_allclose(
@@ -153,15 +153,15 @@ def test_features_and_their_padding(exported_model: Exported, texts: list[str]) 
 
 
 @pytest.mark.parametrize("options", [{"memory": "mapped"}, {"threads": 1}], ids=str)
-def test_how_it_computes_changes_nothing(exported_model: Exported, options: dict[str, Any]) -> None:
+def test_threads_memory_and_batches_do_not_change_results(exported_model: Exported, options: dict[str, Any]) -> None:
     texts = ["time flies", "x", "an arrow"]
     with load_session(exported_model("bert-tiny")) as one, load_session(exported_model("bert-tiny"), **options) as two:
         for a, b in zip(one.run(texts), two.run(texts), strict=True):
             np.testing.assert_allclose(a["last_hidden_state"], b["last_hidden_state"], rtol=0, atol=2e-6)
 
 
-def test_rows_are_read_a_window_ahead(exported_model: Exported) -> None:
-    """And no further than needed for what is asked."""
+def test_rows_are_read_one_window_ahead(exported_model: Exported) -> None:
+    """No more than needed for the requested results."""
     read = 0
 
     def texts() -> Iterator[str]:
@@ -182,7 +182,7 @@ def test_rows_are_read_a_window_ahead(exported_model: Exported) -> None:
     assert ahead <= 1024
 
 
-def test_a_bad_input_has_an_error_and_the_others_a_result(exported_model: Exported) -> None:
+def test_bad_input_does_not_affect_others(exported_model: Exported) -> None:
     with load_session(exported_model("bert-tiny")) as session:
         answers = list(session.map(["a", "", "b", 7, [1, True], "y" * 33], batch_size=1))
         assert [answer.error is None for answer in answers] == [True, False, True, False, False, False]
@@ -197,10 +197,10 @@ def test_a_bad_input_has_an_error_and_the_others_a_result(exported_model: Export
             session.stream("a")
 
 
-# How long it lives, and who may use it.
+# Lifetime and sharing.
 
 
-def test_a_closed_session_runs_nothing(exported_model: Exported) -> None:
+def test_closed_session_cannot_run(exported_model: Exported) -> None:
     with load_session(exported_model("gpt-tiny")) as session:
         assert "on cpu" in repr(session)
         runner = session.runner()
@@ -220,7 +220,7 @@ def test_a_closed_session_runs_nothing(exported_model: Exported) -> None:
 
 
 def test_threads_share_a_session(exported_with: Exported, exported_model: Exported) -> None:
-    """Each has the results that it has alone, and stdout is where it was."""
+    """Each thread has the results of a single thread, and stdout is unchanged."""
     stdout, texts = sys.stdout, [f"time flies {n}" for n in range(24)]
     with load_session(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), unverified=True) as gpt:
         wanted = [gpt.run(text, max_new_tokens=6) for text in texts]
@@ -273,17 +273,17 @@ print("done")
 """
 
 
-def test_a_forked_process_opens_its_own(exported_with: Exported) -> None:
+def test_forked_process_reopens_the_session(exported_with: Exported) -> None:
     command = [sys.executable, "-c", FORK, str(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-# Which export, where.
+# Choice of export and provider.
 
 
-def test_auto_warns_where_it_takes_the_cpu(exported_model: Exported, capfd: pytest.CaptureFixture[str]) -> None:
-    """A library call prints nothing."""
+def test_auto_warns_when_using_the_cpu(exported_model: Exported, capfd: pytest.CaptureFixture[str]) -> None:
+    """Library calls print nothing."""
     problem = loading_problem("cuda")
     capfd.readouterr()
     told = "verified on cpu, but running on cuda" if problem is None else f"running on the CPU ({problem})"
@@ -296,9 +296,7 @@ def test_auto_warns_where_it_takes_the_cpu(exported_model: Exported, capfd: pyte
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_provider_that_does_not_load_is_not_replaced(
-    exported_model: Exported, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unavailable_provider_is_not_replaced(exported_model: Exported, capfd: pytest.CaptureFixture[str]) -> None:
     problem = loading_problem("cuda")
     if problem is None:
         pytest.skip("CUDA loads here")
@@ -320,7 +318,7 @@ def test_a_provider_that_does_not_load_is_not_replaced(
         ({"variant": "cpu", "dtype": "int8"}, "give only one of them"),
     ],
 )
-def test_what_there_is_not_is_refused(exported_model: Exported, options: dict[str, Any], message: str) -> None:
+def test_unknown_exports_are_rejected(exported_model: Exported, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_session(exported_model("bert-tiny"), **options)
 
@@ -337,7 +335,7 @@ def test_what_there_is_not_is_refused(exported_model: Exported, options: dict[st
         ({"variant": "generate"}, "export {} --onnx --generate"),
     ],
 )
-def test_an_absent_export_names_its_command(exported_model: Exported, options: dict[str, Any], command: str) -> None:
+def test_missing_export_names_its_command(exported_model: Exported, options: dict[str, Any], command: str) -> None:
     folder = exported_model("bert-tiny")
     with pytest.raises(ArtifactError, match=f"zoo {command.format(folder)}$"):
         load_session(folder, **options)
@@ -346,8 +344,8 @@ def test_an_absent_export_names_its_command(exported_model: Exported, options: d
     assert load_session(folder, variant="").export.variant == ""
 
 
-def test_the_best_export_for_the_provider_is_taken(exported_copy: Exported, seal: Callable[[Path], None]) -> None:
-    """The one rewritten for it, if it is verified; the portable one, if only that is."""
+def test_best_export_for_the_provider_is_chosen(exported_copy: Exported, seal: Callable[[Path], None]) -> None:
+    """The provider's own if verified, otherwise the portable one."""
 
     def discredit(name: str) -> None:
         evidence = json.loads((folder / name).read_text())
@@ -378,7 +376,7 @@ def test_the_best_export_for_the_provider_is_taken(exported_copy: Exported, seal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_precision_chooses_its_export(exported_copy: Exported, zoo: Callable[..., Any], dtype: str) -> None:
+def test_dtype_selects_its_export(exported_copy: Exported, zoo: Callable[..., Any], dtype: str) -> None:
     folder = exported_copy("gpt-tiny")
     assert zoo("quantize", folder, "--dtype", dtype).status == 0
     with load_session(folder, dtype=dtype) as session, load_session(folder) as plain:
@@ -386,7 +384,7 @@ def test_a_precision_chooses_its_export(exported_copy: Exported, zoo: Callable[.
         assert session.run("time", max_new_tokens=1)["tokens"] == 4
 
 
-# Weights that are no numbers.
+# Non-finite weights.
 
 TASKS = [
     pytest.param("bert-tiny", (), {}, "feature-extraction", id="features"),
@@ -409,7 +407,7 @@ TASKS = [
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("name", "changes", "options", "task"), TASKS)
-def test_weights_that_are_no_numbers_are_named(
+def test_non_finite_weights_are_reported(
     exported_model: Exported, tmp_path: Path, seal: Any, name: str, changes: Any, options: Any, task: str, value: float
 ) -> None:
     folder = tmp_path / "model"
@@ -434,14 +432,14 @@ _SESSIONS: dict[Path, Any] = {}
 
 
 def _kept(folder: Path, **options: Any) -> Any:
-    """A session for all the examples of a property."""
+    """Keep one session for all examples of a property."""
     if folder not in _SESSIONS:
         _SESSIONS[folder] = load_session(folder, **options)
     return _SESSIONS[folder]
 
 
 def _identity() -> bytes:
-    """A graph of one node."""
+    """Build a graph with one node."""
     from onnx import parser
 
     text = '<ir_version: 10, opset_import: ["": 20]> probe (float[1] x) => (float[1] y) { y = Identity(x) }'

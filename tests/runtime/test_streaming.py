@@ -1,4 +1,4 @@
-"""Text that is shown as it comes is the text that is there in the end."""
+"""Streaming: the pieces add up to the final text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def metaspace() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As those of SentencePiece that have a token for each byte, beside others."""
+    """Build a tokenizer with a token for each byte among others, as in SentencePiece."""
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in [*PIECES, *BYTES]], 0, byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)
@@ -59,7 +59,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 @st.composite
 def token_ids(draw: st.DrawFn, kind: str, whole: bool = False) -> list[int]:
-    """Random ones, and those of random characters in bytes: what is one, and what is none."""
+    """Draw random tokens, including valid and invalid UTF-8 sequences of byte tokens."""
     size = tokenizer_of(kind).get_vocab_size()
     first = len(PIECES) if kind == "byte fallback" else 0
     anything = st.lists(st.integers(0, size - 1), max_size=12)
@@ -77,7 +77,7 @@ KINDS = ["bytes", "wordpiece", "metaspace", "byte fallback"]
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=250)
 @given(data=st.data())
-def test_pieces_make_up_the_decoded_text(kind: str, data: st.DataObject) -> None:
+def test_pieces_add_up_to_the_decoded_text(kind: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(kind)
     prompt, ids = data.draw(token_ids(kind, whole=True)), data.draw(token_ids(kind))
     stop = data.draw(st.lists(st.sampled_from(["a", "the", " b", "\n", "é", "aa", "ing", "e "]), max_size=3))
@@ -96,7 +96,7 @@ def test_pieces_make_up_the_decoded_text(kind: str, data: st.DataObject) -> None
     assert growing.stopped == (end < len(whole) or any(text in whole for text in stop))
     assert growing.rest() == ""
     decoded, before = tokenizer.decode([*prompt, *taken]), tokenizer.decode(prompt)
-    if decoded.startswith(before):  # a broken run of bytes may have spoilt the end of the prompt
+    if decoded.startswith(before):  # an invalid run of bytes may have changed the end of the prompt
         assert before + whole == decoded
     else:
         assert kind == "byte fallback"
@@ -111,7 +111,7 @@ def test_pieces_make_up_the_decoded_text(kind: str, data: st.DataObject) -> None
         ("byte fallback", [2, 12 + 0xC3, 12 + 0xA9, 3], ["the", "", "", "éa"]),
     ],
 )
-def test_text_is_shown_as_soon_as_it_is_sure(kind: str, ids: Sequence[int], pieces: Sequence[str]) -> None:
+def test_text_is_returned_once_final(kind: str, ids: Sequence[int], pieces: Sequence[str]) -> None:
     growing = GrowingText(tokenizer_of(kind))
     shown = []
     for token in ids:
@@ -120,7 +120,7 @@ def test_text_is_shown_as_soon_as_it_is_sure(kind: str, ids: Sequence[int], piec
     assert shown == pieces
 
 
-def test_what_may_become_a_stop_is_held_back() -> None:
+def test_possible_stop_strings_are_held_back() -> None:
     growing = GrowingText(byte_tokenizer(), stop=("bcd", "cx"))
     shown = []
     for byte in b"abcabcx":
@@ -140,10 +140,10 @@ def test_what_may_become_a_stop_is_held_back() -> None:
     stop=st.lists(st.sampled_from(["a", "e", "t", "1", "\ufffd"]), max_size=2),
     temperature=st.sampled_from([0.0, 0.3, 3.0]),
 )  # fmt: skip
-def test_a_stream_is_the_text_of_a_run(
+def test_stream_equals_the_text_of_a_run(
     exported_with: Exported, prompt: str, seed: int, stop: list[str], temperature: float
 ) -> None:
-    """With many bytes that are no characters: the model knows nothing of UTF-8."""
+    """With many invalid bytes, because the model is random."""
     session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     options: dict[str, Any] = {"max_new_tokens": 8, "temperature": temperature, "seed": seed, "stop": stop}
     wanted = session.run(prompt, **options)
@@ -151,7 +151,7 @@ def test_a_stream_is_the_text_of_a_run(
     assert not any(text in wanted["generated"] for text in stop)
 
 
-def test_ids_within_a_character_are_continued(exported_with: Exported) -> None:
+def test_incomplete_characters_are_continued(exported_with: Exported) -> None:
     session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     for seed in range(20):
         options: dict[str, Any] = {"max_new_tokens": 6, "temperature": 2.0, "seed": seed}
@@ -159,7 +159,7 @@ def test_ids_within_a_character_are_continued(exported_with: Exported) -> None:
         assert "".join(session.stream(ids, **options)) == session.run(ids, **options)["generated"]
 
 
-def test_what_cannot_be_streamed_is_refused_at_once(exported_with: Exported) -> None:
+def test_unstreamable_requests_are_rejected_immediately(exported_with: Exported) -> None:
     session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     with pytest.raises(UsageError, match="beam search cannot stream"):
         session.stream("x", num_beams=2)
@@ -171,7 +171,7 @@ def test_what_cannot_be_streamed_is_refused_at_once(exported_with: Exported) -> 
 # The command.
 
 
-def test_an_option_is_set_once(exported_with: Exported, zoo: Zoo) -> None:
+def test_option_can_be_set_only_once(exported_with: Exported, zoo: Zoo) -> None:
     arguments = run_lively(exported_with, "time", "--temperature", 1, "--option", "temperature=2")
     zoo(*arguments).failed(2, "temperature is set twice: --option temperature")
     assert zoo(*run_lively(exported_with, "time", "--option", "min_new_tokens=3")).status == 0
@@ -181,7 +181,7 @@ def run_lively(exported_with: Exported, *arguments: object) -> list[object]:
     return ["run", exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), "--unverified", "--max-new-tokens", 20, *arguments]
 
 
-def test_a_stream_prints_the_prompt_and_the_text(exported_with: Exported, zoo: Zoo) -> None:
+def test_stream_prints_the_prompt_and_the_text(exported_with: Exported, zoo: Zoo) -> None:
     session = _lively(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]))
     wanted = session.run("time é", max_new_tokens=20)["generated"]
     streamed = zoo(*run_lively(exported_with, "time é", "--stream"))
@@ -191,10 +191,8 @@ def test_a_stream_prints_the_prompt_and_the_text(exported_with: Exported, zoo: Z
     assert zoo(*run_lively(exported_with, "y" * 32, "--stream")).out == "y" * 32 + "\n"
 
 
-def test_a_terminal_shows_one_text_as_it_comes(
-    exported_with: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it can; beams have nothing to show before their end."""
+def test_terminal_streams_a_single_text(exported_with: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except in beam search, which has no text before the end."""
     beams = run_lively(exported_with, "time", "--num-beams", 2)
     found = [zoo(*beams).out]
     streams: list[str] = []
@@ -212,7 +210,7 @@ def test_a_terminal_shows_one_text_as_it_comes(
 
 
 @pytest.mark.parametrize("extra", [("--num-beams", 2), ("--ids", "1,2"), ("--json",), ("another",)])
-def test_a_stream_that_cannot_be_prints_nothing(exported_with: Exported, zoo: Zoo, extra: tuple[object, ...]) -> None:
+def test_impossible_stream_prints_nothing(exported_with: Exported, zoo: Zoo, extra: tuple[object, ...]) -> None:
     zoo(*run_lively(exported_with, "time", "--stream", *extra)).failed(2, "stream")
 
 
@@ -232,12 +230,12 @@ def test_control_characters_do_not_reach_the_terminal(exported_with: Exported, z
     assert re.search(r"[\x00-\x08\x0b-\x1f\x7f]", seen), "the model never tried"
 
 
-def test_a_line_escapes_what_does_not_print_and_nothing_else() -> None:
+def test_only_unprintable_characters_are_escaped() -> None:
     assert printable("é 中\u3000\xa0\n\x1b\u202e\x9b\ud800") == "é 中\u3000\xa0\\n\\x1b\\u202e\\x9b\\ud800"
     assert printable("a\tb\nc\r", "\n\t") == "a\tb\nc\\r"
 
 
-def test_control_c_ends_the_line(exported_with: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_ends_the_line(exported_with: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = GrowingText.new, []
 
     def new(self: GrowingText) -> str:
@@ -254,7 +252,7 @@ def test_control_c_ends_the_line(exported_with: Exported, zoo: Zoo, monkeypatch:
     assert result.err.split() == ["interrupted"]
 
 
-def test_a_closed_pipe_is_no_error(exported_with: Exported) -> None:
+def test_closed_pipe_is_not_an_error(exported_with: Exported) -> None:
     arguments = list(map(str, run_lively(exported_with, "time", "--stream")))
     reader, writer = os.pipe()
     os.close(reader)
@@ -268,7 +266,7 @@ _SESSIONS: dict[Path, Any] = {}
 
 
 def _lively(folder: Path) -> Any:
-    """A session for all the examples of a property."""
+    """Keep one session for all examples of a property."""
     if folder not in _SESSIONS:
         _SESSIONS[folder] = load_session(folder, unverified=True)
     return _SESSIONS[folder]

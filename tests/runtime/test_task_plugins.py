@@ -1,4 +1,4 @@
-"""Tasks from third parties: what they add works like what is built in, and what they do wrong is theirs."""
+"""Third-party tasks: they work like built-in ones, and their faults are blamed on their plugin."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def likeliest(install: Install) -> None:
 
 
 def likeliest_alone(folder: Path, text: str, places: int) -> list[int]:
-    """From the graph itself."""
+    """Compute the likeliest token directly from the graph."""
     with load_session(folder) as session:
         (graph,) = session.graphs
         ids = np.array([list(text.encode())])
@@ -110,7 +110,7 @@ def likeliest_alone(folder: Path, text: str, places: int) -> list[int]:
         return chosen
 
 
-def test_a_task_is_run_with_its_options(masks: Path, likeliest: None, zoo: Zoo) -> None:
+def test_task_runs_with_its_options(masks: Path, likeliest: None, zoo: Zoo) -> None:
     task = ("--task", "likeliest", "--option", "places=2")
     result = zoo("run", masks, *TEXTS, *task)
     assert (result.status, result.err) == (0, "")
@@ -136,13 +136,13 @@ def test_a_task_is_run_with_its_options(masks: Path, likeliest: None, zoo: Zoo) 
         (("--task", "likeliest", "--max-new-tokens", "2"), "unknown key 'max_new_tokens' for Options: task likeliest"),
     ],
 )
-def test_what_it_does_not_know_is_refused(
+def test_unknown_task_options_are_rejected(
     masks: Path, likeliest: None, zoo: Zoo, arguments: tuple[str, ...], message: str
 ) -> None:
     zoo("run", masks, "x", *arguments).failed(2, message)
 
 
-def test_a_task_is_not_for_other_models(exported_model: Exported, likeliest: None, zoo: Zoo) -> None:
+def test_task_rejects_other_models(exported_model: Exported, likeliest: None, zoo: Zoo) -> None:
     zoo("run", exported_model("gpt-tiny"), "x", "--task", "likeliest").failed(
         2, "task 'likeliest' is not for a text-generation model"
     )
@@ -161,7 +161,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_its_faults_are_its_own(masks: Path, likeliest: None, zoo: Zoo, fault: str) -> None:
+def test_faults_are_blamed_on_the_plugin(masks: Path, likeliest: None, zoo: Zoo, fault: str) -> None:
     options = ("--task", "likeliest", "--option", f"fault={fault}")
     wanted = f"plugin 'zoo-likeliest' (zoo-likeliest 2.5) {FAULTS[fault]}"
     zoo("run", masks, *TEXTS, *options).failed(5, wanted)
@@ -171,8 +171,8 @@ def test_its_faults_are_its_own(masks: Path, likeliest: None, zoo: Zoo, fault: s
         session.run(TEXTS, task="likeliest", fault=fault)
 
 
-def test_faults_while_it_shows(masks: Path, likeliest: None, zoo: Zoo) -> None:
-    """After what it has shown already."""
+def test_faults_while_printing_are_blamed_on_the_plugin(masks: Path, likeliest: None, zoo: Zoo) -> None:
+    """After the lines already shown."""
     for option, fault, shown in (("--no-stream", "show", "time: "), ("--stream", "stream", "one \n")):
         result = zoo("run", masks, "time", "--task", "likeliest", "--option", f"fault={fault}", option)
         assert result.status == 5
@@ -181,15 +181,15 @@ def test_faults_while_it_shows(masks: Path, likeliest: None, zoo: Zoo) -> None:
         assert result.err.count("\n") == 1
 
 
-def test_it_may_refuse_an_input(masks: Path, likeliest: None, zoo: Zoo) -> None:
-    """An error of zoo's own is no fault."""
+def test_task_may_reject_an_input(masks: Path, likeliest: None, zoo: Zoo) -> None:
+    """A ZooError is not a fault of the plugin."""
     result = zoo("run", masks, *TEXTS, "--task", "likeliest", "--option", "fault=one", "--batch-size", 2)
     assert result.status == 3
     assert [line.split(": ")[2] for line in result.err.splitlines()[:-1]] == ["input 2", "input 3"]
     assert result.out.startswith("time: ")
 
 
-def test_what_it_prints_is_no_result(masks: Path, likeliest: None, zoo: Zoo) -> None:
+def test_output_of_a_task_is_not_a_result(masks: Path, likeliest: None, zoo: Zoo) -> None:
     task = ("--task", "likeliest", "--option", "fault=print")
     result = zoo("run", masks, *TEXTS, *task, "--json")
     assert len(result.json["results"]) == 3
@@ -216,13 +216,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("code", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_task_that_cannot_be_loaded(masks: Path, install: Install, zoo: Zoo, code: str | None, message: str) -> None:
+def test_unloadable_task_is_reported(masks: Path, install: Install, zoo: Zoo, code: str | None, message: str) -> None:
     install("zoo-likeliest", ENTRY, files={"{module}_run.py": code} if code else {})
     zoo("run", masks, "x", "--task", "likeliest").failed(5, "plugin 'zoo-likeliest' (zoo-likeliest 1.0)", message)
     assert zoo("run", masks, "<mask>").status == 0
 
 
-def test_two_of_one_name(masks: Path, install: Install, likeliest: None, zoo: Zoo) -> None:
+def test_two_tasks_of_one_name_conflict(masks: Path, install: Install, likeliest: None, zoo: Zoo) -> None:
     install("zoo-other", ENTRY.replace("{module}", "zoo_likeliest"))
     result = zoo("run", masks, "x", "--task", "likeliest")
     assert result.status == 5
@@ -233,7 +233,7 @@ def test_two_of_one_name(masks: Path, install: Install, likeliest: None, zoo: Zo
     assert zoo("--disable-plugin", "zoo-other", "run", masks, "x", "--task", "likeliest").status == 0
 
 
-def test_one_of_a_built_in_name(masks: Path, install: Install, zoo: Zoo) -> None:
+def test_task_named_like_a_built_in_one_conflicts(masks: Path, install: Install, zoo: Zoo) -> None:
     install("zoo-other", ENTRY.replace('"likeliest"', '"fill-mask"'))
     result = zoo("run", masks, "<mask>")
     assert result.status == 5
@@ -241,7 +241,7 @@ def test_one_of_a_built_in_name(masks: Path, install: Install, zoo: Zoo) -> None
     assert "plugin 'zoo-other' (zoo-other 1.0)" in result.err.splitlines()[-1]
 
 
-def test_a_lost_task_says_who_is_lost(masks: Path, install: Install, zoo: Zoo) -> None:
+def test_missing_task_names_its_plugin(masks: Path, install: Install, zoo: Zoo) -> None:
     install("zoo-likeliest", "import absent")
     result = zoo("run", masks, "x", "--task", "likeliest")
     assert result.status == 5
@@ -249,7 +249,7 @@ def test_a_lost_task_says_who_is_lost(masks: Path, install: Install, zoo: Zoo) -
 
 
 @pytest.mark.parametrize("task", ['name="a b", run="a:B"', 'name="a", run="a.b"', 'name="a", run="a:B", serves=("",)'])
-def test_a_task_that_cannot_be_asked_for_is_refused(install: Install, task: str) -> None:
+def test_invalid_task_declaration_breaks_the_plugin(install: Install, task: str) -> None:
     install("zoo-bad", f"import zoo\nZOO_API = 1\n@zoo.hookimpl\ndef zoo_tasks():\n    return [zoo.Task({task})]\n")
     with pytest.warns(UserWarning, match="zoo-bad 1.0.: broken: ValueError: bad "):
         (plugin,) = (found for found in Plugins(Selection()).all if found.name == "zoo-bad")
@@ -265,7 +265,7 @@ def test_tasks_are_listed(likeliest: None, zoo: Zoo) -> None:
     assert listed["zoo-likeliest"].endswith("tasks likeliest")
 
 
-def test_a_session_finds_tasks_without_the_command(masks: Path, likeliest: None) -> None:
+def test_session_finds_plugin_tasks(masks: Path, likeliest: None) -> None:
     importlib.import_module("zoo_likeliest")
     with load_session(masks) as session:
         assert set(session.options("likeliest").field_types()) == {"places", "fault"}

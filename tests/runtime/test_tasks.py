@@ -1,4 +1,4 @@
-"""Running exported models on text, against the same model called directly in torch."""
+"""Tasks on text, against the same model called directly in torch."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def close(found: Any, wanted: torch.Tensor, atol: float = 1e-5) -> None:
 
 
 def call(folder: Path, ids: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The model on one unpadded input, without a mask."""
+    """Call the model on one unpadded input, without a mask."""
     with torch.inference_mode():
         outputs = library.load(folder)(torch.tensor([ids]))
     return {name: value[0] for name, value in outputs.items()}
 
 
 def continue_greedily(folder: Path, prompt: Sequence[int], steps: int) -> list[int]:
-    """The likeliest tokens one after the other, each from a full pass without a cache or padding."""
+    """Decode greedily with full passes, without a cache or padding."""
     model = library.load(folder)
     tokens = list(prompt)
     for _ in range(steps):
         with torch.inference_mode():
             logits = model(torch.tensor([tokens]))[0, -1]
-        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no one answer"
+        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no unique answer"
         tokens.append(int(logits.argmax()))
     return tokens[len(prompt) :]
 
 
 def translate_greedily(folder: Path, source: Sequence[int], steps: int) -> list[int]:
-    """As :func:`continue_greedily`, with an encoder and from the start token."""
+    """Like :func:`continue_greedily`, with an encoder and from the start token."""
     model = library.load(folder)
     tokens = [BOS]
     for _ in range(steps):
         with torch.inference_mode():
             logits = model(torch.tensor([source]), torch.tensor([tokens]))[0, -1]
-        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no one answer"
+        assert torch.diff(logits.topk(2).values).abs() > 1e-4, "a near-tie has no unique answer"
         tokens.append(int(logits.argmax()))
     return tokens[1:]
 
@@ -78,7 +78,7 @@ def test_features(exported_model: Exported) -> None:
 
 
 def test_features_of_chosen_layers(exported_model: Exported, zoo: Zoo) -> None:
-    """One after the other, for each token; what is pooled is the last layer all the same."""
+    """Concatenated for each token; pooling still uses the last layer."""
     folder = exported_model("bert-tiny", "feature_layers=[-2, 0]")
     _, results = run_model(folder, TEXTS)
     for ids, result in zip(IDS, results, strict=True):
@@ -117,7 +117,7 @@ def test_classes(exported_model: Exported) -> None:
     assert np.ptp([result["probabilities"][0] for result in results]) > 1e-4
 
 
-def test_classes_have_names(exported_model: Exported, zoo: Zoo) -> None:
+def test_classes_are_labelled(exported_model: Exported, zoo: Zoo) -> None:
     folder = exported_model(
         "bert-tiny", "task=text-classification", "num_classes=3", 'labels=["bad", "so so", "good"]', noise=True
     )
@@ -135,7 +135,7 @@ PROBLEMS = [None, "single_label_classification", "multi_label_classification", "
 @pytest.mark.parametrize("pipeline", [TextClassificationPipeline, ImageClassificationPipeline])
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_scores_are_those_of_the_pipelines(pipeline: Any, classes: int, problem: str | None) -> None:
+def test_scores_equal_transformers_pipelines(pipeline: Any, classes: int, problem: str | None) -> None:
     names = [f"LABEL_{place}" for place in range(classes)]
     logits = np.linspace(-1.5, 2.0, classes, dtype=np.float32)
     said = SimpleNamespace(problem_type=problem, num_labels=classes, id2label=names)
@@ -148,7 +148,7 @@ def test_scores_are_those_of_the_pipelines(pipeline: Any, classes: int, problem:
     assert found.get("label") == (None if problem == "regression" else names[-1])
 
 
-def test_one_class_has_the_probability_of_its_sigmoid(exported_model: Exported, zoo: Zoo) -> None:
+def test_single_class_has_a_sigmoid_probability(exported_model: Exported, zoo: Zoo) -> None:
     folder = exported_model("bert-tiny", "task=text-classification", "num_classes=1", noise=True, gain=8.0)
     _, results = run_model(folder, TEXTS)
     for ids, result in zip(IDS, results, strict=True):
@@ -205,7 +205,7 @@ def test_replaced_tokens(exported_model: Exported, zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize(("settings", "pad"), [((), 0), (("skip_padding=true", "pad_token_id=256"), 256)])
-def test_shorter_inputs_are_filled_with_the_padding_token(
+def test_shorter_inputs_are_padded_with_the_padding_token(
     exported_model: Exported, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], pad: int
 ) -> None:
     folder = exported_model("bert-tiny", *settings)
@@ -244,7 +244,7 @@ def decoded(folder: Path, token: int) -> str:
     return Tokenizer.from_file(str(folder / "tokenizer.json")).decode([token], skip_special_tokens=False)
 
 
-def test_a_text_without_a_mask_is_refused(exported_model: Exported) -> None:
+def test_text_without_a_mask_is_rejected(exported_model: Exported) -> None:
     folder = exported_model("bert-tiny", "task=fill-mask", noise=True)
     with pytest.raises(ArtifactError, match=r"no mask to fill: input 2: write <mask>"):
         run_model(folder, ["a <mask>", "b"])
@@ -254,7 +254,7 @@ def test_a_text_without_a_mask_is_refused(exported_model: Exported) -> None:
 
 
 def test_generation_equals_a_loop_without_cache(exported_with: Exported) -> None:
-    """A ragged batch, each row of which equals its prompt run alone."""
+    """For a ragged batch, each row of which equals its prompt run singly."""
     folder = exported_with("gpt-tiny", **LIVELY["gpt-tiny"])
     task, results = run_model(folder, TEXTS, max_new_tokens=NEW, unverified=True)
     assert task == "text-generation"
@@ -281,7 +281,7 @@ def test_translation_equals_a_loop_without_cache(exported_with: Exported) -> Non
 def test_generation_stops_at_the_end_token(
     exported_with: Exported, seal: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """One row ends early, the others go on as if it were not there; the end token is the last of its row."""
+    """One row ends early with its end token, the others continue unaffected."""
     folder = Path(shutil.copytree(exported_with("gpt-tiny", **LIVELY["gpt-tiny"]), tmp_path / "model"))
     free = [continue_greedily(folder, ids, NEW) for ids in IDS]
     end = next(token for token in free[0][2:] if token not in free[0][:2] and token not in free[1])
@@ -299,7 +299,7 @@ def test_generation_stops_at_the_end_token(
 
 
 @pytest.mark.parametrize("length", [POSITIONS - 3, POSITIONS - 1, POSITIONS])
-def test_generation_ends_where_the_positions_do(exported_with: Exported, length: int) -> None:
+def test_generation_ends_at_the_last_position(exported_with: Exported, length: int) -> None:
     folder = exported_with("gpt-tiny", **LIVELY["gpt-tiny"])
     prompt = (b"time flies like an arrow " * 9)[:length]
     _, (result,) = run_model(folder, [prompt.decode()], unverified=True)
@@ -311,7 +311,7 @@ def test_generation_ends_where_the_positions_do(exported_with: Exported, length:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
-def test_the_longest_input_runs_and_one_more_token_does_not(exported_model: Exported, zoo: Zoo, name: str) -> None:
+def test_longest_input_runs_and_longer_ones_fail(exported_model: Exported, zoo: Zoo, name: str) -> None:
     folder = exported_model(name)
     longest = zoo("run", folder, "y" * POSITIONS, "--json")
     assert longest.status == 0, longest.err
@@ -338,7 +338,7 @@ REFUSED = {
     "ids that are no numbers": (("--ids", "1,x"), 2, "'1,x' is not a list of token ids"),
     "an id beyond the vocabulary": (("--ids", "1,260"), 3, "outside the vocabulary of 260"),
     "a negative id": (("--ids=-1",), 3, "outside the vocabulary of 260"),
-    "a tokenizer that is not there": (("x", "--tokenizer", "absent.json"), 3, "no such tokenizer: absent.json"),
+    "missing tokenizer": (("x", "--tokenizer", "absent.json"), 3, "no such tokenizer: absent.json"),
     "an unknown option": (("x", "--tpo"), 2, "--tpo"),
 }
 
@@ -348,8 +348,8 @@ def test_bad_inputs(exported_model: Exported, zoo: Zoo, arguments: tuple[str, ..
     zoo("run", exported_model("bert-tiny"), *arguments).failed(status, message)
 
 
-def test_a_text_needs_a_tokenizer(exported_model: Exported, zoo: Zoo) -> None:
-    """Without one the model runs on ids, or with one that is given."""
+def test_text_requires_a_tokenizer(exported_model: Exported, zoo: Zoo) -> None:
+    """Without one, the model runs on ids, or with a given tokenizer."""
     folder = exported_model("bert-tiny", "num_layers=1", tokenizer=False)
     zoo("run", folder, TEXTS[0]).failed(2, "the model has no tokenizer", "--tokenizer FILE", "--ids 1,2,3")
     with pytest.raises(UsageError):
@@ -376,13 +376,13 @@ def test_generated_ids_without_a_tokenizer_have_no_text(
     }
 
 
-def test_a_model_that_was_not_exported_is_refused(exported_build: Exported, zoo: Zoo) -> None:
+def test_unexported_model_is_rejected(exported_build: Exported, zoo: Zoo) -> None:
     folder = exported_build("bert-tiny")
     zoo("run", folder, "x").failed(3, "not exported yet", f"zoo export {folder} --onnx")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model.onnx", "tokenizer.json"])
-def test_an_altered_model_does_not_run(exported_copy: Exported, zoo: Zoo, file: str) -> None:
+def test_altered_model_does_not_run(exported_copy: Exported, zoo: Zoo, file: str) -> None:
     folder = exported_copy("bert-tiny")
     data = bytearray((folder / file).read_bytes())
     data[-5] ^= 4
@@ -390,8 +390,8 @@ def test_an_altered_model_does_not_run(exported_copy: Exported, zoo: Zoo, file: 
     zoo("run", folder, "x").failed(3, "altered", str(folder / file))
 
 
-def test_a_graph_that_the_manifest_does_not_list_does_not_run(exported_copy: Exported, zoo: Zoo) -> None:
-    """Nobody would notice if it were another one."""
+def test_unlisted_graph_does_not_run(exported_copy: Exported, zoo: Zoo) -> None:
+    """A replaced graph would go unnoticed."""
     folder = exported_copy("bert-tiny")
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["files"]["model.onnx"]
@@ -423,7 +423,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize(("name", "task"), SHOWN)
-def test_what_people_see(exported_model: Exported, zoo: Zoo, name: str, task: str) -> None:
+def test_human_readable_output(exported_model: Exported, zoo: Zoo, name: str, task: str) -> None:
     settings = [f"task={task}"] if task == "sentence-embedding" else []
     result = zoo("run", exported_model(name, *settings), "time flies")
     assert (result.status, result.err) == (0, "")

@@ -1,4 +1,4 @@
-"""Running a model contacts nobody and writes nothing outside the folders of zoo."""
+"""Running a model uses no network and writes nothing outside zoo's folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 
 OWNER = ROOT / "export/zoo_runtime/onnx_runtime.py"
-"""The one module that may import onnxruntime."""
+"""The only module that may import onnxruntime."""
 SOURCES = [path for folder in ("zoo", "export", "plugins") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 RUN = """
@@ -27,11 +27,11 @@ sockets = [link for fd in os.listdir("/proc/self/fd") if os.path.islink(path := 
            and (link := os.readlink(path)).startswith("socket:")] if os.path.isdir("/proc/self/fd") else []
 sys.exit(f"{events} {sockets}" if events or sockets else os.environ["ORT_DISABLE_TELEMETRY"] != "1")
 """
-"""Runs the command and fails if Python opened a socket, or any library left one open."""
+"""Runs the command, and fails if Python opened a socket or a library left one open."""
 
 
 def imported(path: Path) -> set[str]:
-    """The top-level packages that a module imports anywhere, importlib.import_module included."""
+    """Return the top-level packages that a module imports anywhere, including through importlib.import_module."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
@@ -52,7 +52,7 @@ def test_one_module_imports_onnxruntime() -> None:
     assert [path for path in SOURCES if "onnxruntime" in imported(path)] == [OWNER]
 
 
-def test_a_value_of_the_user_wins() -> None:
+def test_user_setting_takes_precedence() -> None:
     code = "import os, zoo_runtime.onnx_runtime; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -60,7 +60,7 @@ def test_a_value_of_the_user_wins() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_run_contacts_nobody_and_leaves_no_files(exported_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_run_uses_no_network_and_leaves_no_files(exported_model: Callable[..., Path], tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}

@@ -1,4 +1,4 @@
-"""Models that declare their graphs in other ways than ours do: batches are right, or refused by name."""
+"""Models with unusual declarations: batches are correct, or rejected with a message that names the input."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Odd(nn.Module):
 
 @pytest.fixture
 def odd(install: Callable[..., Path], tmp_path: Path) -> Callable[..., Session]:
-    """A session on a small verified model that declares these inputs."""
+    """Open a session on a small verified model with these inputs."""
     install("zoo-odd", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
     Path("zoo.toml").write_text('schema = 1\n[models.odd-tiny]\narch = "odd"\ndescription = "a test"\n')
 
@@ -94,8 +94,8 @@ TEXTS = ["hello", "hi", "abcdefgh", "by"]
 
 
 @pytest.mark.parametrize("inputs", [("input_ids",), ("mask", "tokens"), ("input_ids", "mask", "position_ids")], ids=str)
-def test_a_batch_equals_its_rows(odd: Callable[..., Session], inputs: tuple[str, ...]) -> None:
-    """Without a mask nothing is padded; positions are those of the tokens."""
+def test_batch_equals_its_rows(odd: Callable[..., Session], inputs: tuple[str, ...]) -> None:
+    """Without a mask there is no padding; positions are those of the tokens."""
     with odd(inputs=inputs) as session:
         together = session.run(TEXTS, batch_size=4)
         for text, result in zip(TEXTS, together, strict=True):
@@ -105,7 +105,7 @@ def test_a_batch_equals_its_rows(odd: Callable[..., Session], inputs: tuple[str,
         assert [answer.result["tokens"] for answer in answers] == [1, 2]
 
 
-def test_an_input_that_nobody_knows_is_named(odd: Callable[..., Session]) -> None:
+def test_unknown_input_is_named(odd: Callable[..., Session]) -> None:
     message = "unsupported graph inputs language_ids: graph model"
     with odd(inputs=("input_ids", "language_ids")) as session, pytest.raises(UsageError, match=message):
         session.run("x")
@@ -113,9 +113,7 @@ def test_an_input_that_nobody_knows_is_named(odd: Callable[..., Session]) -> Non
 
 @pytest.mark.parametrize("inputs", [("input_ids",), ("mask", "tokens")], ids=str)
 @pytest.mark.parametrize("beams", [1, 2])
-def test_texts_of_a_batch_are_those_of_its_rows(
-    odd: Callable[..., Session], inputs: tuple[str, ...], beams: int
-) -> None:
+def test_texts_do_not_depend_on_the_batch(odd: Callable[..., Session], inputs: tuple[str, ...], beams: int) -> None:
     with odd(task="text-generation", past=True, inputs=inputs) as session:
         options = {"max_new_tokens": 6, "num_beams": beams}
         together = session.run(TEXTS, batch_size=4, **options)
@@ -125,7 +123,7 @@ def test_texts_of_a_batch_are_those_of_its_rows(
         assert [answer.result["tokens"] for answer in answers] == [1, 2]
 
 
-def test_a_model_that_cannot_serve_a_task_says_why(odd: Callable[..., Session]) -> None:
+def test_unsuitable_model_for_a_task_is_explained(odd: Callable[..., Session]) -> None:
     with (
         odd(task="text-generation") as session,
         pytest.raises(UsageError, match="cannot generate: it declares no past"),
@@ -146,7 +144,7 @@ def test_options_out_of_range(exported_model: Callable[..., Path], options: dict
         session.run("x", num_beams=2, **options)
 
 
-def test_an_almost_frozen_sample_is_greedy(exported_model: Callable[..., Path]) -> None:
+def test_near_zero_temperature_is_greedy(exported_model: Callable[..., Path]) -> None:
     with load_session(exported_model("gpt-tiny")) as session:
         cold = session.run("hello", temperature=1e-310, max_new_tokens=5)
         assert cold == session.run("hello", max_new_tokens=5)

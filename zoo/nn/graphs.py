@@ -33,7 +33,7 @@ def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> d
     if isinstance(result, Tensor):
         result = {graph.outputs[0].name: result}
     if len(weights) != len(recorded):
-        raise ValueError(f"graph {graph.name!r} declares {len(recorded)} attentions and computes {len(weights)}")
+        raise ValueError(f"graph {graph.name!r} declares {len(recorded)} attention outputs but computes {len(weights)}")
     result = {**result, **{tensor.name: weight for tensor, weight in zip(recorded, weights, strict=True)}}
     outputs: dict[str, Tensor] = {}
     for item in graph.outputs:

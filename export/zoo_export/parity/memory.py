@@ -21,7 +21,7 @@ def check_memory(stored: ModelDirectory) -> None:
     needed, free = size * _COPIES, free_memory()
     if needed > free:
         raise ParityError(
-            f"too large to verify here: that takes {needed / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free",
+            f"too large to verify here: needs {needed / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free",
             stored.path,
             "zoo export --onnx --graph-only, then zoo verify on a larger machine",
         )

@@ -1,4 +1,4 @@
-"""What is measured is the model: the right calls, equal outputs, and limits that follow from its declaration."""
+"""Benchmarks: the measured calls, equality of outputs, and limits derived from declarations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ assert "torch" not in sys.modules
 
 
 def numbers(value: Any) -> list[float]:
-    """Every number in plain data."""
+    """Yield every number in plain data."""
     if isinstance(value, dict | list):
         return [found for item in (value.values() if isinstance(value, dict) else value) for found in numbers(item)]
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
@@ -84,7 +84,7 @@ def test_every_phase_of_every_graph_is_measured(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_compiled_torch_is_measured(name: str, exported_model: Exported) -> None:
-    """Its outputs are compared with those of eager torch before."""
+    """Its outputs are compared with eager torch first."""
     result = bench_model(exported_model(name), lengths=[5], seconds=0.005)
     if "no compiler" in str(result["left_out"]) or "InvalidCxxCompiler" in str(result["left_out"]):
         pytest.skip("no C++ compiler here")
@@ -92,7 +92,7 @@ def test_compiled_torch_is_measured(name: str, exported_model: Exported) -> None
     assert all("torch.compile" in case["backends"] for case in result["cases"])
 
 
-def test_what_does_not_compile_is_left_out_with_its_reason(
+def test_compile_failures_are_reported(
     exported_model: Exported, monkeypatch: pytest.MonkeyPatch, zoo: Callable[..., Any]
 ) -> None:
     def broken(module: object, **_: object) -> Callable[..., Any]:
@@ -110,8 +110,8 @@ def test_what_does_not_compile_is_left_out_with_its_reason(
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
-def test_a_wrong_result_is_not_timed(name: str, exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here it is torch that is wrong, which must be seen as well."""
+def test_wrong_results_are_not_timed(name: str, exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here torch is wrong, which is detected as well."""
 
     def altered(stored: Any) -> torch.nn.Module:
         model = persist.load_directory(stored)
@@ -133,8 +133,8 @@ def test_outputs_are_compared_by_size_shape_and_finiteness() -> None:
             check_outputs("what", [found], [wanted], 1e-3)
 
 
-def test_a_decode_is_of_the_same_token_however_often_it_is_called(exported_model: Exported) -> None:
-    """Its logits are those of one pass over all tokens, by the session's own executor."""
+def test_repeated_decode_calls_use_the_same_token(exported_model: Exported) -> None:
+    """Its logits equal those of one pass over all tokens by the session's executor."""
     with load_session(exported_model("gpt-tiny")) as session:
         case = Case(session.graphs[0], "decode", 2, 6)
         feeds = feeds_of(session, case)
@@ -147,8 +147,8 @@ def test_a_decode_is_of_the_same_token_however_often_it_is_called(exported_model
     np.testing.assert_allclose(first, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_lengths_and_variants_that_cannot_be_are_refused(exported_model: Exported) -> None:
-    """A decoder needs a position for the token after its prompt."""
+def test_invalid_lengths_and_variants_are_rejected(exported_model: Exported) -> None:
+    """A decoder needs one more position for the token after its prompt."""
     gpt, bert = exported_model("gpt-tiny"), exported_model("bert-tiny")
     with pytest.raises(UsageError, match="32 positions, and decoding needs one more: length 32: choose at most 31"):
         bench_model(gpt, lengths=[4, 32], **QUICK)
@@ -162,8 +162,8 @@ def test_lengths_and_variants_that_cannot_be_are_refused(exported_model: Exporte
 
 
 @pytest.mark.parametrize("settings", [[], ["num_kv_heads=2", "tie_embeddings=false"]])
-def test_flops_are_those_of_the_closed_form(settings: list[str]) -> None:
-    """Which a model of several graphs has for both together only."""
+def test_flops_equal_the_closed_form(settings: list[str]) -> None:
+    """A model of several graphs has a closed form only for their sum."""
     gpt = registry().resolve("gpt-tiny", settings)
     for phase, batch, length in (("prefill", 1, 9), ("prefill", 3, 1), ("decode", 2, 30)):
         case = Case(gpt.graphs[0], phase, batch, length)
@@ -179,7 +179,7 @@ def test_flops_are_those_of_the_closed_form(settings: list[str]) -> None:
 
 @pytest.mark.parametrize("count", [closed_form, torch_backend.count_flops])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_logits_that_are_not_computed_are_not_counted(count: Any, batch: int) -> None:
+def test_unused_logits_are_not_counted(count: Any, batch: int) -> None:
     gpt = registry().resolve("gpt-tiny")
     inputs = [SimpleNamespace(name="input_ids"), SimpleNamespace(name="logits_to_keep")]
     session: Any = SimpleNamespace(
@@ -192,8 +192,8 @@ def test_logits_that_are_not_computed_are_not_counted(count: Any, batch: int) ->
     assert necessary_flops(session, case, count) == count(gpt, case)
 
 
-def test_logits_are_those_of_the_target() -> None:
-    """Where it has a vocabulary of its own."""
+def test_logits_use_the_target_vocabulary() -> None:
+    """If the target has its own vocabulary."""
     pair = registry().resolve("transformer-tiny", ["target_vocab_size=300"])
     inputs = [SimpleNamespace(name="logits_to_keep")]
     session: Any = SimpleNamespace(
@@ -204,8 +204,8 @@ def test_logits_are_those_of_the_target() -> None:
     assert necessary_flops(session, case, count) == count(pair, case) - 8 * logits
 
 
-def test_bytes_are_those_of_the_weights_and_the_caches(exported_model: Exported) -> None:
-    """Without the positions, of which one row is read; the tokens' table is the last matrix too."""
+def test_bytes_count_weights_and_caches(exported_model: Exported) -> None:
+    """The position table is excluded, since one row is read; the token table is included as the tied head."""
     folder = exported_model("gpt-tiny")
     weights = load_file(folder / "model.safetensors")
     read = sum(value.nbytes for name, value in weights.items() if name != "position_embedding.weight")
@@ -231,7 +231,7 @@ def test_calls_take_turns() -> None:
     assert all(0 < found.best <= found.median for found in times.values())
 
 
-def test_long_calls_are_made_three_times() -> None:
+def test_slow_calls_get_three_turns() -> None:
     calls: list[None] = []
 
     def call() -> tuple[()]:
@@ -242,10 +242,8 @@ def test_long_calls_are_made_three_times() -> None:
     assert len(in_turns({"a": call}, 1e-6)["a"].turns) == len(calls) == 3
 
 
-def test_a_limit_that_is_not_known_is_not_made_up(
-    exported_model: Exported, zoo: Callable[..., Any], tmp_path: Path
-) -> None:
-    """Without torch nobody tells the FLOPs of one graph of several. What a decode reads is known all the same."""
+def test_unknown_limits_are_not_reported(exported_model: Exported, zoo: Callable[..., Any], tmp_path: Path) -> None:
+    """Without torch, FLOPs of models with several graphs are unknown, but the bytes of decode phases are known."""
     folder = exported_model("transformer-tiny")
     arguments = ("bench", folder, "--lengths", 4, "--seconds", 0.005, "--no-torch")
     result = zoo(*arguments, "--json").json
@@ -260,7 +258,7 @@ def test_a_limit_that_is_not_known_is_not_made_up(
         assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-def test_without_torch_it_is_not_imported(exported_model: Exported, tmp_path: Path) -> None:
+def test_torch_is_not_imported_without_need(exported_model: Exported, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(exported_model("gpt-tiny"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -272,7 +270,7 @@ def test_without_torch_it_is_not_imported(exported_model: Exported, tmp_path: Pa
         assert case["limit"]["flops"] > 0
 
 
-def test_the_table_has_a_line_for_each_backend_and_limit(exported_model: Exported, zoo: Callable[..., Any]) -> None:
+def test_table_has_a_line_per_backend_and_limit(exported_model: Exported, zoo: Callable[..., Any]) -> None:
     done = zoo(
         "bench", exported_model("gpt-tiny"), "--lengths", "4,5", "--batch", "2", "--seconds", 0.005, "--no-compile"
     )
@@ -288,7 +286,7 @@ def test_the_table_has_a_line_for_each_backend_and_limit(exported_model: Exporte
 
 
 @pytest.mark.parametrize(("waited", "warned"), [(None, 0), (0.09, 0), (0.4, 1)])
-def test_a_busy_machine_is_warned_of(
+def test_busy_machine_causes_a_warning(
     waited: float | None, warned: int, zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = dict.fromkeys(("model", "variant", "dtype", "provider", "threads", "cpu"), "")
@@ -299,7 +297,7 @@ def test_a_busy_machine_is_warned_of(
     assert done.err.count("warning: threads waited for a free core for 40% of the time") == warned
 
 
-def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+def test_invalid_plot_is_rejected_before_measuring(
     exported_model: Exported, zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = exported_model("gpt-tiny")
@@ -316,7 +314,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("A.SVG", b"<?xml")])
-def test_a_plot_is_drawn(name: str, start: bytes, exported_model: Exported, tmp_path: Path) -> None:
+def test_plot_is_written(name: str, start: bytes, exported_model: Exported, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib, of the extra plot, is not installed")
     result = bench_model(exported_model("transformer-tiny"), lengths=[4, 5], **QUICK)
     path = tmp_path / name

@@ -1,4 +1,4 @@
-"""Curves: lengths as they are written, real measurements in real processes, and what is concluded from them."""
+"""Curves: parsing of lengths, measurements in separate processes, and the fitted growth."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ config = { vocab_size = 20, max_seq_len = 64, hidden_size = 8, num_layers = 1, n
 base = "curve-full"
 config = { attention = "linformer", attention_rank = 4 }
 """
-"""Models so small that their comparison takes a second."""
+"""Models whose verification takes a second."""
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two presets at two lengths, really measured."""
+    """Measure two presets at two lengths."""
     folder = tmp_path_factory.mktemp("curves")
     (folder / "zoo.toml").write_text(TINY)
     with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +58,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def lengths(text: str) -> list[int]:
-    """What ``--lengths`` makes of a text."""
+    """Parse a text as ``--lengths`` does."""
     return command.make_context("bench", ["--lengths", text]).params["lengths"]
 
 
@@ -72,12 +72,12 @@ def lengths(text: str) -> list[int]:
         ("500,128,128", [500, 128]),
     ],
 )
-def test_a_range_doubles_up_to_its_end(text: str, wanted: list[int]) -> None:
+def test_range_doubles_up_to_its_end(text: str, wanted: list[int]) -> None:
     assert lengths(text) == wanted
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_every_range_rises_from_its_start_to_its_end_by_two_at_most(first: int, last: int) -> None:
+def test_ranges_grow_by_at_most_a_factor_of_two(first: int, last: int) -> None:
     if first > last:
         with pytest.raises(UsageError, match=f"the range {first}..{last} is empty: --lengths: write {last}..{first}"):
             lengths(f"{first}..{last}")
@@ -113,7 +113,7 @@ def test_every_range_rises_from_its_start_to_its_end_by_two_at_most(first: int, 
         (["gpt-tiny", "--lengths", "8..9", "--plot", "a.gif"], ("unsupported plot format: a.gif",)),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(
+def test_invalid_requests_are_rejected_before_measuring(
     arguments: list[str], fragments: tuple[str, ...], zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(curves, "_prepare", lambda *_: pytest.fail("it was built"))
@@ -121,29 +121,29 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(
 
 
 @given(st.floats(-1, 4), st.floats(1e-6, 1e6), st.integers(1, 100))
-def test_powers_are_found_again(power: float, factor: float, start: int) -> None:
+def test_growth_of_power_laws_is_exact(power: float, factor: float, start: int) -> None:
     values = {start << number: factor * (start << number) ** power for number in range(5)}
     assert growth(values) == pytest.approx(power, abs=1e-6)
 
 
-def test_what_growth_is_fitted_to_are_the_last_octaves() -> None:
-    """What a short text costs besides does not count."""
+def test_growth_is_fitted_to_the_last_octaves() -> None:
+    """Constant costs of short texts have no influence."""
     values = {128 << number: max(1.0, 4.0**number / 16) for number in range(7)}
     assert growth(values) == pytest.approx(2)
     assert growth({128: 1.0}) is growth({}) is None
     assert growth({128: 1.0, 2048: 2.0}) is None
 
 
-def test_a_curve_is_below_from_where_it_stays_below() -> None:
+def test_below_from_ignores_temporary_crossings() -> None:
     other = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0}
     assert below_from({1: 3.0, 2: 6.0, 4: 12.0, 8: 24.0}, other) == 4
-    assert below_from({1: 0.5, 2: 5.0, 4: 12.0, 8: 24.0}, other) == 4  # once above, it was by chance
+    assert below_from({1: 0.5, 2: 5.0, 4: 12.0, 8: 24.0}, other) == 4  # a single crossing may be noise
     assert below_from({1: 0.5, 2: 1.0, 4: 1.0, 8: 64.0}, other) is None
     assert below_from(other, other) is below_from({}, other) is None
-    assert below_from({4: 1.0, 16: 1.0}, other) == 4  # lengths that both have
+    assert below_from({4: 1.0, 16: 1.0}, other) == 4  # common lengths
 
 
-def test_each_point_is_measured_beside_the_baseline(result: dict[str, Any]) -> None:
+def test_points_are_compared_with_the_baseline(result: dict[str, Any]) -> None:
     assert (result["baseline"], result["lengths"]) == ("curve-linformer", [8, 16])
     assert result["compared_to"] == {"curve-full": 16, "curve-linformer": 16}
     assert [model["name"] for model in result["models"]] == ["curve-linformer", "curve-full"]
@@ -161,8 +161,8 @@ def test_each_point_is_measured_beside_the_baseline(result: dict[str, Any]) -> N
         assert own["time_ratio"] * other["best_seconds"] == pytest.approx(own["best_seconds"])
 
 
-def test_memory_is_that_of_the_run(exported_build: Exported) -> None:
-    """A text of 1,200 tokens has matrices of scores of its square, beside which nothing else is large."""
+def test_memory_is_the_peak_of_the_run(exported_build: Exported) -> None:
+    """At 1,200 tokens, the score matrices dominate memory."""
     model = exported_build("bert-tiny", "max_seq_len=2048", "num_layers=1")
     stored = ModelDirectory.open(model)
     graphs = make_graphs(stored)
@@ -173,13 +173,13 @@ def test_memory_is_that_of_the_run(exported_build: Exported) -> None:
     found = measure_point(model, 1200, seconds=0.001, threads=1, memory=10e9)
     assert found["failure"] is None
     assert scores < found["memory"] < 6 * scores
-    # Where only a third of that may be had, the process says so, and this one goes on.
+    # With a third of that memory, the process reports the failure, and this process continues.
     found = measure_point(model, 1200, seconds=0.001, threads=1, memory=scores / 3)
     assert found == {"length": 1200, "failure": OUT_OF_MEMORY, **dict.fromkeys(MEASURED)}
 
 
-def test_a_process_that_dies_is_a_point_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here it kills itself, as the system kills whoever takes too much."""
+def test_killed_process_gives_a_failed_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process kills itself, as the system does when memory runs out."""
     code = "import os, signal\ndef run_point(name, request):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     (tmp_path / "deadly.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -199,10 +199,10 @@ def test_a_process_that_dies_is_a_point_and_not_the_end(tmp_path: Path, monkeypa
         (8, [4, 8], [None, OUT_OF_MEMORY, *["skipped, because 8 tokens failed"] * 2]),
     ],
 )
-def test_what_may_not_fit_is_not_tried(
+def test_lengths_beyond_memory_are_skipped(
     fails: int, tried: list[int], reasons: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory is taken to grow with the square of the length."""
+    """Memory is assumed to grow with the square of the length."""
     found = []
 
     def measured(_: Path, length: int, **limits: Any) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def test_what_may_not_fit_is_not_tried(
     assert [point["failure"] for point in result["models"][0]["points"]] == reasons
 
 
-def test_a_directory_is_measured_as_it_was_exported(exported_model: Exported, copy_of: Callable[..., Path]) -> None:
+def test_directory_is_measured_as_exported(exported_model: Exported, copy_of: Callable[..., Path]) -> None:
     folder = str(exported_model("bert-tiny"))
     result = bench_curves([folder], [4], seconds=0.001)
     assert (result["baseline"], result["compared_to"]) == (folder, {folder: None})
@@ -229,7 +229,7 @@ def test_a_directory_is_measured_as_it_was_exported(exported_model: Exported, co
         bench_curves(["./bert-tiny"], [4])
 
 
-def test_a_graph_that_is_not_the_model_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unverified_graph_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "make_graphs", lambda _: {})
     monkeypatch.setattr(curves, "compare", lambda *_, **__: Report({}, ["it differs"]))
     monkeypatch.setattr(curves, "measure_point", lambda *_, **__: pytest.fail("it was measured"))
@@ -237,7 +237,7 @@ def test_a_graph_that_is_not_the_model_is_not_measured(monkeypatch: pytest.Monke
         bench_curves(["bert-tiny"], [4])
 
 
-def test_tables_have_a_row_a_length_and_say_what_is_missing(result: dict[str, Any]) -> None:
+def test_tables_have_a_row_per_length_and_list_failures(result: dict[str, Any]) -> None:
     first, second = result["models"]
     points = [{**point, "memory": 3_000_000, "memory_ratio": 1.5} for point in second["points"]]
     points[1] |= {**dict.fromkeys(MEASURED), "failure": OUT_OF_MEMORY, "time_ratio": None, "memory_ratio": None}
@@ -258,7 +258,7 @@ def test_tables_have_a_row_a_length_and_say_what_is_missing(result: dict[str, An
     ]
 
 
-def test_the_command_prints_json_or_tables_and_draws(
+def test_command_prints_json_or_tables_and_plots(
     result: dict[str, Any], zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -284,8 +284,8 @@ def test_the_command_prints_json_or_tables_and_draws(
     assert sum(line.split()[:1] in (["MS"], ["MB"], ["MODEL"]) for line in lines) == 3
 
 
-def test_layers_are_of_one_width() -> None:
-    """One layer on bytes each, whatever the architecture."""
+def test_layer_presets_have_equal_width() -> None:
+    """Every preset is one layer that reads bytes."""
     layers = [registry().resolve(preset) for preset in registry().names() if preset.startswith("layer-")]
     assert curves.FULL in [layer.name for layer in layers]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Every node of an exported graph has a CUDA kernel, as far as that can be known without CUDA."""
+"""Detection of nodes without a CUDA kernel, and absence of such nodes in exported graphs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ COUNTS = {"And", "Clip", "CumSum", "LessOrEqual", "Range", "Shape", "Squeeze"}
 
 @pytest.fixture(scope="module")
 def made_graphs() -> Iterator[Graphs]:
-    """Graphs of a preset with the built-in plugins, each traced once."""
+    """Trace the graphs of a preset with the built-in plugins, once."""
     made: dict[object, dict[str, bytes]] = {}
 
     def make(name: str, changes: Sequence[str] = (), way: str = "portable") -> dict[str, bytes]:
@@ -74,7 +74,7 @@ def made_graphs() -> Iterator[Graphs]:
 
 
 def sketch(body: str, kind: str = "float", opset: int = 24) -> bytes:
-    """A graph of a few nodes over ``x``, a matrix of one element type."""
+    """Build a graph of a few nodes over ``x``, a matrix of one element type."""
     head = f'<ir_version: 10, opset_import: ["": {opset}]> sketch ({kind}[2, 2] x, bool c) => (float[?, ?] y)'
     data: bytes = parser.parse_model(f"{head} {{ {body} }}").SerializeToString()
     return data
@@ -84,7 +84,7 @@ def missing(graph: bytes) -> list[str]:
     return [node.operator for node in nodes_without_kernel(graph)]
 
 
-# The graphs that zoo writes.
+# Graphs written by zoo.
 
 
 @pytest.mark.parametrize(("name", "changes", "way"), CASES)
@@ -97,7 +97,7 @@ def test_every_node_of_an_exported_graph_has_a_kernel(
 
 @pytest.mark.parametrize("way", ["portable", "cuda"])
 def test_each_kernel_of_a_graph_is_looked_up(made_graphs: Graphs, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Without the kernels of one operator, exactly its nodes that read or write real numbers are found."""
+    """If the kernels of one operator are removed, exactly its floating-point nodes are found."""
     graph = inlined(made_graphs("gpt-tiny", way=way)["model"])
     data = graph.SerializeToString()
     table = cuda_kernels._read_table()
@@ -116,7 +116,7 @@ def test_each_kernel_of_a_graph_is_looked_up(made_graphs: Graphs, monkeypatch: p
         assert missing(data) == [operator] * count
 
 
-def test_functions_are_looked_into(made_graphs: Graphs) -> None:
+def test_functions_are_examined(made_graphs: Graphs) -> None:
     graph = onnx.load_model_from_string(made_graphs("gpt-tiny")["model"])
     assert graph.functions
     (gelu,) = [node for node in graph.functions[0].node if node.op_type == "Gelu"]
@@ -133,8 +133,8 @@ def test_functions_are_looked_into(made_graphs: Graphs) -> None:
     ],
     ids=["float64", "float16", "bfloat16"],
 )
-def test_a_graph_in_another_element_type(made_graphs: Graphs, element: int, lacking: set[str]) -> None:
-    """No attention in float64, which the runtime has for neither provider."""
+def test_other_element_types_are_found(made_graphs: Graphs, element: int, lacking: set[str]) -> None:
+    """No attention in float64: neither provider has a kernel."""
     graph = inlined(made_graphs("gpt-tiny")["model"])
     for value in (*graph.graph.input, *graph.graph.output):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
@@ -149,7 +149,7 @@ def test_a_graph_in_another_element_type(made_graphs: Graphs, element: int, lack
         assert all(set(node.inputs[:3]) == {"double"} for node in found)
 
 
-# Small graphs, as onnxruntime 1.31.1 places them.
+# Small graphs, compared with the placement by onnxruntime 1.31.1.
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_a_graph_in_another_element_type(made_graphs: Graphs, element: int, lack
          "else_branch = e () => (float[A, B] q) { q = Relu(x) }>", "float", ["Celu"]),
     ],
 )  # fmt: skip
-def test_what_has_no_kernel(body: str, kind: str, lacking: list[str]) -> None:
+def test_nodes_without_kernels_are_found(body: str, kind: str, lacking: list[str]) -> None:
     assert missing(sketch(body, kind)) == lacking
 
 
-def test_a_version_behind_the_kernels() -> None:
-    """Kernels of Range are listed up to opset 26, which the runtime loads last; that of Einsum is for one version."""
+def test_operator_versions_beyond_the_kernels_are_found() -> None:
+    """Kernels of Range are listed up to opset 26, the runtime's latest; that of Einsum is for one version."""
     if onnx.defs.onnx_opset_version() < 28:
         pytest.skip("this onnx has no later version of them")
     steps = "a = Constant<value = float {1}>() b = Range(a, a, a) y = Relu(x)"
@@ -184,12 +184,12 @@ def test_a_version_behind_the_kernels() -> None:
     assert [missing(sketch(product, opset=opset)) for opset in (24, 27, 28)] == [[], [], ["Einsum"]]
 
 
-def test_a_version_before_the_operator() -> None:
+def test_operator_newer_than_the_opset_has_no_kernel() -> None:
     step = "b = Shape(x) y = TensorScatter(x, x, b)"
     assert [missing(sketch(step, opset=opset)) for opset in OPSETS] == [["TensorScatter"], []]
 
 
-def test_an_operator_that_is_not_standard_and_what_is_written_of_a_node() -> None:
+def test_custom_operators_are_reported() -> None:
     text = (
         '<ir_version: 10, opset_import: ["": 24, "com.example": 1]> sketch (float[2, 2] x) => (float[2, 2] y) '
         "{ a = com.example.Gelu(x) y = Relu(a) }"
@@ -201,15 +201,15 @@ def test_an_operator_that_is_not_standard_and_what_is_written_of_a_node() -> Non
     assert (node.inputs, node.outputs) == (("float",), ("?",))
 
 
-def test_what_cannot_be_told() -> None:
+def test_unsupported_opsets_and_files_are_rejected() -> None:
     with pytest.raises(UsageError, match="kernels of opset 20 are not known"):
         nodes_without_kernel(sketch("y = Relu(x)", opset=20))
     with pytest.raises(ArtifactError, match="not an ONNX graph"):
         nodes_without_kernel(b"garbage")
 
 
-def test_the_table_is_of_operators_as_onnx_has_them() -> None:
-    """Each kernel is one that some opset selects, for type parameters that the operator has there."""
+def test_kernel_table_matches_onnx_schemas() -> None:
+    """Each kernel is selected by some opset, and its type parameters exist in that version."""
     table = cuda_kernels._read_table()
     assert table.first_opset == OPSETS[0]
     for operator, kernels in table.kernels.items():
@@ -230,19 +230,19 @@ def test_the_table_is_of_operators_as_onnx_has_them() -> None:
             assert all(kernel in selected for kernel in kernels), operator
 
 
-# What a session does.
+# Placement by sessions.
 
 
 @pytest.fixture
 def cpu_session(exported_model: Exported) -> tuple[bytes, list[PlacedNode], Any]:
-    """A graph without functions, where a session on the CPU runs its nodes, and the session."""
+    """Return a graph without functions, the placement of its nodes on the CPU, and the session."""
     folder = exported_model("gpt-tiny")
     graph = inlined((folder / "model.onnx").read_bytes()).SerializeToString()
     session = open_session(graph, weights=folder, placements=True, optimize=False)
     return graph, placed_nodes(session), session
 
 
-def test_on_the_cpu_all_real_work_is_unexpected(cpu_session: tuple[bytes, list[PlacedNode], Any]) -> None:
+def test_all_floating_point_nodes_are_unexpected_on_the_cpu(cpu_session: tuple[bytes, list[PlacedNode], Any]) -> None:
     graph, _, session = cpu_session
     found = unexpected_cpu_nodes(session, on_sizes(graph))
     there = Counter(node.op_type for node in onnx.load_model_from_string(graph).graph.node)
@@ -256,8 +256,8 @@ def test_on_the_cpu_all_real_work_is_unexpected(cpu_session: tuple[bytes, list[P
     assert not {"Reshape", "Shape"} & set(guessed)  # the operator does not tell
 
 
-def test_one_product_that_falls_back_is_found(cpu_session: tuple[bytes, list[PlacedNode], Any]) -> None:
-    """Arithmetic on sizes is on the CPU and all else on CUDA, until one node after the other falls back."""
+def test_single_fallback_node_is_found(cpu_session: tuple[bytes, list[PlacedNode], Any]) -> None:
+    """Starting from shape arithmetic on the CPU and the rest on CUDA, move one node after the other to the CPU."""
     graph, nodes, _ = cpu_session
     sizes = on_sizes(graph)
     placed = [PlacedNode(CPU if sizes[node.name] else CUDA, node.operator, node.name) for node in nodes]
@@ -272,7 +272,7 @@ def test_one_product_that_falls_back_is_found(cpu_session: tuple[bytes, list[Pla
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 @pytest.mark.parametrize("optimize", [True, False])
-def test_a_session_on_cuda_runs_on_cuda(exported_model: Exported, name: str, optimize: bool) -> None:
+def test_cuda_session_runs_on_cuda(exported_model: Exported, name: str, optimize: bool) -> None:
     if problem := loading_problem("cuda"):
         pytest.skip(problem)
     folder = exported_model(name)
@@ -322,7 +322,7 @@ class Bent(nn.Module):
 """
 
 
-def test_an_export_for_cuda_says_what_cuda_cannot_run(install: Callable[..., Path], zoo: Zoo) -> None:
+def test_cuda_export_reports_missing_kernels(install: Callable[..., Path], zoo: Zoo) -> None:
     install("bent", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
     Path("zoo.toml").write_text('schema = 1\n[models.bent]\narch = "bent"\n')
     said = zoo("export", "bent", "--onnx", "--graph-only", "--profile", "cuda")
@@ -334,7 +334,7 @@ def test_an_export_for_cuda_says_what_cuda_cannot_run(install: Callable[..., Pat
         said = zoo("export", "bent", "--onnx", "--graph-only", "--profile", profile, "-o", profile)
         assert len(said.warnings) == 1
     assert zoo("build", "bent", "--dtype", "bfloat16", "-o", "half").status == 0
-    said = zoo("export", "half", "--onnx", "--graph-only")  # it has no other provider to run on
+    said = zoo("export", "half", "--onnx", "--graph-only")  # no other provider is available
     assert said.warnings[1:] == ["warning: half: model.onnx cannot run: CUDA has no kernel for 2 x Elu"]
     said = zoo("export", "gpt-tiny", "--onnx", "--graph-only", "--profile", "cuda")
     assert len(said.warnings) == 1

@@ -1,4 +1,4 @@
-"""Generation as one graph, against the Python loop, transformers, plain numpy, and its own gate with seeded faults."""
+"""Generation as one graph, against the Python loop, transformers and numpy; its verification, with seeded faults."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ MODELS = tuple(LIVELY)
 
 @pytest.fixture(scope="module")
 def lively(exported_with: Exported) -> Callable[[str], Path]:
-    """An exported preset with lively weights."""
+    """Export a preset with lively weights."""
     return lambda name: exported_with(name, **LIVELY[name])
 
 
 @pytest.fixture(scope="module")
 def loops(lively: Callable[[str], Path]) -> Callable[..., tuple[ModelDirectory, dict[str, bytes], bytes]]:
-    """A lively preset, its graphs and its loop, from the exported files."""
+    """Load a lively preset's graphs and its loop from the exported files."""
     made: dict[str, Any] = {}
 
     def make(name: str) -> tuple[ModelDirectory, dict[str, bytes], bytes]:
@@ -65,7 +65,7 @@ def loops(lively: Callable[[str], Path]) -> Callable[..., tuple[ModelDirectory, 
 
 @pytest.fixture(scope="module")
 def generate(loops: Callable[..., Any]) -> Callable[..., Array]:
-    """Run the loop of a lively preset on padded prompts, without an end unless one is given."""
+    """Run the loop of a lively preset on padded prompts, by default without an end token."""
     sessions: dict[str, Any] = {}
 
     def run(name: str, prompts: Sequence[Sequence[int]], new: int, side: str = "left", **options: Any) -> Array:
@@ -90,7 +90,7 @@ def serialize(model: ir.Model) -> bytes:
 
 
 def padded(prompts: Sequence[Sequence[int]], side: str = "left", width: int = 0) -> dict[str, Array]:
-    """A batch of prompts, with padding on a side, or around and between the tokens."""
+    """Build a batch of prompts with padding on one side, or around and between the tokens."""
     width = max(width, 2 * max(map(len, prompts)) if side == "within" else max(map(len, prompts)))
     ids, kept = np.full((len(prompts), width), 7), np.zeros((len(prompts), width), np.int64)
     for row, tokens in enumerate(prompts):
@@ -104,7 +104,7 @@ def padded(prompts: Sequence[Sequence[int]], side: str = "left", width: int = 0)
 
 
 def ended(tokens: Sequence[int], end: int, width: int) -> list[int]:
-    """A row up to and with its end, filled up."""
+    """Cut a row after its end token, and fill it up."""
     tokens = list(tokens)
     kept = tokens[: tokens.index(end) + 1] if end in tokens else tokens
     return (kept + [end] * width)[:width]
@@ -115,7 +115,7 @@ def ended(tokens: Sequence[int], end: int, width: int) -> list[int]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_the_python_loop(lively: Callable[[str], Path], generate: Callable[..., Array], name: str) -> None:
-    """Token for token, for a ragged batch and for its prompts one by one."""
+    """Token for token, for a ragged batch and for its prompts singly."""
     for texts in (TEXTS, *([text] for text in TEXTS), TEXTS + TEXTS[:2]):
         _, results = run_model(lively(name), texts, max_new_tokens=NEW, unverified=True)
         wanted = [result["generated_ids"] for result in results]
@@ -124,7 +124,7 @@ def test_equals_the_python_loop(lively: Callable[[str], Path], generate: Callabl
 
 
 def test_equals_transformers(lively: Callable[[str], Path], generate: Callable[..., Array]) -> None:
-    """transformers' own generation from the same weights in float64, with an early end and padded rows."""
+    """transformers' generation with the same weights in float64, with an early end and padded rows."""
     twin = transformers_twin(library.load(lively("gpt-tiny")).double())
     batch = padded(PROMPTS)
 
@@ -143,15 +143,15 @@ def test_equals_transformers(lively: Callable[[str], Path], generate: Callable[.
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("side", ["left", "right", "within"])
-def test_a_row_gives_what_it_gives_alone(generate: Callable[..., Array], name: str, side: str) -> None:
-    """Wherever the padding is."""
+def test_row_does_not_depend_on_its_batch(generate: Callable[..., Array], name: str, side: str) -> None:
+    """For padding anywhere."""
     alone = [generate(name, [prompt], 5).tolist()[0] for prompt in PROMPTS]
     assert generate(name, PROMPTS, 5, side).tolist() == alone
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_number_of_tokens(generate: Callable[..., Array], name: str) -> None:
-    """From none on; for none the shape still has the rows."""
+def test_number_of_tokens(generate: Callable[..., Array], name: str) -> None:
+    """Including 0, for which the output still has all rows."""
     free = generate(name, PROMPTS, 5)
     for new in (-1, 0, 1, 2, 5):
         found = generate(name, PROMPTS, new)
@@ -162,8 +162,8 @@ def test_the_number_of_tokens(generate: Callable[..., Array], name: str) -> None
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
-def test_ends_early(generate: Callable[..., Array], name: str, temperature: float) -> None:
-    """A row that has ended is filled up, and generation stops with the last of them."""
+def test_generation_ends_early(generate: Callable[..., Array], name: str, temperature: float) -> None:
+    """Rows that have ended are filled, and generation stops when all have ended."""
     noise = np.random.default_rng(0).random((len(PROMPTS), NEW))
     options = {"temperature": temperature, "noise": noise}
     free = generate(name, PROMPTS, NEW, **options).tolist()
@@ -181,7 +181,7 @@ def test_ends_early(generate: Callable[..., Array], name: str, temperature: floa
     assert len(widths) > (5 if temperature else 1)
 
 
-def test_the_end_in_the_configuration_is_the_default(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
+def test_configured_end_token_is_the_default(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
     stored, _, _ = loops("gpt-tiny")
     free = generate("gpt-tiny", PROMPTS, NEW).tolist()
     end = free[0][4]
@@ -193,8 +193,8 @@ def test_the_end_in_the_configuration_is_the_default(loops: Callable[..., Any], 
         assert run_loop(session, batch, NEW).tolist() == [wanted]
 
 
-def test_any_of_several_ends_ends_a_row(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
-    """By default, and given; what follows is the first of them."""
+def test_any_of_several_end_tokens_ends_a_row(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
+    """By default and when given; rows are filled with the first of them."""
     stored, _, _ = loops("gpt-tiny")
     free = generate("gpt-tiny", PROMPTS, NEW).tolist()
     ends = free[0][4], free[1][2]
@@ -211,10 +211,10 @@ def test_any_of_several_ends_ends_a_row(loops: Callable[..., Any], generate: Cal
 
 
 @pytest.mark.parametrize("length", [1, POSITIONS - 3, POSITIONS - 1, POSITIONS])
-def test_ends_where_the_positions_do(
+def test_generation_ends_at_the_last_position(
     lively: Callable[[str], Path], generate: Callable[..., Array], length: int
 ) -> None:
-    """As the Python loop does."""
+    """Like the Python loop."""
     prompt = "time flies like an arrow and more text"[:length]
     _, (result,) = run_model(lively("gpt-tiny"), [prompt], max_new_tokens=99, unverified=True)
     found = generate("gpt-tiny", [list(prompt.encode())], 99)
@@ -222,7 +222,7 @@ def test_ends_where_the_positions_do(
     assert found.tolist()[0] == result["generated_ids"]
 
 
-def test_the_start_token_takes_a_position(generate: Callable[..., Array]) -> None:
+def test_start_token_uses_a_position(generate: Callable[..., Array]) -> None:
     assert generate("transformer-tiny", PROMPTS, 99).shape == (len(PROMPTS), POSITIONS - 1)
 
 
@@ -233,7 +233,7 @@ def test_the_start_token_takes_a_position(generate: Callable[..., Array]) -> Non
 def test_samples_follow_the_distribution(
     lively: Callable[[str], Path], generate: Callable[..., Array], top_k: int
 ) -> None:
-    """Evenly spaced noise gives each token as often as its probability says, to within one."""
+    """Evenly spaced noise gives each token in proportion to its probability, to within one count."""
     rows, temperature = 1500, 7.0
     noise = ((np.arange(rows) + 0.5) / rows)[:, None]
     found = generate("gpt-tiny", PROMPTS[:1] * rows, 1, temperature=temperature, top_k=top_k, noise=noise)
@@ -249,8 +249,8 @@ def test_samples_follow_the_distribution(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_noise_decides(generate: Callable[..., Array], name: str) -> None:
-    """The same noise gives the same tokens, other noise others; a row reads its own, or all read the only one."""
+def test_noise_determines_the_tokens(generate: Callable[..., Array], name: str) -> None:
+    """Equal noise gives equal tokens, other noise others; each row reads its own noise, or all share one row."""
     rng = np.random.default_rng(0)
     noise = rng.random((len(PROMPTS), NEW), np.float32)
     options: dict[str, Any] = {"temperature": 5.0, "top_k": 50}
@@ -270,7 +270,7 @@ def test_noise_decides(generate: Callable[..., Array], name: str) -> None:
 
 
 def test_extreme_settings(generate: Callable[..., Array]) -> None:
-    """A temperature near 0 and a single candidate are greedy; noise out of range takes the first or last candidate."""
+    """A temperature near 0 or a single candidate is greedy; noise out of range selects the first or last candidate."""
     free = generate("gpt-tiny", PROMPTS, 5)
     noise = np.full((1, 5), 0.5)
     assert (generate("gpt-tiny", PROMPTS, 5, temperature=1e-30, noise=noise) == free).all()
@@ -295,8 +295,8 @@ def test_sampling_without_enough_noise_fails(generate: Callable[..., Array], noi
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_file(loops: Callable[..., Any], name: str, tmp_path: Path) -> None:
-    """Standard operators, each stored tensor once, nothing but small constants within, and no trace of evidence."""
+def test_loop_file(loops: Callable[..., Any], name: str, tmp_path: Path) -> None:
+    """Standard operators, each stored tensor once, only small constants inside, and no evidence of the graphs."""
     stored, files, loop = loops(name)
     assert len(loop) < sum(map(len, files.values())) + 12_000
     path = tmp_path / "generate.onnx"
@@ -326,7 +326,7 @@ def test_the_file(loops: Callable[..., Any], name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_names_are_unique_in_every_scope(loops: Callable[..., Any], name: str) -> None:
-    """Some runtimes look names up in the graphs around as well."""
+    """Some runtimes look up names in enclosing graphs, too."""
     graph = onnx.load_model_from_string(loops(name)[2]).graph
 
     def defined(graph: onnx.GraphProto) -> list[str]:
@@ -341,14 +341,14 @@ def test_names_are_unique_in_every_scope(loops: Callable[..., Any], name: str) -
 
 @pytest.fixture(scope="module")
 def untied(exported_build: Exported) -> tuple[ModelDirectory, dict[str, ir.Model]]:
-    """A model in float16 with a head of its own, and its graphs as they are traced."""
+    """Build a float16 model with an untied head, and trace its graphs."""
     settings = ("num_layers=1", "tie_embeddings=false")
     stored = ModelDirectory.open(exported_build("gpt-tiny", *settings, dtype="float16", seed=3, gain=12.0))
     return stored, models_of(make_graphs(stored))
 
 
-def test_equal_graphs_give_equal_bytes_and_are_left_alone(untied: Any, tmp_path: Path) -> None:
-    """As they are traced, or read from files."""
+def test_loop_is_deterministic_and_keeps_its_inputs(untied: Any, tmp_path: Path) -> None:
+    """For traced graphs, and graphs read from files."""
     stored, graphs = untied
     before = {file: serialize(graph) for file, graph in graphs.items()}
     loop = serialize(make_loop(stored.spec, graphs))
@@ -360,7 +360,7 @@ def test_equal_graphs_give_equal_bytes_and_are_left_alone(untied: Any, tmp_path:
     assert serialize(make_loop(stored.spec, again)) == loop
 
 
-def test_an_untied_head_and_half_precision(untied: Any) -> None:
+def test_untied_head_and_half_precision(untied: Any) -> None:
     stored, graphs = untied
     loop = serialize(make_loop(stored.spec, graphs))
     assert "head.weight" in pointers(loop)
@@ -368,8 +368,8 @@ def test_an_untied_head_and_half_precision(untied: Any) -> None:
     assert report.passed, report.failures
 
 
-def test_a_prompts_other_logits_are_not_computed(loops: Callable[..., Any]) -> None:
-    """The head reads two dimensions, one row for each prompt, and is there once."""
+def test_only_the_last_logits_of_a_prompt_are_computed(loops: Callable[..., Any]) -> None:
+    """The head occurs once, and reads a matrix with one row per prompt."""
     model = ir.from_proto(onnx.load_model_from_string(loops("gpt-tiny")[2]))
     users = model.graph.initializers["token_embedding.weight"].consumers()
     assert sorted(user.op_type for user in users) == ["Gather", "Gemm"]
@@ -379,8 +379,10 @@ def test_a_prompts_other_logits_are_not_computed(loops: Callable[..., Any]) -> N
     assert own(body(model), "Gather") == [head.inputs[0].producer()]
 
 
-def test_logits_that_are_no_dense_layer(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
-    """They are computed everywhere, and the last row is taken."""
+def test_logits_other_than_a_dense_layer_are_supported(
+    loops: Callable[..., Any], generate: Callable[..., Array]
+) -> None:
+    """All logits are computed, and the last row is used."""
     stored, _, _ = loops("gpt-tiny")
     graphs = read(stored)
     graph = graphs["model"].graph
@@ -398,8 +400,8 @@ def test_logits_that_are_no_dense_layer(loops: Callable[..., Any], generate: Cal
     assert (found == generate("gpt-tiny", PROMPTS, 5, temperature=5.0, noise=noise)).all()
 
 
-def test_a_decoder_without_a_mask(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
-    """The loop then has none either."""
+def test_decoder_without_a_mask_is_supported(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
+    """The loop has no mask either."""
     stored, _, _ = loops("gpt-tiny")
     spec = changed_spec(stored.spec, inputs=stored.spec.graphs[0].inputs[:1])
     traced = trace_graph(spec, spec.graphs[0], stored.dtype, opset=23)
@@ -412,7 +414,7 @@ def test_a_decoder_without_a_mask(loops: Callable[..., Any], generate: Callable[
 
 
 def test_functions_of_the_same_name(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
-    """Two graphs may each have a function of one name; what differs stays apart."""
+    """Different functions of the same name in two graphs are kept apart."""
     stored, _, _ = loops("transformer-tiny")
     graphs = read(stored)
     decoder = graphs["decoder"]
@@ -430,11 +432,11 @@ def test_functions_of_the_same_name(loops: Callable[..., Any], generate: Callabl
     assert (found == generate("transformer-tiny", PROMPTS, 5)).all()
 
 
-# What cannot be a loop.
+# Models without a loop.
 
 
 def changed_spec(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """A model whose last graph is declared otherwise."""
+    """Return a model with a changed declaration of its last graph."""
     *earlier, decoder = spec.graphs
     declared = (*earlier, dataclasses.replace(decoder, **changes))
 
@@ -445,7 +447,7 @@ def changed_spec(spec: ModelSpec, **changes: Any) -> ModelSpec:
     return ModelSpec(spec.name, spec.plugin, spec.architecture, Config(**dataclasses.asdict(spec.config)))
 
 
-def test_models_that_do_not_generate_are_refused(loops: Callable[..., Any]) -> None:
+def test_models_that_do_not_generate_are_rejected(loops: Callable[..., Any]) -> None:
     stored, _, _ = loops("gpt-tiny")
     spec, (decoder,) = stored.spec, stored.spec.graphs
     assert plan_loop(changed_spec(spec)).ids == "input_ids"
@@ -466,7 +468,7 @@ def test_models_that_do_not_generate_are_refused(loops: Callable[..., Any]) -> N
                 make_loop(changed_spec(spec, **declaration), read(stored))
 
 
-def test_an_encoder_is_refused(exported_build: Exported) -> None:
+def test_encoder_is_rejected(exported_build: Exported) -> None:
     with pytest.raises(UsageError, match="bert-tiny cannot generate"):
         plan_loop(ModelDirectory.open(exported_build("bert-tiny")).spec)
 
@@ -475,8 +477,8 @@ def test_an_encoder_is_refused(exported_build: Exported) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_gate_passes(loops: Callable[..., Any], name: str) -> None:
-    """On the lively weights and on its own, at both levels, with nearly every token settled."""
+def test_correct_loop_passes(loops: Callable[..., Any], name: str) -> None:
+    """With lively and stored weights, at both optimisation levels, with few near-ties."""
     report = compare_loop(*loops(name))
     assert report.passed, report.failures
     assert report.evidence["verified"] is True
@@ -500,7 +502,7 @@ def branch(model: ir.Model, name: str) -> ir.Graph:
 
 
 def own(graph: ir.Graph, operator: str) -> list[ir.Node]:
-    """The loop's own nodes of a kind, those of the model's graphs left out."""
+    """Return the loop's own nodes of an operator, without those of the model's graphs."""
     return [node for node in graph if node.op_type == operator and (node.name or "").startswith("loop/")]
 
 
@@ -545,7 +547,7 @@ def layers_swap_their_past(model: ir.Model) -> None:
 
 
 def past_is_not_extended(model: ir.Model) -> None:
-    """What a step remembers is as long as it should be, but its newest token is the one before."""
+    """Keep the length of the cache, but let its newest entry be the previous token's."""
     graph = body(model)
     present = graph.outputs[-1]
     length = ir.node("Shape", [present], {"start": 2, "end": 3})
@@ -681,8 +683,8 @@ ALSO_WITH_AN_ENCODER = (
     + [pytest.param("transformer-tiny", fault, marks=pytest.mark.slow) for fault in ALSO_WITH_AN_ENCODER[:-1]]
     + [("transformer-tiny", ALSO_WITH_AN_ENCODER[-1])],
 )
-def test_the_gate_catches(loops: Callable[..., Any], name: str, fault: str) -> None:
-    """Each fault loads and runs, and is named."""
+def test_seeded_loop_faults_are_caught(loops: Callable[..., Any], name: str, fault: str) -> None:
+    """Each fault loads and runs, and is reported."""
     stored, files, loop = loops(name)
     spoil, message = FAULTS[fault]
     model = ir.from_proto(onnx.load_model_from_string(loop))
@@ -693,8 +695,8 @@ def test_the_gate_catches(loops: Callable[..., Any], name: str, fault: str) -> N
     assert any(message in line for line in report.failures), report.failures
 
 
-def test_what_does_not_run_is_a_failure(loops: Callable[..., Any]) -> None:
-    """A graph that the runtime refuses, or that fails on the way."""
+def test_failing_loop_is_reported(loops: Callable[..., Any]) -> None:
+    """A graph that the runtime rejects, or that fails while running."""
     stored, files, loop = loops("gpt-tiny")
     model = ir.from_proto(onnx.load_model_from_string(loop))
     graph = body(model)
@@ -712,7 +714,7 @@ def test_what_does_not_run_is_a_failure(loops: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
-def test_the_command_writes_runs_and_verifies_a_loop(
+def test_command_writes_runs_and_verifies_a_loop(
     exported_copy: Exported, zoo: Callable[..., Any], seal: Callable[[Path], None], name: str
 ) -> None:
     folder = exported_copy(name)
@@ -738,11 +740,11 @@ def test_the_command_writes_runs_and_verifies_a_loop(
     assert "this variant only decodes greedily" in refused.err
 
 
-def test_a_model_that_does_not_generate_has_no_loop(exported_copy: Exported, zoo: Callable[..., Any]) -> None:
+def test_model_that_does_not_generate_has_no_loop(exported_copy: Exported, zoo: Callable[..., Any]) -> None:
     zoo("export", exported_copy("bert-tiny"), "--onnx", "--generate").failed(2, "cannot generate", "--generate")
 
 
-def test_a_loop_that_differs_is_not_written(
+def test_loop_that_differs_is_not_written(
     exported_copy: Exported, zoo: Callable[..., Any], snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = exported_copy("gpt-tiny")

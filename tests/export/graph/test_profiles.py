@@ -1,4 +1,4 @@
-"""Graphs that write their caches in place and compute the logits that are asked for."""
+"""Profiles: graphs that update caches in place and compute the requested logits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DECODERS = [
 
 @pytest.fixture(scope="session")
 def exported_cpu(exported_build: Exported) -> Exported:
-    """A model with weights that matter, exported for the CPU."""
+    """Export a model with non-trivial weights for the CPU."""
     made: dict[object, Path] = {}
 
     def export(name: str, *changes: str) -> Path:
@@ -66,8 +66,8 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "changes"), DECODERS)
-def test_a_decoder_writes_in_place(exported_cpu: Exported, zoo: Zoo, name: str, changes: tuple[str, ...]) -> None:
-    """Standard operators only, as in the portable profile; what the graph takes is in its metadata."""
+def test_decoder_updates_caches_in_place(exported_cpu: Exported, zoo: Zoo, name: str, changes: tuple[str, ...]) -> None:
+    """Only standard operators, as in the portable profile; the inputs are described in the metadata."""
     folder = exported_cpu(name, *changes)
     model = load(folder / ("decoder.cpu.onnx" if (folder / "decoder.cpu.onnx").exists() else "model.cpu.onnx"))
     assert {(item.domain, item.version) for item in model.opset_import} == {("", 24)}
@@ -95,8 +95,8 @@ def test_a_decoder_writes_in_place(exported_cpu: Exported, zoo: Zoo, name: str, 
         pytest.param("t5-tiny", "decoder", marks=pytest.mark.slow),
     ],
 )
-def test_one_more_layer_adds_no_node_that_computes_sizes(exported_build: Exported, name: str, file: str) -> None:
-    """Activations stay matrices from product to product: of Reshapes, those that split and merge heads are left."""
+def test_layers_add_no_shape_arithmetic(exported_build: Exported, name: str, file: str) -> None:
+    """Activations stay matrices between products: only Reshapes that split and merge heads remain."""
     counts = []
     for layers in (2, 3):
         stored = ModelDirectory.open(exported_build(name, f"num_layers={layers}"))
@@ -110,13 +110,13 @@ def test_one_more_layer_adds_no_node_that_computes_sizes(exported_build: Exporte
     assert added["Reshape"] == (6 if file == "decoder" else 4)
 
 
-def test_an_encoder_has_no_further_inputs(exported_cpu: Exported) -> None:
+def test_encoder_has_no_further_inputs(exported_cpu: Exported) -> None:
     folder = exported_cpu("bert-tiny")
     inputs = [item.name for item in load(folder / "model.cpu.onnx").graph.input]
     assert inputs == ["input_ids", "attention_mask", "token_type_ids"]
 
 
-def test_profiles_lie_beside_the_portable_graph(exported_build: Exported, zoo: Zoo) -> None:
+def test_profiles_coexist_with_the_portable_graph(exported_build: Exported, zoo: Zoo) -> None:
     folder = exported_build("gpt-tiny", gain=4.0)
     assert zoo("export", folder, "--onnx").status == 0
     graph = (folder / "model.onnx").read_bytes()
@@ -132,7 +132,7 @@ def test_profiles_lie_beside_the_portable_graph(exported_build: Exported, zoo: Z
     zoo("export", folder, "--onnx", "--profile", "cpu").failed(2, "model.cpu.onnx", "--force")
 
 
-def test_a_profile_of_a_preset_that_is_not_built(zoo: Zoo) -> None:
+def test_profile_of_an_unbuilt_preset(zoo: Zoo) -> None:
     said = zoo("export", "gpt-tiny", "--onnx", "--profile", "cpu", "--graph-only")
     assert said.err == (
         "warning: gpt-tiny: model.cpu.onnx NOT VERIFIED: zoo verify gpt-tiny --variant cpu completes it\n"
@@ -140,11 +140,11 @@ def test_a_profile_of_a_preset_that_is_not_built(zoo: Zoo) -> None:
     assert json.loads(Path("gpt-tiny/parity.cpu.json").read_text())["verified"] is False
 
 
-# What the graphs take.
+# Inputs of the graphs.
 
 
 class Decoder:
-    """The decoder of an exported model, called as a runtime would call it, with arrays of numpy."""
+    """The decoder of an exported model, called with numpy arrays."""
 
     def __init__(self, folder: Path) -> None:
         self.stored = ModelDirectory.open(folder)
@@ -169,10 +169,10 @@ class Decoder:
     batch=st.integers(1, 3), length=st.integers(1, 6), past=st.integers(0, 5), room=st.integers(0, 9),
     keep=st.integers(0, 8), fill=st.floats(-9, 9, width=32), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_a_step_depends_on_the_filled_positions_alone(
+def test_step_depends_only_on_filled_positions(
     exported_cpu: Exported, batch: int, length: int, past: int, room: int, keep: int, fill: float, seed: int
 ) -> None:
-    """Any capacity, whatever lies in the free part, and any number of logits give the same."""
+    """Results do not depend on capacity, content of free positions, or number of logits."""
     decoder = Decoder(exported_cpu("gpt-tiny"))
     ids = np.random.default_rng(seed).integers(0, 260, (batch, past + length))
     capacity = past + length + room
@@ -192,8 +192,8 @@ def test_a_step_depends_on_the_filled_positions_alone(
         assert np.array_equal(found[:, :, past + length :], np.full_like(found[:, :, past + length :], fill))
 
 
-def test_bound_to_itself_a_cache_is_not_copied(exported_cpu: Exported) -> None:
-    """The runtime writes one token behind the past, into memory that is the caller's."""
+def test_bound_cache_is_not_copied(exported_cpu: Exported) -> None:
+    """The runtime writes the new token after the past, into the caller's memory."""
     decoder = Decoder(exported_cpu("gpt-tiny"))
     feeds = decoder.feeds(np.array([[5]]), 2, 8, 1, 0.5)
     binding = decoder.session.io_binding()
@@ -213,7 +213,7 @@ def test_bound_to_itself_a_cache_is_not_copied(exported_cpu: Exported) -> None:
         assert not np.array_equal(feeds[name][:, :, 2], old[:, :, 2])
 
 
-def test_a_continuation_goes_on_in_its_buffers_and_a_branch_in_others(exported_cpu: Exported) -> None:
+def test_continuation_reuses_buffers_and_branch_gets_new_ones(exported_cpu: Exported) -> None:
     folder = exported_cpu("gpt-tiny")
     decoder = Decoder(folder)
     execute = OnnxExecutor({"model": decoder.session}, np.dtype(np.float32), twice=False)
@@ -235,7 +235,7 @@ def test_a_continuation_goes_on_in_its_buffers_and_a_branch_in_others(exported_c
     np.testing.assert_allclose(again["logits"], one["logits"], rtol=0, atol=1e-5)
     assert not np.allclose(other["logits"], one["logits"], atol=1e-3)
     rest = one
-    for count in range(28):  # until the positions end
+    for count in range(28):  # until the positions are exhausted
         rest = step([5], next_past(graph, rest), 4 + count)
     straight = step([1, 2, 3, 4, *[5] * 28], empty_past(graph, 1, execute.dtype), 0)
     np.testing.assert_allclose(rest["logits"], straight["logits"][:, -1:], rtol=0, atol=2e-4)
@@ -317,7 +317,7 @@ class Headless(Masked):
 
 @pytest.fixture
 def decoders(install: Callable[..., Path]) -> None:
-    """A plugin with decoders of its own, one of which can be rewritten."""
+    """Install a plugin with decoders, one of which can be rewritten."""
     install("decoders", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
     names = ("masked", "byhand", "scaled", "headless")
     Path("zoo.toml").write_text("schema = 1\n" + "".join(f'[models.{n}]\narch = "{n}"\n' for n in names))
@@ -332,10 +332,10 @@ def decoders(install: Callable[..., Path]) -> None:
         ("headless", True, False, {"zoo.logits": "as traced: LogSoftmax comes before the logits"}),
     ],
 )
-def test_a_third_party_decoder_is_rewritten_as_far_as_it_fits(
+def test_third_party_decoder_is_rewritten_where_possible(
     decoders: None, zoo: Zoo, name: str, in_place: bool, on_request: bool, notes: dict[str, str]
 ) -> None:
-    """What does not fit stays as it was traced, says so, and is compared all the same."""
+    """Unsuitable parts stay as traced, with a reason in the metadata, and are verified as well."""
     said = zoo("export", name, "--onnx", "--profile", "cpu")
     assert said.status == 0, said.err
     model = load(Path(name, "model.cpu.onnx"))
@@ -345,10 +345,12 @@ def test_a_third_party_decoder_is_rewritten_as_far_as_it_fits(
     assert found == notes
 
 
-# What is refused.
+# Rejected uses.
 
 
-def test_a_profile_whose_provider_is_absent(exported_cpu: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
+def test_profile_without_its_provider_is_rejected(
+    exported_cpu: Exported, zoo: Zoo, snapshot: Callable[[], Any]
+) -> None:
     if loading_problem("cuda") is None:
         pytest.skip("CUDA is here")
     before = snapshot()
@@ -357,14 +359,14 @@ def test_a_profile_whose_provider_is_absent(exported_cpu: Exported, zoo: Zoo, sn
 
 
 @pytest.mark.gpu
-def test_the_cuda_profile(exported_build: Exported, zoo: Zoo) -> None:
+def test_cuda_profile(exported_build: Exported, zoo: Zoo) -> None:
     if problem := loading_problem("cuda"):
         pytest.skip(problem)
     folder = exported_build("gpt-tiny", noise=True, gain=4.0)
     assert "verified on cuda" in zoo("export", folder, "--onnx", "--profile", "cuda").out
 
 
-def test_options_that_do_not_go_together(exported_cpu: Exported, zoo: Zoo) -> None:
+def test_conflicting_options_are_rejected(exported_cpu: Exported, zoo: Zoo) -> None:
     folder = exported_cpu("gpt-tiny")
     zoo("export", folder, "--onnx", "--profile", "cpu", "--option", "opset=23").failed(
         2, "opset 23", "profile cpu", "24"
@@ -376,6 +378,6 @@ def test_options_that_do_not_go_together(exported_cpu: Exported, zoo: Zoo) -> No
     assert [Options().operators, Options(profile="cpu").operators] == list(OPSETS)
 
 
-def test_the_profile_is_the_same_in_another_export(exported_cpu: Exported) -> None:
+def test_profile_is_reproducible(exported_cpu: Exported) -> None:
     stored = ModelDirectory.open(exported_cpu("gpt-tiny"))
     assert make_graphs(stored, CPU, cached=False) == make_graphs(stored, CPU)

@@ -1,4 +1,4 @@
-"""Random small models, each drawn from a number: what the gate must let pass."""
+"""Random small models, each determined by a number, whose exports must pass verification."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Configuration", "draw_configuration", "draw_image_configuration", "d
 
 @dataclass(frozen=True)
 class Configuration:
-    """A model and how its weights are made."""
+    """A model configuration and the distribution of its weights."""
 
     preset: str
     settings: tuple[str, ...]
     dtype: str
     seed: int
     gain: float
-    """What its matrices are multiplied by."""
+    """Factor of its matrices."""
     noise: bool
-    """Whether biases and norms are random too."""
+    """Whether biases and norms are random, too."""
 
     def build(self, folder: Path) -> ModelDirectory:
-        """Make the weights and save the model in a new folder."""
+        """Build the model and save it in a new folder."""
         plugins.select(plugins.Selection(third_party=False))
         spec = registry().resolve(self.preset, self.settings)
         model = create.build(spec, seed=self.seed, dtype=self.dtype)
@@ -38,13 +38,13 @@ class Configuration:
 
 
 def draw_configuration(seed: int, *, families: bool = False) -> Configuration:
-    """The configuration of a number: another architecture, shape, task, dtype and size of weights for each.
+    """Draw the configuration of a number: architecture, shape, task, dtype and size of weights vary.
 
-    With ``families`` an encoder-decoder also has what BART, Marian and others change in it.
+    With ``families``, encoder-decoders include the variants of BART, Marian and others.
     """
     rng = random.Random(seed)
     preset = rng.choice(("gpt-tiny", "bert-tiny", "transformer-tiny"))
-    preset = "t5-tiny" if seed % 5 == 2 else preset  # numbers that tests name stay what they were
+    preset = "t5-tiny" if seed % 5 == 2 else preset  # keeps the numbers that tests refer to
     heads, head_dim = rng.choice((1, 2, 3, 4, 6)), rng.choice((2, 4, 6, 8, 12))
     values: dict[str, object] = {
         "num_heads": heads,
@@ -95,13 +95,13 @@ def draw_configuration(seed: int, *, families: bool = False) -> Configuration:
         settings=tuple(f"{key}={value}" for key, value in values.items()),
         dtype=dtype,
         seed=seed,
-        gain=2 ** rng.uniform(-2, 4 if dtype == "float32" else 1),  # float16 scores beyond 65504 are not numbers
+        gain=2 ** rng.uniform(-2, 4 if dtype == "float32" else 1),  # float16 scores overflow beyond 65504
         noise=rng.random() < 0.7,
     )
 
 
 def draw_llama_configuration(seed: int) -> Configuration:
-    """The same for Llama and its kin."""
+    """Draw a configuration of the Llama family."""
     rng = random.Random(seed)
     heads, head_dim = rng.choice((1, 2, 3, 4, 6)), rng.choice((2, 4, 6, 8, 12))
     values: dict[str, object] = {
@@ -139,7 +139,7 @@ def draw_llama_configuration(seed: int) -> Configuration:
 
 
 def _draw_family(rng: random.Random, hidden_size: int) -> dict[str, object]:
-    """Other positions, norms and biases, and a decoder unlike the encoder."""
+    """Draw other positions, norms and biases, and a decoder that differs from the encoder."""
     learned = rng.random() < 0.5
     values: dict[str, object] = {
         name: rng.choice(("true", "false"))
@@ -155,7 +155,7 @@ def _draw_family(rng: random.Random, hidden_size: int) -> dict[str, object]:
 
 
 def draw_image_configuration(seed: int) -> Configuration:
-    """The same for models that read images."""
+    """Draw a configuration of an image model."""
     rng = random.Random(seed)
     heads, head_dim = rng.choice((1, 2, 3, 4, 6)), rng.choice((2, 4, 6, 8, 12))
     task, patch_size = rng.choice(("image-classification", "image-feature-extraction")), rng.randint(1, 5)
@@ -187,7 +187,7 @@ def draw_image_configuration(seed: int) -> Configuration:
 
 
 def _draw_gpt_neo(rng: random.Random) -> dict[str, object]:
-    """What GPT-Neo changes, in half of the configurations."""
+    """Draw GPT-Neo's settings in half of the configurations."""
     if rng.random() < 0.5:
         return {}
     return {
@@ -198,7 +198,7 @@ def _draw_gpt_neo(rng: random.Random) -> dict[str, object]:
 
 
 def _draw_kin(rng: random.Random, hidden_size: int) -> dict[str, object]:
-    """What the kin of BERT change, in half of the configurations."""
+    """Draw settings of BERT's variants in half of the configurations."""
     if rng.random() < 0.5:
         return {}
     return {

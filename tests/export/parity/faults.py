@@ -1,7 +1,7 @@
 """Faults for exported graphs, enumerated from the graph alone: every kind at every place where it applies.
 
-A fault is what an exporter, an optimiser or a careless edit gets wrong: a tensor read from the wrong place, a bias
-lost, a position off by one, a size that was fixed while tracing. The kinds know operators, never architectures.
+Faults are typical errors of exporters, optimisers and manual edits: a tensor read from the wrong place, a lost bias, a
+position off by one, a size fixed while tracing. Kinds of faults depend on operators, never on architectures.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Step = tuple[str, tuple["np.ndarray[Any, Any]", ...], dict[str, Any]]
 
 REALS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 EPSILONS = (1e-12, 1e-5, 1e-3)
-"""Those in use: BERT's, GPT's, and one that is plainly wrong for either."""
+"""Those of BERT and GPT, and one that is wrong for both."""
 TRACED = {0: 2, 1: 16, 2: 16}
-"""What an exporter's usual example input would bake in, by axis: a batch of 2, 16 tokens, 16 of past."""
+"""Sizes of an exporter's usual example input, by axis: a batch of 2, 16 tokens, a past of 16."""
 _END = np.iinfo(np.int64).max
 
 
@@ -42,7 +42,7 @@ class Fault:
     edit: Edit
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """A copy of the graph with this fault in it."""
+        """Return a copy of the graph with this fault."""
         changed = onnx.ModelProto()
         changed.CopyFrom(model)
         self.edit(changed.graph)
@@ -51,7 +51,7 @@ class Fault:
 
 
 class View:
-    """What the kinds want to know about a graph without functions. ``values`` are the stored tensors by name."""
+    """Queries on a graph without functions. ``values`` are the stored tensors by name."""
 
     def __init__(self, model: onnx.ModelProto, values: Values) -> None:
         self.graph, self.stored = model.graph, values
@@ -69,44 +69,44 @@ class View:
         self.maker = {name: index for index, node in enumerate(self.nodes) for name in node.output}
 
     def find(self, *operators: str) -> Iterator[tuple[int, onnx.NodeProto]]:
-        """The nodes of these operators and where they stand."""
+        """Yield the nodes of these operators with their sites."""
         return ((index, node) for index, node in enumerate(self.nodes) if node.op_type in operators)
 
     def producer(self, name: str) -> onnx.NodeProto | None:
-        """The node that computes a value, None for inputs and initialisers."""
+        """Return the node that computes a value, None for inputs and initialisers."""
         return self.nodes[self.maker[name]] if name in self.maker else None
 
     def is_real(self, name: str) -> bool:
-        """Whether a value holds floating-point numbers."""
+        """Return whether a value holds floating-point numbers."""
         return name in self.places or (name in self.types and self.types[name].elem_type in REALS)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """What a value consists of."""
+        """Return the element type of a value."""
         return helper.tensor_dtype_to_np_dtype(self.types[name].elem_type)
 
     def little(self, name: str) -> float:
-        """A factor near 1 that is no rounding: 1.001, or in float16 16 units in the last place."""
+        """Return a factor near 1, but beyond rounding: 1.001, or in float16 16 units in the last place."""
         real = self.dtype(name) if name in self.types else np.dtype(np.float32)
         return float(1 + max(1e-3, 16 * np.finfo(real).eps))
 
     def dims(self, name: str) -> list[object]:
-        """The dimensions of an input or output, by size or name."""
+        """Return the dimensions of an input or output, as sizes or names."""
         shape = self.types[name].shape
         return [dim.dim_param or dim.dim_value for dim in shape.dim]
 
     def site(self, node: onnx.NodeProto, what: str = "") -> str:
-        """A node as a reader would look for it."""
+        """Describe a node for readers."""
         module = next((entry.value for entry in node.metadata_props if entry.key == MODULE_KEY), "graph")
         return " ".join(filter(None, (module, node.op_type, node.output[0], what)))
 
 
 Sites = Iterator[tuple[str, Edit]]
 KINDS: dict[str, Callable[[View], Sites]] = {}
-"""Every kind of fault, by name."""
+"""All kinds of faults, by name."""
 
 
 def kind(name: str) -> Callable[[Callable[[View], Sites]], Callable[[View], Sites]]:
-    """Register a kind of fault: it yields each site and the edit that makes the fault there."""
+    """Register a kind of fault: a function that yields sites and the edits that create the fault there."""
 
     def register(function: Callable[[View], Sites]) -> Callable[[View], Sites]:
         KINDS[name] = function
@@ -116,10 +116,10 @@ def kind(name: str) -> Callable[[Callable[[View], Sites]], Callable[[View], Site
 
 
 def enumerate_faults(model: onnx.ModelProto, values: Values) -> list[Fault]:
-    """Every fault of every kind in one graph without functions.
+    """Return every fault of every kind in one graph without functions.
 
     Args:
-        model: the graph, its initialisers pointing into the stored weights.
+        model: the graph, with initialisers that point into the stored weights.
         values: the stored tensors by name.
     """
     view = View(model, values)
@@ -130,7 +130,7 @@ def enumerate_faults(model: onnx.ModelProto, values: Values) -> list[Fault]:
 
 
 def set_attributes(index: int, **values: Any) -> Edit:
-    """Give a node other attributes."""
+    """Edit a node's attributes."""
 
     def edit(graph: onnx.GraphProto) -> None:
         node = graph.node[index]
@@ -142,7 +142,7 @@ def set_attributes(index: int, **values: Any) -> Edit:
 
 
 def set_operator(index: int, operator: str, *, inputs: Sequence[str] | None = None, **attributes: Any) -> Edit:
-    """Make a node compute something else, of the same inputs or others, with no attributes but these."""
+    """Replace a node's operator and attributes, and optionally its inputs."""
 
     def edit(graph: onnx.GraphProto) -> None:
         node = graph.node[index]
@@ -156,7 +156,7 @@ def set_operator(index: int, operator: str, *, inputs: Sequence[str] | None = No
 
 
 def set_inputs(index: int, inputs: Sequence[str]) -> Edit:
-    """Let a node read other values."""
+    """Replace a node's inputs."""
 
     def edit(graph: onnx.GraphProto) -> None:
         graph.node[index].input[:] = inputs
@@ -165,7 +165,7 @@ def set_inputs(index: int, inputs: Sequence[str]) -> Edit:
 
 
 def before(index: int, place: int, *steps: Step) -> Edit:
-    """Compute something between one input of a node and the node."""
+    """Insert operations between one input and the node."""
 
     def edit(graph: onnx.GraphProto) -> None:
         node = graph.node[index]
@@ -178,7 +178,7 @@ def before(index: int, place: int, *steps: Step) -> Edit:
 
 
 def after(index: int, *steps: Step) -> Edit:
-    """Compute something of a node's result before anything reads it."""
+    """Insert operations on a node's result."""
 
     def edit(graph: onnx.GraphProto) -> None:
         node = graph.node[index]
@@ -219,7 +219,7 @@ def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
 
 def _alike(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of names that differ in one part: query and key, one layer and the next, weight and bias."""
+    """Yield pairs of names that differ in one part: query and key, one layer and the next, weight and bias."""
     parts = {name: name.split(".") for name in names}
     for one, other in combinations(names, 2):
         if len(parts[one]) == len(parts[other]):
@@ -463,7 +463,7 @@ def _(view: View) -> Sites:
 
 
 def _shift_range(graph: onnx.GraphProto, index: int, first: Edit, step: int) -> None:
-    """Start and end of a range moved together, so that its length stays."""
+    """Shift start and end of a range together, keeping its length."""
     first(graph)
     node = graph.node[index + 2]
     name, made = _chain(node.input[1], "end", (("Add", (np.array(step),), {}),))
@@ -596,7 +596,7 @@ def _(view: View) -> Sites:
 
 
 def _roll(graph: onnx.GraphProto, index: int, place: int, axis: int) -> None:
-    """The first token moved behind the last."""
+    """Move the first token behind the last."""
     node = graph.node[index]
     along = _integers(axis)
     rest, made = _chain(node.input[place], "rest", (("Slice", (_integers(1), _integers(_END), along), {}),))

@@ -1,4 +1,4 @@
-"""Who judges a faulty graph: the gate itself, what other exporters check, and float64 as the court of appeal."""
+"""Judges of faulty graphs: zoo's own comparison (the gate), the checks of other exporters, and float64 evaluation."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ Array = np.ndarray[Any, Any]
 Verdict = Literal["caught", "passed"]
 
 SIZE = ("max_seq_len=32", "hidden_size=16", "num_layers=2", "num_heads=4")
-"""Small, since a comparison's time is spent in calls; 32 positions hold the inputs of every judge."""
+"""Small, because calls dominate the time; 32 positions suffice for the inputs of every judge."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A model whose graphs get faults."""
+    """A model in whose graphs faults are seeded."""
 
     preset: str
     settings: tuple[str, ...] = ()
     dtype: str = "float32"
     trained: bool = True
-    """Random biases and norms, and matrices of twice the size; else as they are initialised, which hides more."""
+    """Whether biases and norms are random and matrices twice as large; initial weights hide more faults."""
     profile: str = PORTABLE
 
 
@@ -102,7 +102,7 @@ STUDIES = {
 
 
 class Subject:
-    """A saved model, its honest graphs, and every fault they can have."""
+    """A saved model, its correct graphs, and all their faults."""
 
     def __init__(self, stored: ModelDirectory, profile: str = PORTABLE) -> None:
         self.stored = stored
@@ -113,7 +113,7 @@ class Subject:
 
     @classmethod
     def build(cls, study: Study, folder: Path) -> Subject:
-        """The model of a study, in a new folder."""
+        """Build the model of a study in a new folder."""
         plugins.select(plugins.Selection(third_party=False))
         spec = registry().resolve(study.preset, (*SIZE, *study.settings))
         model = create.build(spec, seed=0, dtype=study.dtype)
@@ -123,17 +123,17 @@ class Subject:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """As the model declares them."""
+        """The graphs that the model declares."""
         return self.stored.spec.graphs
 
     def faults(self) -> Iterator[tuple[str, Fault]]:
-        """Every fault and the graph it is for."""
+        """Every fault with the name of its graph."""
         for name, model in self.flat.items():
             for fault in enumerate_faults(model, self.values):
                 yield name, fault
 
     def seed(self, name: str, fault: Fault) -> bytes | None:
-        """The graph with a fault; None where the runtime would not load it, so that nobody could use it."""
+        """Return the graph with a fault, or None if the runtime does not load it."""
         data = fault.apply(self.flat[name]).SerializeToString()
         try:
             open_session(data, weights=self.stored.path, optimize=False, spin=False)
@@ -146,7 +146,7 @@ class Subject:
 
 
 class _Kept(TorchExecutor):
-    """Torch's results by what they depend on, weights included: honest ones are the same for every fault."""
+    """Cached torch results, keyed by everything that they depend on, since they are the same for all faults."""
 
     results: dict[bytes, Arrays]
 
@@ -170,7 +170,7 @@ class _Kept(TorchExecutor):
 
 @contextmanager
 def kept_references() -> Iterator[None]:
-    """Comparisons within share torch's results, and leave out the search for the module, which follows the verdict."""
+    """Share torch's results between comparisons in this block, and skip the search for the diverging module."""
     kept = type("_KeptHere", (_Kept,), {"results": {}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "TorchExecutor", kept)
@@ -179,7 +179,7 @@ def kept_references() -> Iterator[None]:
 
 
 def gate(subject: Subject, name: str, data: bytes) -> Verdict:
-    """What :func:`zoo_export.parity.compare.compare` says: a difference, or no evidence at all, is caught."""
+    """Apply zoo's comparison. Faults are caught if the graph differs or cannot be compared."""
     try:
         report = compare.compare(subject.stored, {**subject.linked, name: data})
     except ParityError:
@@ -187,11 +187,11 @@ def gate(subject: Subject, name: str, data: bytes) -> Verdict:
     return "passed" if report.passed else "caught"
 
 
-# What others check.
+# The checks of other exporters.
 
 
 def optimum(subject: Subject, name: str, data: bytes) -> Verdict:
-    """The rule of optimum's exporter (``validate_model_outputs`` in optimum/exporters/onnx/convert.py).
+    """Apply the rule of optimum's exporter (``validate_model_outputs`` in optimum/exporters/onnx/convert.py).
 
     Each graph by itself at one random input of its default shape: a batch of 2, 16 tokens, 16 of past where there is a
     past, one length of right padding for all rows. ``numpy.allclose`` with its default rtol and the configuration's
@@ -206,9 +206,9 @@ def optimum(subject: Subject, name: str, data: bytes) -> Verdict:
 
 
 def torch_verify(subject: Subject, name: str, data: bytes) -> Verdict:
-    """The rule of ``torch.onnx.export(..., verify=True)``, by torch's own measure of differences.
+    """Apply the rule of ``torch.onnx.export(..., verify=True)``, with torch's own measure of differences.
 
-    The example input is what its users give: a batch of random tokens without padding. An absolute difference below
+    The example input is typical of its users: a batch of random tokens without padding. An absolute difference below
     5e-3 and a relative one below 0.1 pass.
     """
     rows = _one_call(subject, name, data, padded=False, level=ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -226,7 +226,7 @@ def torch_verify(subject: Subject, name: str, data: bytes) -> Verdict:
 def _one_call(
     subject: Subject, name: str, data: bytes, *, padded: bool, level: ort.GraphOptimizationLevel
 ) -> list[tuple[Array, Array]] | None:
-    """Torch's and the graph's outputs at one input in the model's dtype, None where the graph fails."""
+    """Return torch's and the graph's outputs for one input in the model's dtype, or None if the graph fails."""
     feeds, wanted = _dummy(subject, name, padded)
     options = ort.SessionOptions()
     options.graph_optimization_level = level
@@ -235,14 +235,14 @@ def _one_call(
     try:
         session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         made = session.run(list(wanted), dict(feeds))
-    except Exception:  # the runtime raises a dozen classes without a common base
+    except Exception:  # the runtime's exceptions have no common base class
         return None
     return list(zip(wanted.values(), made, strict=True))
 
 
 @functools.lru_cache(maxsize=32)
 def _dummy(subject: Subject, name: str, padded: bool) -> tuple[Arrays, Arrays]:
-    """One random input of the default shape, and the model's outputs there."""
+    """Return a random input of the default shape, and the model's outputs."""
     graph = next(graph for graph in subject.graphs if graph.name == name)
     rng = np.random.default_rng(0)
     sizes = dict.fromkeys(graph.dim_names(), 16) | {"batch": 2}
@@ -272,7 +272,7 @@ POINTS = (
 
 
 class Exact:
-    """Graphs in float64, operator by operator, by the reference implementation of ONNX itself."""
+    """Runs graphs in float64 with ONNX's own reference implementation."""
 
     dtype: np.dtype[Any] = np.dtype(np.float64)
 
@@ -306,10 +306,10 @@ class Exact:
 
 
 def effect(subject: Subject, name: str, fault: Fault, draws: int = 3) -> float:
-    """How far a fault moves an output that counts, relative to the largest number there, in float64.
+    """Return the effect of a fault on valid outputs in float64, relative to the largest output.
 
-    The largest over random weights of several sizes and over inputs other than the gate's. 0, but for the rounding of
-    float64, means that no weights and inputs tell the fault from the honest graph.
+    The maximum over random weights of several sizes and over inputs other than the gate's. 0, up to float64 rounding,
+    means that the fault changes no outputs.
     """
     moved = 0.0
     for draw in range(draws):
@@ -321,7 +321,7 @@ def effect(subject: Subject, name: str, fault: Fault, draws: int = 3) -> float:
             wanted = run_pipeline(Exact(honest), subject.graphs, feeds, point, split=True)
             try:
                 found = run_pipeline(Exact(faulty), subject.graphs, feeds, point, split=True)
-            except Exception:  # whatever numpy cannot compute
+            except Exception:  # anything that numpy cannot compute
                 return np.inf
             moved = max(moved, _distance(subject.graphs, wanted, found, feeds, point))
     return moved
@@ -351,7 +351,7 @@ def random_weights(subject: Subject, draw: int) -> dict[str, Array]:
 
 
 def in_double(model: onnx.ModelProto, weights: Mapping[str, Array], stored: ModelDirectory) -> onnx.ModelProto:
-    """The graph on these weights, with float64 for its own dtype. A value written into a fault stays."""
+    """Convert the graph to float64 with these weights. Values that a fault introduced are kept."""
     own = helper.np_dtype_to_tensor_dtype(np.dtype(stored.dtype))
     places = {(tensor.file, tensor.offset): name for name, tensor in stored.layout.items()}
     made = onnx.ModelProto()

@@ -1,4 +1,4 @@
-"""Graphs that return their attention weights: exported beside the plain ones, verified as all outputs are, and run."""
+"""Graphs that return attention weights: exported next to the plain ones, verified like all outputs, and run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Zoo = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def showing(exported_build: Callable[..., Path]) -> Callable[..., Path]:
-    """A model with weights that matter, exported with its attentions alone."""
+    """Export a model with non-trivial weights, only with its attentions."""
     made: dict[object, Path] = {}
 
     def export(name: str, *settings: str) -> Path:
@@ -62,7 +62,7 @@ def showing(exported_build: Callable[..., Path]) -> Callable[..., Path]:
         pytest.param("vit-tiny", (), 2, marks=pytest.mark.slow),
     ],
 )
-def test_every_weight_is_an_output_that_is_compared(
+def test_every_attention_weight_is_compared(
     preset: str, settings: Sequence[str], count: int, showing: Callable[..., Path]
 ) -> None:
     stored = ModelDirectory.open(showing(preset, *settings))
@@ -77,8 +77,8 @@ def test_every_weight_is_an_output_that_is_compared(
         assert made == [tensor.name for tensor in export.graphs[list(names).index(graph)].output_tensors()]
 
 
-def test_the_runtime_returns_what_the_model_computes(showing: Callable[..., Path]) -> None:
-    """At a length and a batch that no comparison has, with padding."""
+def test_runtime_returns_the_models_weights(showing: Callable[..., Path]) -> None:
+    """At a length and batch size outside the comparison's grid, with padding."""
     folder = showing("bert-tiny")
     model = persist.load_directory(ModelDirectory.open(folder)).double()
     (graph,) = Export(ModelDirectory.open(folder), ATTENTIONS).graphs
@@ -95,7 +95,7 @@ def test_the_runtime_returns_what_the_model_computes(showing: Callable[..., Path
         np.testing.assert_allclose(found[name] * counts, exact * counts, atol=2e-5)
 
 
-def test_it_lies_beside_the_plain_export_and_disturbs_nothing(exported_build: Callable[..., Path], zoo: Zoo) -> None:
+def test_export_does_not_affect_the_plain_one(exported_build: Callable[..., Path], zoo: Zoo) -> None:
     folder = exported_build("bert-tiny", "pooler=false")
     export_model(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
@@ -119,8 +119,8 @@ def _feeds(length: int) -> dict[str, Array]:
     return {"input_ids": ones, "attention_mask": ones, "token_type_ids": ones * 0}
 
 
-def test_weights_of_another_layer_are_refused(exported_build: Callable[..., Path]) -> None:
-    """Nothing else in the graph is wrong."""
+def test_weights_of_another_layer_are_rejected(exported_build: Callable[..., Path]) -> None:
+    """The rest of the graph is correct."""
     stored = ModelDirectory.open(exported_build("bert-tiny", "max_seq_len=8", noise=True, gain=3.0))
     files = make_graphs(stored, SHOWN)
     model = parse(files["model"])
@@ -140,7 +140,7 @@ def test_weights_of_another_layer_are_refused(exported_build: Callable[..., Path
 
 
 def test_lengths_are_bounded_by_memory(exported_build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are as many as the square of a length: what is too much at once is left out, and said to be."""
+    """The number of weights grows with the square of the length: lengths that do not fit are left out and reported."""
     stored = ModelDirectory.open(exported_build("bert-tiny"))
     files, declared = make_graphs(stored, SHOWN), Export(stored, ATTENTIONS).graphs
     monkeypatch.setattr("zoo_export.parity.sweep._NUMBERS", 2 * 4 * 2 * 16 * 16)
@@ -154,7 +154,7 @@ def test_lengths_are_bounded_by_memory(exported_build: Callable[..., Path], monk
     assert grid["left_out"] > 0
 
 
-def test_a_model_without_attention_says_so(zoo: Zoo, tmp_path: Path) -> None:
+def test_model_without_attention_is_rejected(zoo: Zoo, tmp_path: Path) -> None:
     assert zoo("build", "rnn-tiny").status == 0
     zoo("export", "rnn-tiny", "--onnx", "--attentions").failed(2, "rnn declares no attention weights", "rnn-tiny")
     assert not list((tmp_path / "rnn-tiny").glob("*.onnx"))
@@ -167,13 +167,13 @@ def test_a_model_without_attention_says_so(zoo: Zoo, tmp_path: Path) -> None:
         (("--generate",), "--generate"),
     ],
 )
-def test_what_has_no_weights_is_refused(options: Sequence[str], fragment: str, zoo: Zoo) -> None:
+def test_models_without_declared_weights_are_rejected(options: Sequence[str], fragment: str, zoo: Zoo) -> None:
     assert zoo("build", "bert-tiny").status == 0
     zoo("export", "bert-tiny", "--onnx", "--attentions", *options).failed(2, fragment)
 
 
-def test_texts_have_their_weights_whatever_their_batch(showing: Callable[..., Path]) -> None:
-    """By layer and head, without padding, each row summing to 1."""
+def test_weights_of_texts_do_not_depend_on_the_batch(showing: Callable[..., Path]) -> None:
+    """By layer and head, without padding; rows sum to 1."""
     texts = ["time flies", "x", "like an arrow"]
     with load_session(showing("bert-tiny"), variant=ATTENTIONS) as session:
         together = session.run(texts, task="attentions")
@@ -190,15 +190,15 @@ def test_texts_have_their_weights_whatever_their_batch(showing: Callable[..., Pa
     assert chosen["attentions"].keys() == {"attentions.1.0", "attentions.1.3"}
 
 
-def test_a_decoder_does_not_look_ahead(showing: Callable[..., Path]) -> None:
+def test_decoder_weights_are_causal(showing: Callable[..., Path]) -> None:
     with load_session(showing("gpt-tiny", "num_kv_heads=2"), variant=ATTENTIONS) as session:
         found = session.run("arrow", task="attentions")["attentions"]
     assert len(found) == 8
     assert all(not np.triu(weights, 1).any() and weights[-1].all() for weights in found.values())
 
 
-def test_a_source_and_a_target(showing: Callable[..., Path]) -> None:
-    """A source alone is read by the encoder; a pair by the decoder too, whose first token is the start."""
+def test_attentions_of_source_and_target(showing: Callable[..., Path]) -> None:
+    """The encoder reads a source; with a pair, the decoder reads the target after its start token."""
     folder = showing("seq2seq-tiny")
     with load_session(folder, variant=ATTENTIONS) as session:
         pair = session.run(Pair("source", "tar"), task="attentions")
@@ -225,8 +225,8 @@ def test_from_the_command_line(showing: Callable[..., Path], zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_the_task_chooses_its_export(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path, plain: bool) -> None:
-    """Whether or not there is a plain one too."""
+def test_task_selects_its_export(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path, plain: bool) -> None:
+    """With and without a plain export."""
     folder = Path(shutil.copytree(showing("bert-tiny"), tmp_path / "bert"))
     assert ("model.onnx" in ModelDirectory.open(folder).files) is False
     if plain:
@@ -237,12 +237,12 @@ def test_the_task_chooses_its_export(showing: Callable[..., Path], zoo: Zoo, tmp
         assert session.export.variant == ATTENTIONS
 
 
-def test_the_task_of_a_model_without_attention(exported_model: Callable[..., Path], zoo: Zoo) -> None:
+def test_task_is_rejected_for_models_without_attention(exported_model: Callable[..., Path], zoo: Zoo) -> None:
     folder = exported_model("rnn-tiny")
     zoo("run", folder, "ab", "--task", "attentions").failed(2, "rnn declares no attention weights")
 
 
-def test_an_export_without_them_says_how_to_get_them(exported_build: Callable[..., Path], zoo: Zoo) -> None:
+def test_missing_attentions_name_the_command(exported_build: Callable[..., Path], zoo: Zoo) -> None:
     folder = exported_build("bert-tiny", "num_layers=1")
     export_model(folder)
     command = f"zoo export {folder} --onnx --attentions"
@@ -266,7 +266,7 @@ def test_images(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
     assert (result.status, result.out.count("\n")) == (0, 8)
 
 
-def test_an_altered_graph_is_not_run(showing: Callable[..., Path], tmp_path: Path) -> None:
+def test_altered_graph_is_not_run(showing: Callable[..., Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(showing("bert-tiny"), tmp_path / "bert"))
     file = folder / "model.attentions.onnx"
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
@@ -277,6 +277,6 @@ def test_an_altered_graph_is_not_run(showing: Callable[..., Path], tmp_path: Pat
     assert json.loads((folder / "parity.attentions.json").read_text())["verified"]
 
 
-def test_the_profile_of_a_provider_has_none() -> None:
+def test_profiles_have_no_attentions() -> None:
     with pytest.raises(UsageError, match="portable graphs"):
         Options(attentions=True, profile="cpu")

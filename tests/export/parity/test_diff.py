@@ -1,4 +1,4 @@
-"""``zoo diff``: which module parts first, in a table."""
+"""``zoo diff``: a table of modules, and the first that diverges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Zoo = Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
-def test_an_honest_export_diverges_nowhere(exported_model: Exported, zoo: Zoo, name: str) -> None:
+def test_correct_export_has_no_divergence(exported_model: Exported, zoo: Zoo, name: str) -> None:
     result = zoo("diff", exported_model(name), "--json")
     assert result.status == 0, result.err
     for modules in result.json["graphs"].values():
@@ -26,14 +26,12 @@ def test_an_honest_export_diverges_nowhere(exported_model: Exported, zoo: Zoo, n
         assert not any(module["diverges"] for module in modules)
         assert all(module["error"] <= 1e-4 * module["scale"] for module in modules)
         paths = [module["path"] for module in modules]
-        for path in paths:  # an inner module finishes before those around it
+        for path in paths:  # inner modules return before the enclosing ones
             outer = path.rpartition(".")[0]
             assert outer not in paths or paths.index(path) < paths.index(outer)
 
 
-def test_a_model_that_is_not_exported_is_traced(
-    exported_build: Exported, zoo: Zoo, snapshot: Callable[[], Any]
-) -> None:
+def test_unexported_model_is_traced(exported_build: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     assert zoo("build", "gpt-tiny").status == 0
     before = snapshot()
     result = zoo("diff", "gpt-tiny")
@@ -51,13 +49,13 @@ def test_an_unknown_variant_is_not_the_plain_export(exported_model: Exported, zo
 
 
 def scaled(graph: Any) -> None:
-    """Attention of the second block with another scale."""
+    """Change the attention scale of the second block."""
     (node,) = (n for n in graph.node if n.op_type == "Attention" and n.metadata_props[0].value.startswith("blocks.1"))
     node.attribute.add(name="scale", type=1, f=0.1)
 
 
 def tanh_dropped(graph: Any) -> None:
-    """The feed-forward network of the first block without its approximation."""
+    """Replace the approximate GELU of the first block by the exact one."""
     node = next(n for n in graph.node if n.op_type == "Gelu")
     next(item for item in node.attribute if item.name == "approximate").s = b"none"
 
@@ -66,7 +64,7 @@ def tanh_dropped(graph: Any) -> None:
     ("fault", "module", "cls"),
     [(scaled, "blocks.1.attention.output (Linear)", None), (tanh_dropped, "blocks.0.mlp.down (Linear)", FeedForward)],
 )
-def test_the_first_module_that_diverges_is_named(
+def test_first_diverging_module_is_named(
     exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo, fault: Any, module: str, cls: Any
 ) -> None:
     folder = exported_copy("gpt-tiny")
@@ -83,11 +81,11 @@ def test_the_first_module_that_diverges_is_named(
         assert f"zoo.nn.feed_forward:{inspect.getsourcelines(cls)[1]}" in result.err
 
 
-def test_a_source_is_the_line_of_its_class(exported_model: Exported, zoo: Zoo) -> None:
+def test_source_is_the_line_of_the_class(exported_model: Exported, zoo: Zoo) -> None:
     modules = {item["path"]: item for item in zoo("diff", exported_model("gpt-tiny"), "--json").json["graphs"]["model"]}
     assert modules["blocks.0"]["source"] == f"zoo_plugins.gpt.model:{inspect.getsourcelines(GPTBlock)[1]}"
     assert modules["blocks.0.norm_1"]["source"] == modules["blocks.0"]["source"]
 
 
-def test_what_cannot_be_compared_says_so(zoo: Zoo) -> None:
+def test_diff_of_a_missing_directory_is_reported(zoo: Zoo) -> None:
     zoo("diff", "nowhere").failed(3, "no such directory", "nowhere")

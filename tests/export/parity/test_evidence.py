@@ -1,4 +1,4 @@
-"""What evidence is for: the files whose digests it holds, and no others."""
+"""Evidence is valid only for files with the digests that it contains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def negate(path: Path) -> None:
 
 
 def rename(path: Path) -> None:
-    """Change nothing of what a graph computes."""
+    """Edit a graph without changing its results."""
     model = onnx.load(path, load_external_data=False)
     model.doc_string = "another"
     path.write_bytes(model.SerializeToString())
@@ -44,7 +44,7 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture
 def tampered(exported_copy: Exported, seal: Seal) -> Path:
-    """An export whose graph was replaced by another, with a manifest that agrees."""
+    """Replace the graph of an export, and update the manifest."""
     folder = exported_copy("gpt-tiny")
     negate(folder / "model.onnx")
     seal(folder)
@@ -62,7 +62,7 @@ def tampered(exported_copy: Exported, seal: Seal) -> Path:
     ],
     ids=["run", "bench", "standalone", "loop", "relink"],
 )
-def test_a_replaced_graph_is_refused(
+def test_replaced_graph_is_rejected(
     tampered: Path, zoo: Zoo, snapshot: Callable[[], Any], command: tuple[str, ...]
 ) -> None:
     before = snapshot()
@@ -70,12 +70,12 @@ def test_a_replaced_graph_is_refused(
     assert snapshot() == before
 
 
-def test_a_replaced_graph_runs_where_nothing_needs_to_vouch_for_it(tampered: Path, zoo: Zoo) -> None:
+def test_replaced_graph_runs_if_unverified_is_allowed(tampered: Path, zoo: Zoo) -> None:
     zoo("run", tampered, "text").failed(4, "not verified", REPLACED, f"zoo verify {tampered}", "--unverified")
     assert zoo("run", tampered, "text", "--max-new-tokens", "1", "--unverified").status == 0
 
 
-def test_a_replaced_graph_that_is_equal_is_verified_anew(exported_copy: Exported, seal: Seal, zoo: Zoo) -> None:
+def test_equal_replaced_graph_passes_verification(exported_copy: Exported, seal: Seal, zoo: Zoo) -> None:
     folder = exported_copy("bert-tiny")
     rename(folder / "model.onnx")
     seal(folder)
@@ -86,9 +86,7 @@ def test_a_replaced_graph_that_is_equal_is_verified_anew(exported_copy: Exported
 
 
 @pytest.mark.parametrize("files", [{}, None, ["model.onnx"], {"parity.json": "0" * 64}, {"model.onnx": 1}])
-def test_evidence_without_digests_vouches_for_nothing(
-    exported_copy: Exported, seal: Seal, zoo: Zoo, files: object
-) -> None:
+def test_evidence_without_digests_is_invalid(exported_copy: Exported, seal: Seal, zoo: Zoo, files: object) -> None:
     folder = exported_copy("bert-tiny")
     evidence = json.loads((folder / "parity.json").read_text())
     (folder / "parity.json").write_text(json.dumps({**evidence, "files": files}))
@@ -99,7 +97,7 @@ def test_evidence_without_digests_vouches_for_nothing(
 
 @pytest.fixture(scope="session")
 def quantized(exported_build: Exported) -> Path:
-    """A model with weights in another precision of their own."""
+    """Build a model with a quantised variant."""
     from zoo_export.precision.certify import export_variant
 
     folder = exported_build("gpt-tiny", "max_seq_len=8", tokenizer=False)
@@ -107,7 +105,7 @@ def quantized(exported_build: Exported) -> Path:
     return folder
 
 
-def test_evidence_holds_the_digests_of_weights_of_a_precision(quantized: Path) -> None:
+def test_evidence_contains_digests_of_variant_weights(quantized: Path) -> None:
     evidence = json.loads((quantized / "parity.int8.json").read_text())
     assert evidence["files"] == {
         name: sha256(quantized / name) for name in ("model.int8.onnx", "model.int8.safetensors")
@@ -116,8 +114,8 @@ def test_evidence_holds_the_digests_of_weights_of_a_precision(quantized: Path) -
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_replaced_weights_of_a_precision_are_refused(quantized: Path, seal: Seal, zoo: Zoo, listed: bool) -> None:
-    """Also where the manifest has nothing to compare them with."""
+def test_replaced_variant_weights_are_rejected(quantized: Path, seal: Seal, zoo: Zoo, listed: bool) -> None:
+    """Even if the manifest does not list them."""
     folder = Path(shutil.copytree(quantized, "quantized"))
     path = folder / "model.int8.safetensors"
     data = bytearray(path.read_bytes())
@@ -132,10 +130,8 @@ def test_replaced_weights_of_a_precision_are_refused(quantized: Path, seal: Seal
     zoo("verify", folder, "--variant", "int8").failed(4 if listed else 3, "model.int8.safetensors")
 
 
-def test_verify_reads_weights_that_were_read_before(
-    exported_copy: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A change that shows in nothing but the bytes: running trusts what is known, verifying does not."""
+def test_verify_reads_cached_weights_again(exported_copy: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change without new metadata: running uses the cached digest, verification reads the file."""
     monkeypatch.setattr(digests, "LARGE", 0)
     monkeypatch.setattr(digests, "SETTLED", 0)
     monkeypatch.setattr(digests, "_facts", lambda path, status: [str(path)])
@@ -148,7 +144,7 @@ def test_verify_reads_weights_that_were_read_before(
     zoo("verify", folder).failed(3, "altered", "model.safetensors")
 
 
-# A file that the manifest does not list is not read.
+# Files that the manifest does not list are not read.
 
 
 def unlist(folder: Path, name: str) -> None:
@@ -157,7 +153,7 @@ def unlist(folder: Path, name: str) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_an_index_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: Zoo) -> None:
+def test_unlisted_index_is_not_read(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("bert-tiny")
     (folder / "model.safetensors.index.json").write_text("no JSON")
     assert zoo("run", folder, "text").status == 0
@@ -165,7 +161,7 @@ def test_an_index_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: Z
 
 
 @pytest.mark.parametrize("name", ["parity.json", "model.onnx"])
-def test_an_export_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: Zoo, name: str) -> None:
+def test_unlisted_export_is_not_read(exported_copy: Exported, zoo: Zoo, name: str) -> None:
     folder = exported_copy("bert-tiny")
     unlist(folder, name)
     zoo("run", folder, "text", "--unverified").failed(3, str(folder))
@@ -174,7 +170,7 @@ def test_an_export_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: 
         _ = export.evidence, export.read()
 
 
-def test_a_tokenizer_that_is_not_listed_is_not_read(exported_copy: Exported, zoo: Zoo) -> None:
+def test_unlisted_tokenizer_is_not_read(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("bert-tiny")
     unlist(folder, "tokenizer.json")
     zoo("run", folder, "text").failed(2, "token")

@@ -1,4 +1,4 @@
-"""Faults seeded everywhere into exported graphs: the gate catches them, and lets honest graphs pass."""
+"""Faults seeded into exported graphs: verification catches them, and correct graphs pass."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from zoo_export.trace.make import PORTABLE, Options, make_graphs
 Subjects = Callable[[str], Subject]
 
 EQUIVALENT = 1e-12
-"""The relative effect in float64 below which there is none: rounding there is 1e-16."""
+"""Relative effect in float64 below which a fault counts as without effect; rounding is 1e-16."""
 EVERY = 5
-"""Of the faults of a study, each n-th is tried here; benchmarks/gate.py tries them all."""
+"""Only every n-th fault of a study is tested here; benchmarks/gate.py tests all."""
 NO_FAULTS = {
-    "a tensor read from another's place": "the bias of keys moves all scores of a query alike, which softmax ignores",
+    "a tensor read from another's place": "a bias of keys shifts all scores of a query equally, which softmax ignores",
     "two tensors swapped": "likewise, between layers",
     "a bias dropped": "likewise",
     "a bias halved": "likewise",
@@ -65,12 +65,12 @@ NO_FAULTS = {
     "another arithmetic": "likewise",
     "a real constant perturbed": "likewise, or a guard against division by 0",
 }
-"""Kinds that at some sites change nothing, and why."""
+"""Kinds of faults without effect at some sites, with the reason."""
 
 
 @pytest.fixture(scope="module")
 def exported_subject(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Subjects]:
-    """The model of a study and its graphs, made once."""
+    """Build the model of a study and its graphs, once."""
     made: dict[str, Subject] = {}
 
     def build(study: str) -> Subject:
@@ -86,7 +86,7 @@ def exported_subject(tmp_path_factory: pytest.TempPathFactory, one_thread: None)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_fault_is_caught(exported_subject: Subjects, kind: str) -> None:
-    """At one site of the first model that has one where it changes something."""
+    """At one site with an effect, in the first model that has one."""
     for study in ("bert, sentence embedding", "gpt", "transformer", "gpt, in place"):
         subject = exported_subject(study)
         for name, fault in subject.faults():
@@ -117,7 +117,7 @@ def test_99_of_100_faults_are_caught(exported_subject: Subjects, capsys: pytest.
                 escapes.append(f"{study}: {fault.kind}, {name}: {fault.site}: effect {moved:.2g}")
     with capsys.disabled():
         print(
-            f"\n{caught} faults caught, {len(escapes)} missed, {equivalent.total()} changes are none",
+            f"\n{caught} faults caught, {len(escapes)} missed, {equivalent.total()} changes have no effect",
             *escapes,
             sep="\n",
         )
@@ -129,7 +129,7 @@ def test_99_of_100_faults_are_caught(exported_subject: Subjects, capsys: pytest.
 
 
 @pytest.mark.parametrize("study", ["bert, sentence embedding", "gpt"])
-def test_an_honest_graph_passes_every_judge(exported_subject: Subjects, study: str) -> None:
+def test_correct_graph_passes_every_judge(exported_subject: Subjects, study: str) -> None:
     subject = exported_subject(study)
     for name, data in subject.linked.items():
         flat = subject.flat[name].SerializeToString()
@@ -154,10 +154,10 @@ def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
         pytest.param("transformer, in place", 1e-12, marks=pytest.mark.slow),
     ],
 )
-def test_the_court_of_appeal_computes_the_model(exported_subject: Subjects, study: str, tolerance: float) -> None:
-    """Graphs in float64 by the reference implementation of ONNX equal torch in float64.
+def test_float64_evaluation_equals_the_model(exported_subject: Subjects, study: str, tolerance: float) -> None:
+    """Graphs run in float64 by ONNX's reference implementation equal torch in float64.
 
-    ONNX defines the tanh form of Gelu, which the second has, by constants in float32.
+    ONNX defines the tanh form of Gelu, used by the second model, with float32 constants.
     """
     subject = exported_subject(study)
     model = persist.load_directory(subject.stored).double()
@@ -176,7 +176,7 @@ def test_the_court_of_appeal_computes_the_model(exported_subject: Subjects, stud
                 np.testing.assert_allclose(made[valid], exact[valid], rtol=0, atol=tolerance * np.abs(exact).max())
 
 
-def test_the_court_of_appeal_tells_a_fault_from_none(exported_subject: Subjects) -> None:
+def test_float64_evaluation_detects_faults(exported_subject: Subjects) -> None:
     subject = exported_subject("bert, sentence embedding")
     dropped = {
         fault.site.split()[0]: fault
@@ -185,7 +185,7 @@ def test_the_court_of_appeal_tells_a_fault_from_none(exported_subject: Subjects)
     }
 
     def nothing(graph: onnx.GraphProto) -> None:
-        """No change."""
+        """Leave the graph unchanged."""
 
     assert effect(subject, "model", Fault("none", "nowhere", nothing)) == 0
     assert 0 < effect(subject, "model", dropped["blocks.1.attention.key"]) <= EQUIVALENT
@@ -193,7 +193,7 @@ def test_the_court_of_appeal_tells_a_fault_from_none(exported_subject: Subjects)
     assert effect(subject, "model", dropped["blocks.1.attention.value"]) > 1e-3
 
 
-def test_random_weights_are_another_draw_each_time(exported_subject: Subjects) -> None:
+def test_random_weights_differ_between_draws(exported_subject: Subjects) -> None:
     subject = exported_subject("gpt")
     one, other = (random_weights(subject, draw)["norm.weight"] for draw in (0, 1))
     assert np.std(one) > 2 * np.std(other)
@@ -209,19 +209,19 @@ def test_random_weights_are_another_draw_each_time(exported_subject: Subjects) -
         *((partial(draw_configuration, families=True), seed) for seed in (5, 6, 8, 9, 10, 16, 18, 22)),
     ],
 )
-def test_an_honest_export_passes(tmp_path: Path, draw: Callable[[int], Configuration], seed: int) -> None:
-    """Random small configurations; benchmarks/gate.py exports 1,000 others."""
+def test_random_correct_exports_pass(tmp_path: Path, draw: Callable[[int], Configuration], seed: int) -> None:
+    """Random small configurations; benchmarks/gate.py exports 1,000 more."""
     stored = draw(100_000 + seed).build(tmp_path)
     options = Options(profile=(PORTABLE, "cpu")[seed % 2])
     assert compare(stored, make_graphs(stored, options)).failures == []
 
 
 @pytest.mark.slow
-def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm of four numbers in float16 turns one unit in the last place into a large part of its result.
+def test_model_that_amplifies_rounding_is_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float16 norm over four numbers amplifies one unit in the last place to a large part of its result.
 
-    Torch is close to float64 there by luck, the graph is not, and torch on weights that differ by less than a unit in
-    the last place is further away than the graph.
+    Torch happens to be close to float64, the graph is not, and torch with weights perturbed by less than a unit in the
+    last place is further away than the graph.
     """
     stored = replace(draw_configuration(94), gain=4.0).build(tmp_path)
     graphs = make_graphs(stored)
@@ -230,7 +230,9 @@ def test_a_model_that_magnifies_rounding_is_no_false_alarm(tmp_path: Path, monke
     assert any("perturbed" in line for line in compare(stored, graphs).failures)
 
 
-def test_what_hides_in_float16_is_found_in_float32(exported_subject: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_hidden_in_float16_are_found_in_float32(
+    exported_subject: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject = exported_subject("gpt, float16")
     fault = next(
         fault for _, fault in subject.faults() if fault.kind == "another epsilon" and fault.site.endswith("1e-12")
@@ -242,7 +244,7 @@ def test_what_hides_in_float16_is_found_in_float32(exported_subject: Subjects, m
     assert compare(subject.stored, {"model": data}).passed
 
 
-def test_a_widened_graph_has_no_float16(exported_subject: Subjects) -> None:
+def test_widened_graph_has_no_float16(exported_subject: Subjects) -> None:
     subject = exported_subject("gpt, float16")
     half = onnx.TensorProto.FLOAT16
     for data in (subject.linked["model"], subject.flat["model"].SerializeToString()):
@@ -266,7 +268,7 @@ def test_a_widened_graph_has_no_float16(exported_subject: Subjects) -> None:
         (-np.inf, None, -np.inf),
     ],
 )
-def test_a_rounded_constant_is_widened_to_what_it_was(rounded: float, exact: str | None, wide: float | None) -> None:
+def test_rounded_constant_is_widened_to_its_exact_value(rounded: float, exact: str | None, wide: float | None) -> None:
     value = helper.make_tensor("", onnx.TensorProto.FLOAT16, [], [rounded])
     node = helper.make_node("Constant", [], ["y"], value=value)
     if exact is not None:
@@ -282,8 +284,8 @@ def test_a_rounded_constant_is_widened_to_what_it_was(rounded: float, exact: str
 
 
 @pytest.mark.slow
-def test_a_float16_model_with_numbers_in_its_code_is_compared_in_float32(tmp_path: Path) -> None:
-    """This one multiplies by the root of 12, which its graph holds to three digits."""
+def test_float16_model_with_literals_is_compared_in_float32(tmp_path: Path) -> None:
+    """The model multiplies by the square root of 12, which its graph holds to three digits."""
     configuration = draw_configuration(20)
     assert configuration.dtype == "float16"
     assert "hidden_size=12" in configuration.settings
@@ -293,8 +295,8 @@ def test_a_float16_model_with_numbers_in_its_code_is_compared_in_float32(tmp_pat
     assert set(report.evidence["in_float32"]) == {"encoder", "decoder"}
 
 
-def test_an_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
-    """Its vector is 0, which is made unit length without dividing by 0."""
+def test_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
+    """Its vector is 0, which normalisation leaves at 0 instead of dividing by 0."""
     configuration = draw_configuration(124)
     assert configuration.dtype == "float16"
     assert {"task=sentence-embedding", "pooling=mean", "normalize=true"} <= set(configuration.settings)
@@ -303,8 +305,8 @@ def test_an_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("positions", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 11))])
-def test_a_model_of_few_positions_is_compared(tmp_path: Path, positions: int) -> None:
-    """Fewer than a prompt and its continuation take otherwise."""
+def test_model_with_few_positions_is_compared(tmp_path: Path, positions: int) -> None:
+    """Fewer than the usual prompt and continuation need."""
     plugins.select(plugins.Selection(third_party=False))
     spec = registry().resolve("gpt-tiny", (f"max_seq_len={positions}", "num_layers=1"))
     plugins.select(plugins.Selection())
@@ -315,8 +317,8 @@ def test_a_model_of_few_positions_is_compared(tmp_path: Path, positions: int) ->
 
 
 @pytest.mark.slow
-def test_scores_beyond_float16_are_refused(tmp_path: Path) -> None:
-    """Torch computes them in float32, the runtime in float16, where they are not numbers: the alarm is no false one."""
+def test_scores_beyond_float16_are_rejected(tmp_path: Path) -> None:
+    """Torch computes them in float32, the runtime in float16, where they overflow, so the rejection is correct."""
     stored = replace(draw_configuration(69), gain=16.0).build(tmp_path)
     assert stored.dtype == "float16"
     assert "is not finite; it begins in encoder.0.attention" in compare(stored, make_graphs(stored)).failures[0]

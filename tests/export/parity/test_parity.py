@@ -1,4 +1,4 @@
-"""The gate must bite: every seeded fault is caught and named, and an honest graph passes whatever the weights."""
+"""Verification of exports: seeded faults are caught and named, and correct graphs pass with any weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Noisy = Callable[..., tuple[ModelDirectory, dict[str, bytes]]]
 
 
 def find(graph: Graph, op: str, module: str | None = None, reads: str = "") -> list[onnx.NodeProto]:
-    """The nodes of one operator, in one module, with an input of that name."""
+    """Find the nodes of an operator, in a module, with an input of that name."""
     found = [
         node
         for node in graph.node
@@ -49,7 +49,7 @@ def find(graph: Graph, op: str, module: str | None = None, reads: str = "") -> l
 
 
 def attribute(op: str, module: str | None = None, reads: str = "", **values: Any) -> Edit:
-    """Give nodes other attributes."""
+    """Edit attributes of nodes."""
 
     def edit(graph: Graph) -> None:
         for node in find(graph, op, module, reads):
@@ -61,7 +61,7 @@ def attribute(op: str, module: str | None = None, reads: str = "", **values: Any
 
 
 def operator(old: str, new: str, module: str | None = None) -> Edit:
-    """Make nodes compute something else."""
+    """Replace the operator of nodes."""
 
     def edit(graph: Graph) -> None:
         for node in find(graph, old, module):
@@ -71,7 +71,7 @@ def operator(old: str, new: str, module: str | None = None) -> Edit:
 
 
 def inputs(op: str, module: str, order: tuple[int, ...], reads: str = "") -> Edit:
-    """Choose and order the inputs of nodes anew."""
+    """Select and reorder the inputs of nodes."""
 
     def edit(graph: Graph) -> None:
         for node in find(graph, op, module, reads):
@@ -101,7 +101,7 @@ def shifted(op: str, module: str, place: int, *steps: tuple[str, int], reads: st
 
 
 def weights(**changes: str) -> Edit:
-    """Let initialisers point where others do; ``__`` stands for a dot."""
+    """Redirect initialisers to other stored tensors; ``__`` stands for a dot."""
 
     def edit(graph: Graph) -> None:
         places = {item.name: (list(item.dims), list(item.external_data)) for item in graph.initializer}
@@ -115,19 +115,19 @@ def weights(**changes: str) -> Edit:
 
 
 def skip_the_attention(graph: Graph) -> None:
-    """The second residual connection starts where the first one did."""
+    """Let the second residual connection start at the input of the first."""
     first, second = find(graph, "Add", "blocks.1")
     second.input[0] = first.input[0]
 
 
 def read_another_layer(graph: Graph) -> None:
-    """Cross-attention to the keys of the other block."""
+    """Let cross-attention read the keys of the other block."""
     (node,) = find(graph, "Attention", "decoder.0.cross")
     node.input[1] = "cross_key_values.1.key"
 
 
 def flatten_the_batch(graph: Graph) -> None:
-    """An output of another shape that holds the same numbers in the same order."""
+    """Reshape an output, keeping its numbers in order."""
     for node in graph.node:
         for names in (node.input, node.output):
             for place, name in enumerate(names):
@@ -139,7 +139,7 @@ def flatten_the_batch(graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A wrong graph of a preset, and the module where it goes wrong."""
+    """A faulty graph of a preset, and the module at fault."""
 
     model: str
     file: str
@@ -148,7 +148,7 @@ class Fault:
 
 
 def cases(faults: Mapping[str, Fault]) -> list[Any]:
-    """Test parameters; the variations are slow only because they are many."""
+    """Return test parameters; variations are marked slow only because there are many."""
     return [
         pytest.param(fault, id=name, marks=pytest.mark.slow if name in VARIATIONS else ())
         for name, fault in faults.items()
@@ -341,7 +341,7 @@ UNSEEN_WHEN_FRESH = (
 
 @pytest.fixture(scope="session")
 def exported_noisy(exported_with: Exported) -> Noisy:
-    """A preset with random biases and norms, and the graphs that were exported from it with others."""
+    """Return a preset with random biases and norms, and graphs exported with other ones."""
 
     def open_noisy(name: str, seed: int = 0) -> tuple[ModelDirectory, dict[str, bytes]]:
         stored = ModelDirectory.open(exported_with(name, seed=seed, noise=True))
@@ -352,7 +352,7 @@ def exported_noisy(exported_with: Exported) -> Noisy:
 
 @pytest.fixture(scope="session")
 def exported_graphs(exported_noisy: Noisy) -> Callable[[Fault], dict[str, bytes]]:
-    """A preset's graphs, one of them faulty."""
+    """Return a preset's graphs, one of them faulty."""
 
     def edit(fault: Fault) -> dict[str, bytes]:
         _, graphs = exported_noisy(fault.model)
@@ -369,7 +369,7 @@ def exported_graphs(exported_noisy: Noisy) -> Callable[[Fault], dict[str, bytes]
 def exported_fault(
     exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]]
 ) -> Callable[[Fault], Report]:
-    """The comparison of a faulty graph, made once."""
+    """Compare a faulty graph, once."""
     reports: dict[int, Report] = {}
 
     def run(fault: Fault) -> Report:
@@ -390,12 +390,12 @@ def test_an_honest_graph_passes(exported_noisy: Noisy, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_one_graph_passes_with_any_weights_of_its_layout(exported_noisy: Noisy, seed: int) -> None:
+def test_graph_passes_with_any_weights_of_its_layout(exported_noisy: Noisy, seed: int) -> None:
     assert compare(*exported_noisy(GPT, seed)).failures == []
 
 
 @pytest.mark.parametrize("fault", cases(FAULTS))
-def test_a_fault_is_caught(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
+def test_seeded_fault_is_caught(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
     report = exported_fault(fault)
     assert report.passed is False
     assert report.evidence["verified"] is False
@@ -403,7 +403,7 @@ def test_a_fault_is_caught(exported_fault: Callable[[Fault], Report], fault: Fau
 
 
 @pytest.mark.parametrize("fault", cases({name: fault for name, fault in FAULTS.items() if fault.begins is not None}))
-def test_the_first_diverging_module_is_named(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
+def test_first_diverging_module_of_a_fault_is_named(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
     failures = exported_fault(fault).failures
     assert f"; it begins in {fault.begins}, " in failures[0]
     assert re.search(r"\), (zoo\.nn|zoo_plugins)[.\w]+:\d+, of plugin '\w+' \(attention-zoo [\d.]+\)$", failures[0])
@@ -411,26 +411,24 @@ def test_the_first_diverging_module_is_named(exported_fault: Callable[[Fault], R
 
 
 @pytest.mark.parametrize("name", UNSEEN_WHEN_FRESH)
-def test_a_fault_that_fresh_weights_hide_is_caught(
+def test_fault_hidden_by_initial_weights_is_caught(
     exported_model: Exported, exported_graphs: Callable[..., Any], name: str
 ) -> None:
-    """Biases of 0 and norms of 1 can be left out or exchanged, and yet the graph is meant for any weights."""
+    """Dropping or swapping biases of 0 and norms of 1 has no effect, but the graph must be correct for any weights."""
     fault = FAULTS[name]
     report = compare(ModelDirectory.open(exported_model(fault.model)), exported_graphs(fault))
     assert report.passed is False
 
 
 @pytest.mark.parametrize(("fault", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_graph_that_cannot_be_compared_is_refused(
-    exported_fault: Callable[[Fault], Report], fault: Fault, message: str
-) -> None:
+def test_incomparable_graph_is_rejected(exported_fault: Callable[[Fault], Report], fault: Fault, message: str) -> None:
     with pytest.raises(ParityError, match=message) as caught:
         exported_fault(fault)
     assert caught.value.exit_code == 4
 
 
 def gather_beyond(*condition: onnx.NodeProto) -> Edit:
-    """Let the graph fail, while it computes, where ``failing``, which these nodes compute, is true."""
+    """Make the graph fail at run time if ``failing``, computed by these nodes, is true."""
 
     def edit(graph: Graph) -> None:
         for node in graph.node:
@@ -455,7 +453,7 @@ PROMPT_OF_FIVE = gather_beyond(
     helper.make_node("Constant", [], ["five"], value_ints=[5]),
     helper.make_node("Equal", ["length", "five"], ["failing"]),
 )
-"""Fails on five tokens, a length of greedy decoding alone."""
+"""Fails for five tokens, a length that only greedy decoding uses."""
 OTHER_WEIGHTS = gather_beyond(
     helper.make_node("Constant", [], ["nothing"], value_ints=[0]),
     helper.make_node("Greater", ["length", "nothing"], ["true"]),
@@ -465,7 +463,7 @@ OTHER_WEIGHTS = gather_beyond(
     helper.make_node("Not", ["unchanged"], ["changed"]),
     helper.make_node("And", ["true", "changed"], ["failing"]),
 )
-"""Fails where the last norm is not a fresh one's."""
+"""Fails if the last norm has other than initial weights."""
 
 
 @pytest.mark.parametrize(
@@ -475,7 +473,7 @@ OTHER_WEIGHTS = gather_beyond(
         (OTHER_WEIGHTS, "at batch 2, length 7, past 3, padding none, with faint weights"),
     ],
 )
-def test_a_graph_that_fails_while_it_runs_is_refused(exported_model: Exported, edit: Edit, where: str) -> None:
+def test_graph_that_fails_at_run_time_is_rejected(exported_model: Exported, edit: Edit, where: str) -> None:
     stored = ModelDirectory.open(exported_model(GPT))
     model = inlined(Export(stored).read()[MODEL])
     edit(model.graph)
@@ -483,7 +481,7 @@ def test_a_graph_that_fails_while_it_runs_is_refused(exported_model: Exported, e
         compare(stored, {MODEL: model.SerializeToString()})
 
 
-def test_a_graph_that_fails_clearly_is_not_compared_any_further(
+def test_comparison_stops_at_a_clear_failure(
     exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]]
 ) -> None:
     fault = FAULTS["value without its bias"]
@@ -497,7 +495,7 @@ def test_a_graph_that_fails_clearly_is_not_compared_any_further(
     assert report.evidence["greedy_decoding"] == {}
 
 
-def test_why_no_module_is_named(
+def test_reason_for_a_missing_module_is_given(
     exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -508,7 +506,7 @@ def test_why_no_module_is_named(
     assert report.failures[0].endswith("; it begins in a module that cannot be named (no memory)")
 
 
-def test_an_output_of_another_shape_is_refused(exported_fault: Callable[[Fault], Report]) -> None:
+def test_output_of_another_shape_is_rejected(exported_fault: Callable[[Fault], Report]) -> None:
     fault = Fault(BERT, MODEL, flatten_the_batch)
     try:
         passed = exported_fault(fault).passed
@@ -517,12 +515,12 @@ def test_an_output_of_another_shape_is_refused(exported_fault: Callable[[Fault],
     assert not passed
 
 
-def test_the_verdict_is_one_line_with_the_number_of_failures() -> None:
+def test_verdict_has_the_number_of_failures() -> None:
     assert Report({}, ["logits is off"]).verdict() == "the ONNX graph is not equal to the model: logits is off"
     assert Report({}, ["logits is off", "two", "three"]).verdict().endswith(": logits is off and 2 more")
 
 
-def test_weights_that_are_not_numbers_are_refused(
+def test_non_finite_weights_are_rejected(
     exported_copy: Exported, seal: Callable[[Path], None], zoo: Callable[..., Any]
 ) -> None:
     folder = exported_copy(GPT)
@@ -541,7 +539,7 @@ SHAPES = ((4, 6, 8), (3, 2, 5, 4), (6, 8))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_errors_are_the_largest_over_what_is_valid(shape: tuple[int, ...]) -> None:
+def test_errors_are_maxima_over_valid_positions(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     errors = Errors()
     seen = []
@@ -567,7 +565,7 @@ def test_errors_are_the_largest_over_what_is_valid(shape: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize(("error", "passed"), [(2.9e-3, True), (3.1e-3, False)])
-def test_the_limit_is_twice_torch_and_four_units_in_the_last_place(error: float, passed: bool) -> None:
+def test_limit_is_twice_torch_plus_four_epsilon(error: float, passed: bool) -> None:
     errors = Errors()
     reference = np.array([[1.0, 0.5]])
     errors.add(reference, reference + 1e-3, np.array([[1.0 + error, 0.5]]), np.ones((1, 1), bool), POINTS[0])
@@ -575,7 +573,7 @@ def test_the_limit_is_twice_torch_and_four_units_in_the_last_place(error: float,
     assert errors.passed(0.25e-3) is passed
 
 
-def test_what_rounding_alone_can_do_is_allowed_and_padding_is_not_asked() -> None:
+def test_rounding_is_allowed_and_padding_ignored() -> None:
     reference, valid = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[True], [False]])
     errors = Errors()
     errors.add(reference, reference, reference + 0.1, valid, POINTS[0])
@@ -589,7 +587,7 @@ def test_what_rounding_alone_can_do_is_allowed_and_padding_is_not_asked() -> Non
     assert errors.torch == pytest.approx(0.06)
 
 
-def test_padding_does_not_count_unless_it_is_not_finite() -> None:
+def test_padding_only_has_to_be_finite() -> None:
     reference, valid = np.zeros((2, 3, 4)), np.ones((2, 3, 1), bool)
     valid[1, 2] = False
     wrong = reference.copy()
@@ -604,7 +602,7 @@ def test_padding_does_not_count_unless_it_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("which", ["reference", "result"])
-def test_not_a_number_at_one_point_is_never_forgotten(which: str) -> None:
+def test_non_finite_output_at_any_point_fails(which: str) -> None:
     good, valid = np.ones((2, 4)), np.ones((2, 1), bool)
     bad = np.array([[1.0, 1, 1, np.nan], [1, 1, 1, 1]])
     errors = Errors()
@@ -618,7 +616,7 @@ def test_not_a_number_at_one_point_is_never_forgotten(which: str) -> None:
 
 
 @pytest.mark.parametrize(("error", "hopeless"), [(0.099, False), (0.101, True)])
-def test_an_error_far_beyond_the_limit_is_hopeless(error: float, hopeless: bool) -> None:
+def test_error_far_beyond_the_limit_is_hopeless(error: float, hopeless: bool) -> None:
     reference = np.array([[1.0]])
     errors = Errors()
     errors.add(reference, reference, reference + error, np.ones((1, 1), bool), POINTS[0])
@@ -627,7 +625,7 @@ def test_an_error_far_beyond_the_limit_is_hopeless(error: float, hopeless: bool)
 
 
 def test_nothing_is_hopeless_without_a_limit() -> None:
-    """Where the model returns zeros, exactly, other inputs may well allow the error."""
+    """If the model returns exact zeros, other inputs may still allow the error."""
     zeros = np.zeros((1, 1))
     errors = Errors()
     errors.add(zeros, zeros, zeros + 1e-9, np.ones((1, 1), bool), POINTS[0])
@@ -659,7 +657,7 @@ def test_distributions() -> None:
     assert item.overlap < 1
 
 
-def test_another_token_beyond_a_near_tie_is_a_disagreement() -> None:
+def test_other_token_without_a_near_tie_is_a_disagreement() -> None:
     item = Distribution()
     logits = np.array([[3.0, 2.0, 0.0], [3.0, 2.99, 0.0]])
     item.add(logits, logits[:, [1, 0, 2]], 0.1)
@@ -677,14 +675,14 @@ def test_long_outputs_are_sampled_evenly() -> None:
 # Greedy decoding.
 
 
-def test_an_encoder_does_not_decode(exported_model: Exported) -> None:
+def test_encoder_does_not_decode(exported_model: Exported) -> None:
     folder = exported_model(BERT)
     executor = TorchExecutor(zoo.load(folder))
     assert greedy_agreement(executor, executor, ModelDirectory.open(folder).spec.config.graphs(), 0.0) is None
 
 
 @pytest.mark.parametrize("name", [GPT, SEQ2SEQ])
-def test_greedy_agreement_tells_models_apart(exported_noisy: Noisy, name: str) -> None:
+def test_greedy_agreement_distinguishes_models(exported_noisy: Noisy, name: str) -> None:
     (one, _), (other, _) = exported_noisy(name), exported_noisy(name, 1)
     graphs = one.spec.config.graphs()
     reference, same, different = (
@@ -703,7 +701,7 @@ def test_greedy_agreement_tells_models_apart(exported_noisy: Noisy, name: str) -
 
 @pytest.mark.parametrize("longest", range(1, 15))
 def test_decoding_stays_within_the_positions(longest: int) -> None:
-    """Each row is decoded on the real model, whose table of positions ends there."""
+    """Each row is decoded by the real model, whose position table has no further rows."""
     model = zoo.create_model("gpt-tiny", max_seq_len=longest).double()
     executor = TorchExecutor(model)
     agreed = greedy_agreement(executor, executor, model.config.graphs(), 0.0, longest)
@@ -759,8 +757,8 @@ def test_evidence(exported_model: Exported, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [GPT, BERT, SEQ2SEQ])
-def test_graphs_and_evidence_vouch_for_each_other(exported_model: Exported, name: str) -> None:
-    """A graph holds the digest of its evidence, which holds the digest of the graph's file."""
+def test_graphs_and_evidence_contain_each_others_digests(exported_model: Exported, name: str) -> None:
+    """A graph contains the digest of its evidence, which contains the digest of the graph's file."""
     folder = exported_model(name)
     evidence = json.loads((folder / "parity.json").read_text())
     files = evidence.pop("files")

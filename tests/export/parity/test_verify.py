@@ -1,4 +1,4 @@
-"""Verifying an export: what was altered is found by its digest, what is wrong by comparing again."""
+"""Verification of exports: digests detect altered files, and the comparison detects wrong graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERIFIED = ("model.safetensors", "model.onnx", "parity.json", "config.json", "to
 
 
 def flip(path: Path, where: float) -> None:
-    """Change one bit of a file."""
+    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
     data[int(where * (len(data) - 1))] ^= 1
     path.write_bytes(data)
@@ -35,7 +35,7 @@ def digest(path: Path) -> str:
 
 
 def vouch(folder: Path) -> None:
-    """Write the digests of evidence and graph into each other, as an export does."""
+    """Update the digests in evidence and graph, as an export does."""
     evidence = json.loads((folder / "parity.json").read_text())
     del evidence["files"]
     model = onnx.load(folder / "model.onnx", load_external_data=False)
@@ -47,7 +47,7 @@ def vouch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "llama-tiny", "transformer-tiny", "vit-tiny"])
-def test_an_export_verifies(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], name: str) -> None:
+def test_export_passes_verification(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], name: str) -> None:
     folder = exported_copy(name)
     before = snapshot()
     result = zoo("verify", folder, "--json")
@@ -61,7 +61,7 @@ def test_an_export_verifies(exported_copy: Exported, zoo: Zoo, snapshot: Callabl
     assert snapshot() == before
 
 
-def test_verifying_says_what_was_compared(exported_model: Exported, zoo: Zoo) -> None:
+def test_verification_reports_its_comparisons(exported_model: Exported, zoo: Zoo) -> None:
     folder = exported_model("bert-tiny")
     result = zoo("verify", folder)
     points = len(json.loads((folder / "parity.json").read_text())["grid"]["points"])
@@ -73,21 +73,21 @@ def test_verifying_says_what_was_compared(exported_model: Exported, zoo: Zoo) ->
 
 @pytest.mark.parametrize("where", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("file", VERIFIED)
-def test_a_flipped_bit_is_found(exported_copy: Exported, zoo: Zoo, file: str, where: float) -> None:
+def test_flipped_bit_is_detected(exported_copy: Exported, zoo: Zoo, file: str, where: float) -> None:
     folder = exported_copy("bert-tiny")
     flip(folder / file, where)
     zoo("verify", folder).failed(3, "altered: its SHA-256 differs", str(folder / file))
 
 
 @pytest.mark.parametrize("file", [*VERIFIED, "manifest.json"])
-def test_a_missing_file_is_found(exported_copy: Exported, zoo: Zoo, file: str) -> None:
+def test_missing_file_is_detected(exported_copy: Exported, zoo: Zoo, file: str) -> None:
     folder = exported_copy("bert-tiny")
     (folder / file).unlink()
     zoo("verify", folder).failed(3, file)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model.onnx", "parity.json"])
-def test_a_truncated_file_is_found(exported_copy: Exported, zoo: Zoo, file: str) -> None:
+def test_truncated_file_is_detected(exported_copy: Exported, zoo: Zoo, file: str) -> None:
     folder = exported_copy("bert-tiny")
     with (folder / file).open("r+b") as stream:
         stream.truncate((folder / file).stat().st_size - 1)
@@ -95,7 +95,7 @@ def test_a_truncated_file_is_found(exported_copy: Exported, zoo: Zoo, file: str)
 
 
 @pytest.mark.parametrize("file", ["model.onnx", "parity.json"])
-def test_a_file_removed_together_with_its_entry_is_found(
+def test_file_removed_with_its_entry_is_detected(
     exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo, file: str
 ) -> None:
     folder = exported_copy("bert-tiny")
@@ -104,7 +104,7 @@ def test_a_file_removed_together_with_its_entry_is_found(
     zoo("verify", folder).failed(3, str(folder))
 
 
-def test_a_graph_that_the_manifest_does_not_list_is_refused(exported_copy: Exported, zoo: Zoo) -> None:
+def test_unlisted_graph_is_rejected(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("bert-tiny")
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["files"]["model.onnx"]
@@ -120,7 +120,7 @@ def test_a_graph_that_the_manifest_does_not_list_is_refused(exported_copy: Expor
     ],
     ids=["a better error", "another provider"],
 )
-def test_evidence_replaced_with_its_entry_is_found(
+def test_evidence_replaced_with_its_entry_is_detected(
     exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo, change: Callable[[Any], None]
 ) -> None:
     folder = exported_copy("bert-tiny")
@@ -131,8 +131,10 @@ def test_evidence_replaced_with_its_entry_is_found(
     zoo("verify", folder).failed(3, "parity.json is not the evidence for this graph", "export again")
 
 
-def test_an_unverified_export_is_completed(exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo) -> None:
-    """What says that nothing vouches for it does not run, until it has been compared."""
+def test_verification_completes_an_unverified_export(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    """An unverified export does not run until it has been compared."""
     folder = exported_copy("bert-tiny")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     evidence = json.loads((folder / "parity.json").read_text())
@@ -146,10 +148,10 @@ def test_an_unverified_export_is_completed(exported_copy: Exported, seal: Callab
     assert zoo("run", folder, "text").status == 0
 
 
-def test_a_wrong_graph_with_every_digest_made_right_is_not_equal(
+def test_wrong_graph_with_correct_digests_fails(
     exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
 ) -> None:
-    """Digests only say that nothing changed since; the comparison says whether it is the model."""
+    """Digests only show that nothing has changed; the comparison shows whether the graph equals the model."""
     folder = exported_copy("bert-tiny")
     model = inlined((folder / "model.onnx").read_bytes())
     (attention,) = (
@@ -166,12 +168,14 @@ def test_a_wrong_graph_with_every_digest_made_right_is_not_equal(
     )
 
 
-def test_other_weights_of_the_same_layout_verify(exported_with: Exported, zoo: Zoo) -> None:
+def test_other_weights_of_the_same_layout_pass_verification(exported_with: Exported, zoo: Zoo) -> None:
     assert zoo("verify", exported_with("bert-tiny", seed=5, noise=True)).status == 0
 
 
-def test_weights_of_another_layout_are_refused(exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo) -> None:
-    """The same tensors behind a longer header: the graph's pointers lead elsewhere."""
+def test_weights_of_another_layout_are_rejected(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    """The same tensors after a longer header: the graph's pointers are wrong."""
     from safetensors.numpy import load_file, save_file
 
     folder = exported_copy("bert-tiny")
@@ -180,13 +184,13 @@ def test_weights_of_another_layout_are_refused(exported_copy: Exported, seal: Ca
     zoo("verify", folder).failed(4, str(folder))
 
 
-def test_a_model_that_was_not_exported_is_refused(exported_build: Exported, zoo: Zoo) -> None:
+def test_unexported_model_is_rejected(exported_build: Exported, zoo: Zoo) -> None:
     folder = exported_build("bert-tiny")
     zoo("verify", folder).failed(3, "not exported yet", f"zoo export {folder} --onnx")
 
 
-def test_a_provider_that_does_not_load_is_a_usage_error(exported_model: Exported) -> None:
-    """One line, and nothing on standard output, not even from the runtime's own library."""
+def test_unavailable_provider_is_a_usage_error(exported_model: Exported) -> None:
+    """One line, and nothing on standard output, even from the runtime's library."""
     if loading_problem("cuda") is None:
         pytest.skip("CUDA loads here")
     command = [sys.executable, "-c", "import sys; from zoo.cli import main; sys.exit(main())", "verify"]
@@ -201,7 +205,7 @@ def test_a_provider_that_does_not_load_is_a_usage_error(exported_model: Exported
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
-def test_an_export_verifies_on_cuda(exported_model: Exported, name: str) -> None:
+def test_export_passes_verification_on_cuda(exported_model: Exported, name: str) -> None:
     problem = loading_problem("cuda")
     if problem is not None:
         pytest.skip(problem)

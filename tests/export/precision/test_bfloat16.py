@@ -1,7 +1,7 @@
-"""Models in bfloat16: numbers that numpy does not know, on a runtime that computes with them on CUDA alone.
+"""Models in bfloat16, which numpy lacks and ONNX Runtime supports on CUDA only.
 
-Without a GPU, their graphs are compared in float32, and run with float32 between inputs, weights and outputs that are
-bfloat16 all the same. What needs one is in ``test_cuda.py``.
+Without a GPU, graphs are compared in float32, and run with float32 arithmetic between bfloat16 inputs, weights and
+outputs. Tests that need a GPU are in ``test_cuda.py``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ POINT = Point(2, 7, 3, "left")
 
 @pytest.fixture(scope="module")
 def half_model(exported_build: Exported) -> Callable[[str], Path]:
-    """A preset in bfloat16 whose weights matter, built once."""
+    """Build a preset in bfloat16 with non-trivial weights, once."""
     made: dict[str, Path] = {}
 
     def build(name: str) -> Path:
@@ -70,7 +70,7 @@ def half_model(exported_build: Exported) -> Callable[[str], Path]:
 
 
 def bridged(graph: bytes) -> bytes:
-    """A bfloat16 graph that computes in float32, between inputs, weights and outputs that are still bfloat16."""
+    """Convert a bfloat16 graph to float32 arithmetic, keeping bfloat16 inputs, weights and outputs."""
     wide = widen(graph)
     assert wide is not None
     model = parse(wide)
@@ -100,7 +100,7 @@ def bridged(graph: bytes) -> bytes:
 
 
 def sketch(body: str, signature: str) -> bytes:
-    """A graph of a few nodes."""
+    """Build a graph of a few nodes."""
     text = f'<ir_version: 10, opset_import: ["": 23]> sketch {signature} {{ {body} }}'
     data: bytes = parser.parse_model(text).SerializeToString()
     return data
@@ -110,7 +110,7 @@ def sketch(body: str, signature: str) -> bytes:
 
 
 @given(BITS)
-def test_any_bits_become_a_value_and_come_back(bits: np.ndarray[Any, Any]) -> None:
+def test_bits_survive_conversion_to_values(bits: np.ndarray[Any, Any]) -> None:
     array = bits.view(BFLOAT16)
     value = to_value(array)
     assert (value.data_type(), tuple(value.shape())) == ("tensor(bfloat16)", bits.shape)
@@ -122,7 +122,7 @@ def test_any_bits_become_a_value_and_come_back(bits: np.ndarray[Any, Any]) -> No
 
 
 @given(BITS)
-def test_any_bits_become_a_tensor_of_the_same_numbers_and_come_back(bits: np.ndarray[Any, Any]) -> None:
+def test_bits_survive_conversion_to_tensors(bits: np.ndarray[Any, Any]) -> None:
     tensor = as_tensor(bits.view(BFLOAT16))
     assert tensor.dtype == torch.bfloat16
     numbers = bits.view(BFLOAT16).astype(np.float32)
@@ -132,7 +132,7 @@ def test_any_bits_become_a_tensor_of_the_same_numbers_and_come_back(bits: np.nda
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "bool"])
-def test_other_arrays_pass_as_they_are(dtype: str) -> None:
+def test_other_arrays_are_unchanged(dtype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype)
     value = to_value(array)
     assert value.data_ptr() == array.ctypes.data
@@ -140,7 +140,7 @@ def test_other_arrays_pass_as_they_are(dtype: str) -> None:
     np.testing.assert_array_equal(to_array(value), array)
 
 
-def test_on_the_cpu_a_value_is_the_memory_of_its_array() -> None:
+def test_cpu_values_share_the_memory_of_arrays() -> None:
     array = np.zeros((2, 3), BFLOAT16)
     value = to_value(array)
     assert value.data_ptr() == array.ctypes.data
@@ -150,7 +150,7 @@ def test_on_the_cpu_a_value_is_the_memory_of_its_array() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_the_facts_of_a_dtype_are_those_that_torch_tells(dtype: str) -> None:
+def test_dtype_properties_equal_torch(dtype: str) -> None:
     facts = torch.finfo(getattr(torch, dtype))
     for known in (dtype, numpy_dtype(dtype)):
         assert epsilon(known) == facts.eps
@@ -162,13 +162,13 @@ def test_the_facts_of_a_dtype_are_those_that_torch_tells(dtype: str) -> None:
 
 @pytest.fixture(scope="module")
 def passing() -> ort.InferenceSession:
-    """Whatever the CPU does in bfloat16: rounding to it, passing it on, and reading it."""
+    """Build a graph of the bfloat16 operations that the CPU supports: casts in both directions and identity."""
     signature = "(float[n] x, bfloat16[n] b) => (bfloat16[n] rounded, bfloat16[n] same, float[n] read)"
     return open_session(sketch("rounded = Cast<to=16>(x) same = Identity(b) read = Cast<to=1>(b)", signature))
 
 
 @given(hnp.arrays(np.float32, 7, elements=st.floats(width=32)), hnp.arrays(np.uint16, 7))
-def test_a_session_takes_and_gives_bfloat16(
+def test_session_accepts_and_returns_bfloat16(
     passing: ort.InferenceSession, x: np.ndarray[Any, Any], bits: np.ndarray[Any, Any]
 ) -> None:
     names = ["rounded", "same", "read"]
@@ -180,7 +180,7 @@ def test_a_session_takes_and_gives_bfloat16(
     np.testing.assert_array_equal(read, torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).float().numpy())
 
 
-def test_a_session_binds_bfloat16(passing: ort.InferenceSession) -> None:
+def test_session_binds_bfloat16(passing: ort.InferenceSession) -> None:
     b, x, same = np.arange(4).astype(BFLOAT16), np.zeros(4, np.float32), np.empty(4, BFLOAT16)
     binding = passing.io_binding()
     values = {"x": to_value(x), "b": to_value(b), "same": to_value(same)}
@@ -193,7 +193,7 @@ def test_a_session_binds_bfloat16(passing: ort.InferenceSession) -> None:
     np.testing.assert_array_equal(to_array(binding.get_outputs()[1]), np.zeros(4, BFLOAT16))
 
 
-def test_rows_of_a_value_are_taken() -> None:
+def test_rows_of_a_value_are_selected() -> None:
     array = np.arange(6).reshape(3, 2).astype(BFLOAT16)
     taken = take_rows(to_value(array), np.array([2, 0, 2, 1]), "cpu")
     np.testing.assert_array_equal(to_array(taken), array[[2, 0, 2, 1]])
@@ -201,8 +201,8 @@ def test_rows_of_a_value_are_taken() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("replaced", [False, True], ids=["stored weights", "other weights"])
-def test_graphs_run_between_bfloat16(half_model: Callable[[str], Path], name: str, replaced: bool) -> None:
-    """What an executor hands from graph to graph, and what it replaces weights by."""
+def test_executor_passes_bfloat16_between_graphs(half_model: Callable[[str], Path], name: str, replaced: bool) -> None:
+    """Values that an executor passes between graphs, and replacements of weights."""
     stored = ModelDirectory.open(half_model(name))
     model = persist.load_directory(stored)
     if replaced:
@@ -233,8 +233,8 @@ def test_graphs_run_between_bfloat16(half_model: Callable[[str], Path], name: st
 
 
 @pytest.mark.parametrize("profile", ["portable", "cuda"])
-def test_a_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], profile: str) -> None:
-    """Tokens one and several at a time, with rows moved, doubled and dropped, against full passes in torch."""
+def test_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], profile: str) -> None:
+    """One or several tokens per step, with rows moved, duplicated and dropped, against full passes in torch."""
     stored = ModelDirectory.open(half_model("gpt-tiny"))
     (graph,) = stored.spec.graphs
     file = bridged(make_graphs(stored, Options(profile=profile))["model"])
@@ -258,11 +258,11 @@ def test_a_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], p
         ids = np.concatenate((ids, new), 1)
 
 
-# What is exported.
+# Exports.
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_graph_in_bfloat16_is_sound_and_reads_the_stored_weights(
+def test_bfloat16_graph_is_valid_and_reads_stored_weights(
     half_model: Callable[[str], Path], zoo: Zoo, name: str
 ) -> None:
     folder = half_model(name)
@@ -286,7 +286,7 @@ def test_a_graph_in_bfloat16_is_sound_and_reads_the_stored_weights(
 
 
 def faulty(graph: bytes) -> bytes:
-    """One norm with another epsilon, far below the rounding of bfloat16."""
+    """Change the epsilon of one norm, with an effect far below bfloat16 rounding."""
     model = parse(graph)
     nodes = [node for item in (model.graph, *model.functions) for node in item.node]
     norm = next(node for node in nodes if node.op_type == "LayerNormalization")
@@ -304,7 +304,7 @@ def failures_in_float32(stored: ModelDirectory, wide: Mapping[str, bytes | None]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_graph_computes_is_compared_in_float32(half_model: Callable[[str], Path], name: str) -> None:
+def test_bfloat16_graph_is_compared_in_float32(half_model: Callable[[str], Path], name: str) -> None:
     stored = ModelDirectory.open(half_model(name))
     graphs = make_graphs(stored)
     for change in (bytes, faulty):
@@ -312,7 +312,7 @@ def test_what_a_graph_computes_is_compared_in_float32(half_model: Callable[[str]
         assert bool(failures_in_float32(stored, wide)) == (change is faulty)
 
 
-def test_a_variant_is_the_model_rounded(exported_build: Exported, tmp_path: Path) -> None:
+def test_bfloat16_variant_is_the_rounded_model(exported_build: Exported, tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny", noise=True))
     variant = make_variant(stored, "bfloat16", tmp_path)
     wanted = {name: tensor.bfloat16() for name, tensor in load_file(stored.path / "model.safetensors").items()}
@@ -326,7 +326,9 @@ def test_a_variant_is_the_model_rounded(exported_build: Exported, tmp_path: Path
     assert failures_in_float32(model, wide) == []
 
 
-def test_what_overflows_is_refused(exported_build: Exported, seal: Callable[[Path], None], tmp_path: Path) -> None:
+def test_overflowing_weights_are_rejected(
+    exported_build: Exported, seal: Callable[[Path], None], tmp_path: Path
+) -> None:
     folder = exported_build("gpt-tiny")
     weights = load_file(folder / "model.safetensors")
     weights["norm.bias"][3] = 3.4e38
@@ -339,8 +341,8 @@ def test_what_overflows_is_refused(exported_build: Exported, seal: Callable[[Pat
 @pytest.mark.parametrize(
     "name", ["bert-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-tiny", "transformer-tiny"))]
 )
-def test_another_runtime_is_compared_in_bfloat16(half_model: Callable[[str], Path], name: str) -> None:
-    """The module itself passes; one number that is off by more than rounding does not."""
+def test_other_runtimes_are_compared_in_bfloat16(half_model: Callable[[str], Path], name: str) -> None:
+    """The module itself passes; a single number off by more than rounding fails."""
     stored = ModelDirectory.open(half_model(name))
 
     def open_runtime(weights: Any, *, wrong: float = 0.0) -> Any:
@@ -364,10 +366,10 @@ def test_another_runtime_is_compared_in_bfloat16(half_model: Callable[[str], Pat
     assert not compare_runtime(stored, lambda weights: open_runtime(weights, wrong=0.25)).passed
 
 
-# What is refused.
+# Rejected uses.
 
 
-def test_the_cpu_is_refused_in_one_line(half_model: Callable[[str], Path], zoo: Zoo) -> None:
+def test_cpu_provider_is_rejected(half_model: Callable[[str], Path], zoo: Zoo) -> None:
     folder = half_model("gpt-tiny")
     export_graphs_only(folder, force=True)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -383,7 +385,7 @@ def test_the_cpu_is_refused_in_one_line(half_model: Callable[[str], Path], zoo: 
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_variant_for_the_cpu_is_refused_before_it_is_made(exported_model: Exported, zoo: Zoo, tmp_path: Path) -> None:
+def test_cpu_variant_is_rejected_before_it_is_made(exported_model: Exported, zoo: Zoo, tmp_path: Path) -> None:
     folder = exported_model("gpt-tiny")
     before = sorted(path.name for path in folder.iterdir())
     zoo("quantize", folder, "--dtype", "bfloat16").failed(2, REFUSAL, "use --provider cuda")
@@ -401,7 +403,7 @@ def test_a_variant_for_the_cpu_is_refused_before_it_is_made(exported_model: Expo
     assert REFUSAL in entry["why"]
 
 
-def test_cuda_that_does_not_load_is_the_error_of_any_dtype(exported_build: Exported, zoo: Zoo) -> None:
+def test_unavailable_cuda_is_reported_for_any_dtype(exported_build: Exported, zoo: Zoo) -> None:
     problem = loading_problem("cuda")
     if problem is None:
         pytest.skip("CUDA loads here")
@@ -423,7 +425,7 @@ def test_cuda_that_does_not_load_is_the_error_of_any_dtype(exported_build: Expor
     assert said[0] == said[1]
 
 
-def test_a_comparison_on_the_cpu_is_refused(half_model: Callable[[str], Path]) -> None:
+def test_comparison_on_the_cpu_is_rejected(half_model: Callable[[str], Path]) -> None:
     stored = ModelDirectory.open(half_model("bert-tiny"))
     with pytest.raises(UsageError, match=REFUSAL):
         compare(stored, make_graphs(stored))

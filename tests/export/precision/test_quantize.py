@@ -1,4 +1,4 @@
-"""Smaller precisions: what is stored, what the graphs compute, how far that is from float32, and what is caught."""
+"""Smaller precisions: stored weights, results of graphs, divergence from float32, and detection of faults."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from zoo_plugins.vit.model import ViT
 from zoo_runtime.executor import OnnxExecutor
 
 GAIN = 4.0
-"""Fresh weights are so small that quantising them hardly moves the logits."""
+"""Initial weights are so small that quantising them hardly changes the logits."""
 TEXT = "It is rather for us to be here dedicated to the great task remaining before us"
 TIED = "token_embedding.weight"
 Maker = Callable[[str, str], tuple[ModelDirectory, Variant]]
@@ -54,7 +54,7 @@ Maker = Callable[[str, str], tuple[ModelDirectory, Variant]]
 
 @pytest.fixture(scope="module")
 def make(exported_build: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    """A tiny model and one of its variants, each made once."""
+    """Make a tiny model and one of its variants, each once."""
     stored: dict[str, ModelDirectory] = {}
     made: dict[tuple[str, str], Variant] = {}
 
@@ -71,7 +71,7 @@ def make(exported_build: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare at the small points of the grid alone: enough for what is wrong everywhere."""
+    """Compare only at small points of the grid, which suffice for faults at all points."""
 
     def small(*arguments: Any, **options: Any) -> tuple[list[Point], int]:
         points, left_out = make_grid(*arguments, **options)
@@ -82,7 +82,7 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, Variant]]:
-    """A variant whose graphs point at a file with other tensors, while the gate reads the right ones."""
+    """Make a variant whose graphs point to a file with edited tensors, while verification reads the correct ones."""
 
     def change(name: str, precision: str, edit: Callable[[dict[str, Any]], None]) -> tuple[ModelDirectory, Variant]:
         stored, variant = make(name, precision)
@@ -117,7 +117,7 @@ def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, 
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
-def test_int8_computes_what_its_own_weights_say_at_every_point(make: Maker, name: str) -> None:
+def test_int8_equals_its_own_weights_at_every_point(make: Maker, name: str) -> None:
     assert verify_variant(*make(name, "int8")).passed
 
 
@@ -141,7 +141,7 @@ def test_float16_is_compared_like_a_model_in_float16(
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
-def test_int4_computes_what_its_own_weights_say(make: Maker, few_points: None, name: str) -> None:
+def test_int4_equals_its_own_weights(make: Maker, few_points: None, name: str) -> None:
     stored, variant = make(name, "int4")
     report = verify_variant(stored, variant)
     assert report.passed, report.failures
@@ -151,8 +151,8 @@ def test_int4_computes_what_its_own_weights_say(make: Maker, few_points: None, n
             assert all(level["max_abs_error"] <= level["limit"] for level in levels.values())
 
 
-def test_emulated_activations_are_the_runtime_s(make: Maker) -> None:
-    """The yardstick of the second comparison is no guess: it differs from the runtime by rounding alone."""
+def test_emulated_activations_equal_the_runtimes(make: Maker) -> None:
+    """The yardstick of the second comparison differs from the runtime only by rounding."""
     for name in ("gpt-tiny", "bert-tiny"):
         stored, variant = make(name, "int8")
         ids = np.arange(7, dtype=np.int64)[None] * 5
@@ -172,7 +172,7 @@ def test_emulated_activations_are_the_runtime_s(make: Maker) -> None:
 
 
 @pytest.mark.parametrize(("bits", "zero_points"), [(4, True), (4, False), (8, True), (8, False)])
-def test_blocks_are_packed_as_the_runtime_s_own_quantiser_packs_them(bits: int, zero_points: bool) -> None:
+def test_blocks_are_packed_like_the_runtimes_quantiser(bits: int, zero_points: bool) -> None:
     weight = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
     ours = Packing(24, 96, bits, 32, zero_points).pack(weight)
     config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=not zero_points, bits=bits)
@@ -184,7 +184,7 @@ def test_blocks_are_packed_as_the_runtime_s_own_quantiser_packs_them(bits: int, 
         assert np.array_equal(ours[".zero_points"], points)
 
 
-def test_rows_are_packed_as_the_runtime_s_own_quantiser_packs_channels() -> None:
+def test_rows_are_packed_like_the_runtimes_quantiser() -> None:
     weight = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
     weight[3] = 0
     ours = Packing(24, 96, 8, None).pack(weight)
@@ -196,7 +196,7 @@ def test_rows_are_packed_as_the_runtime_s_own_quantiser_packs_channels() -> None
 
 
 def by_hand(tensors: dict[str, Any], name: str, bits: int, block: int | None) -> Any:
-    """One matrix, number by number, as the format is documented."""
+    """Dequantise a matrix number by number, following the format's documentation."""
     packed, scales = tensors[name], tensors[f"{name}.scales"]
     if block is None:
         return np.array([[float(packed[k, n]) * scales[n] for k in range(len(packed))] for n in range(len(scales))])
@@ -218,7 +218,7 @@ def by_hand(tensors: dict[str, Any], name: str, bits: int, block: int | None) ->
 
 
 @pytest.mark.parametrize(("name", "precision"), [("gpt-tiny", "int4"), ("gpt-tiny", "int8"), ("bert-tiny", "int8")])
-def test_the_file_can_be_read_by_its_documentation_alone(make: Maker, name: str, precision: str) -> None:
+def test_file_can_be_read_from_its_documentation(make: Maker, name: str, precision: str) -> None:
     stored, variant = make(name, precision)
     tensors, found = load_file(variant.path), dict(read_dequantized(variant.path))
     true = load_file(stored.path / "model.safetensors")
@@ -226,7 +226,7 @@ def test_the_file_can_be_read_by_its_documentation_alone(make: Maker, name: str,
         weight = by_hand(tensors, key, packing.bits, packing.block)
         np.testing.assert_allclose(found[key], weight, rtol=1e-6, atol=0)
         step = float(tensors[f"{key}.scales"].__abs__().max())
-        assert np.abs(weight - true[key]).max() <= step * 1.01  # a rounding is half a step; the 4-bit ends are clipped
+        assert np.abs(weight - true[key]).max() <= step * 1.01  # rounding is half a step; the 4-bit range is clipped
 
 
 def bits_a_weight(packing: Packing) -> float:
@@ -240,7 +240,7 @@ def bits_a_weight(packing: Packing) -> float:
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
-def test_sizes_are_as_computed_and_nothing_is_stored_twice(make: Maker, name: str, precision: str) -> None:
+def test_sizes_are_exact_and_nothing_is_stored_twice(make: Maker, name: str, precision: str) -> None:
     stored, variant = make(name, precision)
     plan = packings(variant.path)
     data = sum(tensor.nbytes for tensor in load_file(variant.path).values())
@@ -261,7 +261,7 @@ def test_sizes_are_as_computed_and_nothing_is_stored_twice(make: Maker, name: st
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_a_tied_head_reads_the_bytes_of_the_embedding(make: Maker, precision: str) -> None:
+def test_tied_head_shares_the_bytes_of_the_embedding(make: Maker, precision: str) -> None:
     stored, variant = make("gpt-tiny", precision)
     (model,) = variant.graphs.values()
     readers = {node.op_type: node for node in model.graph if any(v and v.name.startswith(TIED) for v in node.inputs)}
@@ -274,7 +274,7 @@ def test_a_tied_head_reads_the_bytes_of_the_embedding(make: Maker, precision: st
     assert TIED in stored.layout
 
 
-def test_the_kind_of_product_follows_from_the_past(make: Maker) -> None:
+def test_kind_of_product_depends_on_the_past(make: Maker) -> None:
     kinds = {}
     for precision in ("int8", "int4"):
         _, variant = make("transformer-tiny", precision)
@@ -300,7 +300,7 @@ def blocks_swapped(tensors: dict[str, Any]) -> None:
 
 
 def one_scale_off(tensors: dict[str, Any]) -> None:
-    """Far less than the error of quantised activations."""
+    """Change a scale, with an effect far below the error of quantised activations."""
     tensors["blocks.0.mlp.up.weight.scales"].flat[5] *= 1.01
 
 
@@ -334,7 +334,7 @@ def test_seeded_faults_are_caught(
     assert f"it begins in {module}" in report.verdict()
 
 
-def test_a_lost_bias_is_caught(make: Maker, few_points: None) -> None:
+def test_lost_bias_is_caught(make: Maker, few_points: None) -> None:
     stored, variant = make("gpt-tiny", "int8")
     (model,) = (one.clone() for one in variant.graphs.values())
     node = next(node for node in model.graph if node.op_type == "MatMulNBits" and len(node.inputs) == 6)
@@ -343,16 +343,16 @@ def test_a_lost_bias_is_caught(make: Maker, few_points: None) -> None:
     assert not report.passed
 
 
-def test_weights_that_the_runtime_reads_otherwise_are_caught(make: Maker, few_points: None) -> None:
-    """The comparison with activations quantised sees the runtime's own reading of the packed bytes."""
+def test_weights_decoded_differently_by_the_runtime_are_caught(make: Maker, few_points: None) -> None:
+    """The comparison with quantised activations uses the runtime's own decoding of the packed bytes."""
     stored, variant = make("gpt-tiny", "int4")
     (model,) = (one.clone() for one in variant.graphs.values())
     lookup = next(node for node in model.graph if node.op_type == "GatherBlockQuantized")
-    lookup.replace_input_with(3, None)  # 8 instead of the zero points that are stored
+    lookup.replace_input_with(3, None)  # 8 instead of the stored zero points
     assert not verify_variant(stored, replace(variant, graphs={"model": model})).passed
 
 
-def test_divergence_equals_torch_s() -> None:
+def test_divergence_equals_torch() -> None:
     rng = np.random.default_rng(0)
     one, other = rng.standard_normal((2, 150, 40)).astype(np.float32) * 3
     tokens = rng.integers(0, 40, 149)
@@ -371,7 +371,7 @@ def test_divergence_equals_torch_s() -> None:
     assert found.to_dict()["perplexity_change"] == pytest.approx(perplexities[1] / perplexities[0] - 1)
 
 
-def test_likeness_equals_torch_s() -> None:
+def test_likeness_equals_torch() -> None:
     one, other = np.random.default_rng(0).standard_normal((2, 3, 5, 40)).astype(np.float32)
     found = Likeness()
     found.add(one, other)
@@ -382,12 +382,12 @@ def test_likeness_equals_torch_s() -> None:
 
 
 @pytest.mark.parametrize("bad", [Divergence(), Likeness()])
-def test_what_is_not_a_number_is_never_within_bounds(bad: Any) -> None:
+def test_nan_is_never_within_bounds(bad: Any) -> None:
     bad.add(np.ones((2, 3)), np.full((2, 3), np.nan))
     assert certifying._judge("logits", bad, 1e9, -1.0) is not None
 
 
-def test_a_certificate_is_what_torch_says_about_the_text(make: Maker, tmp_path: Path) -> None:
+def test_certificate_equals_torch_on_the_text(make: Maker, tmp_path: Path) -> None:
     stored, variant = make("gpt-tiny", "int4")
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog")
@@ -402,13 +402,13 @@ def test_a_certificate_is_what_torch_says_about_the_text(make: Maker, tmp_path: 
         losses.append(F.nll_loss(p[:-1], window[0, 1:], reduction="none"))
     assert found["positions"] == 43
     assert found["float32_perplexity"] == pytest.approx(torch.cat(losses).mean().exp().item(), rel=1e-4)
-    assert found["mean_kl_divergence"] == pytest.approx(torch.cat(kl).mean().item(), rel=0.1)  # activations apart
+    assert found["mean_kl_divergence"] == pytest.approx(torch.cat(kl).mean().item(), rel=0.1)  # except activations
     assert found["mean_kl_divergence"] > 1e-3
 
 
 @pytest.fixture
 def made_already(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variants of gpt-tiny are copied, not made, when one is chosen."""
+    """Copy variants of gpt-tiny instead of making them again."""
 
     def copy(_stored: ModelDirectory, precision: str, directory: Path) -> Variant:
         variant = make("gpt-tiny", precision)[1]
@@ -418,9 +418,7 @@ def made_already(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certifying, "make_variant", copy)
 
 
-def test_smaller_is_worse_and_the_smallest_that_qualifies_is_chosen(
-    make: Maker, made_already: None, tmp_path: Path
-) -> None:
+def test_smallest_qualifying_precision_is_chosen(make: Maker, made_already: None, tmp_path: Path) -> None:
     stored, _ = make("gpt-tiny", "int8")
     (tmp_path / "text.txt").write_text(TEXT)
     tokens = sample(stored, tmp_path / "text.txt")
@@ -447,7 +445,7 @@ def test_smaller_is_worse_and_the_smallest_that_qualifies_is_chosen(
         assert [entry["passed"] for entry in tried] == [False] * (len(tried) - bool(wanted)) + [True] * bool(wanted)
 
 
-def test_one_that_fails_its_gate_is_not_chosen(make: Maker, made_already: None, tmp_path: Path) -> None:
+def test_precision_that_fails_verification_is_not_chosen(make: Maker, made_already: None, tmp_path: Path) -> None:
     stored, _ = make("gpt-tiny", "int8")
 
     def gate(variant: Variant) -> Report:
@@ -463,7 +461,7 @@ def test_one_that_fails_its_gate_is_not_chosen(make: Maker, made_already: None, 
 
 @pytest.fixture
 def short_text(tmp_path: Path) -> Path:
-    """Enough to measure an error, not to judge it."""
+    """Use a text long enough to measure an error, but too short to judge it."""
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
@@ -471,12 +469,12 @@ def short_text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gpt(make: Maker, few_points: None, tmp_path: Path) -> Path:
-    """A copy of the tiny GPT, to be changed."""
+    """Copy the tiny GPT, to be modified."""
     stored, _ = make("gpt-tiny", "int8")
     return Path(shutil.copytree(stored.path, tmp_path / "gpt-tiny"))
 
 
-def test_an_exported_precision_runs_from_its_directory(gpt: Path) -> None:
+def test_exported_precision_runs_from_its_directory(gpt: Path) -> None:
     precision, report = export_variant(gpt, "int4", max_kl=5.0)
     assert precision == "int4"
     assert report is not None
@@ -489,7 +487,7 @@ def test_an_exported_precision_runs_from_its_directory(gpt: Path) -> None:
     assert verify_stored_variant(gpt, "int4").passed
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(gpt / "model.int4.onnx"))  # its pointers, with no help of ours
+    session = onnxruntime.InferenceSession(str(gpt / "model.int4.onnx"))  # its own pointers
     graph = stored.spec.graphs[0]
     assert graph.past is not None
     feeds = {"input_ids": np.arange(6)[None], "attention_mask": np.ones((1, 6), np.int64)}
@@ -502,7 +500,7 @@ def test_an_exported_precision_runs_from_its_directory(gpt: Path) -> None:
         export_variant(gpt, "int4")
 
 
-def test_other_weights_need_another_export(
+def test_other_weights_require_another_export(
     gpt: Path, made_already: None, short_text: Path, seal: Callable[[Path], None]
 ) -> None:
     export_variant(gpt, "int8", max_kl=5.0, text=short_text)
@@ -515,7 +513,7 @@ def test_other_weights_need_another_export(
 
 
 @pytest.mark.parametrize("bound", ["own", "given"])
-def test_too_large_an_error_writes_nothing(
+def test_excessive_error_writes_nothing(
     gpt: Path, made_already: None, short_text: Path, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name: path.read_bytes() for path in gpt.iterdir()}
@@ -526,7 +524,7 @@ def test_too_large_an_error_writes_nothing(
     assert {path.name: path.read_bytes() for path in gpt.iterdir()} == before
 
 
-def test_a_wrong_graph_writes_nothing(
+def test_wrong_graph_writes_nothing(
     gpt: Path, made_already: None, short_text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name: path.read_bytes() for path in gpt.iterdir()}
@@ -537,7 +535,7 @@ def test_a_wrong_graph_writes_nothing(
     assert {path.name: path.read_bytes() for path in gpt.iterdir()} == before
 
 
-def test_text_for_decoders_is_a_stream_and_for_others_lines(make: Maker, tmp_path: Path) -> None:
+def test_decoders_read_a_stream_and_others_lines(make: Maker, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one line of some length\n\nand another one that is longer than thirty-two bytes\n")
     stream, lines = (sample(make(name, "int8")[0], text) for name in ("gpt-tiny", "bert-tiny"))
@@ -547,7 +545,7 @@ def test_text_for_decoders_is_a_stream_and_for_others_lines(make: Maker, tmp_pat
     assert stream.source == "text.txt"
 
 
-def test_without_a_tokenizer_the_evidence_says_so(exported_build: Callable[..., Path], tmp_path: Path) -> None:
+def test_missing_tokenizer_is_recorded(exported_build: Callable[..., Path], tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("bert-tiny", gain=GAIN, tokenizer=False))
     variant = make_variant(stored, "int8", tmp_path)
     evidence = certify(stored, variant, sample(stored)).evidence
@@ -559,7 +557,7 @@ def test_without_a_tokenizer_the_evidence_says_so(exported_build: Callable[..., 
         certify(stored, variant, sample(stored), max_kl=0.1)
 
 
-def test_a_model_of_images_gets_as_many_different_ones(exported_build: Callable[..., Path], tmp_path: Path) -> None:
+def test_image_model_gets_distinct_random_images(exported_build: Callable[..., Path], tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("vit-tiny", gain=GAIN))
     variant = make_variant(stored, "int8", tmp_path)
     seen: list[bytes] = []
@@ -581,11 +579,11 @@ def test_a_model_of_images_gets_as_many_different_ones(exported_build: Callable[
 
 @pytest.fixture
 def narrow(exported_build: Callable[..., Path]) -> Iterator[ModelDirectory]:
-    """A GPT of which no row can be cut into blocks."""
+    """Build a GPT whose rows cannot be divided into blocks."""
     yield ModelDirectory.open(exported_build("gpt-tiny", "hidden_size=60"))
 
 
-def test_bad_choices_are_one_clear_line(make: Maker, narrow: ModelDirectory, gpt: Path, tmp_path: Path) -> None:
+def test_invalid_choices_are_reported(make: Maker, narrow: ModelDirectory, gpt: Path, tmp_path: Path) -> None:
     stored, _ = make("gpt-tiny", "int8")
     with pytest.raises(UsageError, match=r"unknown precision 'int5'.*did you mean"):
         make_variant(stored, "int5", tmp_path)  # type: ignore[arg-type]
@@ -605,7 +603,7 @@ def test_bad_choices_are_one_clear_line(make: Maker, narrow: ModelDirectory, gpt
         sample(stored, tmp_path / "binary.txt")
 
 
-def test_half_a_model_that_overflows_is_refused(gpt: Path, seal: Callable[[Path], None], tmp_path: Path) -> None:
+def test_overflowing_half_precision_is_rejected(gpt: Path, seal: Callable[[Path], None], tmp_path: Path) -> None:
     weights = load_file(gpt / "model.safetensors")
     weights["norm.bias"][3] = 7e4
     save_file(weights, gpt / "model.safetensors", {"format": "pt", "head.weight": TIED})
@@ -615,7 +613,7 @@ def test_half_a_model_that_overflows_is_refused(gpt: Path, seal: Callable[[Path]
 
 
 @pytest.mark.parametrize("key", ["bits", "block"])
-def test_a_file_that_contradicts_itself_is_refused(make: Maker, tmp_path: Path, key: str) -> None:
+def test_inconsistent_file_is_rejected(make: Maker, tmp_path: Path, key: str) -> None:
     _, variant = make("gpt-tiny", "int4")
     metadata = {"bits": 4, "block": 32} | {key: 16}
     save_file(load_file(variant.path), tmp_path / "x.safetensors", {"format": "zoo.packed", TIED: json.dumps(metadata)})
@@ -626,7 +624,7 @@ def test_a_file_that_contradicts_itself_is_refused(make: Maker, tmp_path: Path, 
 # From the command line.
 
 
-def test_the_command_writes_runs_and_verifies_a_precision(
+def test_command_writes_runs_and_verifies_a_precision(
     gpt: Path, made_already: None, short_text: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any]
 ) -> None:
     result = zoo("quantize", gpt, "--dtype", "int8", "--text", short_text, "--max-kl", "5")
@@ -646,7 +644,7 @@ def test_the_command_writes_runs_and_verifies_a_precision(
     assert not list(Path("copy").glob("*int8*"))
 
 
-def test_new_weights_are_not_what_a_precision_was_made_from(
+def test_changed_weights_invalidate_a_precision(
     gpt: Path, made_already: None, short_text: Path, zoo: Callable[..., Any]
 ) -> None:
     assert zoo("quantize", gpt, "--dtype", "int8", "--text", short_text, "--max-kl", "5").status == 0
@@ -671,7 +669,7 @@ def test_new_weights_are_not_what_a_precision_was_made_from(
         (("--max-kl", "nan"), 2, "must be at least 0"),
     ],
 )
-def test_choices_that_make_no_sense(
+def test_conflicting_choices_are_rejected(
     gpt: Path,
     zoo: Callable[..., Any],
     snapshot: Callable[[], Any],
@@ -684,7 +682,7 @@ def test_choices_that_make_no_sense(
     assert snapshot() == before
 
 
-def test_a_precision_that_is_too_far_away_is_not_written(
+def test_precision_beyond_its_bound_is_not_written(
     gpt: Path, made_already: None, short_text: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any]
 ) -> None:
     before = snapshot()

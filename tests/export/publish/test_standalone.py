@@ -1,4 +1,4 @@
-"""A copy that needs nothing else, for runtimes that know nothing of zoo."""
+"""Self-contained copies for other runtimes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = {
 
 
 def run(path: Path) -> list[np.ndarray[Any, Any]]:
-    """Every output of a graph, on inputs made from its own signature."""
+    """Return every output of a graph, on inputs generated from its signature."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
     sizes = {"batch": 2, "sequence": 5, "encoder_sequence": 4, "past_sequence": 3, "past_sequence + sequence": 8}
@@ -38,10 +38,10 @@ def run(path: Path) -> list[np.ndarray[Any, Any]]:
 
 @pytest.mark.parametrize("largest", [standalone._LARGEST, 1000])
 @pytest.mark.parametrize("name", FILES)
-def test_a_copy_computes_the_same(
+def test_copy_computes_the_same(
     exported_model: Exported, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, largest: int
 ) -> None:
-    """With the weights inside the graph, and beside it."""
+    """With the weights inside the graph, and in a separate file."""
     monkeypatch.setattr(standalone, "_LARGEST", largest)
     source = exported_model(name)
     result = zoo("publish", source, "copy", "--layout", "standalone", "--json")
@@ -61,7 +61,7 @@ def test_a_copy_computes_the_same(
     assert copied < 2 * weights if len(FILES[name]) > 1 else copied < 1.3 * weights  # tied weights once
 
 
-def test_an_export_is_copied_once(exported_model: Exported, zoo: Zoo) -> None:
+def test_export_is_copied_once(exported_model: Exported, zoo: Zoo) -> None:
     source = exported_model("gpt-tiny")
     assert zoo("publish", source, "copy", "--layout", "standalone").status == 0
     assert run(Path("copy/onnx/model.onnx"))
@@ -71,13 +71,13 @@ def test_an_export_is_copied_once(exported_model: Exported, zoo: Zoo) -> None:
 
 
 def test_json_is_one_document(zoo: Zoo) -> None:
-    """Even of a preset that is built and exported first, together with the graph of its loop."""
+    """Even for a preset that is built and exported first, including generate.onnx."""
     result = zoo("export", "gpt-tiny", "--onnx", "--generate", "--json").json
     assert (result["directory"], result["verified"], result["provider"]) == ("gpt-tiny", True, "cpu")
     assert result["files"] == ["model.onnx", "generate.onnx"]
 
 
-def test_only_what_is_verified_is_copied(zoo: Zoo) -> None:
+def test_only_verified_exports_are_copied(zoo: Zoo) -> None:
     assert zoo("export", "gpt-tiny", "--onnx", "--graph-only").status == 0
     assert zoo("build", "gpt-tiny", "-o", "built").status == 0
     assert zoo("export", "built", "--onnx", "--graph-only").status == 0
@@ -85,7 +85,7 @@ def test_only_what_is_verified_is_copied(zoo: Zoo) -> None:
     assert not Path("copy").exists()
 
 
-def test_force_replaces_a_copy_and_nothing_else(
+def test_force_replaces_only_a_copy(
     exported_model: Exported, zoo: Zoo, tmp_path: Path, snapshot: Callable[[], Any]
 ) -> None:
     command = ("publish", exported_model("gpt-tiny"), "copy", "--layout", "standalone")
@@ -105,10 +105,8 @@ def test_force_replaces_a_copy_and_nothing_else(
     assert {name: content for name, content in snapshot().items() if not name.startswith("app")} == before
 
 
-def test_a_copy_that_computes_something_else_is_not_kept(
-    exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_that_differs_is_not_kept(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     read = standalone._read
     monkeypatch.setattr(standalone, "_read", lambda stored, place: read(stored, place)[::-1])
-    zoo("publish", exported_model("gpt-tiny"), "copy", "--layout", "standalone").failed(4, "does not compute")
+    zoo("publish", exported_model("gpt-tiny"), "copy", "--layout", "standalone").failed(4, "outputs differ")
     assert not Path("copy").exists()

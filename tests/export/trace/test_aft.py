@@ -34,7 +34,7 @@ def plugin(third_party: Callable[[str], None]) -> None:
 
 
 def make(variant: str, scale: float = 0.7, **options: Any) -> Any:
-    """A small float64 model whose weights are all random."""
+    """Build a small float64 model with random weights."""
     model = library.create_model("aft-tiny", **{**SIZES, "variant": variant, **options}).double()
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
@@ -47,7 +47,7 @@ def tokens(rows: int, length: int) -> Tensor:
 
 
 class Paper:
-    """The model by its equations: one row, one token, one channel at a time."""
+    """The model in explicit loops over rows, tokens and channels."""
 
     def __init__(self, model: Any) -> None:
         self.c = model.config
@@ -61,14 +61,14 @@ class Paper:
         return (x - x.mean()) / spread * self.arrays[f"{name}.weight"] + self.arrays[f"{name}.bias"]
 
     def bias(self, name: str, t: int, s: int) -> float:
-        """w of two positions."""
+        """Compute w for two positions."""
         if self.c.variant == "simple" or (self.c.variant == "local" and abs(t - s) >= self.c.window):
             return 0.0
         u, v = (self.arrays[f"{name}.{part}_bias.weight"] for part in ("query", "key"))
         return float(u[t] @ v[s])
 
     def mix(self, name: str, rows: list[Array], present: list[int], places: list[int]) -> list[Array]:
-        """Y_t = sigmoid(Q_t) * sum_s exp(K_s + w_ts) V_s / sum_s exp(K_s + w_ts), as it is written."""
+        """Y_t = sigmoid(Q_t) * sum_s exp(K_s + w_ts) V_s / sum_s exp(K_s + w_ts), evaluated literally."""
         query, key, value = ([self.linear(f"{name}.{part}", x) for x in rows] for part in ("query", "key", "value"))
         mixed = []
         for t in range(len(rows)):
@@ -84,7 +84,7 @@ class Paper:
         return mixed
 
     def logits(self, ids: list[int], present: list[int]) -> Array:
-        """Of one row. A token's position is how many tokens stand before it."""
+        """Compute the logits of one row. A token's position is the number of tokens before it."""
         places = [max(0, sum(present[: place + 1]) - 1) for place in range(len(ids))]
         table, position = (self.arrays[f"{name}_embedding.weight"] for name in ("token", "position"))
         rows = [table[token] + position[place] for token, place in zip(ids, places, strict=True)]
@@ -99,7 +99,7 @@ class Paper:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_it_is_the_equation_of_the_paper(variant: str) -> None:
+def test_outputs_equal_the_papers_equation(variant: str) -> None:
     model, ids, mask = make(variant), tokens(len(PADDED), 7), torch.tensor(PADDED)
     paper, found = Paper(model), model(ids, mask)
     for row, present in enumerate(PADDED):
@@ -107,8 +107,8 @@ def test_it_is_the_equation_of_the_paper(variant: str) -> None:
     assert_close(model(ids), model(ids, torch.ones_like(mask)))
 
 
-def test_the_variants_differ() -> None:
-    """Else a test of one would be a test of all."""
+def test_variants_differ() -> None:
+    """Otherwise a test of one would cover all of them."""
     ids = tokens(1, 7)
     full = make("full")
     local, near, simple = (make(*options) for options in (("local",), ("local", 0.7), ("simple",)))
@@ -127,7 +127,7 @@ def test_the_variants_differ() -> None:
     cuts=st.sets(st.integers(1, 8), max_size=3),
     mask=st.lists(st.lists(st.integers(0, 1), min_size=9, max_size=9), min_size=2, max_size=2),
 )
-def test_tokens_in_several_calls_give_what_one_call_gives(variant: str, cuts: set[int], mask: list[list[int]]) -> None:
+def test_several_calls_equal_one_call(variant: str, cuts: set[int], mask: list[list[int]]) -> None:
     model, ids, padding = make(variant), tokens(2, 9), torch.tensor(mask)
     past = Cache.empty(model.config.num_layers)
     parts = []
@@ -152,7 +152,7 @@ def test_padding_changes_nothing(variant: str, left: int, right: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_large_keys_do_not_overflow(variant: str, dtype: torch.dtype) -> None:
-    """Keys of up to 60, the largest last: exp(12) is more than float16 holds, exp(-60) less than it can tell from 0."""
+    """Keys of up to 60, the largest last: exp(12) overflows float16, and exp(-60) underflows to 0."""
     model = make(variant)
     mixer = model.blocks[0].mixer
     mixer.key.weight.mul_(40)
@@ -172,7 +172,7 @@ def test_large_keys_do_not_overflow(variant: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_row_of_padding_is_finite_and_changes_no_other(variant: str, dtype: torch.dtype) -> None:
+def test_row_of_padding_is_finite_and_affects_no_other(variant: str, dtype: torch.dtype) -> None:
     model, ids = make(variant, 0.3).to(dtype), tokens(3, 7)
     mask = torch.tensor([[1] * 7, [0] * 7, [0] * 3 + [1] * 4])
     found = model(ids, mask)
@@ -181,7 +181,7 @@ def test_a_row_of_padding_is_finite_and_changes_no_other(variant: str, dtype: to
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_cost_is_what_the_module_holds_and_computes(variant: str) -> None:
+def test_cost_equals_the_module(variant: str) -> None:
     spec = registry().resolve("aft-tiny", values={"variant": variant, "num_layers": 3, "intermediate_size": 50})
     model = library.create_model("aft-tiny", variant=variant, num_layers=3, intermediate_size=50)
     assert spec.cost is not None
@@ -200,11 +200,11 @@ def test_cost_is_what_the_module_holds_and_computes(variant: str) -> None:
         ("variant=ful", "variant must be one of 'full', 'local', 'simple', got 'ful'"),
     ],
 )
-def test_settings_that_make_no_model(zoo: Zoo, setting: str, message: str) -> None:
+def test_invalid_settings_are_rejected(zoo: Zoo, setting: str, message: str) -> None:
     zoo("show", "aft-tiny", "--set", setting).failed(2, message)
 
 
-def test_it_is_exported_verified_and_run(zoo: Zoo) -> None:
+def test_model_is_exported_verified_and_run(zoo: Zoo) -> None:
     assert zoo("export", "aft-tiny", "--onnx", "--set", "max_seq_len=24").status == 0
     assert zoo("verify", "aft-tiny", "--json").json["verified"] is True
     done = zoo("run", "aft-tiny", "hello", "--max-new-tokens", "5", "--json").json["results"][0]

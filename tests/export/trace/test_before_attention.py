@@ -1,4 +1,4 @@
-"""The models before the Transformer, as graphs: the gate passes, and tasks run from their declarations alone."""
+"""Models that predate the Transformer: exports pass verification, and tasks run from the declared graphs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ TEXTS = ("time flies", "a", "like an arrow, and so on")
         pytest.param("rnn-tiny", ("bidirectional=false",), marks=pytest.mark.slow),
     ],
 )
-def test_texts_in_a_batch_have_the_classes_they_have_alone(
-    exported_model: Builder, name: str, settings: tuple[str, ...]
-) -> None:
-    """In ONNX, where the gate has compared padding on either side, and in torch."""
+def test_classes_do_not_depend_on_the_batch(exported_model: Builder, name: str, settings: tuple[str, ...]) -> None:
+    """In ONNX and in torch."""
     folder = exported_model(name, *settings, noise=True, gain=4.0)
     _, found = run_model(folder, TEXTS)
     model = library.load(folder)
@@ -38,7 +36,7 @@ def test_texts_in_a_batch_have_the_classes_they_have_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("cell=gru", "bidirectional=false")], ids=str)
-def test_a_tagger(exported_model: Builder, settings: tuple[str, ...]) -> None:
+def test_tagger_classifies_tokens(exported_model: Builder, settings: tuple[str, ...]) -> None:
     folder = exported_model("rnn-tiny", "task=token-classification", *settings, noise=True, gain=4.0)
     _, found = run_model(folder, TEXTS)
     assert [len(result["classes"]) for result in found] == [len(text) for text in TEXTS]
@@ -53,8 +51,8 @@ def test_a_tagger(exported_model: Builder, settings: tuple[str, ...]) -> None:
     ],
     ids=str,
 )
-def test_a_recurrent_decoder_generates(exported_model: Builder, settings: tuple[str, ...]) -> None:
-    """Greedily as torch does, which reads the whole target again for every token; beams have torch's scores."""
+def test_recurrent_decoder_generates(exported_model: Builder, settings: tuple[str, ...]) -> None:
+    """Greedy tokens equal torch's full passes without a cache, and beams have torch's scores."""
     folder = exported_model("seq2seq-tiny", *settings, noise=True, gain=2.0)
     _, found = run_model(folder, TEXTS, max_new_tokens=6)
     _, searched = run_model(folder, TEXTS, max_new_tokens=6, num_beams=4)
@@ -68,7 +66,7 @@ def test_a_recurrent_decoder_generates(exported_model: Builder, settings: tuple[
 
 
 def score_of(model: Any, source: torch.Tensor, ids: list[int]) -> float:
-    """The mean log-probability of a target."""
+    """Compute the mean log-probability of a target."""
     given = torch.tensor([[model.config.decoder_start_token_id, *ids[:-1]]])
     chances = model(source, given)[0].log_softmax(-1)
     return float(chances.gather(1, torch.tensor(ids).unsqueeze(1)).mean())

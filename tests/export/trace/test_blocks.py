@@ -1,4 +1,4 @@
-"""Repeated modules become functions, whoever wrote them, and what does not fit is traced as it is."""
+"""Repeated modules of any author become functions; unsuitable modules are traced normally."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(path: Path) -> onnx.ModelProto:
 
 
 def calls(model: onnx.ModelProto) -> dict[str, int]:
-    """How often the graph calls each function."""
+    """Return the number of calls of each function."""
     names = [node.op_type for node in model.graph.node if node.domain]
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
@@ -65,7 +65,7 @@ def test_each_block_is_one_function(exported_model: Exported, name: str, file: s
             assert type(modules[path]).__name__ == function.name
             assert type(modules[path]).__module__ == function.domain
         own = {name for name, _ in modules[paths[0]].named_parameters()}
-        assert len(own & set(function.input)) >= len(own) - 4  # a decoder's keys of the source are the encoder graph's
+        assert len(own & set(function.input)) >= len(own) - 4  # encoder's graph: cross-attention keys
         for node, path in zip(nodes, paths, strict=True):
             weights = dict(zip(function.input, node.input, strict=True))
             assert all(weights[name] == f"{path}.{name}" for name in own & set(weights))
@@ -75,13 +75,13 @@ def test_each_block_is_one_function(exported_model: Exported, name: str, file: s
 
 
 def slow(*values: Any) -> list[Any]:
-    """Parameters that are not in the default run."""
+    """Mark parameters as slow."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.mark.parametrize("settings", [(), *slow(("tie_embeddings=false",), ("num_kv_heads=2",))])
-def test_depth_adds_calls_alone(exported_build: Exported, settings: tuple[str, ...]) -> None:
-    """A deeper model has the same functions and as many other nodes."""
+def test_depth_adds_only_calls(exported_build: Exported, settings: tuple[str, ...]) -> None:
+    """A deeper model has the same functions and the same number of other nodes."""
     folders = [exported_build("gpt-tiny", *settings, layers) for layers in ("num_layers=3", "num_layers=9")]
     graphs = [make_graphs(ModelDirectory.open(folder))["model"] for folder in folders]
     shallow, deep = map(onnx.load_model_from_string, graphs)
@@ -93,8 +93,8 @@ def test_depth_adds_calls_alone(exported_build: Exported, settings: tuple[str, .
 
 
 @pytest.mark.slow
-def test_depth_costs_next_to_nothing(exported_build: Exported) -> None:
-    """Thirty-two layers more, at most half as long again; traced as they are they would take several times as long."""
+def test_depth_hardly_affects_export_time(exported_build: Exported) -> None:
+    """Thirty-two more layers take at most 50 % longer; without functions they would take several times as long."""
     seconds = {}
     for layers in (4, 36, 4, 36):
         stored = ModelDirectory.open(exported_build("gpt-tiny", f"num_layers={layers}"))
@@ -104,7 +104,7 @@ def test_depth_costs_next_to_nothing(exported_build: Exported) -> None:
     assert seconds[36] < 2 * seconds[4]
 
 
-def test_inlined_it_computes_the_same(exported_model: Exported, exported_build: Exported) -> None:
+def test_inlined_graph_gives_the_same_results(exported_model: Exported, exported_build: Exported) -> None:
     folder = exported_build("gpt-tiny", seed=0)
     export_model(folder, options=Options(functions=False), force=True)
     flat = load(folder / "model.onnx")
@@ -113,8 +113,8 @@ def test_inlined_it_computes_the_same(exported_model: Exported, exported_build: 
     assert [(item.domain, item.version) for item in flat.opset_import] == [("", 23)]
 
 
-def test_the_runtime_makes_the_same_of_both(exported_model: Exported, tmp_path: Path) -> None:
-    """With optimisations, functions and flat graphs end as the same operators: they run at the same speed."""
+def test_runtime_optimises_both_forms_equally(exported_model: Exported, tmp_path: Path) -> None:
+    """With optimisations, graphs with and without functions result in the same operators, and so in the same speed."""
     stored = ModelDirectory.open(exported_model("gpt-tiny"))
     kinds = []
     for functions in (True, False):
@@ -130,7 +130,7 @@ def test_the_runtime_makes_the_same_of_both(exported_model: Exported, tmp_path: 
     assert kinds[0] == kinds[1]
 
 
-# Any module, outlined on its own.
+# Arbitrary modules, outlined separately.
 
 
 class Layer(nn.Module):
@@ -147,7 +147,7 @@ class Layer(nn.Module):
 
 
 class Pair(Layer):
-    """Returns two tensors, by name and in a tuple."""
+    """Returns two tensors, in a mapping and in a tuple."""
 
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Any:
         y = super().forward(x, shift)
@@ -155,7 +155,7 @@ class Pair(Layer):
 
 
 class InPlace(Layer):
-    """Changes what it is given."""
+    """Changes its argument in place."""
 
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         x.add_(1.0)
@@ -163,7 +163,7 @@ class InPlace(Layer):
 
 
 class Model(nn.Module):
-    """Layers, called as ``run`` says."""
+    """Layers, called by ``run``."""
 
     def __init__(self, layers: list[nn.Module], run: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def different_calls(layers: Any, x: Tensor) -> Tensor:
 
 
 def between(layers: Any, x: Tensor) -> Tensor:
-    """Something is computed between the calls, and one result is used twice."""
+    """Compute something between the calls, and use one result twice."""
     kept = x
     for layer in layers:
         x = layer(x.relu() + kept)
@@ -218,7 +218,7 @@ def pairs(layers: Any, x: Tensor) -> Tensor:
 
 
 def again(layers: Any, x: Tensor) -> Tensor:
-    """One layer, three times."""
+    """Call one layer three times."""
     for _ in range(3):
         x = layers[0](x)
     return x
@@ -229,7 +229,7 @@ def backwards(layers: Any, x: Tensor) -> Tensor:
 
 
 def tied() -> list[nn.Module]:
-    """The second layer shares its matrix with the first."""
+    """Tie the second layer's matrix to the first's."""
     first, second = Layer(), Layer()
     second.linear.weight = first.linear.weight
     return [first, second]
@@ -259,11 +259,11 @@ REASONS = {
     "a layer reached inside": "layers.0 (Layer) has submodules that are called from outside",
     "arguments changed in place": "layers.0 (InPlace) changes an argument in place",
 }
-"""Why there are no functions, where modules are alike."""
+"""Reasons why repeated modules do not become functions."""
 
 
 def traced(model: nn.Module, monkeypatch: pytest.MonkeyPatch, graph: Graph = GRAPH) -> onnx.ModelProto:
-    """A module as ONNX, by the same steps as an architecture's."""
+    """Trace a module to ONNX in the same way as an architecture."""
     from types import SimpleNamespace
 
     monkeypatch.setattr(tracing.create, "build_on_meta", lambda spec, dtype: build_on_meta(model))
@@ -273,7 +273,7 @@ def traced(model: nn.Module, monkeypatch: pytest.MonkeyPatch, graph: Graph = GRA
 
 
 def reason(graph: onnx.ModelProto) -> str | None:
-    """Why a graph has no functions, as it says itself."""
+    """Return the reason for missing functions from a graph's metadata."""
     return next((entry.value for entry in graph.metadata_props if entry.key == "zoo.without_functions"), None)
 
 
@@ -284,7 +284,7 @@ def build_on_meta(model: nn.Module) -> nn.Module:
 
 
 def with_values(graph: onnx.ModelProto, model: nn.Module) -> bytes:
-    """The graph with the module's weights in it."""
+    """Return the graph with the module's weights inside."""
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     for tensor in graph.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -295,7 +295,7 @@ def with_values(graph: onnx.ModelProto, model: nn.Module) -> bytes:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_is_outlined_computes_what_the_module_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outlined_modules_give_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, run, expected = MODULES[name]
     torch.manual_seed(0)
     model = Model(make(), run).eval()
@@ -311,8 +311,8 @@ def test_what_is_outlined_computes_what_the_module_does(name: str, monkeypatch: 
         assert found == pytest.approx(wanted, abs=1e-5)
 
 
-def test_a_weight_read_from_outside_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The outline cannot see it coming; the trace fails and is made again without functions."""
+def test_weights_read_from_outside_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outline cannot predict it; the trace fails and is repeated without functions."""
     torch.manual_seed(0)
     model = Model([Layer() for _ in range(3)], reads_a_weight).eval()
     graph = traced(model, monkeypatch)
@@ -325,9 +325,7 @@ def test_a_weight_read_from_outside_is_no_obstacle(monkeypatch: pytest.MonkeyPat
     assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_an_export_without_functions_says_so(
-    exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_functions_are_reported(exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr, in JSON, in the evidence and in the graph."""
     cut = tracing.cut_functions
 
@@ -350,7 +348,7 @@ def test_an_export_without_functions_says_so(
 
 
 class Many(nn.Module):
-    """Adds up inputs of as many lengths."""
+    """Sums inputs with different lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,7 +358,7 @@ class Many(nn.Module):
         return self.scale * torch.stack([value.sum(1) for value in inputs.values()]).sum(0)
 
 
-def test_a_graph_may_have_many_free_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_dynamic_dimensions_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = tuple(floats(f"x_{number}", "batch", f"length_{number}", WIDTH) for number in range(9))
     graph = traced(Many(), monkeypatch, Graph(inputs=tensors, outputs=(floats("y", "batch", WIDTH),)))
     dims = [[dim.dim_param for dim in value.type.tensor_type.shape.dim][:2] for value in graph.graph.input]
@@ -368,15 +366,15 @@ def test_a_graph_may_have_many_free_dimensions(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("run", "seen"), [(chain, [0]), (chain_with_shift, [0]), (between, [0, 1, 2, 3, 4, 5])])
-def test_the_tracer_sees_no_more_calls_than_it_must(run: Any, seen: list[int]) -> None:
+def test_tracer_sees_only_necessary_calls(run: Any, seen: list[int]) -> None:
     model = Model([Layer() for _ in range(6)], run).to("meta").eval()
     outline = Outline(model, GRAPH, (torch.zeros(3, WIDTH, device="meta"),))
     assert [number for number, call in enumerate(outline.calls) if call.traced] == seen
     assert len(outline.calls) == 6
 
 
-def test_evidence_knows_no_functions(exported_model: Exported) -> None:
-    """What was compared is the file that is there."""
+def test_graphs_with_functions_are_verified(exported_model: Exported) -> None:
+    """The exported file has functions, and is the one that was verified."""
     folder = exported_model("gpt-tiny")
     assert json.loads((folder / "parity.json").read_text())["verified"] is True
     assert load(folder / "model.onnx").functions
@@ -384,19 +382,19 @@ def test_evidence_knows_no_functions(exported_model: Exported) -> None:
 
 @dataclass
 class Holder:
-    """A structure that no function can take."""
+    """A structure that functions do not support."""
 
     value: Tensor
 
 
 class Opaque(Layer):
-    """Takes a structure of its own."""
+    """Takes a custom structure."""
 
     def forward(self, x: Any, shift: Tensor | None = None) -> Any:
         return Holder(super().forward(x.value))
 
 
-def test_arguments_of_unknown_kinds_are_traced_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_arguments_are_traced_normally(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(layers: Any, x: Tensor) -> Tensor:
         held = Holder(x)
         for layer in layers:

@@ -1,4 +1,4 @@
-"""Graphs of encoders that do not look at all pairs: of every length, whatever length was traced."""
+"""Graphs of encoders with efficient attention work at every length."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LONGEST = 32
     "name", ["linformer-tiny", "performer-tiny", pytest.param("longformer-tiny", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("profile", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
-def test_every_length_and_batch(name: str, profile: str, exported_build: Callable[..., Path]) -> None:
-    """All lengths up to the longest, which the gate does not try, with rows of every number of tokens."""
+def test_every_length_and_batch_size(name: str, profile: str, exported_build: Callable[..., Path]) -> None:
+    """All lengths up to the maximum, more than the comparison covers, with rows of every number of tokens."""
     folder = exported_build(name, noise=True, gain=4.0)
     export_model(folder, options=Options(profile=profile))
     model = persist.load(folder).double()

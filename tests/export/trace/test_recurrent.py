@@ -1,4 +1,4 @@
-"""Recurrent layers become one operator, for any number of steps, and compute what torch does."""
+"""Recurrent layers become one operator for any number of steps, with torch's results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 class Flat(nn.Module):
-    """A layer with every state as a tensor of its own."""
+    """A layer with each state as a separate tensor."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Flat(nn.Module):
 
 
 def random(layer: nn.RNNBase) -> nn.RNNBase:
-    """Weights that are large enough to tell one gate from another."""
+    """Draw weights large enough to distinguish the gates."""
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
@@ -55,7 +55,7 @@ def feeds(layer: nn.RNNBase, rows: int, steps: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     "shape", [pytest.param(shape, marks=[] if shape == SHAPES[1] else pytest.mark.slow) for shape in SHAPES], ids=str
 )
-def test_the_operator_is_the_layer(kind: str, shape: dict[str, Any]) -> None:
+def test_operator_equals_the_layer(kind: str, shape: dict[str, Any]) -> None:
     layer = random(KINDS[kind](INPUTS, WIDTH, **shape))
     examples = feeds(layer, ROWS, STEPS)
     rows, steps = (0, 1) if layer.batch_first else (1, 0)
@@ -76,7 +76,7 @@ def test_the_operator_is_the_layer(kind: str, shape: dict[str, Any]) -> None:
             assert_close(torch.from_numpy(value), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_the_operators_lack_is_left_to_torch() -> None:
+def test_features_missing_in_operators_are_left_to_torch() -> None:
     projected = random(nn.LSTM(INPUTS, WIDTH, proj_size=2))
     relu = random(nn.RNN(INPUTS, WIDTH, nonlinearity="relu"))
     gru = random(nn.GRU(INPUTS, WIDTH))
@@ -85,5 +85,5 @@ def test_what_the_operators_lack_is_left_to_torch() -> None:
     wanted = projected(x)[0], relu(x)[0], gru(packed)[0].data
     with RecurrentLayers():
         found = projected(x)[0], relu(x)[0], gru(packed)[0].data
-        assert gru(x)[0].count_nonzero() == 0  # an operator that is not there computes nothing
+        assert gru(x)[0].count_nonzero() == 0  # the operator does not exist
     assert_close(found, wanted)

@@ -13,7 +13,7 @@ class Options(zoo.Settings):
     """Settings for ``--option``."""
 
     grid: Literal["standard", "whole"] = "standard"
-    """Whether to compare at the standard grid's points or at all."""
+    """Whether to compare at the points of the standard grid or of the whole grid."""
     strict: bool = False
     """Trace with TorchDynamo."""
 
