@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -212,6 +212,8 @@ class TextRunner(Runner[Tokens]):
     """Outputs of the first graph that the task requires."""
     takes_pairs = False
     """Whether an input may be a :class:`Pair`."""
+    padding: Literal["left", "right"] = "right"
+    """The side on which :meth:`feed` is asked to pad."""
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
@@ -257,8 +259,9 @@ class TextRunner(Runner[Tokens]):
         return len(item.ids)
 
     def fits(self, longest: int, size: int) -> bool:
-        """Items of different lengths need padding, which is only possible if the graph has a mask input."""
-        return size == longest or any(tensor.is_mask for tensor in self.graph.input_tensors())
+        """Items of different lengths need padding, which is only possible if the graph has a mask for that side."""
+        sides = {tensor.padding for tensor in self.graph.input_tensors() if tensor.is_mask}
+        return size == longest or bool(sides & {"both", self.padding})
 
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> Arrays:
         """Build the first graph's inputs for a padded batch: ids, mask, positions and segments.

@@ -80,6 +80,7 @@ def test_built_model_is_published_with_its_tokenizer(tmp_path: Path, zoo: Callab
     """transformers tokenizes text in the same way, and importing it again restores weights and configuration."""
     ours, out = tmp_path / "ours", tmp_path / "out"
     assert zoo("build", "bert-tiny", "-o", ours, "--set", "task=fill-mask").status == 0
+    (ours / "model.int8.safetensors").write_bytes(b"the weights of a variant are not the model's")
     result = zoo("publish", ours, out, "--layout", "hub", "--json")
     assert result.json["model_type"] == "bert"
     assert {*result.json["files"], ".zoo-files.json"} == {path.name for path in out.iterdir()}

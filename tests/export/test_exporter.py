@@ -421,7 +421,7 @@ def zoo_architectures():
     return [
         zoo.Architecture(name=name, tasks=("feature-extraction",), config="{module}_config:ToyConfig",
                          model=f"{module}_model:{name.title()}", reference="none")
-        for name in ("branching", "unsaved", "saved", "twofaced", "oversized")
+        for name in ("branching", "unsaved", "saved", "twofaced", "oversized", "counting")
     ]
 """
 CONFIG = """
@@ -467,6 +467,13 @@ class Oversized(Toy):
         x = super().forward(input_ids)
         return torch.cat((x, x[..., :1]), -1)
 
+class Counting(Toy):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("counts", torch.arange(50))
+    def forward(self, input_ids):
+        return self.counts[input_ids].unsqueeze(-1).expand(-1, -1, 8) * self.table.new_ones(()) * 0.5
+
 class Twofaced(Toy):
     def forward(self, input_ids):
         x = Toy.forward(self, input_ids)
@@ -478,7 +485,7 @@ class Twofaced(Toy):
 def toys(install: Callable[..., Path]) -> None:
     """Install a plugin whose architectures cannot be exported, except ``saved``."""
     install("toys", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
-    names = ("branching", "unsaved", "saved", "twofaced", "oversized")
+    names = ("branching", "unsaved", "saved", "twofaced", "oversized", "counting")
     presets = "".join(f'[models.{name}]\narch = "{name}"\n' for name in names)
     Path("zoo.toml").write_text(f"schema = 1\n{presets}")
 
@@ -513,6 +520,15 @@ def test_model_with_a_persistent_buffer_exports(toys: None, zoo: Callable[..., A
     )
     assert (int(pointer["offset"]), int(pointer["length"])) == table[:2]
     assert zoo("verify", "saved").status == 0
+
+
+def test_outputs_have_the_dtype_of_the_model(toys: None, zoo: Callable[..., Any]) -> None:
+    """Also where a graph reads no stored tensor of that dtype."""
+    assert zoo("build", "counting").status == 0
+    assert zoo("export", "counting", "--onnx").status == 0
+    graph = load(Path("counting/model.onnx")).graph
+    assert [tensor.name for tensor in graph.initializer if tensor.external_data] == ["counts"]
+    assert graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
 def test_failed_second_export_keeps_the_first(

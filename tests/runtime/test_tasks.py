@@ -6,9 +6,10 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from transformers import ImageClassificationPipeline, TextClassificationPipeline
 import zoo as library
 from tests.exported import LIVELY, run_model
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime.session import Session
+from zoo_runtime.session import Session, load_session
 from zoo_runtime.tasks.text import classify
 
 Exported = Callable[..., Path]
@@ -202,6 +203,21 @@ def test_replaced_tokens(exported_model: Exported, zoo: Zoo) -> None:
         chances += [item["probability"] for item in result["replaced"]]
     assert np.ptp(chances) > 1e-2
     assert zoo("run", folder, "x").out == f"'x': 'x' {results[2]['replaced'][0]['probability']:.4f}\n"
+
+
+@pytest.mark.parametrize("padding", ["both", "left", "right"])
+@pytest.mark.parametrize(("name", "side"), [("gpt-tiny", "left"), ("bert-tiny", "right")])
+def test_inputs_are_padded_on_a_declared_side_only(
+    exported_model: Exported, name: str, side: str, padding: Literal["both", "left", "right"]
+) -> None:
+    """Otherwise only inputs of one length share a batch: prompts need padding on the left, texts on the right."""
+    session = load_session(exported_model(name))
+    (graph,) = session.stored.spec.graphs
+    inputs = [replace(item, padding=padding) if item.name == "attention_mask" else item for item in graph.inputs]
+    vars(session.stored.spec)["graphs"] = (replace(graph, inputs=tuple(inputs)),)
+    runner = session.runner(**({"max_new_tokens": 4} if side == "left" else {}))
+    assert runner.fits(5, 5)
+    assert runner.fits(5, 3) == (padding in (side, "both"))
 
 
 @pytest.mark.parametrize(("settings", "pad"), [((), 0), (("skip_padding=true", "pad_token_id=256"), 256)])

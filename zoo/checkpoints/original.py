@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from zoo.artifact import is_weights
 from zoo.artifact.weights import dtype_name
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
@@ -161,7 +162,8 @@ def compare(
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
         return Comparison(reason=str(reason))
-    persist.fill(model, persist.read_tensors(directory, {path.name for path in directory.glob("*.safetensors")}))
+    files = {path.name for path in directory.glob("*.safetensors") if is_weights(path.name)}  # not those of variants
+    persist.fill(model, persist.read_tensors(directory, files))
     return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import onnx
 
-if TYPE_CHECKING:
-    pass
 from zoo_export.graph.file import EXACT_KEY, parse, serialize
 
 __all__ = ["widen"]

@@ -34,6 +34,7 @@ from zoo.contract import Graph, TensorSpec
 from zoo.errors import ParityError, PluginError
 from zoo.models import create, dtypes, persist
 from zoo.models.tensors import tensor_groups
+from zoo.probe.dtypes import numpy_dtype
 from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, inline, serialize
@@ -151,7 +152,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
         what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
         raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
     _simplify(model)
-    _declare(model, inputs, outputs)
+    _declare(model, inputs, outputs, ir.DataType.from_numpy(numpy_dtype(dtype)))
     return model, outline.unfit
 
 
@@ -264,16 +265,17 @@ def _simplify(model: ir.Model) -> None:
             value.metadata_props.clear()
 
 
-def _declare(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Set the declared names and dimensions of inputs and outputs."""
-    real = next(iter(model.graph.initializers.values())).dtype
+def _declare(
+    model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], real: ir.DataType
+) -> None:
+    """Set the declared names, dimensions and types of inputs and outputs; ``real`` is the floating-point type."""
     for values, tensors in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
         if len(set(values)) != len(tensors):
             raise ParityError(f"{len(tensors)} tensors are declared, but {len(values)} were traced")
         for value, tensor in zip(values, tensors, strict=True):
             value.name = tensor.name
             value.shape = ir.Shape(tensor.dims)
-            value.type = ir.TensorType(ir.DataType.INT64 if tensor.dtype == "int64" else real or ir.DataType.FLOAT)
+            value.type = ir.TensorType(ir.DataType.INT64 if tensor.dtype == "int64" else real)
             value.metadata_props.clear()
 
 

@@ -283,9 +283,8 @@ def probabilities(scores: Array, options: Generation) -> Array:
     chances = np.exp(scores)
     if options.top_p is not None and options.top_p < 1:
         total = chances.sum()
-        chances[chances < (1 - options.top_p) * total / len(chances)] = (
-            0  # cannot be in the nucleus; leaves fewer to sort
-        )
+        # These cannot be in the nucleus; without them, fewer are sorted.
+        chances[chances < (1 - options.top_p) * total / len(chances)] = 0
         left = np.flatnonzero(chances)
         order = left[np.argsort(-chances[left], kind="stable")]
         before = chances[order].cumsum() - chances[order]  # total weight of the likelier tokens

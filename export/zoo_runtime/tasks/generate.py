@@ -186,6 +186,8 @@ class _Generate(TextRunner):
 class Continue(_Generate):
     """Continues a prompt."""
 
+    padding = "left"
+
     def fits(self, longest: int, size: int) -> bool:
         """Padding uses up positions, so a shorter prompt joins a longer one only if enough remain for new tokens."""
         positions = self.session.option("max_seq_len")
