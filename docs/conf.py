@@ -30,5 +30,8 @@ autodoc_preserve_defaults = True
 
 # Names from other libraries, and typing-only names.
 _LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|os|pathlib|torch|types|typing"
-_TYPES = r"nn\.Module|Arrays|Path|Provider|Memory|Array|ort\.InferenceSession|zoo\.config\.T|dict\[str|zoo_runtime\.runner\.Item|zoo\.nn\.recurrent\.S"
+_TYPES = (
+    r"nn\.Module|Array|Arrays|Path|Provider|Memory|dict\[str|ort\.InferenceSession"
+    r"|zoo\.config\.T|zoo\.nn\.recurrent\.S|zoo_runtime\.runner\.Item"
+)
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]

@@ -136,6 +136,7 @@ def run(server: Hub, folder: Path, *arguments: str, offline: bool = False) -> su
     )
 
 
+@pytest.mark.slow
 def test_only_needed_files_are_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     made = run(hub, tmp_path, NAME, "-o", "ours", "--no-verify")
     assert (made.returncode, made.stderr) == (0, "")
@@ -171,6 +172,7 @@ def test_interrupted_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     assert again == {name: size if name == "model.safetensors" else 0 for name in again}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("arguments", "offline", "status", "fragment"),
     [

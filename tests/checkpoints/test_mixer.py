@@ -137,6 +137,7 @@ def test_invalid_settings_are_rejected(zoo: Zoo, settings: list[str], message: s
     zoo("show", "mixer-tiny", *(part for text in settings for part in ("--set", text))).failed(2, message)
 
 
+@pytest.mark.slow
 def test_model_is_exported_verified_and_run(zoo: Zoo) -> None:
     labels = [f"class {number}" for number in range(10)]
     assert zoo("export", "mixer-tiny", "--onnx", "--set", f"labels={json.dumps(labels)}").status == 0

@@ -238,6 +238,7 @@ def test_image_scaling_is_converted(tmp_path: Path) -> None:
     assert_close(one, other)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["vit", "deit, two heads", "deit, pooled"])
 def test_imported_model_is_exported_and_verified(tmp_path: Path, name: str) -> None:
     kind, options, _ = KINDS[name]

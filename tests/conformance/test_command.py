@@ -69,6 +69,7 @@ def test_failure_shows_expectation_and_explanation(install, zoo, describing) -> 
     )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("act", "happened"),
     [
@@ -99,6 +100,7 @@ def test_debug_shows_the_whole_traceback(install, zoo, describing) -> None:
     assert "1 / 0\n" in whole.err
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -142,6 +142,7 @@ def texts(message: Message) -> Iterator[str]:
                 yield item.decode()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "file"), GRAPHS)
 def test_versions(exported_model: Exported, name: str, file: str) -> None:
     model = load(exported_model(name) / file)
@@ -279,6 +280,7 @@ retrace(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["bert-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-tiny", "transformer-tiny"))]
 )

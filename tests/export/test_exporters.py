@@ -104,6 +104,7 @@ def test_third_party_format_works_completely(pt2: None, small: Build, zoo: Zoo, 
     assert json.loads((folder / "evidence.pt2.json").read_text())["options"]["grid"] == "standard"
 
 
+@pytest.mark.slow
 def test_two_formats_coexist(pt2: None, small: Build, zoo: Zoo, tmp_path: Path) -> None:
     """They do not affect each other's files, and a copy of the model has neither."""
     folder = small("bert-tiny")

@@ -172,6 +172,7 @@ def test_unexpected_arrays_are_named(plugin: None, zoo: Zoo, changes: dict[str, 
     assert not Path("g2p").exists()
 
 
+@pytest.mark.slow
 def test_other_alphabets_are_supported(plugin: None, zoo: Zoo) -> None:
     np.savez("greek.npz", **random_arrays(enc_emb=np.ones((5, EMBEDDING), np.float32)))
     letters = 'letters=["<pad>", "</s>", "<unk>", "α", "β"]'  # noqa: RUF001

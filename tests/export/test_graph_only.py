@@ -82,6 +82,7 @@ def test_equal_models_give_equal_files(zoo: Zoo) -> None:
     assert len({Path(str(number), SINGLE).read_bytes() for number in range(4)}) == 1
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
 def test_graph_without_weights_equals_the_usual_graph(zoo: Zoo, name: str) -> None:
     """The preset's graph is written first; building the model later completes it."""
@@ -193,6 +194,7 @@ def test_graph_without_weights_can_be_replaced(zoo: Zoo, snapshot: Callable[[], 
     assert again.graph == onnx.load_model_from_string(graph).graph
 
 
+@pytest.mark.slow
 def test_graph_of_the_largest_preset(zoo: Zoo) -> None:
     """174,604,259,328 parameters, none of them allocated."""
     assert zoo("export", "gpt3-175b", "--onnx", "--graph-only").status == 0
@@ -330,6 +332,7 @@ def test_second_export_uses_the_cached_trace(empty_cache: Path, exported_build: 
     assert done.stdout == first["model"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("damage", [pytest.param(b"", marks=pytest.mark.slow), b"garbage", None])
 def test_damaged_cache_entry_is_traced_again(empty_cache: Path, exported_build: Exported, damage: bytes | None) -> None:
     stored = ModelDirectory.open(exported_build("bert-tiny"))
@@ -394,6 +397,7 @@ def test_retrace_confirms_an_unchanged_export(exported_copy: Exported, zoo: Zoo,
     assert snapshot() == before
 
 
+@pytest.mark.slow
 def test_retrace_detects_other_options(
     exported_copy: Exported, zoo: Zoo, seal: Callable[[Path], None], snapshot: Callable[[], Any]
 ) -> None:

@@ -441,6 +441,7 @@ def pooled(folder: Path) -> Tensor:
     return torch.stack(vectors)
 
 
+@pytest.mark.slow
 def test_minilm_configuration(exported_minilm: Path) -> None:
     stored = ModelDirectory.open(exported_minilm)
     config = stored.spec.config

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.conftest import THIRD_PARTY
 from tests.export.test_g2p import pronounce, random_arrays
 
-pytestmark = pytest.mark.usefixtures("sliding")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sliding")]
 
 
 def test_plugin_is_listed_with_its_distribution(run) -> None:
@@ -31,7 +31,6 @@ def test_describing_does_not_import_its_model(run) -> None:
     assert done.stderr.strip() == "False"
 
 
-@pytest.mark.slow
 def test_build_export_verify_and_run(run, tmp_path: Path) -> None:
     run("zoo", "export", "sliding-tiny", "--onnx", "--set", "window=5")
     assert json.loads((tmp_path / "sliding-tiny/parity.json").read_text())["verified"] is True
@@ -64,7 +63,6 @@ def test_model_without_its_plugin_names_it(run) -> None:
         assert len(failed.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_third_party_model_exports_to_a_third_party_format(run, pt2, tmp_path: Path) -> None:
     run("zoo", "export", "sliding-tiny", "--format", "pt2", "--set", "max_seq_len=32")
     evidence = json.loads((tmp_path / "sliding-tiny/evidence.pt2.json").read_text())
@@ -73,7 +71,6 @@ def test_third_party_model_exports_to_a_third_party_format(run, pt2, tmp_path: P
     assert json.loads(run("zoo", "verify", "sliding-tiny", "--format", "pt2", "--json").stdout)["verified"] is True
 
 
-@pytest.mark.slow
 def test_third_party_format_model_and_task_work(run, g2p, tmp_path: Path) -> None:
     plugins = json.loads(run("zoo", "plugins", "list", "--json").stdout)["plugins"]
     provides = next(plugin["provides"] for plugin in plugins if plugin["name"] == "g2p")
@@ -86,14 +83,12 @@ def test_third_party_format_model_and_task_work(run, g2p, tmp_path: Path) -> Non
     assert run("zoo", "run", "g2p", "plugin").stdout.split() == spoken
 
 
-@pytest.mark.slow
 def test_own_tests_of_third_parties_pass(run, described: str, tmp_path: Path) -> None:
     shutil.copytree(THIRD_PARTY / f"zoo-{described}" / "tests", tmp_path / "tests")
     done = run("python", "-m", "pytest", "-q", "tests")
     assert " passed" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_commands_of_third_party_readmes_work(run, described: str, tmp_path: Path) -> None:
     """Every command, except those that need other files."""
     lines = (THIRD_PARTY / f"zoo-{described}" / "README.md").read_text().split("```")[1].splitlines()[1:]

@@ -7,8 +7,12 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 from zoo.plugins import scaffold
+
+pytestmark = pytest.mark.slow
 
 
 def test_top_level_is_four_packages(wheel: Path) -> None:

@@ -93,6 +93,7 @@ def test_failing_job_does_not_affect_others(bad: str, failure: str, function: st
     assert done[bad].value is None
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
 @pytest.mark.parametrize("job", ["hangs", "nests"])
 def test_hanging_job_is_killed_with_its_children(job: str, function: str, tmp_path: Path) -> None:

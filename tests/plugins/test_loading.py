@@ -187,6 +187,7 @@ def test_every_process_reads_plugins_without_a_cache(
     assert len(reads) == 2
 
 
+@pytest.mark.slow
 def test_every_plugin_that_imports_torch_is_reported(install, reads: list[list[str]]) -> None:
     """Both are reported, and each is read in a process without torch."""
     for name in ("zoo-aaa", "zoo-bbb", "zoo-ccc"):

@@ -166,6 +166,7 @@ def test_buffers_are_reused_between_tokens(long_model: Callable[[str], Path]) ->
         assert decode.logits.ctypes.data == logits
 
 
+@pytest.mark.slow
 def test_unsupported_input_is_named(long_model: Callable[[str], Path]) -> None:
     folder = long_model("transformer-tiny")
     with load_session(folder, unverified=True, threads=1) as session:

@@ -232,6 +232,7 @@ def scaled(pixels: np.ndarray[Any, Any]) -> torch.Tensor:
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("settings", [(), ("distilled=true",)])
 def test_images_are_classified(
     exported_model: Callable[..., Path], digits: np.ndarray[Any, Any], settings: tuple[str, ...]
@@ -251,6 +252,7 @@ def test_images_are_classified(
     np.testing.assert_allclose(alone["probabilities"], wanted[1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_classes_with_names(
     exported_model: Callable[..., Path], digits: np.ndarray[Any, Any], tmp_path: Path, zoo: Callable[..., Any]
 ) -> None:
@@ -276,6 +278,7 @@ def test_multi_label_classification(
             np.testing.assert_allclose(result["probabilities"], row, atol=1e-5)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("pooler", [True, False])
 def test_features_of_images(
     exported_model: Callable[..., Path],

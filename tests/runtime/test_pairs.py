@@ -128,6 +128,7 @@ def test_pairs_are_encoded_like_bert(model: Path, vocabulary: Path, monkeypatch:
         assert feeds[name].tolist() == rows[name], name
 
 
+@pytest.mark.slow
 def test_classes_of_pairs_and_of_texts(classifier: Path) -> None:
     """In one batch."""
     with load_session(classifier) as session:

@@ -84,6 +84,7 @@ def test_scores_equal_the_model(started: Path) -> None:
     assert len({round(result["perplexity"]) for result in results}) == len(TEXTS)
 
 
+@pytest.mark.slow
 def test_without_a_start_token_the_first_token_is_not_scored(plain: Path) -> None:
     with load_session(plain, unverified=True) as session:
         alone, started = (session.run("time", task="perplexity", **options) for options in ({}, {"start": START}))
@@ -135,6 +136,7 @@ def test_task_runs_from_the_command_line(started: Path, plain: Path, zoo: Zoo) -
     zoo(*one, "begin=1").failed(2, "unknown key 'begin'")
 
 
+@pytest.mark.slow
 def test_task_requires_a_generative_model(tmp_path: Path, zoo: Zoo) -> None:
     library.save(library.create_model("bert-tiny", num_layers=1), tmp_path / "bert", tokenizer="bytes")
     assert zoo("export", "bert", "--onnx", "--graph-only").status == 0

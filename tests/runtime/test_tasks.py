@@ -78,6 +78,7 @@ def test_features(exported_model: Exported) -> None:
         close(result["last_hidden_state"], call(folder, ids)["last_hidden_state"])
 
 
+@pytest.mark.slow
 def test_features_of_chosen_layers(exported_model: Exported, zoo: Zoo) -> None:
     """Concatenated for each token; pooling still uses the last layer."""
     folder = exported_model("bert-tiny", "feature_layers=[-2, 0]")
@@ -118,6 +119,7 @@ def test_classes(exported_model: Exported) -> None:
     assert np.ptp([result["probabilities"][0] for result in results]) > 1e-4
 
 
+@pytest.mark.slow
 def test_classes_are_labelled(exported_model: Exported, zoo: Zoo) -> None:
     folder = exported_model(
         "bert-tiny", "task=text-classification", "num_classes=3", 'labels=["bad", "so so", "good"]', noise=True
@@ -169,6 +171,7 @@ def test_regression_gives_values(exported_model: Exported, redeclared: Exported,
     assert re.fullmatch(r"'x': 0: -?\d\.\d{4}  1: -?\d\.\d{4}  2: -?\d\.\d{4}\n", zoo("run", folder, "x").out)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("names", [(), ("O", "B-WORD", "I-WORD")], ids=["numbers", "names"])
 def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str, ...]) -> None:
     settings = ["task=token-classification", "num_classes=3", *([f"labels={json.dumps(names)}"] if names else [])]

@@ -93,6 +93,7 @@ def odd(install: Callable[..., Path], tmp_path: Path) -> Callable[..., Session]:
 TEXTS = ["hello", "hi", "abcdefgh", "by"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("inputs", [("input_ids",), ("mask", "tokens"), ("input_ids", "mask", "position_ids")], ids=str)
 def test_batch_equals_its_rows(odd: Callable[..., Session], inputs: tuple[str, ...]) -> None:
     """Without a mask there is no padding; positions are those of the tokens."""
@@ -111,6 +112,7 @@ def test_unknown_input_is_named(odd: Callable[..., Session]) -> None:
         session.run("x")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("inputs", [("input_ids",), ("mask", "tokens")], ids=str)
 @pytest.mark.parametrize("beams", [1, 2])
 def test_texts_do_not_depend_on_the_batch(odd: Callable[..., Session], inputs: tuple[str, ...], beams: int) -> None:

@@ -322,6 +322,7 @@ class Bent(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_cuda_export_reports_missing_kernels(install: Callable[..., Path], zoo: Zoo) -> None:
     install("bent", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
     Path("zoo.toml").write_text('schema = 1\n[models.bent]\narch = "bent"\n')

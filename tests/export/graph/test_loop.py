@@ -113,6 +113,7 @@ def ended(tokens: Sequence[int], end: int, width: int) -> list[int]:
 # Greedy.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_the_python_loop(lively: Callable[[str], Path], generate: Callable[..., Array], name: str) -> None:
     """Token for token, for a ragged batch and for its prompts singly."""
@@ -347,6 +348,7 @@ def untied(exported_build: Exported) -> tuple[ModelDirectory, dict[str, ir.Model
     return stored, models_of(make_graphs(stored))
 
 
+@pytest.mark.slow
 def test_loop_is_deterministic_and_keeps_its_inputs(untied: Any, tmp_path: Path) -> None:
     """For traced graphs, and graphs read from files."""
     stored, graphs = untied
@@ -400,6 +402,7 @@ def test_logits_other_than_a_dense_layer_are_supported(
     assert (found == generate("gpt-tiny", PROMPTS, 5, temperature=5.0, noise=noise)).all()
 
 
+@pytest.mark.slow
 def test_decoder_without_a_mask_is_supported(loops: Callable[..., Any], generate: Callable[..., Array]) -> None:
     """The loop has no mask either."""
     stored, _, _ = loops("gpt-tiny")

@@ -65,6 +65,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "changes"), DECODERS)
 def test_decoder_updates_caches_in_place(exported_cpu: Exported, zoo: Zoo, name: str, changes: tuple[str, ...]) -> None:
     """Only standard operators, as in the portable profile; the inputs are described in the metadata."""
@@ -85,6 +86,7 @@ def test_decoder_updates_caches_in_place(exported_cpu: Exported, zoo: Zoo, name:
     assert zoo("verify", folder, "--variant", "cpu").status == 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -116,6 +118,7 @@ def test_encoder_has_no_further_inputs(exported_cpu: Exported) -> None:
     assert inputs == ["input_ids", "attention_mask", "token_type_ids"]
 
 
+@pytest.mark.slow
 def test_profiles_coexist_with_the_portable_graph(exported_build: Exported, zoo: Zoo) -> None:
     folder = exported_build("gpt-tiny", gain=4.0)
     assert zoo("export", folder, "--onnx").status == 0
@@ -323,6 +326,7 @@ def decoders(install: Callable[..., Path]) -> None:
     Path("zoo.toml").write_text("schema = 1\n" + "".join(f'[models.{n}]\narch = "{n}"\n' for n in names))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "in_place", "on_request", "notes"),
     [
@@ -378,6 +382,7 @@ def test_conflicting_options_are_rejected(exported_cpu: Exported, zoo: Zoo) -> N
     assert [Options().operators, Options(profile="cpu").operators] == list(OPSETS)
 
 
+@pytest.mark.slow
 def test_profile_is_reproducible(exported_cpu: Exported) -> None:
     stored = ModelDirectory.open(exported_cpu("gpt-tiny"))
     assert make_graphs(stored, CPU, cached=False) == make_graphs(stored, CPU)

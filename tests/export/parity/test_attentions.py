@@ -45,6 +45,7 @@ def showing(exported_build: Callable[..., Path]) -> Callable[..., Path]:
     return export
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("preset", "settings", "count"),
     [
@@ -95,6 +96,7 @@ def test_runtime_returns_the_models_weights(showing: Callable[..., Path]) -> Non
         np.testing.assert_allclose(found[name] * counts, exact * counts, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_export_does_not_affect_the_plain_one(exported_build: Callable[..., Path], zoo: Zoo) -> None:
     folder = exported_build("bert-tiny", "pooler=false")
     export_model(folder)
@@ -237,6 +239,7 @@ def test_task_selects_its_export(showing: Callable[..., Path], zoo: Zoo, tmp_pat
         assert session.export.variant == ATTENTIONS
 
 
+@pytest.mark.slow
 def test_task_is_rejected_for_models_without_attention(exported_model: Callable[..., Path], zoo: Zoo) -> None:
     folder = exported_model("rnn-tiny")
     zoo("run", folder, "ab", "--task", "attentions").failed(2, "rnn declares no attention weights")
@@ -253,6 +256,7 @@ def test_missing_attentions_name_the_command(exported_build: Callable[..., Path]
     zoo("run", folder, "ab", "--variant", "attention").failed(2, "unknown variant", "attentions")
 
 
+@pytest.mark.slow
 def test_images(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
     folder = showing("vit-tiny")
     with load_session(folder, variant=ATTENTIONS) as session:

@@ -128,6 +128,7 @@ def test_99_of_100_faults_are_caught(exported_subject: Subjects, capsys: pytest.
     assert unseen.total() <= 0.01 * caught
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("study", ["bert, sentence embedding", "gpt"])
 def test_correct_graph_passes_every_judge(exported_subject: Subjects, study: str) -> None:
     subject = exported_subject(study)
@@ -145,6 +146,7 @@ def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
         assert compare(subject.stored, subject.linked).evidence == kept
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("study", "tolerance"),
     [
@@ -230,6 +232,7 @@ def test_model_that_amplifies_rounding_is_no_false_alarm(tmp_path: Path, monkeyp
     assert any("perturbed" in line for line in compare(stored, graphs).failures)
 
 
+@pytest.mark.slow
 def test_faults_hidden_in_float16_are_found_in_float32(
     exported_subject: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +307,7 @@ def test_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
     assert compare(stored, make_graphs(stored)).failures == []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("positions", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 11))])
 def test_model_with_few_positions_is_compared(tmp_path: Path, positions: int) -> None:
     """Fewer than the usual prompt and continuation need."""

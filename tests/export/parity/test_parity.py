@@ -410,6 +410,7 @@ def test_first_diverging_module_of_a_fault_is_named(exported_fault: Callable[[Fa
     assert not any("it begins in" in failure for failure in failures[1:])
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", UNSEEN_WHEN_FRESH)
 def test_fault_hidden_by_initial_weights_is_caught(
     exported_model: Exported, exported_graphs: Callable[..., Any], name: str

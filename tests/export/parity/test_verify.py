@@ -46,6 +46,7 @@ def vouch(folder: Path) -> None:
     (folder / "parity.json").write_text(json.dumps(evidence))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "llama-tiny", "transformer-tiny", "vit-tiny"])
 def test_export_passes_verification(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], name: str) -> None:
     folder = exported_copy(name)

@@ -199,6 +199,7 @@ def test_rows_of_a_value_are_selected() -> None:
     np.testing.assert_array_equal(to_array(taken), array[[2, 0, 2, 1]])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("replaced", [False, True], ids=["stored weights", "other weights"])
 def test_executor_passes_bfloat16_between_graphs(half_model: Callable[[str], Path], name: str, replaced: bool) -> None:
@@ -403,6 +404,7 @@ def test_cpu_variant_is_rejected_before_it_is_made(exported_model: Exported, zoo
     assert REFUSAL in entry["why"]
 
 
+@pytest.mark.slow
 def test_unavailable_cuda_is_reported_for_any_dtype(exported_build: Exported, zoo: Zoo) -> None:
     problem = loading_problem("cuda")
     if problem is None:

@@ -114,6 +114,7 @@ def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, 
     return change
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
@@ -121,6 +122,7 @@ def test_int8_equals_its_own_weights_at_every_point(make: Maker, name: str) -> N
     assert verify_variant(*make(name, "int8")).passed
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
@@ -238,6 +240,7 @@ def bits_a_weight(packing: Packing) -> float:
     return packing.bits + 32 / packing.block + points / (packing.rows * packing.columns)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_sizes_are_exact_and_nothing_is_stored_twice(make: Maker, name: str, precision: str) -> None:

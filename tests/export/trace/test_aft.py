@@ -204,6 +204,7 @@ def test_invalid_settings_are_rejected(zoo: Zoo, setting: str, message: str) -> 
     zoo("show", "aft-tiny", "--set", setting).failed(2, message)
 
 
+@pytest.mark.slow
 def test_model_is_exported_verified_and_run(zoo: Zoo) -> None:
     assert zoo("export", "aft-tiny", "--onnx", "--set", "max_seq_len=24").status == 0
     assert zoo("verify", "aft-tiny", "--json").json["verified"] is True

@@ -42,6 +42,7 @@ def test_tagger_classifies_tokens(exported_model: Builder, settings: tuple[str, 
     assert [len(result["classes"]) for result in found] == [len(text) for text in TEXTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -294,6 +294,7 @@ def with_values(graph: onnx.ModelProto, model: nn.Module) -> bytes:
     return data
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", MODULES)
 def test_outlined_modules_give_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, run, expected = MODULES[name]
@@ -325,6 +326,7 @@ def test_weights_read_from_outside_are_supported(monkeypatch: pytest.MonkeyPatch
     assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_missing_functions_are_reported(exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr, in JSON, in the evidence and in the graph."""
     cut = tracing.cut_functions

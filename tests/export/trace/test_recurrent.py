@@ -51,6 +51,7 @@ def feeds(layer: nn.RNNBase, rows: int, steps: int) -> tuple[Tensor, ...]:
     return x, *(torch.randn(size, generator=generator).tanh() for _ in range(count))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "shape", [pytest.param(shape, marks=[] if shape == SHAPES[1] else pytest.mark.slow) for shape in SHAPES], ids=str
