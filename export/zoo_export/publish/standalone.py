@@ -29,7 +29,7 @@ _LARGEST = 1_900_000_000
 _ALIGNMENT = 64
 
 
-def write_standalone(directory: Path, target: Path, *, variant: str = "", force: bool = False) -> list[str]:
+def write_standalone(directory: Path, target: Path, *, force: bool = False) -> list[str]:
     """Copy a verified export, with the weights it reads, to a directory that needs nothing else.
 
     A decoder or encoder with one graph is ``onnx/model.onnx``; of several each is ``onnx/NAME_model.onnx``. Weights of
@@ -46,7 +46,7 @@ def write_standalone(directory: Path, target: Path, *, variant: str = "", force:
         UsageError: ``target`` exists.
     """
     stored = ModelDirectory.open(directory, rehash=True)
-    export = Export(stored, variant)
+    export = Export(stored)
     export.check()
     export.check_verified()
     files = []
