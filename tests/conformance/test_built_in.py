@@ -79,3 +79,10 @@ def test_default_subject_is_the_smallest_preset() -> None:
     assert [find_subject(name).spec.name for name in ("gpt", "t5", "vit", "bert-base")] == [
         "gpt-tiny", "t5-tiny", "vit-tiny", "bert-base",
     ]  # fmt: skip
+
+
+def test_a_model_of_one_position_has_no_text_to_cut() -> None:
+    """To compare a whole with itself would pass whatever the model does."""
+    (cache,) = (check for check in all_checks() if check.name == "cache")
+    result = run_check(cache, Subject(registry().resolve("gpt-tiny", ("max_seq_len=1",))))
+    assert (result.status, result.reason) == ("skipped", "inputs have only one token")

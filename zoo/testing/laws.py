@@ -324,8 +324,10 @@ def cache(subject: Subject) -> None:
     pasts = [graph for graph in subject.graphs if graph.past]
     if not pasts:
         raise Inapplicable("no graph has a past")
-    feeds = make_inputs(subject.graphs, subject.longest, length=LENGTH + 2)
     total = min(LENGTH + 2, subject.longest)
+    if total < 2:
+        raise Inapplicable("inputs have only one token")
+    feeds = make_inputs(subject.graphs, subject.longest, length=total)
     own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
     execute = executor(subject.exact)
     cuts: dict[tuple[int, ...], str] = {

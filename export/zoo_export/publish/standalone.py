@@ -29,7 +29,7 @@ _LARGEST = 1_900_000_000
 _ALIGNMENT = 64
 
 
-def write_standalone(directory: Path, target: Path, *, variant: str = "", force: bool = False) -> list[str]:
+def write_standalone(directory: Path, target: Path, *, force: bool = False) -> list[str]:
     """Copy a verified export and its weights to a self-contained directory.
 
     A single graph is written to ``onnx/model.onnx``, several to ``onnx/NAME_model.onnx``. Weights of more than 1.9 GB
@@ -46,7 +46,7 @@ def write_standalone(directory: Path, target: Path, *, variant: str = "", force:
         UsageError: ``target`` exists.
     """
     stored = ModelDirectory.open(directory, rehash=True)
-    export = Export(stored, variant)
+    export = Export(stored)
     export.check()
     export.check_verified()
     files = []
