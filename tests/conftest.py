@@ -150,11 +150,9 @@ def cache(shared: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def isolated(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run each test in an empty directory, without the user's presets and plugin selection."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user")))
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"{tmp_path}-user")
     monkeypatch.delenv("ZOO_PLUGINS", raising=False)
     monkeypatch.chdir(tmp_path)
     plugins.select(plugins.Selection())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from zoo.errors import UsageError, nearest
@@ -43,22 +45,32 @@ class Preset:
 _KEYS = {"base": str, "arch": str, "description": str, "tokenizer": str, "config": dict}
 
 
-def read_presets(path: Path, label: str | None = None) -> dict[str, Preset]:
-    """Read a preset file. Messages call it ``label``, by default its path.
+def read_presets(path: Path, label: str | None = None) -> Mapping[str, Preset]:
+    """Read a preset file. Messages call it ``label``, by default its path. Equal contents are parsed once.
 
     Raises :class:`UsageError` for invalid content, naming the file, the key and the nearest valid name.
     """
     source = label or str(path)
-    tables = _read_tables(path, source)
-    return {name: _read_preset(name, table, source) for name, table in tables["models"].items()}
+    return _parse_presets(_read(path, source), source)
 
 
-def _read_tables(path: Path, source: str) -> dict[str, dict[str, Any]]:
-    """Read the tables ``models`` and ``packages`` of a file."""
+def _read(path: Path, source: str) -> bytes:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read ({error.strerror})", source) from error
+
+
+@lru_cache(maxsize=64)
+def _parse_presets(content: bytes, source: str) -> Mapping[str, Preset]:
+    tables = _parse_tables(content, source)
+    return MappingProxyType({name: _make_preset(name, table, source) for name, table in tables["models"].items()})
+
+
+def _parse_tables(content: bytes, source: str) -> dict[str, dict[str, Any]]:
+    """Parse the tables ``models`` and ``packages`` of a file."""
+    try:
+        data = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not valid TOML ({error})", source) from error
     keys = {"models": "a model", "packages": "a package"}
@@ -81,7 +93,7 @@ def _read_tables(path: Path, source: str) -> dict[str, dict[str, Any]]:
     return data
 
 
-def _read_preset(name: str, table: Mapping[str, Any], source: str) -> Preset:
+def _make_preset(name: str, table: Mapping[str, Any], source: str) -> Preset:
     where = f"{source} [models.{name}]"
     for key, value in table.items():
         if key not in _KEYS:
@@ -124,7 +136,7 @@ def known_provider(name: str) -> str | None:
     """Return how to install a package that provides ``name``, from the tables ``[packages.DISTRIBUTION]``, or None."""
     for path, label in preset_layers():
         source = label or str(path)
-        for package, table in _read_tables(path, source)["packages"].items():
+        for package, table in _parse_tables(_read(path, source), source)["packages"].items():
             names, install = table.get("provides"), table.get("install")
             if not isinstance(names, list) or not isinstance(install, str) or len(table) > 2:
                 where = f"{source} [packages.{package}]"
