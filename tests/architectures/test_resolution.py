@@ -175,6 +175,7 @@ def test_enlarging_and_shrinking_is_lossy(zoo: Zoo) -> None:
     assert not torch.equal(before, after)
 
 
+@pytest.mark.slow
 def test_adapted_model_is_exported_and_run(zoo: Zoo) -> None:
     """The export passes its check, and images of the new size give the same answers as the torch model."""
     build(zoo, "vit-tiny", "distilled=true")

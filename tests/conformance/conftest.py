@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SLOW = ("global-state", "onnx-export", "onnx-parity", "onnx-dynamic")
+SLOW = ("light-import", "global-state", "onnx-export", "onnx-parity", "onnx-dynamic")
 TESTS = ("test_conformance[", "test_each_edit_fails_its_check[")
 
 

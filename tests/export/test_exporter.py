@@ -153,6 +153,7 @@ def test_versions(exported_model: Exported, name: str, file: str) -> None:
     onnx.checker.check_model(str(exported_model(name) / file), full_check=True)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "file"), GRAPHS)
 def test_weights_are_pointers_into_the_safetensors_file(exported_model: Exported, name: str, file: str) -> None:
     folder = exported_model(name)
@@ -383,6 +384,7 @@ def test_sharded_weights(exported_model: Exported) -> None:
     assert evidence["weights"] == digests
 
 
+@pytest.mark.slow
 def test_float16(exported_model: Exported, zoo: Callable[..., Any]) -> None:
     folder = exported_model("gpt-tiny", *SMALL, dtype="float16")
     graph = load(folder / "model.onnx").graph
@@ -492,6 +494,7 @@ def toys(install: Callable[..., Path]) -> None:
     Path("zoo.toml").write_text(f"schema = 1\n{presets}")
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "status", "kind", "fragments"),
     [

@@ -380,6 +380,7 @@ def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.Monkey
     assert first != traces._code_digest(["some_package"])
 
 
+@pytest.mark.slow
 def test_unwritable_cache_is_ignored(exported_build: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file" / "below"))
@@ -389,6 +390,7 @@ def test_unwritable_cache_is_ignored(exported_build: Exported, tmp_path: Path, m
 # Retracing, options, and models too large to verify.
 
 
+@pytest.mark.slow
 def test_retrace_confirms_an_unchanged_export(exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     folder = exported_copy("gpt-tiny")
     before = snapshot()
@@ -420,6 +422,7 @@ def test_unsupported_opset_is_rejected(zoo: Zoo, opset: str) -> None:
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_opset_24(zoo: Zoo) -> None:
     assert zoo("export", "bert-tiny", "--onnx", "--option", "opset=24", "--set", "max_seq_len=32").status == 0
     model = onnx.load("bert-tiny/model.onnx", load_external_data=False)

@@ -451,6 +451,7 @@ def test_minilm_configuration(exported_minilm: Path) -> None:
     assert sum(np.prod(tensor.shape) for tensor in stored.layout.values()) == 22_713_216
 
 
+@pytest.mark.slow
 def test_minilm_tokenizer_equals_bert(exported_minilm: Path) -> None:
     from zoo.tokenizers.load import load_tokenizer
 
@@ -459,6 +460,7 @@ def test_minilm_tokenizer_equals_bert(exported_minilm: Path) -> None:
     assert tokenizer.encode(SENTENCES[0]).ids == [101, 2051, 10029, 2066, 2019, 8612, 102]
 
 
+@pytest.mark.slow
 def test_minilm_embeddings_equal_transformers(exported_minilm: Path, exported_minilm_source: Path) -> None:
     task, results = run_model(exported_minilm, SENTENCES)
     assert task == "sentence-embedding"
@@ -472,6 +474,7 @@ def test_minilm_embeddings_equal_transformers(exported_minilm: Path, exported_mi
     assert max(unrelated) < 0.25
 
 
+@pytest.mark.slow
 def test_minilm_on_the_command_line(exported_minilm: Path, zoo: Zoo) -> None:
     result = zoo("run", exported_minilm, *SENTENCES[:2], "--json")
     assert result.status == 0, result.err
@@ -480,6 +483,7 @@ def test_minilm_on_the_command_line(exported_minilm: Path, zoo: Zoo) -> None:
     assert 0.4 < np.dot(one["embedding"], other["embedding"]) < 0.8
 
 
+@pytest.mark.slow
 def test_minilm_export_points_into_the_imported_weights(exported_minilm: Path) -> None:
     evidence = json.loads((exported_minilm / "parity.json").read_text())
     assert evidence["verified"] is True

@@ -101,7 +101,11 @@ KINDS: dict[str, dict[str, tuple[str | None, str]]] = {
         "in a hook": (architectures("[] if print('{{}}') is None else 0"), "prints when it is loaded: '{{}}'"),
     },
 }  # fmt: skip
-CASES = [(kind, case) for kind, cases in KINDS.items() for case in cases]
+CASES = [
+    pytest.param(kind, case, marks=[pytest.mark.slow] if number else [])
+    for kind, cases in KINDS.items()
+    for number, case in enumerate(cases)
+]
 
 
 @functools.cache

@@ -200,6 +200,7 @@ def test_every_plugin_that_imports_torch_is_reported(install, reads: list[list[s
     assert len(reads) == 3
 
 
+@pytest.mark.slow
 def test_plugin_may_list_models_while_loading(install, reads: list[list[str]]) -> None:
     """It sees the built-in plugins, and there is no recursion."""
     install("zoo-acme", f"{HEAD}assert 'gpt-tiny' in zoo.list_models()")

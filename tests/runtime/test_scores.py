@@ -121,6 +121,7 @@ def test_every_graph_of_a_model_can_be_used(make: Callable[..., Path], zoo: Zoo)
     assert found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_task_runs_from_the_command_line(started: Path, plain: Path, zoo: Zoo) -> None:
     done = zoo("run", started, *TEXTS, "--task", "perplexity", "--json").json
     assert done["task"] == "perplexity"

@@ -195,6 +195,7 @@ def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str,
     )
 
 
+@pytest.mark.slow
 def test_replaced_tokens(exported_model: Exported, zoo: Zoo) -> None:
     folder = exported_model("bert-tiny", "task=replaced-token-detection", "pooler=false", noise=True, gain=4.0)
     task, results = run_model(folder, TEXTS)
@@ -223,6 +224,7 @@ def test_inputs_are_padded_on_a_declared_side_only(
     assert runner.fits(5, 3) == (padding in (side, "both"))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("settings", "pad"), [((), 0), (("skip_padding=true", "pad_token_id=256"), 256)])
 def test_shorter_inputs_are_padded_with_the_padding_token(
     exported_model: Exported, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], pad: int

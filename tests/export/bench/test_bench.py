@@ -243,6 +243,7 @@ def test_slow_calls_get_three_turns() -> None:
     assert len(in_turns({"a": call}, 1e-6)["a"].turns) == len(calls) == 3
 
 
+@pytest.mark.slow
 def test_unknown_limits_are_not_reported(exported_model: Exported, zoo: Callable[..., Any], tmp_path: Path) -> None:
     """Without torch, FLOPs of models with several graphs are unknown, but the bytes of decode phases are known."""
     folder = exported_model("transformer-tiny")

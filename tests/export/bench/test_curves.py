@@ -143,6 +143,7 @@ def test_below_from_ignores_temporary_crossings() -> None:
     assert below_from({4: 1.0, 16: 1.0}, other) == 4  # common lengths
 
 
+@pytest.mark.slow
 def test_points_are_compared_with_the_baseline(result: dict[str, Any]) -> None:
     assert (result["baseline"], result["lengths"]) == ("curve-linformer", [8, 16])
     assert result["compared_to"] == {"curve-full": 16, "curve-linformer": 16}

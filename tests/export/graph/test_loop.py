@@ -362,6 +362,7 @@ def test_loop_is_deterministic_and_keeps_its_inputs(untied: Any, tmp_path: Path)
     assert serialize(make_loop(stored.spec, again)) == loop
 
 
+@pytest.mark.slow
 def test_untied_head_and_half_precision(untied: Any) -> None:
     stored, graphs = untied
     loop = serialize(make_loop(stored.spec, graphs))
@@ -716,6 +717,7 @@ def test_failing_loop_is_reported(loops: Callable[..., Any]) -> None:
 # From the command line.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
 def test_command_writes_runs_and_verifies_a_loop(
     exported_copy: Exported, zoo: Callable[..., Any], seal: Callable[[Path], None], name: str

@@ -192,6 +192,7 @@ def test_weights_of_texts_do_not_depend_on_the_batch(showing: Callable[..., Path
     assert chosen["attentions"].keys() == {"attentions.1.0", "attentions.1.3"}
 
 
+@pytest.mark.slow
 def test_decoder_weights_are_causal(showing: Callable[..., Path]) -> None:
     with load_session(showing("gpt-tiny", "num_kv_heads=2"), variant=ATTENTIONS) as session:
         found = session.run("arrow", task="attentions")["attentions"]
@@ -199,6 +200,7 @@ def test_decoder_weights_are_causal(showing: Callable[..., Path]) -> None:
     assert all(not np.triu(weights, 1).any() and weights[-1].all() for weights in found.values())
 
 
+@pytest.mark.slow
 def test_attentions_of_source_and_target(showing: Callable[..., Path]) -> None:
     """The encoder reads a source; with a pair, the decoder reads the target after its start token."""
     folder = showing("seq2seq-tiny")

@@ -389,6 +389,7 @@ def test_an_honest_graph_passes(exported_noisy: Noisy, name: str) -> None:
     assert report.evidence["verified"] is True
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_graph_passes_with_any_weights_of_its_layout(exported_noisy: Noisy, seed: int) -> None:
     assert compare(*exported_noisy(GPT, seed)).failures == []

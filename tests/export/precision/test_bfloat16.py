@@ -233,6 +233,7 @@ def test_executor_passes_bfloat16_between_graphs(half_model: Callable[[str], Pat
             assert error[rows].max() < 8 * epsilon("bfloat16") * np.abs(other[rows]).max()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("profile", ["portable", "cuda"])
 def test_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], profile: str) -> None:
     """One or several tokens per step, with rows moved, duplicated and dropped, against full passes in torch."""
@@ -262,6 +263,7 @@ def test_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], pro
 # Exports.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_graph_is_valid_and_reads_stored_weights(
     half_model: Callable[[str], Path], zoo: Zoo, name: str
@@ -339,6 +341,7 @@ def test_overflowing_weights_are_rejected(
         make_variant(ModelDirectory.open(folder), "bfloat16", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["bert-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-tiny", "transformer-tiny"))]
 )

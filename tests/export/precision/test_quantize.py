@@ -140,6 +140,7 @@ def test_float16_is_compared_like_a_model_in_float16(
     assert variant.footprint() == sum(place.length for place in stored.layout.values()) // 2
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
@@ -277,6 +278,7 @@ def test_tied_head_shares_the_bytes_of_the_embedding(make: Maker, precision: str
     assert TIED in stored.layout
 
 
+@pytest.mark.slow
 def test_kind_of_product_depends_on_the_past(make: Maker) -> None:
     kinds = {}
     for precision in ("int8", "int4"):
