@@ -174,6 +174,7 @@ def test_card_with_a_local_path_is_regenerated(
     assert card(tmp_path / "hub") == "randomly initialised from seed 0, not trained"
 
 
+@pytest.mark.slow
 def test_relinking_other_weights_renews_the_origin(copy_of: Callable[..., Path]) -> None:
     """Relinking the old weights restores their origin."""
     path = copy_of("gpt-tiny")

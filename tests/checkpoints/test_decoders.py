@@ -466,7 +466,7 @@ ALSO_GENERATED = [(name, profile) for name in ("llama", "mistral", "qwen2", "qwe
                   for profile in (PORTABLE, "cpu")]  # fmt: skip
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "profile"),
     [*GENERATED, *(pytest.param(*item, marks=pytest.mark.slow) for item in ALSO_GENERATED if item not in GENERATED)],

@@ -101,6 +101,7 @@ def model(archive: Path, tmp_path: Path) -> Path:
     return tmp_path / "g2p"
 
 
+@pytest.mark.slow
 def test_phonemes_equal_explicit_computation(model: Path) -> None:
     """In batches with padding."""
     assert export_model(model).passed

@@ -82,7 +82,7 @@ def test_equal_models_give_equal_files(zoo: Zoo) -> None:
     assert len({Path(str(number), SINGLE).read_bytes() for number in range(4)}) == 1
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
 def test_graph_without_weights_equals_the_usual_graph(zoo: Zoo, name: str) -> None:
     """The preset's graph is written first; building the model later completes it."""

@@ -315,7 +315,7 @@ def test_invalid_plot_is_rejected_before_measuring(
     assert Path("a.svg").read_text() == "mine"
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("A.SVG", b"<?xml")])
 def test_plot_is_written(name: str, start: bytes, exported_model: Exported, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib, of the extra plot, is not installed")

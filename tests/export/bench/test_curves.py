@@ -239,6 +239,7 @@ def test_unverified_graph_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> No
         bench_curves(["bert-tiny"], [4])
 
 
+@pytest.mark.slow
 def test_tables_have_a_row_per_length_and_list_failures(result: dict[str, Any]) -> None:
     first, second = result["models"]
     points = [{**point, "memory": 3_000_000, "memory_ratio": 1.5} for point in second["points"]]

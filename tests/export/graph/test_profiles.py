@@ -86,7 +86,7 @@ def test_decoder_updates_caches_in_place(exported_cpu: Exported, zoo: Zoo, name:
     assert zoo("verify", folder, "--variant", "cpu").status == 0
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file"),
     [

@@ -45,7 +45,7 @@ def showing(exported_build: Callable[..., Path]) -> Callable[..., Path]:
     return export
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "settings", "count"),
     [

@@ -195,6 +195,7 @@ def test_float64_evaluation_detects_faults(exported_subject: Subjects) -> None:
     assert effect(subject, "model", dropped["blocks.1.attention.value"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_random_weights_differ_between_draws(exported_subject: Subjects) -> None:
     subject = exported_subject("gpt")
     one, other = (random_weights(subject, draw)["norm.weight"] for draw in (0, 1))
@@ -247,6 +248,7 @@ def test_faults_hidden_in_float16_are_found_in_float32(
     assert compare(subject.stored, {"model": data}).passed
 
 
+@pytest.mark.slow
 def test_widened_graph_has_no_float16(exported_subject: Subjects) -> None:
     subject = exported_subject("gpt, float16")
     half = onnx.TensorProto.FLOAT16
@@ -298,6 +300,7 @@ def test_float16_model_with_literals_is_compared_in_float32(tmp_path: Path) -> N
     assert set(report.evidence["in_float32"]) == {"encoder", "decoder"}
 
 
+@pytest.mark.slow
 def test_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
     """Its vector is 0, which normalisation leaves at 0 instead of dividing by 0."""
     configuration = draw_configuration(124)
@@ -307,7 +310,7 @@ def test_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
     assert compare(stored, make_graphs(stored)).failures == []
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 11))])
 def test_model_with_few_positions_is_compared(tmp_path: Path, positions: int) -> None:
     """Fewer than the usual prompt and continuation need."""

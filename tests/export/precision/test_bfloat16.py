@@ -199,7 +199,7 @@ def test_rows_of_a_value_are_selected() -> None:
     np.testing.assert_array_equal(to_array(taken), array[[2, 0, 2, 1]])
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("replaced", [False, True], ids=["stored weights", "other weights"])
 def test_executor_passes_bfloat16_between_graphs(half_model: Callable[[str], Path], name: str, replaced: bool) -> None:
@@ -306,6 +306,7 @@ def failures_in_float32(stored: ModelDirectory, wide: Mapping[str, bytes | None]
     return sweep.failures()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_graph_is_compared_in_float32(half_model: Callable[[str], Path], name: str) -> None:
     stored = ModelDirectory.open(half_model(name))

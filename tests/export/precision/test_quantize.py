@@ -562,6 +562,7 @@ def test_missing_tokenizer_is_recorded(exported_build: Callable[..., Path], tmp_
         certify(stored, variant, sample(stored), max_kl=0.1)
 
 
+@pytest.mark.slow
 def test_image_model_gets_distinct_random_images(exported_build: Callable[..., Path], tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("vit-tiny", gain=GAIN))
     variant = make_variant(stored, "int8", tmp_path)

@@ -79,6 +79,7 @@ def slow(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), *slow(("tie_embeddings=false",), ("num_kv_heads=2",))])
 def test_depth_adds_only_calls(exported_build: Exported, settings: tuple[str, ...]) -> None:
     """A deeper model has the same functions and the same number of other nodes."""

@@ -17,7 +17,7 @@ from zoo_export.trace.make import Options
 LONGEST = 32
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["linformer-tiny", "performer-tiny", pytest.param("longformer-tiny", marks=pytest.mark.slow)]
 )
