@@ -16,6 +16,7 @@ import torch
 from filelock import FileLock
 
 from zoo import plugins
+from zoo.artifact import ModelDirectory
 from zoo.models import create, persist
 from zoo.registry import registry
 from zoo_export.export import export_model
@@ -161,6 +162,9 @@ def redeclared(seal: Callable[[Path], None], tmp_path: Path) -> Builder:
         description = json.loads((made / "config.json").read_text())
         description["config"] |= values
         (made / "config.json").write_text(json.dumps(description))
+        evidence = json.loads((made / "parity.json").read_text())
+        evidence["config"] = ModelDirectory(made, {}, description).config_digest()
+        (made / "parity.json").write_text(json.dumps(evidence))
         if not tokenizer:
             (made / "tokenizer.json").unlink()
         seal(made)

@@ -255,6 +255,7 @@ def _complete(
         "exporter": {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version},
         "options": options.to_dict() if options is not None else {},
         "files": dict(files),
+        "config": record.stored.config_digest(),
         "weights": record.stored.weight_digests(),
     }
     return {**facts, **evidence, **facts}

@@ -15,7 +15,7 @@ from zoo_export.parity.evidence import stage_graphs
 
 __all__ = ["relink"]
 
-REASON = "the weights have changed since verification"
+REASON = "the graph did not point at the weights"
 
 
 def relink(directory: Path) -> bool:
@@ -43,7 +43,7 @@ def relink(directory: Path) -> bool:
     for export in (Export(replace(stored, files=files), export.variant) for export in exports):
         graphs = export.read()
         try:
-            linked = {name: link(graph, layout) for name, graph in graphs.items()}
+            linked = {name: link(graph, layout, kept=export.files) for name, graph in graphs.items()}
         except ArtifactError as error:
             raise ArtifactError(str(error), directory, "build or export the model of these weights") from error
         if not export.is_verified() or linked != graphs:
@@ -59,8 +59,7 @@ def relink(directory: Path) -> bool:
                 model_card(stored.spec, stored.dtype, origin, parameter_count(stored.spec)), encoding="utf-8"
             )
         for export, linked in changed:
-            reason = REASON if export.evidence.get("verified") else export.evidence.get("reason", REASON)
-            evidence = {**export.evidence, "verified": False, "reason": reason}
+            evidence = {**export.evidence, "verified": False, "reason": export.doubt() or REASON}
             files_of_export = {export.graph_files[name]: graph for name, graph in linked.items()}
             stage_graphs(stage, files_of_export, export.evidence_file, evidence)
     return not changed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -118,6 +120,11 @@ class ModelDirectory:
     def weight_digests(self) -> dict[str, str]:
         """Return the SHA-256 of every weight file."""
         return {name: self.files[name]["sha256"] for name in self.weight_files()}
+
+    def config_digest(self) -> str:
+        """Return the SHA-256 of architecture, task, dtype and configuration, as in config.json."""
+        computed = {key: self.description[key] for key in ("architecture", "task", "dtype", "config")}
+        return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()
 
     @property
     def dtype(self) -> str:

@@ -12,7 +12,17 @@ from typing import Any
 
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
-from zoo.artifact.layout import ATTENTIONS, EVIDENCE_NAME, HALVES, LOOP, PRECISIONS, PROFILES, export_file, is_reserved
+from zoo.artifact.layout import (
+    ATTENTIONS,
+    EVIDENCE_NAME,
+    HALVES,
+    LOOP,
+    PRECISIONS,
+    PROFILES,
+    SCHEMA,
+    export_file,
+    is_reserved,
+)
 from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.artifact.weights import load_json
 from zoo.contract import Graph
@@ -74,8 +84,12 @@ class Record:
 
     def doubt(self) -> str | None:
         """Return why the export is not verified, or None if these files were verified with the current weights."""
-        if not self.evidence.get("verified"):
+        if self.evidence.get("schema") != SCHEMA:
+            return f"{self.evidence_file} has an unknown schema"
+        if self.evidence.get("verified") is not True:
             return str(self.evidence.get("reason", "it was not compared"))
+        if self.evidence.get("config") != self.stored.config_digest():
+            return "config.json has changed since"
         if self.evidence.get("weights") != self.stored.weight_digests():
             return "the weights have changed since"
         name = self.replaced_file()

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import onnx
 
-from zoo.artifact import is_weights
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError
 
@@ -101,8 +100,10 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     return (tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
-def link(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
+def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str] = ()) -> bytes:
     """Return the graph with every stored initialiser linked to the stored tensor of the same name.
+
+    Initialisers in the files ``kept``, such as those of quantised weights, stay as they are.
 
     Raises:
         ArtifactError: tensors are missing, or have different shapes or dtypes.
@@ -111,8 +112,8 @@ def link(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
     problems = []
     for tensor in external_tensors(model):
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-        if location and not is_weights(location) and location not in {place.file for place in layout.values()}:
-            continue  # in the separate file of a quantised variant
+        if location in kept:
+            continue
         place = layout.get(tensor.name)
         if place is None:
             problems.append(f"missing {tensor.name}")

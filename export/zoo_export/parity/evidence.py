@@ -62,6 +62,7 @@ def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
         "logits": {level: item.to_dict() for (level, _, _), item in findings.distributions.items()},
         "greedy_decoding": findings.greedy,
         "grid": sweep.facts(),
+        "config": subject.stored.config_digest(),
         "weights": subject.stored.weight_digests(),
         "versions": versions(),
     }

@@ -404,6 +404,7 @@ class _Comparison:
         return {
             "schema": 1,
             "verified": not self.failures,
+            "config": self.stored.config_digest(),
             "weights": self.stored.weight_digests(),
             "versions": versions(),
             "provider": self.provider,

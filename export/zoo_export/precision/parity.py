@@ -75,7 +75,7 @@ def verify_variant(
     if variant.precision in HALVES:
         files, model = variant.files(), _as_model(stored, variant)
         report = compare(model, files, provider=provider, full_grid=full_grid, progress=progress)
-        report.evidence["weights"] = stored.weight_digests()
+        report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
         return report
     return judge(Sweep(_QuantizedSubject(stored, variant, provider)), full_grid=full_grid, progress=progress)
 

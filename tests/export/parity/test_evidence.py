@@ -52,6 +52,67 @@ def tampered(exported_copy: Exported, seal: Seal) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"activation": "relu"}, "config.json has changed since"),
+        ({"eos_token_id": 3}, "config.json has changed since"),
+        ({"max_seq_len": 31}, "config.json has changed since"),
+    ],
+)
+def test_changed_configuration_is_not_verified(
+    exported_copy: Exported, seal: Seal, zoo: Zoo, changes: dict[str, Any], reason: str
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    description = json.loads((folder / "config.json").read_text())
+    description["config"] |= changes
+    (folder / "config.json").write_text(json.dumps(description))
+    seal(folder)
+    zoo("run", folder, "text").failed(4, "is not verified", reason)
+    zoo("publish", folder, "copy", "--layout", "standalone").failed(4, reason)
+    assert "not verified" in zoo("relink", folder).out
+    assert reason in str(Export(ModelDirectory.open(folder)).doubt())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"schema": 99}, "parity.json has an unknown schema"),
+        ({"verified": "yes"}, "it was not compared"),
+        ({"verified": 1}, "it was not compared"),
+        ({"config": None}, "config.json has changed since"),
+    ],
+)
+def test_malformed_evidence_verifies_nothing(
+    exported_copy: Exported, seal: Seal, zoo: Zoo, changes: dict[str, Any], reason: str
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    evidence = json.loads((folder / "parity.json").read_text()) | changes
+    (folder / "parity.json").write_text(json.dumps(evidence))
+    seal(folder)
+    zoo("run", folder, "text").failed(4, "is not verified", reason)
+
+
+def test_relinking_repairs_pointers_to_other_files(exported_copy: Exported, seal: Seal, zoo: Zoo) -> None:
+    """The graph reads an unlisted file, and manifest and evidence have its new digest."""
+    folder = exported_copy("gpt-tiny")
+    shutil.copy(folder / "model.safetensors", folder / "other.bin")
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "other.bin"
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    evidence = json.loads((folder / "parity.json").read_text())
+    evidence["files"]["model.onnx"] = sha256(folder / "model.onnx")
+    (folder / "parity.json").write_text(json.dumps(evidence))
+    (folder / "other.bin").rename("other.bin")
+    seal(folder)
+    assert "not verified" in zoo("relink", folder).out
+    assert not Export(ModelDirectory.open(folder)).is_verified()
+    assert b"other.bin" not in (folder / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
     "command",
     [
         ("run", "{}", "text", "--max-new-tokens", "1"),
