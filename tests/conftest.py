@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from zoo import cli, plugins
 
@@ -27,6 +28,9 @@ ROOT = Path(__file__).parents[1]
 THIRD_PARTY = ROOT / "tests" / "third_party"
 """Third-party distributions."""
 collect_ignore = [THIRD_PARTY.name]  # their own tests need them installed: see tests/packaging
+
+settings.register_profile("zoo", deadline=None)  # first calls import and trace
+settings.load_profile("zoo")
 
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     # torch and ONNX Runtime start a thread per available core, and their spinning threads would slow each other down:

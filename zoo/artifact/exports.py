@@ -89,9 +89,9 @@ class Record:
         if self.evidence.get("verified") is not True:
             return str(self.evidence.get("reason", "it was not compared"))
         if self.evidence.get("config") != self.stored.config_digest():
-            return "config.json has changed since"
+            return "config.json has changed since verification"
         if self.evidence.get("weights") != self.stored.weight_digests():
-            return "the weights have changed since"
+            return "the weights have changed since verification"
         name = self.replaced_file()
         if name is not None:
             return f"{name} is not the file that was compared"
