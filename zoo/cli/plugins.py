@@ -77,7 +77,7 @@ def list_plugins(as_json: bool) -> None:
 @command.command("new")
 @click.argument("name")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to create; NAME by default.")
-@click.option("--force", is_flag=True, help="Replace a generated plugin to which no files were added.")
+@click.option("--force", is_flag=True, help="Replace a generated plugin without added or edited files.")
 @json_option
 def new_plugin(name: str, output: Path | None, force: bool, as_json: bool) -> None:
     """Create a plugin distribution with the new architecture NAME: a small working decoder to modify."""
