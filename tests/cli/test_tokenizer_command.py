@@ -86,11 +86,33 @@ def test_unigram_without_its_package_names_the_package(zoo, snapshot, monkeypatc
 def test_existing_file_is_replaced_with_force(zoo, snapshot) -> None:
     """The result equals that of a new file, and no temporary file remains."""
     arguments = ["tokenizer", "train", "text.txt", "--vocab-size", "280", "-o"]
-    Path("old.json").write_text("mine")
+    assert zoo("tokenizer", "train", "text.txt", "--vocab-size", "270", "-o", "old.json").status == 0
     assert zoo(*arguments, "old.json", "--force").status == 0
     assert zoo(*arguments, "new.json").status == 0
     assert Path("old.json").read_bytes() == Path("new.json").read_bytes()
     assert set(snapshot()) == {"blank.txt", "latin.txt", "new.json", "old.json", "text.txt"}
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("text.txt", "input and output are the same file: --output text.txt: choose another name"),
+        ("hard.txt", "input and output are the same file"),
+        ("blank.txt", "exists and is not a tokenizer: blank.txt: choose another place"),
+        ("soft.json", "exists and is not a file: soft.json"),
+        ("model/tokenizer.json", "belongs to a model directory: model/tokenizer.json: choose another place"),
+        ("model/model.safetensors", "belongs to a model directory: model/model.safetensors"),
+        ("model/manifest.json", "belongs to a model directory: model/manifest.json"),
+    ],
+)
+def test_force_replaces_only_tokenizers(copy_of, zoo, snapshot, output: str, message: str) -> None:
+    """Inputs, links, other files and the files of models are kept."""
+    copy_of("gpt-tiny").rename("model")
+    Path("hard.txt").hardlink_to("text.txt")
+    Path("soft.json").symlink_to("model/tokenizer.json")
+    before = snapshot()
+    zoo("tokenizer", "train", "text.txt", "--vocab-size", "280", "-o", output, "--force").failed(2, message)
+    assert snapshot() == before
 
 
 def test_progress_is_shown_on_terminals(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
