@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, nearest, storage_errors
+from zoo.storage import check_file_target
 from zoo_runtime.runner import Answer, Pair
 
 __all__ = ["Results", "count_rows", "plain", "read_rows"]
@@ -186,7 +187,7 @@ class Results:
 
     Args:
         path: ``.jsonl``, ``.ndjson`` or ``.parquet``.
-        force: replace an existing file.
+        force: replace an existing file, but not a symbolic link.
         resume: continue an existing file. An incomplete last line is removed.
 
     Raises:
@@ -207,9 +208,11 @@ class Results:
             _pyarrow("parquet")
         if path.is_dir():
             raise UsageError("is a directory", path, "name a file")
-        self._exists = path.exists()
+        self._exists = path.is_symlink() or path.exists()
         if self._exists and not (force or resume):
             raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
+        if force:
+            check_file_target(path, force=True)
         self.done: set[str | int] = set()
         """Ids of the results already in the file."""
         self._end = self._read_earlier() if resume and self._exists else 0
