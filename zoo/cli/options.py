@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from zoo.errors import UsageError
+from zoo.system import MAX_THREADS
 
 __all__ = [
     "BYTES",
     "COUNT",
+    "THREADS",
     "Command",
     "force_option",
     "is_quiet",
@@ -111,6 +113,10 @@ _BYTES = {f"{prefix}{unit}": 10**power for prefix, power in (("", 0), ("K", 3), 
           for unit in ("", "B")} | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}  # fmt: skip
 BYTES = _Number("size", _BYTES, 1, "5GB or 500MB")
 """A number of bytes."""
+
+
+THREADS = click.IntRange(1, MAX_THREADS)
+"""A number of threads."""
 
 
 def parse_ids(text: str, where: str = "--ids") -> list[int]:

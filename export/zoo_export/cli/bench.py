@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import BYTES, json_option
+from zoo.cli.options import BYTES, THREADS, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import UsageError
 from zoo_export.cli.curves import BUSY, show_curves
@@ -69,7 +69,7 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
 @provider_option
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
 @click.option("--variant", metavar="NAME", help="Export to run.  [default: the best for the provider]")
-@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: the number of cores]")
+@click.option("--threads", type=THREADS, help="Number of threads.  [default: the number of cores]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
               help="Measuring time per call.")  # fmt: skip
 @click.option("--torch/--no-torch", default=True, help="Also measure torch and compare outputs.  [default: torch]")
