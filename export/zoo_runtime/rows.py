@@ -289,6 +289,7 @@ class Results:
 
     def _read_earlier(self) -> int:
         """Collect the ids of complete rows and return the offset where they end."""
+        what, remedy = "not a result of zoo run", "resume a file that zoo run wrote"
         end = 0
         with _open(str(self.path)) as file:
             for number, line in enumerate(file, 1):
@@ -297,9 +298,9 @@ class Results:
                 try:
                     id = json.loads(line)["id"]
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}") from error
+                    raise ArtifactError(what, f"{self.path}, line {number}", remedy) from error
                 if not _is_id(id):
-                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}")
+                    raise ArtifactError(what, f"{self.path}, line {number}", remedy)
                 self.done.add(id)
                 end += len(line)
         return end

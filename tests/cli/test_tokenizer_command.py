@@ -53,7 +53,7 @@ def test_train_reports_its_result(zoo) -> None:
         (["text.txt", "latin.txt", "--vocab-size", "300"], 3, ("not UTF-8: latin.txt, line 1, byte 3",)),
         (["blank.txt", "--vocab-size", "300"], 3, ("no text to train on: blank.txt",)),
         (["text.txt", "--vocab-size", "0"], 2, ("vocabulary of 0 is too small", "--vocab-size")),
-        (["text.txt", "--vocab-size", "many"], 2, ("'many' is not a count",)),
+        (["text.txt", "--vocab-size", "many"], 2, ("'many' is not a count: --vocab-size: write 32000, 32K",)),
         (["text.txt", "--vocab-size", "1T"], 2, ("a vocabulary of 1000000000000 tokens is too large",)),
         (["text.txt", "--vocab-size", "256"], 2, ("too small", "--vocab-size: use at least 257")),
         (["text.txt", "--vocab-size", "9", "--kind", "wordpiece"], 2, ("vocabulary of 9 is too small",)),
@@ -181,14 +181,15 @@ def test_bytes_are_encoded_and_decoded(zoo) -> None:
     ("arguments", "status", "fragments"),
     [
         (["encode", "bytes"], 2, ("Missing argument 'TEXT...'",)),
-        (["encode", "absent.json", "a"], 3, ("no such tokenizer: absent.json",)),
+        (["encode", "absent.json", "a"], 3, ("no such tokenizer: absent.json: check the path",)),
         (["encode", "text.txt", "a"], 3, ("not a WordPiece vocabulary (no [UNK]): text.txt: known: tokenizer.json,",)),
         (["encode", ".", "a"], 3, ("no tokenizer in this directory: .: known: tokenizer.json,",)),
         (["decode", "bytes", "1,x"], 2, ("'1,x' is not a list of token ids: IDS",)),
         (["decode", "bytes", "260"], 2, ("no token 260 in a vocabulary of 260: bytes",)),
         (["decode", "bytes", "--", "-1"], 2, ("no token -1 in a vocabulary of 260: bytes",)),
         (["decode", "bytes", str(2**70)], 2, (f"no token {2**70}",)),
-        (["trian"], 2, ("No such command 'trian'",)),
+        (["trian"], 2, ("No such command 'trian': did you mean 'train'?",)),
+        (["nope"], 2, ("No such command 'nope': known: decode, encode, train",)),
     ],
 )
 def test_unencodable_input_is_reported_in_one_line(

@@ -458,7 +458,9 @@ def test_bad_row_is_reported_each_time(bert: Path, zoo: Zoo) -> None:
 def test_other_files_are_not_resumed(bert: Path, zoo: Zoo, snapshot: Any, line: bytes) -> None:
     Path("out.jsonl").write_bytes(line + b"\n")
     before = snapshot()
-    zoo("run", bert, "x", "--output", "out.jsonl", "--resume").failed(3, "not a result of zoo run", "out.jsonl, line 1")
+    zoo("run", bert, "x", "--output", "out.jsonl", "--resume").failed(
+        3, "not a result of zoo run: out.jsonl, line 1: resume a file that zoo run wrote"
+    )
     assert snapshot() == before
 
 

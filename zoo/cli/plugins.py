@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from zoo import plugins
-from zoo.cli.options import json_option
+from zoo.cli.options import Group, json_option
 from zoo.cli.plugins_check import check_plugin
 from zoo.cli.report import columns, emit_json
 from zoo.plugins import Plugin
@@ -21,7 +21,7 @@ def provides(plugin: Plugin) -> dict[str, list[str]]:
     return {"architectures": names.pop("architectures"), "presets": sorted(plugin.presets), **names}
 
 
-@click.group("plugins")
+@click.group("plugins", cls=Group)
 def command() -> None:
     """List, check and create plugins."""
 

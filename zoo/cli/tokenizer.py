@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import COUNT, json_option, parse_ids
+from zoo.cli.options import COUNT, Group, json_option, parse_ids
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json
 from zoo.errors import OTHER_PLACE, UsageError
@@ -31,7 +31,7 @@ def reading_progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield advance
 
 
-@click.group("tokenizer")
+@click.group("tokenizer", cls=Group)
 def command() -> None:
     """Train a tokenizer, or apply one to text."""
 

@@ -194,7 +194,7 @@ def load_tokenizer(source: Path) -> Tokenizer:
     except ZooError:
         raise
     except FileNotFoundError as error:
-        raise ArtifactError("no such tokenizer", path) from error
+        raise ArtifactError("no such tokenizer", path, "check the path") from error
     except Exception as error:  # the library raises bare Exception
         raise ArtifactError(f"not a {what} ({error})", path, _KNOWN) from error
     tokenizer.no_padding()
