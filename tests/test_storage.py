@@ -147,6 +147,24 @@ def test_force_replaces_only_owned_targets(kind: str) -> None:
     assert TARGET.is_symlink() == (kind == "link")
 
 
+@pytest.mark.parametrize("target", [".", "..", "../../target", "link/.."])
+@pytest.mark.parametrize("force", [False, True])
+def test_current_directory_is_not_replaced(target: str, force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a parent: the shell that calls a command would be left in a deleted directory."""
+    inside = TARGET / "inside"
+    inside.mkdir(parents=True)
+    (inside / "link").symlink_to("../inside", target_is_directory=True)
+    write(TARGET, OLD)
+    monkeypatch.chdir(inside)
+    with (
+        pytest.raises(UsageError, match=r"is or contains the current directory: .*: run this from its parent"),
+        new_directory(Path(target), force=force, owned=lambda path: {*OLD, "inside/link", "link"}),
+    ):
+        pass
+    assert Path.cwd().exists()
+    assert read(Path("..")) == {**OLD, "inside": None}
+
+
 def test_target_that_appears_meanwhile_is_kept() -> None:
     """Another writer finished first."""
     with pytest.raises(UsageError, match="already exists"):  # noqa: SIM117  (the error leaves the inner block)

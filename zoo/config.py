@@ -61,6 +61,8 @@ class Settings:
             matched = _match(alternative, value)
             if matched is not _NO_MATCH:
                 return matched
+        if isinstance(value, float) and float in _alternatives(kind):  # only infinities and NaN do not match
+            raise UsageError(f"{key} must be finite, got {value}", where)
         wanted = " or ".join(_name(alternative) for alternative in _alternatives(kind))
         remedy = None
         if isinstance(value, str):

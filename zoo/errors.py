@@ -52,7 +52,7 @@ def argument(name: str, value: object = None, text: str = "{}") -> Wording:
 
 REPLACE = argument("force", True, "use {} to replace it")
 EXPORT_AGAIN = argument("force", True, "use {} to export again")
-OTHER_PLACE = Wording("choose another place", "choose another place with -o")
+OTHER_PLACE = "choose another place"
 
 
 class ZooError(Exception):
@@ -112,8 +112,9 @@ class StorageError(ZooError):
 
 
 def close_to(name: str, choices: Iterable[str]) -> str | None:
-    """Return a remedy that names the choices closest to ``name``, or None when none is close."""
-    close = difflib.get_close_matches(name, sorted(choices), n=3, cutoff=0.6)
+    """Return a remedy that names the choices closest to ``name`` regardless of case, or None when none is close."""
+    folded = {choice.casefold(): choice for choice in sorted(choices)}
+    close = [folded[text] for text in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.6)]
     return "did you mean " + " or ".join(map(repr, close)) + "?" if close else None
 
 

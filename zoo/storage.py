@@ -133,12 +133,15 @@ def _finish_commit(directory: Path) -> None:
 def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:
     """Raise :class:`UsageError` unless ``target`` is free or may be replaced.
 
-    With ``force``, a directory that is empty or holds ``owned`` files only may be replaced. ``kind`` is the kind of
-    directory named in the error.
+    With ``force``, a directory that is empty or holds ``owned`` files only may be replaced. The current directory and
+    those that contain it are never replaced: the caller's shell would be left in a deleted directory. ``kind`` is the
+    kind of directory named in the error.
     """
     with storage_errors(target):
         if not (target.is_symlink() or target.exists()):
             return
+        if not target.is_symlink() and Path.cwd().is_relative_to(target.resolve()):
+            raise UsageError("is or contains the current directory", target, "run this from its parent directory")
         if not force:
             raise UsageError("already exists", target, REPLACE)
         if target.is_symlink() or not target.is_dir():

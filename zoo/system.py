@@ -23,6 +23,7 @@ if sys.platform != "win32":
     import fcntl
 
 __all__ = [
+    "MAX_THREADS",
     "Release",
     "end_tree",
     "free_memory",
@@ -37,6 +38,9 @@ __all__ = [
 
 Release = Callable[[], None]
 """Releases a lock. Locks are also released when the process ends."""
+
+MAX_THREADS = 1024
+"""Maximum number of threads that a session may be given; thousands take minutes to start, or fail to."""
 
 _NOTICE, _LIMIT = 1.5, 60.0
 """Seconds to wait for a lock before a warning, and before an error."""

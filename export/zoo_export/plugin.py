@@ -25,7 +25,7 @@ def zoo_exporters() -> Sequence[zoo.Exporter]:
 def zoo_commands() -> Sequence[zoo.Command]:
     commands = {
         "export": ("Export", "Export a model to ONNX or another format, verified against PyTorch."),
-        "quantize": ("Export", "Write a smaller precision of a model, with a certified error."),
+        "quantize": ("Export", "Write a smaller precision of a model, and measure the loss."),
         "publish": ("Export", "Write a model in a layout that other tools read."),
         "relink": ("Export", "Make an export use new weights without re-exporting."),
         "verify": ("Check", "Verify an existing export again."),

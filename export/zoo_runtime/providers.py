@@ -67,7 +67,8 @@ def open_session(
         optimize: run all of ONNX Runtime's graph optimisations, or none.
         placements: record which provider runs each node, for ``zoo_runtime.placement``.
         replace: values that override initialisers of the file, by name. They are not copied.
-        spin: let idle threads busy-wait, which is fastest when nothing else uses the cores.
+        spin: let idle threads busy-wait, which is fastest when nothing else uses the cores. No-op for more threads than
+            cores, where it is slower by orders of magnitude.
         threads: number of threads per operator; the number of cores by default.
         memory: ``fast`` lets ONNX Runtime keep a copy of the weights repacked for its kernels; ``mapped`` uses the
             memory-mapped file directly, and processes share its pages.
@@ -84,6 +85,7 @@ def open_session(
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = allowed_cores() if threads is None else threads
+    spin = spin and (threads is None or threads <= (allowed_cores() or system.usable_cores()))
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
     if memory == "mapped":
         options.add_session_config_entry("session.disable_prepacking", "1")

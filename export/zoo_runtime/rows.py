@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, nearest, storage_errors
+from zoo.storage import check_file_target
 from zoo_runtime.runner import Answer, Pair
 
 __all__ = ["Results", "count_rows", "plain", "read_rows"]
@@ -186,7 +187,7 @@ class Results:
 
     Args:
         path: ``.jsonl``, ``.ndjson`` or ``.parquet``.
-        force: replace an existing file.
+        force: replace an existing file, but not a symbolic link.
         resume: continue an existing file. An incomplete last line is removed.
 
     Raises:
@@ -207,9 +208,11 @@ class Results:
             _pyarrow("parquet")
         if path.is_dir():
             raise UsageError("is a directory", path, "name a file")
-        self._exists = path.exists()
+        self._exists = path.is_symlink() or path.exists()
         if self._exists and not (force or resume):
             raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
+        if force:
+            check_file_target(path, force=True)
         self.done: set[str | int] = set()
         """Ids of the results already in the file."""
         self._end = self._read_earlier() if resume and self._exists else 0
@@ -286,6 +289,7 @@ class Results:
 
     def _read_earlier(self) -> int:
         """Collect the ids of complete rows and return the offset where they end."""
+        what, remedy = "not a result of zoo run", "resume a file that zoo run wrote"
         end = 0
         with _open(str(self.path)) as file:
             for number, line in enumerate(file, 1):
@@ -294,9 +298,9 @@ class Results:
                 try:
                     id = json.loads(line)["id"]
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}") from error
+                    raise ArtifactError(what, f"{self.path}, line {number}", remedy) from error
                 if not _is_id(id):
-                    raise ArtifactError("not a result of zoo run", f"{self.path}, line {number}")
+                    raise ArtifactError(what, f"{self.path}, line {number}", remedy)
                 self.done.add(id)
                 end += len(line)
         return end

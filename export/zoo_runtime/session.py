@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from zoo import plugins
+from zoo import plugins, system
 from zoo.artifact import (
     ATTENTIONS,
     LOOP,
@@ -97,8 +97,8 @@ def load_session(
             warnings.warn(f"running on the CPU ({problem}): {directory}: --provider auto", ZooWarning, stacklevel=2)
     elif provider not in PROVIDERS:
         raise UsageError(f"unknown provider {provider!r}", None, nearest(provider, [*PROVIDERS, "auto"]))
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads must be at least 1, got {threads}")
+    if threads is not None and not 1 <= threads <= system.MAX_THREADS:
+        raise UsageError(f"threads must be from 1 to {system.MAX_THREADS}, got {threads}")
     if memory not in get_args(Memory):
         raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
     if task is not None and variant is None and dtype is None:

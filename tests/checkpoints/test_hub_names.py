@@ -194,6 +194,14 @@ def test_unavailable_checkpoints_are_reported(
     assert hub.sent == {}
 
 
+@pytest.mark.parametrize("options", [[], ["--offline"], ["--revision", "main"]])
+def test_bare_names_are_paths(zoo: Any, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    """A mistyped path does not cause a connection: names on the hub have an owner."""
+    monkeypatch.setattr("zoo.checkpoints.hub.fetch", lambda *_, **__: pytest.fail("connects"))
+    message = "no such file or directory: absent: check the path; a name on the hub is OWNER/NAME"
+    zoo("import", "absent", *options).failed(3, message)
+
+
 @pytest.mark.slow
 def test_unreachable_hub_is_reported(hub: Hub, tmp_path: Path) -> None:
     hub.shutdown()

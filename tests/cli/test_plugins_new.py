@@ -267,10 +267,10 @@ def test_existing_target_is_kept_without_force(zoo, snapshot, kind: str) -> None
 
 
 def test_force_replaces_only_generated_files(zoo, snapshot) -> None:
-    """Edited plugins are replaced; plugins with additional files, and other directories, are kept."""
+    """Incomplete plugins are replaced; plugins with additional files, and other directories, are kept."""
     zoo("plugins", "new", "mine")
     before = snapshot()
-    Path("mine/README.md").write_text("edited")
+    Path("mine/README.md").unlink()
     Path("mine/tests/__pycache__").mkdir()
     Path("mine/tests/__pycache__/x.pyc").write_bytes(b"")
     assert zoo("plugins", "new", "mine", "--force").status == 0
@@ -290,13 +290,31 @@ def test_force_replaces_only_generated_files(zoo, snapshot) -> None:
     assert (Path("file").read_text(), Path("link").is_symlink()) == ("a day's work", True)
 
 
+@pytest.mark.parametrize("file", ["README.md", "zoo_mine/model.py"])
+def test_force_keeps_edited_files(zoo, snapshot, file: str) -> None:
+    """A file that differs from the template, by its content or as a link, is the user's work."""
+    zoo("plugins", "new", "mine")
+    path = Path("mine", file)
+    original = path.read_bytes()
+    path.write_bytes(original + b"# my work\n")
+    before = snapshot()
+    message = f"contains files other than those zoo wrote ({file})"
+    zoo("plugins", "new", "mine", "--force").failed(2, message, "choose another place")
+    assert snapshot() == before
+    path.unlink()
+    Path("elsewhere").write_bytes(original)
+    path.symlink_to(Path("elsewhere").absolute())
+    zoo("plugins", "new", "mine", "--force").failed(2, message)
+    assert path.is_symlink()
+
+
 @pytest.mark.parametrize("call", sorted(set(CALLS) - {"unlink", "rmdir"}))  # leftovers are removed by the next writer
 @pytest.mark.parametrize("force", [False, True])
 def test_full_disk_leaves_the_old_state(zoo, snapshot, call: str, force: bool) -> None:
     """Whichever call fails, the old directory or none remains, never a partial one."""
     if force:
         zoo("plugins", "new", "mine")
-        Path("mine/README.md").write_text("edited")
+        Path("mine/README.md").unlink()
     before = snapshot()
     for number in itertools.count(1):
         with nth_call(call, number, full) as calls:

@@ -53,7 +53,7 @@ def test_train_reports_its_result(zoo) -> None:
         (["text.txt", "latin.txt", "--vocab-size", "300"], 3, ("not UTF-8: latin.txt, line 1, byte 3",)),
         (["blank.txt", "--vocab-size", "300"], 3, ("no text to train on: blank.txt",)),
         (["text.txt", "--vocab-size", "0"], 2, ("vocabulary of 0 is too small", "--vocab-size")),
-        (["text.txt", "--vocab-size", "many"], 2, ("'many' is not a count",)),
+        (["text.txt", "--vocab-size", "many"], 2, ("'many' is not a count: --vocab-size: write 32000, 32K",)),
         (["text.txt", "--vocab-size", "1T"], 2, ("a vocabulary of 1000000000000 tokens is too large",)),
         (["text.txt", "--vocab-size", "256"], 2, ("too small", "--vocab-size: use at least 257")),
         (["text.txt", "--vocab-size", "9", "--kind", "wordpiece"], 2, ("vocabulary of 9 is too small",)),
@@ -86,11 +86,33 @@ def test_unigram_without_its_package_names_the_package(zoo, snapshot, monkeypatc
 def test_existing_file_is_replaced_with_force(zoo, snapshot) -> None:
     """The result equals that of a new file, and no temporary file remains."""
     arguments = ["tokenizer", "train", "text.txt", "--vocab-size", "280", "-o"]
-    Path("old.json").write_text("mine")
+    assert zoo("tokenizer", "train", "text.txt", "--vocab-size", "270", "-o", "old.json").status == 0
     assert zoo(*arguments, "old.json", "--force").status == 0
     assert zoo(*arguments, "new.json").status == 0
     assert Path("old.json").read_bytes() == Path("new.json").read_bytes()
     assert set(snapshot()) == {"blank.txt", "latin.txt", "new.json", "old.json", "text.txt"}
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("text.txt", "input and output are the same file: --output text.txt: choose another name"),
+        ("hard.txt", "input and output are the same file"),
+        ("blank.txt", "exists and is not a tokenizer: blank.txt: choose another place"),
+        ("soft.json", "exists and is not a file: soft.json"),
+        ("model/tokenizer.json", "belongs to a model directory: model/tokenizer.json: choose another place"),
+        ("model/model.safetensors", "belongs to a model directory: model/model.safetensors"),
+        ("model/manifest.json", "belongs to a model directory: model/manifest.json"),
+    ],
+)
+def test_force_replaces_only_tokenizers(copy_of, zoo, snapshot, output: str, message: str) -> None:
+    """Inputs, links, other files and the files of models are kept."""
+    copy_of("gpt-tiny").rename("model")
+    Path("hard.txt").hardlink_to("text.txt")
+    Path("soft.json").symlink_to("model/tokenizer.json")
+    before = snapshot()
+    zoo("tokenizer", "train", "text.txt", "--vocab-size", "280", "-o", output, "--force").failed(2, message)
+    assert snapshot() == before
 
 
 def test_progress_is_shown_on_terminals(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +181,15 @@ def test_bytes_are_encoded_and_decoded(zoo) -> None:
     ("arguments", "status", "fragments"),
     [
         (["encode", "bytes"], 2, ("Missing argument 'TEXT...'",)),
-        (["encode", "absent.json", "a"], 3, ("no such tokenizer: absent.json",)),
+        (["encode", "absent.json", "a"], 3, ("no such tokenizer: absent.json: check the path",)),
         (["encode", "text.txt", "a"], 3, ("not a WordPiece vocabulary (no [UNK]): text.txt: known: tokenizer.json,",)),
         (["encode", ".", "a"], 3, ("no tokenizer in this directory: .: known: tokenizer.json,",)),
         (["decode", "bytes", "1,x"], 2, ("'1,x' is not a list of token ids: IDS",)),
         (["decode", "bytes", "260"], 2, ("no token 260 in a vocabulary of 260: bytes",)),
         (["decode", "bytes", "--", "-1"], 2, ("no token -1 in a vocabulary of 260: bytes",)),
         (["decode", "bytes", str(2**70)], 2, (f"no token {2**70}",)),
-        (["trian"], 2, ("No such command 'trian'",)),
+        (["trian"], 2, ("No such command 'trian': did you mean 'train'?",)),
+        (["nope"], 2, ("No such command 'nope': known: decode, encode, train",)),
     ],
 )
 def test_unencodable_input_is_reported_in_one_line(

@@ -458,18 +458,32 @@ def test_bad_row_is_reported_each_time(bert: Path, zoo: Zoo) -> None:
 def test_other_files_are_not_resumed(bert: Path, zoo: Zoo, snapshot: Any, line: bytes) -> None:
     Path("out.jsonl").write_bytes(line + b"\n")
     before = snapshot()
-    zoo("run", bert, "x", "--output", "out.jsonl", "--resume").failed(3, "not a result of zoo run", "out.jsonl, line 1")
+    zoo("run", bert, "x", "--output", "out.jsonl", "--resume").failed(
+        3, "not a result of zoo run: out.jsonl, line 1: resume a file that zoo run wrote"
+    )
     assert snapshot() == before
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 def test_force_replaces_existing_output(bert: Path, zoo: Zoo, name: str) -> None:
-    Path("real").write_text("precious")
-    Path(name).symlink_to("real")
+    Path(name).write_text("old")
     assert zoo("run", bert, "x", *EMBED, "--output", name, "--force").status == 0
+    assert Path(name).read_text(errors="replace") != "old"
+    assert [path.name for path in Path().iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("target", ["in.txt", "absent"])
+def test_links_are_not_replaced(bert: Path, zoo: Zoo, name: str, target: str) -> None:
+    """With force, and without; the file that a link names may be the input."""
+    Path("in.txt").write_text("precious\n")
+    Path(name).symlink_to(target)
+    arguments = ["run", bert, "--input", "in.txt" if target == "absent" else "-", *EMBED, "--output", name]
+    zoo(*arguments, "--force").failed(2, f"exists and is not a file: {name}: choose another place")
+    zoo(*arguments).failed(2, f"already exists: {name}")
+    assert Path("in.txt").read_text() == "precious\n"
     assert Path(name).is_symlink()
-    assert Path("real").read_text(errors="replace") != "precious"
-    assert sorted(path.name for path in Path().iterdir()) == sorted([name, "real"])
+    assert not Path("absent").exists()
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])

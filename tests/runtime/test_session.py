@@ -311,7 +311,8 @@ def test_unavailable_provider_is_not_replaced(exported_model: Exported, capfd: p
     ("options", "message"),
     [
         ({"provider": "cdua"}, "unknown provider 'cdua': did you mean 'cuda'"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be from 1 to 1024, got 0"),
+        ({"threads": 99_999_999_999}, "threads must be from 1 to 1024, got 99999999999"),
         ({"memory": "maped"}, "unknown memory 'maped': did you mean 'mapped'"),
         ({"dtype": "int9"}, "this model is not available in 'int9': .*: did you mean 'int8' or 'int4'"),
         ({"variant": "cpus"}, "unknown variant 'cpus': .*: did you mean 'cpu'"),
@@ -321,6 +322,13 @@ def test_unavailable_provider_is_not_replaced(exported_model: Exported, capfd: p
 def test_unknown_exports_are_rejected(exported_model: Exported, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_session(exported_model("bert-tiny"), **options)
+
+
+@pytest.mark.parametrize(("threads", "spins"), [(None, "1"), (1, "1"), (1024, "0")])
+def test_threads_beyond_the_cores_do_not_spin(exported_model: Exported, threads: int | None, spins: str) -> None:
+    """A run of 1024 threads that busy-wait takes minutes on a few cores."""
+    session = open_session(exported_model("bert-tiny") / "model.onnx", threads=threads)
+    assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == spins
 
 
 @pytest.mark.parametrize(

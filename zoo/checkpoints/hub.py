@@ -24,8 +24,8 @@ SECONDS = 5.0
 
 
 def is_hub_name(source: str) -> bool:
-    """Return whether a text is not an existing path and could be a hub name: ``NAME`` or ``OWNER/NAME``."""
-    return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source)) and not Path(source).exists()
+    """Return whether a text is not an existing path and could be a hub name: ``OWNER/NAME``."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source)) and not Path(source).exists()
 
 
 def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> Path:

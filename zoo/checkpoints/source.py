@@ -54,7 +54,7 @@ class Checkpoint:
         if source.is_dir():
             return cls(source)
         if not source.is_file():
-            raise ArtifactError("no such file or directory", source)
+            raise ArtifactError("no such file or directory", source, "check the path; a name on the hub is OWNER/NAME")
         return cls(source.parent, source.name)
 
     @property

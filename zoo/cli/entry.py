@@ -155,9 +155,17 @@ def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
 
 def run() -> None:
     """Run the ``zoo`` console script."""
+    _replace_closed_streams()
     status = main()
     gc.freeze()  # skips a search for cycles at exit among millions of traced objects
     sys.exit(status)
+
+
+def _replace_closed_streams() -> None:
+    """Discard what is written to a stream that the caller closed (``zoo list >&-``); Python sets it to None."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

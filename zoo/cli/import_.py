@@ -65,7 +65,7 @@ def command(
     if is_hub_name(source):
         path = fetch(source, revision=revision, offline=offline)
         name, commit = source, path.name  # the hub's cache names a snapshot after its commit
-    elif revision or offline:
+    elif (revision or offline) and path.exists():
         raise UsageError("is a path, not a name on the hub", source, "leave out --revision and --offline")
     with show_progress("importing", unit="bytes") as progress:
         imported = import_checkpoint(

@@ -9,12 +9,15 @@ from typing import Any
 
 import click
 
-from zoo.errors import UsageError
+from zoo.errors import UsageError, nearest
+from zoo.system import MAX_THREADS
 
 __all__ = [
     "BYTES",
     "COUNT",
+    "THREADS",
     "Command",
+    "Group",
     "force_option",
     "is_quiet",
     "json_option",
@@ -55,6 +58,18 @@ class Command(click.Command):
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """A command with subcommands; an unknown one is reported with those that exist."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if not (args[0] in names or args[0].startswith("-") or ctx.resilient_parsing):
+            raise UsageError(f"No such command {args[0]!r}", None, nearest(args[0], names))
+        return super().resolve_command(ctx, args)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -105,12 +120,16 @@ class _Number(click.ParamType[int]):
 
 
 _POWERS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-COUNT = _Number("count", _POWERS, 0, "124M or 1.5B")
+COUNT = _Number("count", _POWERS, 0, "32000, 32K or 1.5B")
 """A number of parameters or tokens."""
 _BYTES = {f"{prefix}{unit}": 10**power for prefix, power in (("", 0), ("K", 3), ("M", 6), ("G", 9), ("T", 12))
           for unit in ("", "B")} | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}  # fmt: skip
 BYTES = _Number("size", _BYTES, 1, "5GB or 500MB")
 """A number of bytes."""
+
+
+THREADS = click.IntRange(1, MAX_THREADS)
+"""A number of threads."""
 
 
 def parse_ids(text: str, where: str = "--ids") -> list[int]:

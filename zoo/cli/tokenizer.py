@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import COUNT, json_option, parse_ids
+from zoo.cli.options import COUNT, Group, json_option, parse_ids
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json
-from zoo.errors import UsageError
+from zoo.errors import OTHER_PLACE, UsageError
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def reading_progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield advance
 
 
-@click.group("tokenizer")
+@click.group("tokenizer", cls=Group)
 def command() -> None:
     """Train a tokenizer, or apply one to text."""
 
@@ -60,7 +60,7 @@ def command() -> None:
 @click.option("--special", metavar="TOKEN", multiple=True, help="An additional special token.")
 @click.option("--min-frequency", type=click.IntRange(min=1), help="Minimum frequency of a merged pair; 2 by default.")
 @click.option("--lowercase", is_flag=True, help="Convert text to lower case.")
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--force", is_flag=True, help="Replace an existing tokenizer.")
 @json_option
 def train(
     files: tuple[Path, ...],
@@ -78,7 +78,7 @@ def train(
     from zoo.tokenizers.load import tokenizer_json
     from zoo.tokenizers.train import Lines, special_tokens, train_tokenizer
 
-    storage.check_file_target(output, force=force)
+    _check_output(output, files, force=force)
     lines = Lines(files)
     size = sum(path.stat().st_size for path in files)
     with reading_progress(size * (2 if kind == "wordpiece" else 1)) as lines.progress:
@@ -101,6 +101,23 @@ def train(
     short = f" of {vocab_size:,} (the text yields no more)" if made < vocab_size else ""
     click.echo(f"{output}: {kind}, {made:,} tokens{short}, from {lines.count:,} lines, {bytes_text(size)}")
     click.echo("special tokens: " + "  ".join(f"{token} {number}" for token, number in named.items()))
+
+
+def _check_output(output: Path, inputs: tuple[Path, ...], *, force: bool) -> None:
+    """Raise :class:`UsageError` unless ``output`` is free, or a tokenizer outside model directories and ``force``."""
+    from zoo import storage
+    from zoo.artifact.directory import listed_files
+    from zoo.tokenizers.load import is_tokenizer_json
+
+    if output.exists() and any(path.exists() and path.samefile(output) for path in inputs):
+        raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
+    storage.check_file_target(output, force=force)
+    if not output.exists():
+        return
+    if output.name in (listed_files(output.parent) or ()):
+        raise UsageError("belongs to a model directory", output, OTHER_PLACE)
+    if not is_tokenizer_json(output):
+        raise UsageError("exists and is not a tokenizer", output, OTHER_PLACE)
 
 
 @command.command("encode")

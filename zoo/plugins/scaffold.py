@@ -106,7 +106,7 @@ def write_plugin(plugin: NewPlugin, target: Path, *, force: bool = False) -> lis
     """Write the distribution of a new plugin to the directory ``target`` atomically.
 
     Returns the files, relative to ``target``. Raises :class:`UsageError` if ``target`` exists; ``force`` replaces a
-    plugin to which no files were added, even if files were edited.
+    plugin in which no file was added or edited.
     """
     files = plugin.files()
 
@@ -114,14 +114,19 @@ def write_plugin(plugin: NewPlugin, target: Path, *, force: bool = False) -> lis
         if not (path / plugin.module).is_dir():
             return None
         held = [file.relative_to(path) for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
-        return [*files, *(str(file) for file in held if not _LEFT_BY_TOOLS.isdisjoint(file.parts))]
+        left = [str(file) for file in held if not _LEFT_BY_TOOLS.isdisjoint(file.parts)]
+        return [*left, *(file for file, text in files.items() if _is_unedited(path / file, text))]
 
     kind = f"the plugin {plugin.name!r}"
     with storage.new_directory(target, force=force, owned=owned, kind=kind) as stage:
         for file, text in files.items():
             (stage / file).parent.mkdir(parents=True, exist_ok=True)
-            (stage / file).write_text(text, encoding="utf-8")
+            (stage / file).write_bytes(text.encode())
     return sorted(files)
+
+
+def _is_unedited(path: Path, text: str) -> bool:
+    return path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
 
 
 def _check_free(plugin: NewPlugin, presets: Collection[str]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "byte_level_tokenizer",
     "byte_tokenizer",
     "find_tokenizer",
+    "is_tokenizer_json",
     "load_tokenizer",
     "read_tokenizer",
     "sentencepiece_proto",
@@ -193,12 +194,21 @@ def load_tokenizer(source: Path) -> Tokenizer:
     except ZooError:
         raise
     except FileNotFoundError as error:
-        raise ArtifactError("no such tokenizer", path) from error
+        raise ArtifactError("no such tokenizer", path, "check the path") from error
     except Exception as error:  # the library raises bare Exception
         raise ArtifactError(f"not a {what} ({error})", path, _KNOWN) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def is_tokenizer_json(path: Path) -> bool:
+    """Return whether a file is a tokenizer.json, whatever its name."""
+    try:
+        _read_json(path)
+    except Exception:  # the library raises bare Exception
+        return False
+    return True
 
 
 def read_tokenizer(source: str | Path) -> Tokenizer:

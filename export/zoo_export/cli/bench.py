@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import BYTES, json_option
+from zoo.cli.options import BYTES, THREADS, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import UsageError
 from zoo_export.cli.curves import BUSY, show_curves
-from zoo_export.cli.options import provider_option, refuse_options
+from zoo_export.cli.options import refuse_options
 from zoo_export.cli.results import comparing
 
 LAYERS = "layer-*"
@@ -66,10 +66,11 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
               help="Tokens per input.  [default: 128, or the model's maximum if smaller]")  # fmt: skip
 @click.option("--baseline", metavar="MODEL", help="Baseline of curves.  [default: layer-full if given, else the first]")
 @click.option("--max-memory", type=BYTES, metavar="SIZE", help="Memory limit per measurement.  [default: free memory]")
-@provider_option
+@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="Execution provider to measure on.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
 @click.option("--variant", metavar="NAME", help="Export to run.  [default: the best for the provider]")
-@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: the number of cores]")
+@click.option("--threads", type=THREADS, help="Number of threads.  [default: the number of cores]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
               help="Measuring time per call.")  # fmt: skip
 @click.option("--torch/--no-torch", default=True, help="Also measure torch and compare outputs.  [default: torch]")

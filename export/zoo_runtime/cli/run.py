@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zoo.cli.options import json_option, parse_ids
+from zoo.cli.options import THREADS, json_option, parse_ids
 from zoo.cli.progress import is_shown, show_progress
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError, ZooError
@@ -77,7 +77,7 @@ def generation_options(command: Any) -> Any:
     show_default=True,
     help="Execution provider.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads per operator.  [default: the number of cores]")
+@click.option("--threads", type=THREADS, help="Threads per operator.  [default: the number of cores]")
 @click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
               help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip
 @click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
