@@ -2,8 +2,9 @@
 
 A new directory is staged beside its target and renamed once. An existing directory is replaced only if it holds nothing
 but files that zoo wrote. Additions to an existing directory are staged inside it; renaming the stage to ``.zoo-commit``
-commits them, and the next process to open the directory finishes interrupted moves. Writers lock the directory that
-they change. A stage is locked while its writer lives, so that abandoned stages are recognised and removed.
+commits them, and the next process to open the directory finishes interrupted moves, if the committed files are the ones
+that their manifest lists. Writers lock the directory that they change. A stage is locked while its writer lives, so
+that abandoned stages are recognised and removed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from zoo import system
-from zoo.errors import OTHER_PLACE, REPLACE, UsageError, storage_errors
+from zoo.errors import OTHER_PLACE, REPLACE, ArtifactError, UsageError, storage_errors
 
 __all__ = [
     "Owned",
@@ -96,38 +97,58 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
             _make_durable(stage)
             stage.rename(directory / COMMIT)
             system.sync(directory)
-            _finish_commit(directory)
+            _move_committed(directory)
             for name in removed:
                 (directory / name).unlink(missing_ok=True)
 
 
 def recover(directory: Path) -> None:
-    """Finish an addition that a crash interrupted after it was committed, and undo an interrupted replacement."""
+    """Finish an addition that a crash interrupted after it was committed, and undo an interrupted replacement.
+
+    Raises :class:`ArtifactError`, without moving any file, for a ``.zoo-commit`` that is not a complete addition.
+    """
     if not directory.exists() and os.path.isdir(_aside(directory)):  # noqa: PTH112  (false for a name too long)
         with storage_errors(directory), _locked(directory.parent):
             _restore(directory)
-    commit = directory / COMMIT
-    if commit.is_dir() and not commit.is_symlink():
+    if os.path.lexists(directory / COMMIT):
         with storage_errors(directory), settled(directory):
             pass
 
 
 @contextmanager
 def settled(directory: Path) -> Iterator[None]:
-    """Finish any committed addition, and keep other writers out of the directory."""
+    """Finish any committed addition, and keep other writers out of the directory.
+
+    Raises :class:`ArtifactError` as :func:`recover` does.
+    """
     with _locked(directory):
-        _finish_commit(directory)
+        if os.path.lexists(directory / COMMIT):
+            _check_committed(directory)
+            _move_committed(directory)
         yield
 
 
-def _finish_commit(directory: Path) -> None:
+def _check_committed(directory: Path) -> None:
+    """Raise :class:`ArtifactError` unless zoo staged what is in ``.zoo-commit``: anyone may have put it there."""
+    from zoo.artifact.manifest import check_addition
+
+    commit = directory / COMMIT
+    try:
+        if commit.is_symlink() or not commit.is_dir():
+            raise ArtifactError("not a directory")
+        if any(commit.iterdir()):  # otherwise only removing it remains
+            check_addition(commit, directory)
+    except ArtifactError as error:
+        raise ArtifactError(f"not a complete addition by zoo ({error})", commit, "move it elsewhere") from error
+
+
+def _move_committed(directory: Path) -> None:
     """Move committed files into place. The caller holds the directory's lock."""
     commit = directory / COMMIT
-    if commit.is_dir() and not commit.is_symlink():
-        for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
-            path.replace(directory / path.name)
-        system.sync(directory)
-        commit.rmdir()
+    for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
+        path.replace(directory / path.name)
+    system.sync(directory)
+    commit.rmdir()
 
 
 def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:
