@@ -327,6 +327,12 @@ def visible(folder: Path) -> dict[str, bytes | None]:
     return {name: content for name, content in read(folder).items() if not name.startswith(".")}
 
 
+def write_stage(stage: Path) -> None:
+    """Write what a killed writer leaves."""
+    write(stage, {".zoo": b""})
+    write(stage / "content", NEW)
+
+
 @pytest.mark.parametrize("target", ["target", "m[1]", "a*b", "a**b", "?"])
 def test_only_abandoned_stages_are_removed(target: str) -> None:
     """Only stages of this target, whose name may contain any character."""
@@ -334,7 +340,7 @@ def test_only_abandoned_stages_are_removed(target: str) -> None:
         Path(name) for name in (f".{target}.zoo-stage-0", f".{target}.zoo-stage-1", ".other.zoo-stage-0")
     )
     for path in (dead, live, other):
-        write(path, OLD)
+        write_stage(path)
     lock = os.open(live, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
@@ -349,9 +355,24 @@ def test_only_abandoned_stages_are_removed(target: str) -> None:
 def test_abandoned_stages_inside_a_directory_are_removed() -> None:
     """The next addition removes them."""
     write(TARGET, OLD)
-    write(TARGET / ".zoo-stage-0", NEW)
+    write_stage(TARGET / ".zoo-stage-0")
+    (TARGET / ".zoo-stage-1").mkdir()  # killed before the marker was written
     add()
     assert read(TARGET) == MERGED
+
+
+def test_folders_named_like_stages_are_kept() -> None:
+    """Only zoo's own stages have its marker."""
+    for parent, prefix, operation in ((TARGET, "", add), (Path(), ".target", replace)):
+        prepare(replace)
+        mine = parent / f"{prefix}.zoo-stage-12345678"
+        write(mine, {"notes.txt": b"mine"})
+        operation()
+        assert read(mine) == {"notes.txt": b"mine"}
+    write(TARGET / ".zoo-stage-12345678", {"notes.txt": b"mine"})
+    with pytest.raises(UsageError, match=r"other than those zoo wrote \(\.zoo-stage-12345678/\)"):
+        replace()
+    assert read(TARGET / ".zoo-stage-12345678") == {"notes.txt": b"mine"}
 
 
 def test_new_stage_is_safe_from_other_writers(monkeypatch: pytest.MonkeyPatch) -> None:

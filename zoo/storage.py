@@ -3,8 +3,8 @@
 A new directory is staged beside its target and renamed once. An existing directory is replaced only if it holds nothing
 but files that zoo wrote. Additions to an existing directory are staged inside it; renaming the stage to ``.zoo-commit``
 commits them, and the next process to open the directory finishes interrupted moves, if the committed files are the ones
-that their manifest lists. Writers lock the directory that they change. A stage is locked while its writer lives, so
-that abandoned stages are recognised and removed.
+that their manifest lists. Writers lock the directory that they change. A stage is locked while its writer lives and
+contains a marker, so that abandoned stages are recognised and removed, and folders of the same name are not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from zoo import system
@@ -37,6 +37,8 @@ Owned = Callable[[Path], Collection[str] | None]
 
 STAGE = ".zoo-stage-"
 COMMIT = ".zoo-commit"
+MARKER, CONTENT = ".zoo", "content"
+"""The entries of a stage: an empty file by which zoo knows it for its own, and the folder that is renamed."""
 LAST = "manifest.json"
 """The file that is moved last: until then, the old manifest does not list the new files."""
 
@@ -182,7 +184,7 @@ def _foreign(directory: Path, owned: Collection[str], prefix: str = "") -> Itera
         if path.is_dir() and not path.is_symlink():
             if any(file.startswith(f"{name}/") for file in owned):
                 yield from _foreign(path, owned, f"{name}/")
-            elif not name.startswith(STAGE):
+            elif not (name.startswith(STAGE) and _is_stage(path)):
                 yield f"{name}/"
         elif name not in owned:
             yield name
@@ -201,7 +203,7 @@ def check_file_target(target: Path, *, force: bool) -> None:
 
 @contextmanager
 def _stage(parent: Path, prefix: str, target: Path | None) -> Iterator[Path]:
-    """Yield a new directory, locked while its writer lives, and finally remove any directory of its name."""
+    """Yield a new directory in a stage, which is locked while its writer lives and removed finally."""
     stage = parent / f"{prefix}{secrets.token_hex(4)}"
     release: system.Release | None = None
     try:
@@ -211,9 +213,11 @@ def _stage(parent: Path, prefix: str, target: Path | None) -> Iterator[Path]:
                 _restore(target)
             stage.mkdir()
             release = system.try_lock(stage)
-        yield stage
+            (stage / MARKER).touch()
+            (stage / CONTENT).mkdir()
+        yield stage / CONTENT
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        _remove(stage)
         if release is not None:
             release()
 
@@ -232,12 +236,26 @@ def _sweep(parent: Path, prefix: str) -> None:
     """Remove stages whose lock is free: their writer has ended."""
     for stage in parent.glob(f"{glob.escape(prefix)}*"):
         try:
-            release = None if stage.is_symlink() else system.try_lock(stage)
+            release = system.try_lock(stage) if _is_stage(stage) else None
         except OSError:
-            continue  # another process removed it
+            continue  # another process removed it, or it is not ours to read
         if release is not None:  # otherwise its writer is alive
-            shutil.rmtree(stage, ignore_errors=True)
+            _remove(stage)
             release()
+
+
+def _is_stage(path: Path) -> bool:
+    """Return whether zoo made this directory. Until its marker exists, it is empty."""
+    return path.is_dir() and not path.is_symlink() and ((path / MARKER).is_file() or not any(path.iterdir()))
+
+
+def _remove(stage: Path) -> None:
+    """Remove a stage, its marker last, so that the next sweep can continue an interrupted removal."""
+    shutil.rmtree(stage / CONTENT, ignore_errors=True)
+    with suppress(OSError):
+        if [path.name for path in stage.iterdir()] == [MARKER]:
+            (stage / MARKER).unlink()
+        stage.rmdir()
 
 
 def _make_durable(stage: Path) -> None:

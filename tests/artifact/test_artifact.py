@@ -317,7 +317,7 @@ def test_force_replaces_listed_files_in_any_state(copy_of, snapshot) -> None:
     (model / "README.md").write_text("edited")
     (model / "config.json").unlink()
     (model / ".zoo-stage-0").mkdir()
-    (model / ".zoo-stage-0" / "model.onnx").touch()
+    (model / ".zoo-stage-0" / ".zoo").touch()
     save(create_model("gpt-tiny"), model, force=True)
     assert ModelDirectory.open(model)
     assert not (model / ".zoo-stage-0").exists()
