@@ -439,7 +439,7 @@ def test_committed_addition_is_finished() -> None:
     ("staged", "reason"),
     [
         ({"z.txt": b"new"}, "missing: target/.zoo-commit/manifest.json"),
-        ({**NEW, "manifest.json": b"{}"}, "not a manifest that this version of zoo reads: "),
+        ({**NEW, "manifest.json": b"{}"}, "not a manifest: target/.zoo-commit/manifest.json"),
         ({**NEW, "z.txt": b"NEW"}, "z.txt is not the file that its manifest.json lists"),
         ({**NEW, "y.txt": b"new"}, "y.txt is not the file that its manifest.json lists"),
         ({"manifest.json": NEW["manifest.json"]}, "z.txt is missing"),

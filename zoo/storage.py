@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from zoo import system
 from zoo.errors import OTHER_PLACE, REPLACE, ArtifactError, UsageError, storage_errors
@@ -132,16 +135,52 @@ def settled(directory: Path) -> Iterator[None]:
 
 def _check_committed(directory: Path) -> None:
     """Raise :class:`ArtifactError` unless zoo staged what is in ``.zoo-commit``: anyone may have put it there."""
-    from zoo.artifact.manifest import check_addition
-
     commit = directory / COMMIT
     try:
         if commit.is_symlink() or not commit.is_dir():
             raise ArtifactError("not a directory")
         if any(commit.iterdir()):  # otherwise only removing it remains
-            check_addition(commit, directory)
+            _check_addition(commit, directory)
     except ArtifactError as error:
         raise ArtifactError(f"not a complete addition by zoo ({error})", commit, "move it elsewhere") from error
+
+
+def _check_addition(addition: Path, directory: Path) -> None:
+    """Raise :class:`ArtifactError` unless moving the files of ``addition`` into ``directory`` completes its manifest.
+
+    The manifest of an addition is moved last. Files that were moved before it must be in ``directory`` already.
+    """
+    files, current = _listed(addition / LAST), _listed(directory / LAST)
+    staged = {path.name for path in addition.iterdir()} - {LAST}
+    for name in sorted(staged):
+        if not _is_entry(addition / name, files.get(name)):
+            raise ArtifactError(f"{name} is not the file that its {LAST} lists")
+        if name not in current and os.path.lexists(directory / name):
+            raise ArtifactError(f"{name} would replace a file that is not in the manifest")
+    for name in sorted(files.keys() - staged):
+        if files[name] != current.get(name) and not _is_entry(directory / name, files[name]):
+            raise ArtifactError(f"{name} is missing")
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """Return the entries of a manifest by file name."""
+    if path.is_symlink() or not path.is_file():
+        raise ArtifactError("missing", path)
+    try:
+        files: dict[str, Any] = json.loads(path.read_bytes())["files"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ArtifactError("not a manifest", path) from error
+    if not isinstance(files, dict) or any(Path(name).name != name for name in files):
+        raise ArtifactError("not a manifest", path)
+    return files
+
+
+def _is_entry(path: Path, entry: object) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return entry == {"sha256": digest, "size": path.stat().st_size}
 
 
 def _move_committed(directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from zoo.artifact.layout import CONFIG, MANIFEST, SCHEMA, write_json
 from zoo.artifact.weights import load_json, plain_name
 from zoo.errors import ArtifactError
 
-__all__ = ["check_addition", "check_file", "entries_of", "entry_of", "read_manifest", "write_manifest"]
+__all__ = ["check_file", "entries_of", "entry_of", "read_manifest", "write_manifest"]
 
 
 def entry_of(path: Path) -> dict[str, Any]:
@@ -56,24 +55,3 @@ def check_file(path: Path, entry: Mapping[str, Any], digests: Digests) -> None:
             raise ArtifactError("altered: its SHA-256 differs from the manifest's", path, "restore the file")
     except OSError as error:
         raise ArtifactError(f"cannot read ({error.strerror})", path) from error
-
-
-def check_addition(addition: Path, directory: Path) -> None:
-    """Raise :class:`ArtifactError` unless moving the files of ``addition`` into ``directory`` completes its manifest.
-
-    The manifest of an addition is moved last. Files that were moved before it must be in ``directory`` already.
-    """
-    files, current = read_manifest(addition / MANIFEST), read_manifest(directory / MANIFEST)
-    staged = {path.name for path in addition.iterdir()} - {MANIFEST}
-    for name in sorted(staged):
-        if not _is_entry(addition / name, files.get(name)):
-            raise ArtifactError(f"{name} is not the file that its {MANIFEST} lists")
-        if name not in current and os.path.lexists(directory / name):
-            raise ArtifactError(f"{name} would replace a file that is not in the manifest")
-    for name in sorted(files.keys() - staged):
-        if files[name] != current.get(name) and not _is_entry(directory / name, files[name]):
-            raise ArtifactError(f"{name} is missing")
-
-
-def _is_entry(path: Path, entry: Mapping[str, Any] | None) -> bool:
-    return path.is_file() and not path.is_symlink() and entry_of(path) == entry
