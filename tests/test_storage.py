@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import hashlib
 import itertools
+import json
 import os
 import shutil
 import stat
@@ -16,11 +18,19 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import full, nth_call
-from zoo import StorageError, UsageError, ZooError
+from zoo import ArtifactError, StorageError, UsageError
 from zoo.storage import add_to_directory, new_directory, new_file, recover
 
-OLD = {"a.txt": b"old", "manifest.json": b"old"}
-NEW = {"z.txt": b"new", "manifest.json": b"new"}
+
+def listing(files: dict[str, bytes]) -> bytes:
+    """Return a manifest that lists these files."""
+    entries = {name: {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)} for name, data in files.items()}
+    return json.dumps({"schema": 1, "files": entries}).encode()
+
+
+KEPT = {"a.txt": b"old", "config.json": b"old"}
+OLD = {**KEPT, "manifest.json": listing(KEPT)}
+NEW = {"z.txt": b"new", "manifest.json": listing({**KEPT, "z.txt": b"new"})}
 MERGED = {**OLD, **NEW}
 TARGET = Path("target")
 
@@ -335,6 +345,12 @@ def visible(folder: Path) -> dict[str, bytes | None]:
     return {name: content for name, content in read(folder).items() if not name.startswith(".")}
 
 
+def write_stage(stage: Path) -> None:
+    """Write what a killed writer leaves."""
+    write(stage, {".zoo": b""})
+    write(stage / "content", NEW)
+
+
 @pytest.mark.parametrize("target", ["target", "m[1]", "a*b", "a**b", "?"])
 def test_only_abandoned_stages_are_removed(target: str) -> None:
     """Only stages of this target, whose name may contain any character."""
@@ -342,7 +358,7 @@ def test_only_abandoned_stages_are_removed(target: str) -> None:
         Path(name) for name in (f".{target}.zoo-stage-0", f".{target}.zoo-stage-1", ".other.zoo-stage-0")
     )
     for path in (dead, live, other):
-        write(path, OLD)
+        write_stage(path)
     lock = os.open(live, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
@@ -357,9 +373,24 @@ def test_only_abandoned_stages_are_removed(target: str) -> None:
 def test_abandoned_stages_inside_a_directory_are_removed() -> None:
     """The next addition removes them."""
     write(TARGET, OLD)
-    write(TARGET / ".zoo-stage-0", NEW)
+    write_stage(TARGET / ".zoo-stage-0")
+    (TARGET / ".zoo-stage-1").mkdir()  # killed before the marker was written
     add()
     assert read(TARGET) == MERGED
+
+
+def test_folders_named_like_stages_are_kept() -> None:
+    """Only zoo's own stages have its marker."""
+    for parent, prefix, operation in ((TARGET, "", add), (Path(), ".target", replace)):
+        prepare(replace)
+        mine = parent / f"{prefix}.zoo-stage-12345678"
+        write(mine, {"notes.txt": b"mine"})
+        operation()
+        assert read(mine) == {"notes.txt": b"mine"}
+    write(TARGET / ".zoo-stage-12345678", {"notes.txt": b"mine"})
+    with pytest.raises(UsageError, match=r"other than those zoo wrote \(\.zoo-stage-12345678/\)"):
+        replace()
+    assert read(TARGET / ".zoo-stage-12345678") == {"notes.txt": b"mine"}
 
 
 def test_new_stage_is_safe_from_other_writers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +432,7 @@ def test_link_that_looks_like_a_commit_is_not_followed() -> None:
     write(Path("elsewhere"), NEW)
     write(TARGET, OLD)
     (TARGET / ".zoo-commit").symlink_to(Path("elsewhere").absolute())
-    with contextlib.suppress(ZooError):
+    with pytest.raises(ArtifactError, match=r"by zoo \(not a directory\): target/\.zoo-commit: move it elsewhere$"):
         recover(TARGET)
     assert read(Path("elsewhere")) == NEW
     assert visible(TARGET) == OLD
@@ -420,6 +451,45 @@ def test_committed_addition_is_finished() -> None:
     assert read(TARGET) == MERGED
     recover(TARGET)
     assert read(TARGET) == MERGED
+
+
+@pytest.mark.parametrize(
+    ("staged", "reason"),
+    [
+        ({"z.txt": b"new"}, "missing: target/.zoo-commit/manifest.json"),
+        ({**NEW, "manifest.json": b"{}"}, "not a manifest: target/.zoo-commit/manifest.json"),
+        ({**NEW, "z.txt": b"NEW"}, "z.txt is not the file that its manifest.json lists"),
+        ({**NEW, "y.txt": b"new"}, "y.txt is not the file that its manifest.json lists"),
+        ({"manifest.json": NEW["manifest.json"]}, "z.txt is missing"),
+        (
+            {"notes.txt": b"new", "manifest.json": listing({**KEPT, "notes.txt": b"new"})},
+            "notes.txt would replace a file that is not in the manifest",
+        ),
+    ],
+)
+def test_files_that_zoo_did_not_stage_are_not_moved(staged: dict[str, bytes], reason: str) -> None:
+    """A directory from elsewhere, or a user's own folder, may contain a .zoo-commit."""
+    write(TARGET, {**OLD, "notes.txt": b"mine"})
+    write(TARGET / ".zoo-commit", staged)
+    for operation in (lambda: recover(TARGET), add):
+        with pytest.raises(ArtifactError) as caught:
+            operation()
+        assert str(caught.value).startswith(f"not a complete addition by zoo ({reason}")
+        assert str(caught.value).endswith("): target/.zoo-commit: move it elsewhere")
+    assert visible(TARGET) == {**OLD, "notes.txt": b"mine"}
+    assert read(TARGET / ".zoo-commit") == staged
+
+
+def test_link_among_committed_files_is_not_moved() -> None:
+    """Even if it leads to a file with the listed content."""
+    write(TARGET, OLD)
+    write(TARGET / ".zoo-commit", NEW)
+    write(Path("elsewhere"), NEW)
+    (TARGET / ".zoo-commit/z.txt").unlink()
+    (TARGET / ".zoo-commit/z.txt").symlink_to(Path("elsewhere/z.txt").absolute())
+    with pytest.raises(ArtifactError, match=r"z\.txt is not the file"):
+        recover(TARGET)
+    assert visible(TARGET) == OLD
 
 
 UNWRITABLE = [Path("file/target"), Path("file/deeper/target"), Path("/proc/target"), Path("x" * 250), Path("x" * 300)]

@@ -95,7 +95,7 @@ def export_to(
         The files and the evidence for them, as written.
 
     Raises:
-        UsageError: the exporter is unknown, or the export already exists.
+        UsageError: the exporter is unknown, or the export or a file of another origin already exists.
         ArtifactError: the directory is not a valid model.
         PluginError: the exporter fails or violates its contract.
         ParityError: the export does not equal the model. Nothing is written after any failure.
@@ -229,7 +229,10 @@ def _check_stage(plugin: Plugin, record: Record, stage: Path, *, own: bool, old:
             raise PluginError(f"{plugin} wrote {path.name!r}, which is not a plain file", record.stored.path)
         if own and path.name == record.evidence_file:
             continue
-        taken = path.name not in old and (record.stored.path / path.name).exists()
+        place = record.stored.path / path.name
+        taken = path.name not in old and os.path.lexists(place)
+        if taken and path.name not in record.stored.files and not is_reserved(path.name):
+            raise UsageError("exists and is not in the manifest", place, "move it elsewhere first")
         if taken or is_reserved(path.name):
             why = "which already exists" if taken else "which is a reserved name"
             raise PluginError(f"{plugin} wrote {path.name}, {why}", record.stored.path, "use another file name")

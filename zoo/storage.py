@@ -2,23 +2,27 @@
 
 A new directory is staged beside its target and renamed once. An existing directory is replaced only if it holds nothing
 but files that zoo wrote. Additions to an existing directory are staged inside it; renaming the stage to ``.zoo-commit``
-commits them, and the next process to open the directory finishes interrupted moves. Writers lock the directory that
-they change. A stage is locked while its writer lives, so that abandoned stages are recognised and removed.
+commits them, and the next process to open the directory finishes interrupted moves, if the committed files are the ones
+that their manifest lists. Writers lock the directory that they change. A stage is locked while its writer lives and
+contains a marker, so that abandoned stages are recognised and removed, and folders of the same name are not.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
+import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from zoo import system
-from zoo.errors import OTHER_PLACE, REPLACE, UsageError, storage_errors
+from zoo.errors import OTHER_PLACE, REPLACE, ArtifactError, UsageError, storage_errors
 
 __all__ = [
     "Owned",
@@ -36,6 +40,8 @@ Owned = Callable[[Path], Collection[str] | None]
 
 STAGE = ".zoo-stage-"
 COMMIT = ".zoo-commit"
+MARKER, CONTENT = ".zoo", "content"
+"""The entries of a stage: an empty file by which zoo knows it for its own, and the folder that is renamed."""
 LAST = "manifest.json"
 """The file that is moved last: until then, the old manifest does not list the new files."""
 
@@ -96,38 +102,94 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
             _make_durable(stage)
             stage.rename(directory / COMMIT)
             system.sync(directory)
-            _finish_commit(directory)
+            _move_committed(directory)
             for name in removed:
                 (directory / name).unlink(missing_ok=True)
 
 
 def recover(directory: Path) -> None:
-    """Finish an addition that a crash interrupted after it was committed, and undo an interrupted replacement."""
+    """Finish an addition that a crash interrupted after it was committed, and undo an interrupted replacement.
+
+    Raises :class:`ArtifactError`, without moving any file, for a ``.zoo-commit`` that is not a complete addition.
+    """
     if not directory.exists() and os.path.isdir(_aside(directory)):  # noqa: PTH112  (false for a name too long)
         with storage_errors(directory), _locked(directory.parent):
             _restore(directory)
-    commit = directory / COMMIT
-    if commit.is_dir() and not commit.is_symlink():
+    if os.path.lexists(directory / COMMIT):
         with storage_errors(directory), settled(directory):
             pass
 
 
 @contextmanager
 def settled(directory: Path) -> Iterator[None]:
-    """Finish any committed addition, and keep other writers out of the directory."""
+    """Finish any committed addition, and keep other writers out of the directory.
+
+    Raises :class:`ArtifactError` as :func:`recover` does.
+    """
     with _locked(directory):
-        _finish_commit(directory)
+        if os.path.lexists(directory / COMMIT):
+            _check_committed(directory)
+            _move_committed(directory)
         yield
 
 
-def _finish_commit(directory: Path) -> None:
+def _check_committed(directory: Path) -> None:
+    """Raise :class:`ArtifactError` unless zoo staged what is in ``.zoo-commit``: anyone may have put it there."""
+    commit = directory / COMMIT
+    try:
+        if commit.is_symlink() or not commit.is_dir():
+            raise ArtifactError("not a directory")
+        if any(commit.iterdir()):  # otherwise only removing it remains
+            _check_addition(commit, directory)
+    except ArtifactError as error:
+        raise ArtifactError(f"not a complete addition by zoo ({error})", commit, "move it elsewhere") from error
+
+
+def _check_addition(addition: Path, directory: Path) -> None:
+    """Raise :class:`ArtifactError` unless moving the files of ``addition`` into ``directory`` completes its manifest.
+
+    The manifest of an addition is moved last. Files that were moved before it must be in ``directory`` already.
+    """
+    files, current = _listed(addition / LAST), _listed(directory / LAST)
+    staged = {path.name for path in addition.iterdir()} - {LAST}
+    for name in sorted(staged):
+        if not _is_entry(addition / name, files.get(name)):
+            raise ArtifactError(f"{name} is not the file that its {LAST} lists")
+        if name not in current and os.path.lexists(directory / name):
+            raise ArtifactError(f"{name} would replace a file that is not in the manifest")
+    for name in sorted(files.keys() - staged):
+        if files[name] != current.get(name) and not _is_entry(directory / name, files[name]):
+            raise ArtifactError(f"{name} is missing")
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """Return the entries of a manifest by file name."""
+    if path.is_symlink() or not path.is_file():
+        raise ArtifactError("missing", path)
+    try:
+        files: dict[str, Any] = json.loads(path.read_bytes())["files"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ArtifactError("not a manifest", path) from error
+    if not isinstance(files, dict) or any(Path(name).name != name for name in files):
+        raise ArtifactError("not a manifest", path)
+    return files
+
+
+def _is_entry(path: Path, entry: object) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return entry == {"sha256": digest, "size": path.stat().st_size}
+
+
+def _move_committed(directory: Path) -> None:
     """Move committed files into place. The caller holds the directory's lock."""
     commit = directory / COMMIT
-    if commit.is_dir() and not commit.is_symlink():
-        for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
-            path.replace(directory / path.name)
-        system.sync(directory)
-        commit.rmdir()
+    for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
+        path.replace(directory / path.name)
+    system.sync(directory)
+    commit.rmdir()
 
 
 def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:
@@ -164,7 +226,7 @@ def _foreign(directory: Path, owned: Collection[str], prefix: str = "") -> Itera
         if path.is_dir() and not path.is_symlink():
             if any(file.startswith(f"{name}/") for file in owned):
                 yield from _foreign(path, owned, f"{name}/")
-            elif not name.startswith(STAGE):
+            elif not (name.startswith(STAGE) and _is_stage(path)):
                 yield f"{name}/"
         elif name not in owned:
             yield name
@@ -183,7 +245,7 @@ def check_file_target(target: Path, *, force: bool) -> None:
 
 @contextmanager
 def _stage(parent: Path, prefix: str, target: Path | None) -> Iterator[Path]:
-    """Yield a new directory, locked while its writer lives, and finally remove any directory of its name."""
+    """Yield a new directory in a stage, which is locked while its writer lives and removed finally."""
     stage = parent / f"{prefix}{secrets.token_hex(4)}"
     release: system.Release | None = None
     try:
@@ -193,9 +255,11 @@ def _stage(parent: Path, prefix: str, target: Path | None) -> Iterator[Path]:
                 _restore(target)
             stage.mkdir()
             release = system.try_lock(stage)
-        yield stage
+            (stage / MARKER).touch()
+            (stage / CONTENT).mkdir()
+        yield stage / CONTENT
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        _remove(stage)
         if release is not None:
             release()
 
@@ -214,12 +278,26 @@ def _sweep(parent: Path, prefix: str) -> None:
     """Remove stages whose lock is free: their writer has ended."""
     for stage in parent.glob(f"{glob.escape(prefix)}*"):
         try:
-            release = None if stage.is_symlink() else system.try_lock(stage)
+            release = system.try_lock(stage) if _is_stage(stage) else None
         except OSError:
-            continue  # another process removed it
+            continue  # another process removed it, or it is not ours to read
         if release is not None:  # otherwise its writer is alive
-            shutil.rmtree(stage, ignore_errors=True)
+            _remove(stage)
             release()
+
+
+def _is_stage(path: Path) -> bool:
+    """Return whether zoo made this directory. Until its marker exists, it is empty."""
+    return path.is_dir() and not path.is_symlink() and ((path / MARKER).is_file() or not any(path.iterdir()))
+
+
+def _remove(stage: Path) -> None:
+    """Remove a stage, its marker last, so that the next sweep can continue an interrupted removal."""
+    shutil.rmtree(stage / CONTENT, ignore_errors=True)
+    with suppress(OSError):
+        if [path.name for path in stage.iterdir()] == [MARKER]:
+            (stage / MARKER).unlink()
+        stage.rmdir()
 
 
 def _make_durable(stage: Path) -> None:

@@ -317,7 +317,7 @@ def test_force_replaces_listed_files_in_any_state(copy_of, snapshot) -> None:
     (model / "README.md").write_text("edited")
     (model / "config.json").unlink()
     (model / ".zoo-stage-0").mkdir()
-    (model / ".zoo-stage-0" / "model.onnx").touch()
+    (model / ".zoo-stage-0" / ".zoo").touch()
     save(create_model("gpt-tiny"), model, force=True)
     assert ModelDirectory.open(model)
     assert not (model / ".zoo-stage-0").exists()
@@ -810,6 +810,27 @@ def test_planted_commit_moves_no_files_from_elsewhere(copy_of, tmp_path: Path) -
         assert "gpt-tiny" in str(error)
     assert (tmp_path / "private/key").read_text() == "secret"
     assert not (model / "key").exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.txt", "new.txt"])
+def test_planted_commit_replaces_no_file(name: str, copy_of, zoo, snapshot) -> None:
+    """No command moves files that zoo did not stage, and all say what to do."""
+    model = copy_of("gpt-tiny")
+    (model / "notes.txt").write_text("mine")
+    (model / ".zoo-commit").mkdir()
+    (model / ".zoo-commit" / name).write_text("planted")
+    before = snapshot()
+    for command in (
+        ("show", model),
+        ("verify", model),
+        ("run", model, "hi"),
+        ("export", model, "--onnx"),
+        ("build", "gpt-tiny", "-o", model, "--force"),
+    ):
+        zoo(*command).failed(3, "not a complete addition by zoo", "gpt-tiny/.zoo-commit: move it elsewhere")
+    assert snapshot() == before
+    (model / ".zoo-commit").rename("elsewhere")
+    assert zoo("show", model).status == 0
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "linformer-tiny", "longformer-tiny"])

@@ -411,7 +411,8 @@ def test_show_of_a_directory(built, copy_of, zoo) -> None:
     assert facts["config"]["num_layers"] == 1
     assert (facts["dtype"], facts["exports"]) == ("float16", [])
     assert facts["weight_bytes"] == (folder / "model.safetensors").stat().st_size
-    assert facts.keys() - preset.keys() == {"directory", "dtype", "weight_bytes", "exports"}
+    assert facts.keys() - preset.keys() == {"directory", "dtype", "weight_bytes", "weight_error", "exports"}
+    assert facts["weight_error"] is None
     assert zoo("show", "gpt-tiny", "--json").json["config"]["num_layers"] == 1
     assert zoo("show", "gpt-tiny", "--set", "num_heads=2", "--json").json["config"]["num_layers"] == 2
     zoo("show", folder, "--set", "num_heads=2").failed(2, "the configuration of a model directory is fixed: --set")
@@ -419,6 +420,7 @@ def test_show_of_a_directory(built, copy_of, zoo) -> None:
     shown = zoo("show", folder).out
     assert shown.startswith(f"gpt-tiny: model directory {folder}\ngpt (")
     assert f"{facts['weight_bytes'] / 1000:.1f} kB in float16" in shown
+    assert f"\nweights not usable: missing: {folder}/model.safetensors: rebuild the model or restore the" in shown
 
 
 def test_why_of_a_directory(copy_of, seal, zoo) -> None:

@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "weights in shards": ("(job.folder / 'model-00001-of-00002.safetensors').touch()", 5, ("a reserved name",)),
     "evidence for ONNX": ("(job.folder / 'parity.json').touch()", 5, ("wrote parity.json",)),
     "evidence of its own": ("(job.folder / 'evidence.xyz.json').touch()", 5, ("wrote evidence.xyz.json",)),
-    "notes of the user's": ("(job.folder / 'notes.txt').touch()", 5, ("notes.txt, which already exists",)),
+    "notes of the user's": ("(job.folder / 'notes.txt').touch()", 2, ("not in the manifest: gpt-tiny/notes.txt",)),
     "full disk": ("raise OSError(28, 'No space left on device')", 6, ("cannot write (No space left on device)",)),
     "any other error of the system": ("open('/absent')", 5, ("FileNotFoundError",)),
 }
@@ -258,7 +258,7 @@ def test_faulty_exporters_are_reported_and_change_nothing(
     plugin(install, body)
     (copy_of("gpt-tiny") / "notes.txt").write_text("mine")
     before = snapshot()
-    owner = () if status == 6 or case == "its own verdict" else (OWNER,)
+    owner = () if status in (2, 6) or case == "its own verdict" else (OWNER,)
     zoo(*EXPORT).failed(status, *owner, *fragments)
     assert snapshot() == before
 
@@ -618,8 +618,25 @@ def test_onnx_keeps_files_of_others(small: Build, zoo: Zoo, snapshot: Callable[[
     folder = small("bert-tiny")
     (folder / "model.onnx").write_text("mine")
     before = snapshot()
-    zoo("export", folder, "--onnx").failed(5, "model.onnx, which already exists")
+    for force in ((), ("--force",)):
+        zoo("export", folder, "--onnx", *force).failed(
+            2, f"exists and is not in the manifest: {folder}/model.onnx: move it elsewhere"
+        )
     assert snapshot() == before
+
+
+def test_graph_that_the_manifest_lacks_can_be_exported_again(small: Build, zoo: Zoo) -> None:
+    """Each error says what to do next, until the model runs."""
+    folder = small("gpt-tiny")
+    export_model(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"]["model.onnx"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    zoo("run", folder, "hi").failed(3, "not in the manifest", f"zoo export {folder} --onnx --force")
+    zoo("export", folder, "--onnx", "--force").failed(2, f"{folder}/model.onnx: move it elsewhere")
+    (folder / "model.onnx").rename("elsewhere")
+    assert zoo("export", folder, "--onnx", "--force").status == 0
+    assert zoo("run", folder, "hi").status == 0
 
 
 # The comparison for arbitrary runtimes.

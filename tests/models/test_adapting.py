@@ -15,6 +15,7 @@ from tests.conftest import full, nth_call
 from zoo import ArtifactError, PluginError, StorageError, UsageError, adapt, create_model, load, plugins, save
 from zoo.artifact import ModelDirectory
 from zoo.models.tensors import stored_tensors
+from zoo.plugins.discovery import describe
 
 Zoo = Callable[..., Any]
 PLUGIN = """
@@ -298,3 +299,37 @@ def test_missing_plugin_is_reported(table: Callable[[str], Path]) -> None:
     plugins.select(plugins.Selection(third_party=False))
     with pytest.raises(PluginError, match="pip install zoo-table"):
         adapt(old, "new", rows=8)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("max_seq_len=99999999999999999999", "error: max_seq_len must fit into 64 bits, got 99999999999999999999: {}"),
+        (
+            f"max_seq_len={2**63 - 1}",
+            "error: 590295810358705768384 parameters are too many: {}: reduce max_seq_len, now 9223372036854775807",
+        ),
+        (f"hidden_size={2**62}", "error: intermediate_size must fit into 64 bits, got 18446744073709551616: {}"),
+    ],
+)
+def test_sizes_beyond_64_bits_are_usage_errors(
+    copy_of: Callable[..., Path], zoo: Zoo, setting: str, message: str
+) -> None:
+    """The plugin is not to blame, and torch's C++ stack is not shown."""
+    folder = copy_of("gpt-tiny")
+    for command, name in ((("adapt", folder), "new"), (("build", "gpt-tiny"), "gpt-tiny")):
+        result = zoo(*command, "--set", setting, "-o", "new")
+        if "intermediate" not in message or command[0] == "build":  # adapt keeps the intermediate size
+            assert (result.status, result.err) == (2, message.format(name) + "\n")
+        else:
+            result.failed(2, "parameters are too many: new: reduce hidden_size, now")
+    assert not Path("new").exists()
+
+
+def test_errors_of_torch_are_described_without_its_stack() -> None:
+    """For sizes that a plugin computes itself."""
+    with pytest.raises(TypeError, match="frame #0") as caught:
+        torch.empty(10**20)
+    described = describe(caught.value)
+    assert "Overflow" in described
+    assert "\n" not in described

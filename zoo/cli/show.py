@@ -12,7 +12,7 @@ from zoo.cli.model_argument import find_model
 from zoo.cli.options import json_option
 from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.contract import Graph
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.figures.drawing import write_figure
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
@@ -46,16 +46,31 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
 
 
 def describe_directory(stored: ModelDirectory) -> dict[str, Any]:
-    """Describe a model directory's weights, and its exports with their evidence."""
+    """Describe a model directory's weights, and its exports with their evidence.
+
+    Nothing that is altered or missing counts as verified. Large weight files are read only if they have changed.
+    """
+    error = _error(stored)
+    doubts = [(record, "the weights are not usable" if error else record.doubt()) for record in find_records(stored)]
     return {
         "directory": str(stored.path),
         "dtype": stored.dtype,
         "weight_bytes": sum(stored.files[name]["size"] for name in stored.weight_files()),
+        "weight_error": error,
         "exports": [
-            {"evidence": record.evidence_file, "files": record.files, "verified": record.is_verified()}
-            for record in find_records(stored)
+            {"evidence": record.evidence_file, "files": record.files, "verified": doubt is None, "reason": doubt}
+            for record, doubt in doubts
         ],
     }
+
+
+def _error(stored: ModelDirectory) -> str | None:
+    """Return the error with which the weights cannot be loaded, or None."""
+    try:
+        type(stored).open(stored.path)
+    except ArtifactError as error:
+        return str(error)
+    return None
 
 
 def _graph(graph: Graph) -> dict[str, Any]:
@@ -90,7 +105,7 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
 def command(model: str, settings: tuple[str, ...], target: Path | None, force: bool, as_json: bool) -> None:
     """Show MODEL, a preset or a model directory: configuration, exact parameter count, memory, FLOPs and graphs.
 
-    No weights are read or allocated. For a directory, exports are shown too.
+    No weights are allocated. For a directory, exports are shown too, and its files are compared with the manifest.
     """
     spec, stored = find_model(model, settings)
     if target is not None:
@@ -122,8 +137,11 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
     if facts["flops_per_token"]:
         rows.append(("FLOPs per token", f"{facts['flops_per_token']:,} forward, at full context"))
     columns(rows)
+    if facts.get("weight_error"):
+        click.echo(f"weights not usable: {facts['weight_error']}")
     for export in facts.get("exports", ()):
-        click.echo(f"export {', '.join(export['files'])}: {'verified' if export['verified'] else 'NOT VERIFIED'}")
+        verdict = "verified" if export["verified"] else f"NOT VERIFIED ({' '.join(export['reason'].split())})"
+        click.echo(f"export {', '.join(export['files'])}: {verdict}")
     for graph in facts["graphs"]:
         click.echo(f"\ngraph {graph['name']}")
         shown = [("in ", *item) for item in graph["inputs"].items()] + [

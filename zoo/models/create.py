@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from zoo.models.tensors import weights_digest
 from zoo.registry import ModelSpec, Summary, registry
 
 __all__ = ["build", "build_on_meta", "count_parameters", "create_model", "find_spec", "list_models"]
+
+_LIMIT = 2**63
+_ITEM_SIZE = 4
+"""Bytes per parameter when models are constructed, in float32."""
 
 
 def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
@@ -58,13 +63,41 @@ def build(spec: ModelSpec, *, seed: int, dtype: str | torch.dtype) -> nn.Module:
 
 
 def construct(spec: ModelSpec) -> nn.Module:
-    """Call the plugin's constructor, converting its exceptions to :class:`PluginError`."""
+    """Call the plugin's constructor, converting its exceptions to :class:`PluginError`.
+
+    Raises :class:`UsageError` for sizes that no tensor can have.
+    """
     cls = spec.model_class()
+    _check_sizes(spec)
     with plugins.blame(spec.plugin, f"cannot build {spec.name}"):
-        model = cls(spec.config)
+        try:
+            model = cls(spec.config)
+        except (RuntimeError, TypeError):
+            _check_count(spec)
+            raise
     if not isinstance(getattr(model, "config", None), Config):
         raise PluginError(f"{spec.plugin}: {spec.architecture.model} must keep its configuration as .config")
     return model
+
+
+def _sizes(spec: ModelSpec) -> Iterator[tuple[int, str]]:
+    """Yield every integer of the configuration with its name."""
+    for name, value in spec.config.to_dict().items():
+        yield from ((item, name) for item in (value if isinstance(value, tuple) else (value,)) if type(item) is int)
+
+
+def _check_sizes(spec: ModelSpec) -> None:
+    """Raise :class:`UsageError` for values beyond torch's 64-bit sizes."""
+    for value, name in _sizes(spec):
+        if not -_LIMIT <= value < _LIMIT:
+            raise UsageError(f"{name} must fit into 64 bits, got {value}", spec.name)
+
+
+def _check_count(spec: ModelSpec) -> None:
+    """Raise :class:`UsageError` if the number of bytes of all weights exceeds torch's 64-bit sizes."""
+    if spec.cost is not None and spec.cost.parameters * _ITEM_SIZE >= _LIMIT:
+        value, name = max(_sizes(spec))
+        raise UsageError(f"{spec.cost.parameters} parameters are too many", spec.name, f"reduce {name}, now {value}")
 
 
 def build_on_meta(spec: ModelSpec, dtype: str | torch.dtype = "float32") -> nn.Module:

@@ -132,9 +132,9 @@ def deprecated(what: str, remedy: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception's type and message, even if its ``__str__`` raises."""
+    """Return an exception's type and message without torch's C++ stack, even if its ``__str__`` raises."""
     try:
-        text = str(error)
+        text = str(error).partition("\nException raised from ")[0]
     except Exception:
         text = "its message cannot be read"
     return text if isinstance(error, ZooError) else f"{type(error).__name__}: {text}"

@@ -31,7 +31,7 @@ from onnx_ir.passes import common as passes
 from safetensors import safe_open
 
 from zoo.artifact import HALVES, Export, ModelDirectory
-from zoo.artifact.weights import DTYPES, StoredTensor, read_header
+from zoo.artifact.weights import DTYPES, StoredTensor, plain_name, read_header
 from zoo.errors import ArtifactError, UsageError, nearest
 from zoo.probe.dtypes import numpy_dtype
 from zoo_export.graph.file import MODULE_KEY, link, parse, serialize
@@ -210,7 +210,7 @@ def open_variant(
             if tensor is not None and value.uses():
                 known = (values or {}).get((str(tensor.location), tensor.offset or 0))
                 try:
-                    found[key] = tensor.numpy() if known is None else known
+                    found[key] = _read(tensor) if known is None else known
                 except (OSError, ValueError) as error:
                     raise ArtifactError(
                         f"the data of initialiser {key} cannot be read ({error})", variant.path
@@ -444,7 +444,21 @@ def _expand(node: ir.Node, parts: Mapping[str, Array]) -> Array:
 
 def _numbers(value: ir.Value) -> Array:
     assert value.const_value is not None
-    return value.const_value.numpy()
+    tensor = _pointer(value)
+    return value.const_value.numpy() if tensor is None else _read(tensor)
+
+
+def _read(tensor: ir.ExternalTensor) -> Array:
+    """Map a tensor into memory.
+
+    With a base directory, onnx-ir rejects files that have several hard links, as in a backup or a store of equal files.
+    The manifest already ensures that the file is the model's own.
+    """
+    if not plain_name(str(tensor.location)) or Path(tensor.path).is_symlink():
+        raise ValueError(f"{tensor.location} is not a file in the model directory")
+    return ir.ExternalTensor(
+        tensor.path, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or ""
+    ).numpy()
 
 
 def _pointer(value: ir.Value) -> ir.ExternalTensor | None:

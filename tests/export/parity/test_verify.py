@@ -132,6 +132,24 @@ def test_evidence_replaced_with_its_entry_is_detected(
     zoo("verify", folder).failed(3, "parity.json is not the evidence for this graph", "export again")
 
 
+def test_show_reports_altered_weights_and_doubts(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    """As the commands that refuse them, but with status 0."""
+    folder = exported_copy("bert-tiny")
+    assert "\nexport model.onnx: verified\n" in zoo("show", folder).out
+    flip(folder / "model.safetensors", 0.5)
+    shown = zoo("show", folder)
+    assert (shown.status, shown.err) == (0, "")
+    assert f"\nweights not usable: altered: its SHA-256 differs from the manifest's: {folder}/model.saf" in shown.out
+    assert "\nexport model.onnx: NOT VERIFIED (the weights are not usable)\n" in shown.out
+    facts = zoo("show", folder, "--json").json
+    assert facts["weight_error"].startswith("altered")
+    assert [(export["verified"], bool(export["reason"])) for export in facts["exports"]] == [(False, True)]
+    seal(folder)
+    assert "\nexport model.onnx: NOT VERIFIED (the weights have changed since)\n" in zoo("show", folder).out
+
+
 def test_verification_completes_an_unverified_export(
     exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
 ) -> None:

@@ -479,6 +479,17 @@ def gpt(make: Maker, few_points: None, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stored.path, tmp_path / "gpt-tiny"))
 
 
+def test_weights_may_have_several_hard_links(gpt: Path, tmp_path: Path) -> None:
+    """As in a backup or a store of equal files. Links that may lead elsewhere are still rejected."""
+    (tmp_path / "backup").hardlink_to(gpt / "model.safetensors")
+    variant = make_variant(ModelDirectory.open(gpt), "int8", tmp_path)
+    assert open_variant(variant)
+    (gpt / "model.safetensors").unlink()
+    (gpt / "model.safetensors").symlink_to(tmp_path / "backup")
+    with pytest.raises(ArtifactError, match=r"model\.safetensors is not a file in the model directory"):
+        open_variant(variant)
+
+
 def test_exported_precision_runs_from_its_directory(gpt: Path) -> None:
     precision, report = export_variant(gpt, "int4", max_kl=5.0)
     assert precision == "int4"
