@@ -9,7 +9,7 @@ from typing import Any, cast
 from zoo.artifact import ATTENTIONS, LOOP, PRECISIONS, PROFILES, Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
-from zoo.probe.inputs import ODD, PAST, Point, make_feeds
+from zoo.probe.inputs import make_feeds
 from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import check_evidence, write_export
 from zoo_export.parity.memory import check_memory
@@ -17,7 +17,7 @@ from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
-from zoo_export.parity.sweep import longest_input, running
+from zoo_export.parity.sweep import longest_input, running, typical_point
 from zoo_runtime.providers import Provider, check_dtype
 
 __all__ = ["diff_model", "verify_model", "verify_onnx"]
@@ -100,9 +100,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     check_memory(stored)
     subject = OnnxSubject(stored, graphs, provider, export.graphs)
     longest = longest_input(subject)
-    past = PAST if any(graph.past for graph in subject.graphs) and longest > PAST else 0
-    padded = any(tensor.is_mask for graph in subject.graphs for tensor in graph.input_tensors())
-    point = Point(2, min(ODD, longest - past), past, "left" if padded else "none")
+    point = typical_point(subject.graphs, longest)
     feeds = make_feeds(subject.graphs, point, SEED, longest)
     with running(f"at {point}", directory):
         return {name: subject.module_errors("off", name, feeds, point) for name in graphs}

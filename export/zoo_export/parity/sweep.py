@@ -13,14 +13,14 @@ from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import DEFAULT_MAX, Point, make_feeds, make_grid
+from zoo.probe.inputs import DEFAULT_MAX, ODD, PAST, Point, make_feeds, make_grid
 from zoo.probe.pipeline import Executor, run_pipeline
 from zoo_export.parity.greedy import greedy_agreement
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.rule import Findings
 from zoo_export.parity.subject import Subject
 
-__all__ = ["Sweep", "longest_input", "running", "smallest_points"]
+__all__ = ["Sweep", "longest_input", "running", "smallest_points", "typical_point"]
 
 _NUMBERS = 2**28
 """Largest number of attention weights compared at one point: it grows with the square of the length."""
@@ -121,15 +121,20 @@ class Sweep:
 
     def first_divergence(self) -> str | None:
         """The first module whose output differs, with its source and plugin; None if it cannot be told."""
-        subject = self.subject
-        for level, graph, point in self.findings.failed():
-            try:
-                feeds = make_feeds(subject.graphs, point, SEED, self.longest)
-                modules = subject.module_errors(level, graph, feeds, point)
-            except Exception as problem:  # the comparison has failed in any case
-                return f"a module that cannot be named ({problem})"
+        typical = typical_point(self.subject.graphs, self.longest)
+        for level, graph, worst in self.findings.failed():
+            # A small point may hide where an error begins: with one token, only what reads the past is wrong.
+            for point in (typical, worst):
+                try:
+                    feeds = make_feeds(self.subject.graphs, point, SEED, self.longest)
+                    modules = self.subject.module_errors(level, graph, feeds, point)
+                except Exception as problem:  # the comparison has failed in any case
+                    return f"a module that cannot be named ({problem})"
+                for item in modules or ():
+                    if item.diverges:
+                        return f"{item}, of {self.subject.stored.spec.plugin}"
             if modules is not None:
-                return next((f"{item}, of {subject.stored.spec.plugin}" for item in modules if item.diverges), None)
+                return None
         return None
 
 
@@ -163,6 +168,13 @@ def _numbers(graphs: Sequence[Graph], point: Point) -> int:
         for tensor in graph.recorded()
     )
     return sum(math.prod(shape) for shape in shapes)
+
+
+def typical_point(graphs: Sequence[Graph], longest: int) -> Point:
+    """Return a point with two rows, several tokens, a past and padding, as far as the graphs have them."""
+    past = PAST if any(graph.past for graph in graphs) and longest > PAST else 0
+    padded = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
+    return Point(2, min(ODD, longest - past), past, "left" if padded else "none")
 
 
 def smallest_points(points: Sequence[Point]) -> list[Point]:
