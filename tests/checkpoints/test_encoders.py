@@ -286,7 +286,7 @@ ONNX = [
 ]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), ONNX)
 def test_imported_model_is_exported_to_onnx(tmp_path: Path, name: str, kind: str) -> None:
     FAMILIES[name].make(kind).save_pretrained(tmp_path / "hub")

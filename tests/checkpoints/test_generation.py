@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 PROMPTS = [[9, 10, 11, 9, 10], [12], [13, 14, 13]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "old", [pytest.param(False, marks=pytest.mark.slow), True], ids=["generation_config.json", "config.json"]
 )

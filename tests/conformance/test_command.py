@@ -92,6 +92,7 @@ def test_crashing_check_does_not_affect_others(act: str, happened: str, install,
     assert failed["expected"]
 
 
+@pytest.mark.slow
 def test_debug_shows_the_whole_traceback(install, zoo, describing) -> None:
     install_edited(install, "zoo-acme", on_unknown_key("1 / 0"))
     plain, whole = (zoo(*options, "plugins", "check", "zoo-acme") for options in ([], ["--debug"]))

@@ -365,6 +365,7 @@ def test_retrained_weights_run_with_the_same_graph(exported_model: Exported, exp
 SMALL = ("num_layers=1", "hidden_size=16", "num_heads=2")
 
 
+@pytest.mark.slow
 def test_sharded_weights(exported_model: Exported) -> None:
     folder = exported_model("gpt-tiny", *SMALL, max_shard_bytes=8_000)
     shards = sorted(path.name for path in folder.glob("model-*-of-*.safetensors"))

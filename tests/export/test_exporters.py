@@ -69,6 +69,7 @@ def content(folder: Path) -> dict[str, bytes]:
 # A real format.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "files"),
     [
@@ -122,6 +123,7 @@ def test_two_formats_coexist(pt2: None, small: Build, zoo: Zoo, tmp_path: Path) 
     assert {*listed(tmp_path / "copy")} == {*listed(folder)} - {"model.onnx", "parity.json"}
 
 
+@pytest.mark.slow
 def test_program_that_differs_is_not_written(
     pt2: None, small: Build, zoo: Zoo, snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

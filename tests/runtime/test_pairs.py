@@ -76,6 +76,7 @@ def written(rows: Sequence[dict[str, Any]]) -> str:
 # Results.
 
 
+@pytest.mark.slow
 def test_batch_of_pairs_equals_single_pairs(model: Path, wanted: list[float]) -> None:
     """Different lengths, in order; a single pair is one input, and lists within a list are pairs."""
     with load_session(model) as session:

@@ -387,6 +387,7 @@ def test_invalid_output_is_rejected(
     assert computed == []
 
 
+@pytest.mark.slow
 def test_missing_tokenizer_leaves_no_output(exported_model: Exported, zoo: Zoo, bert: Path) -> None:
     folder = exported_model("bert-tiny", "num_layers=1", tokenizer=False)
     zoo("run", folder, "x", "y", "--output", "out.jsonl").failed(2, "the model has no tokenizer")

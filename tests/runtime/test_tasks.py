@@ -171,7 +171,7 @@ def test_regression_gives_values(exported_model: Exported, redeclared: Exported,
     assert re.fullmatch(r"'x': 0: -?\d\.\d{4}  1: -?\d\.\d{4}  2: -?\d\.\d{4}\n", zoo("run", folder, "x").out)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [(), ("O", "B-WORD", "I-WORD")], ids=["numbers", "names"])
 def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str, ...]) -> None:
     settings = ["task=token-classification", "num_classes=3", *([f"labels={json.dumps(names)}"] if names else [])]

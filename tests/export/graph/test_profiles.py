@@ -326,7 +326,7 @@ def decoders(install: Callable[..., Path]) -> None:
     Path("zoo.toml").write_text("schema = 1\n" + "".join(f'[models.{n}]\narch = "{n}"\n' for n in names))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "in_place", "on_request", "notes"),
     [

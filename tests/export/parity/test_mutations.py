@@ -128,7 +128,7 @@ def test_99_of_100_faults_are_caught(exported_subject: Subjects, capsys: pytest.
     assert unseen.total() <= 0.01 * caught
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("study", ["bert, sentence embedding", "gpt"])
 def test_correct_graph_passes_every_judge(exported_subject: Subjects, study: str) -> None:
     subject = exported_subject(study)

@@ -600,6 +600,7 @@ def narrow(exported_build: Callable[..., Path]) -> Iterator[ModelDirectory]:
     yield ModelDirectory.open(exported_build("gpt-tiny", "hidden_size=60"))
 
 
+@pytest.mark.slow
 def test_invalid_choices_are_reported(make: Maker, narrow: ModelDirectory, gpt: Path, tmp_path: Path) -> None:
     stored, _ = make("gpt-tiny", "int8")
     with pytest.raises(UsageError, match=r"unknown precision 'int5'.*did you mean"):
