@@ -21,7 +21,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "attention-weights": 5,
         "commands": 3,
         "exporters": 7,
-        "exports": 12,
+        "exports": 11,
         "presets": 5,
         "resolution": 7,
         "run": 6,

@@ -147,7 +147,9 @@ def test_show_reports_altered_weights_and_doubts(
     assert facts["weight_error"].startswith("altered")
     assert [(export["verified"], bool(export["reason"])) for export in facts["exports"]] == [(False, True)]
     seal(folder)
-    assert "\nexport model.onnx: NOT VERIFIED (the weights have changed since verification)\n" in zoo("show", folder).out
+    assert (
+        "\nexport model.onnx: NOT VERIFIED (the weights have changed since verification)\n" in zoo("show", folder).out
+    )
 
 
 def test_verification_completes_an_unverified_export(
