@@ -147,6 +147,7 @@ def test_program_that_differs_is_not_written(
     assert snapshot() == before
 
 
+@pytest.mark.slow
 def test_export_of_other_weights_fails_verification(
     pt2: None, small: Build, seal: Callable[[Path], None], zoo: Zoo
 ) -> None:

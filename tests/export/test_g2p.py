@@ -134,6 +134,7 @@ def test_padding_does_not_matter(model: Path, word: list[int], padding: int) -> 
     assert_close(encode(torch.cat((ids, rest), 1), mask), encode(ids, torch.ones_like(ids)))
 
 
+@pytest.mark.slow
 def test_archive_is_imported_exported_and_run(archive: Path, zoo: Zoo) -> None:
     imported = zoo("import", archive, "--model-type", "g2p-en", "-o", "g2p", "--json").json
     assert (imported["architecture"], imported["task"]) == ("g2p", "grapheme-to-phoneme")

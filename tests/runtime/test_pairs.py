@@ -89,6 +89,7 @@ def test_batch_of_pairs_equals_single_pairs(model: Path, wanted: list[float]) ->
         assert by_ids == pytest.approx(alone)
 
 
+@pytest.mark.slow
 def test_order_of_two_texts_matters(wanted: list[float]) -> None:
     """Otherwise segments and positions would be lost."""
     assert abs(wanted[0] - wanted[3]) > 1e-4

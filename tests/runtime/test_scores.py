@@ -155,6 +155,7 @@ def test_preset_is_exported_and_ranks_texts(zoo: Zoo, name: str) -> None:
         assert math.log(row["perplexity"]) * len(row["text"].encode()) == pytest.approx(-sums[row["text"]], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_broken_model_is_reported(make: Callable[..., Path], zoo: Zoo) -> None:
     folder = make(gain=1e4)
     assert zoo("export", folder, "--onnx", "--graph-only").status == 0

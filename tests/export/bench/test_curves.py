@@ -261,6 +261,7 @@ def test_tables_have_a_row_per_length_and_list_failures(result: dict[str, Any]) 
     ]
 
 
+@pytest.mark.slow
 def test_command_prints_json_or_tables_and_plots(
     result: dict[str, Any], zoo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes"), DECODERS)
 def test_decoder_updates_caches_in_place(exported_cpu: Exported, zoo: Zoo, name: str, changes: tuple[str, ...]) -> None:
     """Only standard operators, as in the portable profile; the inputs are described in the metadata."""

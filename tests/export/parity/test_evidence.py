@@ -166,6 +166,7 @@ def quantized(exported_build: Exported) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_evidence_contains_digests_of_variant_weights(quantized: Path) -> None:
     evidence = json.loads((quantized / "parity.int8.json").read_text())
     assert evidence["files"] == {

@@ -138,6 +138,7 @@ def test_correct_graph_passes_every_judge(exported_subject: Subjects, study: str
         assert gate(subject, name, data) == "passed"
 
 
+@pytest.mark.slow
 def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
     subject = exported_subject("bert, sentence embedding")
     kept = compare(subject.stored, subject.linked).evidence

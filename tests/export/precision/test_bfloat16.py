@@ -233,7 +233,7 @@ def test_executor_passes_bfloat16_between_graphs(half_model: Callable[[str], Pat
             assert error[rows].max() < 8 * epsilon("bfloat16") * np.abs(other[rows]).max()
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["portable", "cuda"])
 def test_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], profile: str) -> None:
     """One or several tokens per step, with rows moved, duplicated and dropped, against full passes in torch."""
@@ -374,6 +374,7 @@ def test_other_runtimes_are_compared_in_bfloat16(half_model: Callable[[str], Pat
 # Rejected uses.
 
 
+@pytest.mark.slow
 def test_cpu_provider_is_rejected(half_model: Callable[[str], Path], zoo: Zoo) -> None:
     folder = half_model("gpt-tiny")
     export_graphs_only(folder, force=True)

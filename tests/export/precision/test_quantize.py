@@ -122,7 +122,7 @@ def test_int8_equals_its_own_weights_at_every_point(make: Maker, name: str) -> N
     assert verify_variant(*make(name, "int8")).passed
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
@@ -154,6 +154,7 @@ def test_int4_equals_its_own_weights(make: Maker, few_points: None, name: str) -
             assert all(level["max_abs_error"] <= level["limit"] for level in levels.values())
 
 
+@pytest.mark.slow
 def test_emulated_activations_equal_the_runtimes(make: Maker) -> None:
     """The yardstick of the second comparison differs from the runtime only by rounding."""
     for name in ("gpt-tiny", "bert-tiny"):

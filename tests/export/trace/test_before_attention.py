@@ -14,7 +14,7 @@ from tests.exported import Builder, run_model
 TEXTS = ("time flies", "a", "like an arrow, and so on")
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
