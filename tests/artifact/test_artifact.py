@@ -141,7 +141,7 @@ def test_global_generator_is_unchanged() -> None:
 
 
 def test_built_directory_lists_its_files(built) -> None:
-    """It has its files, and a manifest that lists all of them except itself."""
+    """The manifest lists every file except itself."""
     model = built("gpt-tiny")
     names = {"README.md", "config.json", "manifest.json", "model.safetensors", "tokenizer.json"}
     assert {path.name for path in model.iterdir()} == names
@@ -551,7 +551,7 @@ LISTED = ("config.json", "model.safetensors", "tokenizer.json", "README.md")
 @pytest.mark.parametrize("name", LISTED)
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "extended", "a directory"])
 def test_damaged_file_is_named(name: str, damage: str, copy_of) -> None:
-    """It is named before any of it is used."""
+    """Opening fails before any file is used."""
     path = copy_of("gpt-tiny") / name
     content = path.read_bytes()
     path.unlink()
@@ -786,7 +786,7 @@ def test_weights_of_another_model_are_rejected(
     [lambda c: c["plugin"].update(distribution="zoo-nowhere", version="9.8"), lambda c: c.update(architecture="gtp")],
 )
 def test_missing_plugin_of_a_model_is_named(change: Callable[[dict[str, Any]], object], copy_of, seal) -> None:
-    """It also says what to install."""
+    """The error names the package to install."""
     model = copy_of("gpt-tiny")
     edit(model / "config.json", change)
     seal(model)

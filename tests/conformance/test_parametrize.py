@@ -52,7 +52,7 @@ def test_each_check_is_a_test_and_collecting_them_builds_nothing(install, tmp_pa
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("strict", ["true", "false"])
 def test_expected_failure_that_passes_is_a_failure(strict: str, install, tmp_path: Path) -> None:
-    """It does not depend on the project's ``xfail_strict``."""
+    """The project's ``xfail_strict`` setting has no effect."""
     name = install_edited(install, "zoo-acme", EDITS["documented"])
     expected = {"documented": "known", "unknown-keys": "not so"}
     choice = "documented or unknown-keys or declaration"

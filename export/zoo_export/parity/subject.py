@@ -1,4 +1,4 @@
-"""What a comparison is about: graphs, opened in several ways, and the models by which they are judged."""
+"""Subjects of a comparison: graphs opened in several ways, and the PyTorch models that they must match."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Step = tuple[str, tuple["np.ndarray[Any, Any]", ...], dict[str, Any]]
 
 REALS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 EPSILONS = (1e-12, 1e-5, 1e-3)
-"""Those of BERT and GPT, and one that is wrong for both."""
+"""Norm epsilons of BERT and GPT, and one that neither uses."""
 TRACED = {0: 2, 1: 16, 2: 16}
 """Sizes of an exporter's usual example input, by axis: a batch of 2, 16 tokens, a past of 16."""
 _END = np.iinfo(np.int64).max
