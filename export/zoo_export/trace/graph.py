@@ -35,10 +35,12 @@ from zoo.errors import ParityError, PluginError
 from zoo.models import create, dtypes, persist
 from zoo.models.tensors import tensor_groups
 from zoo.probe.dtypes import numpy_dtype
+from zoo.probe.inputs import DEFAULT_MAX
 from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, inline, serialize
 from zoo_export.trace.functions import cut_functions
+from zoo_export.trace.guards import Branches
 from zoo_export.trace.outline import Outline
 from zoo_export.trace.recurrent import RecurrentLayers
 
@@ -112,6 +114,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
         )
 
     free = torch.export.Dim.DYNAMIC
+    branches = Branches()
     try:
         with _quiet(), _without_collection(), torch.no_grad():
             outline = Outline(model_on_meta, graph, examples("meta", inputs), blocks=blocks)
@@ -124,7 +127,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
                         ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
                     )
                     arguments = examples("cpu", kept)
-                with RecurrentLayers():
+                with RecurrentLayers(), branches.recording():
                     program = torch.export.export(
                         module.eval(),
                         arguments,
@@ -151,9 +154,19 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
     except Exception as error:
         what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
         raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
+    longest = int(getattr(spec.config, "max_seq_len", DEFAULT_MAX))
+    shapes = [node.meta["val"].shape for node in _inputs(program)]
+    branches.check(list(zip(kept, shapes, strict=True)), graph, longest)
     _simplify(model)
     _declare(model, inputs, outputs, ir.DataType.from_numpy(numpy_dtype(dtype)))
     return model, outline.unfit
+
+
+def _inputs(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """Return the nodes of the inputs of a program, without those of its weights."""
+    names = program.graph_signature.user_inputs
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return [nodes[str(name)] for name in names]
 
 
 def _example_sizes() -> Iterator[int]:
