@@ -101,9 +101,11 @@ def export_onnx(job: Job) -> dict[str, Any]:
     """Export a model to ONNX (the exporter's ``export``)."""
     request = job.options or Request()
     stored, export = job.model, Export(job.model, job.variant)
-    graphs = make_graphs(stored, request)
     from zoo_export.parity.compare import compare  # imported late, because tracing alone does not need ONNX Runtime
+    from zoo_export.parity.laws import check_laws
 
+    laws = check_laws(stored.spec)
+    graphs = make_graphs(stored, request)
     report = compare(
         stored,
         graphs,
@@ -112,7 +114,7 @@ def export_onnx(job: Job) -> dict[str, Any]:
         full_grid=request.grid == "full",
         progress=job.progress,
     )
-    report.evidence["options"] = request.facts()
+    report.evidence |= {"laws": laws, "options": request.facts()}
     if not report.passed:
         raise ParityError(report.verdict(), stored.path, "nothing was written")
     stage_export(export, job.folder, graphs, report.evidence)

@@ -12,6 +12,7 @@ from zoo.exporters import Job, Progress
 from zoo.probe.inputs import make_feeds
 from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import check_evidence, write_export
+from zoo_export.parity.laws import check_laws
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.reference import SEED
@@ -62,9 +63,11 @@ def verify_model(
         plain.check_verified()
         report = compare_loop(stored, plain.read(), graphs[LOOP], provider=provider)
     else:
+        laws = check_laws(stored.spec)
         report = compare(
             stored, graphs, declared=export.graphs, provider=provider, full_grid=full_grid, progress=progress
         )
+        report.evidence["laws"] = laws
     if not report.passed:
         raise ParityError(report.verdict(), directory)
     if not export.is_verified():

@@ -29,8 +29,8 @@ class OnnxExecutor:
     Args:
         sessions: by graph name.
         dtype: dtype of floating-point inputs.
-        twice: run graphs that have the input ``logits_to_keep`` with 0 and with 1, and take the last position's logits
-            from the second run, so that a comparison covers both.
+        twice: run graphs that have the input ``logits_to_keep`` again with 1 and with 3, and take the last positions'
+            logits from these runs, so that a comparison covers them.
     """
 
     def __init__(
@@ -49,8 +49,9 @@ class OnnxExecutor:
             return self._run(graph, session, arrays)
         outputs = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(0)})
         if self.twice and len(outputs) == len(graph.output_tensors()):  # no extra outputs
-            last = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(1)})
-            outputs["logits"] = np.concatenate((outputs["logits"][:, :-1], last["logits"]), axis=1)
+            for keep in sorted({1, min(3, outputs["logits"].shape[1])}, reverse=True):
+                last = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(keep)})
+                outputs["logits"] = np.concatenate((outputs["logits"][:, :-keep], last["logits"]), axis=1)
         return outputs
 
     def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:

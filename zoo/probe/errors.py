@@ -1,95 +1,208 @@
-"""The error rule: the allowed deviation of an output from float64."""
+"""The error rule: the allowed deviation of an output from float64.
+
+Errors are judged in two units. The first is the output's largest value: a graph may be at most ``FACTOR`` times as far
+from float64 as PyTorch in the model's own dtype, plus ``FLOOR_ULPS`` units in the last place. The second is the largest
+value in the same row or in the same channel, whichever is smaller, so that a few large numbers do not hide errors of
+all others. PyTorch's own error has a ceiling: a model that amplifies rounding beyond it cannot be verified.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from zoo.contract import TensorSpec
 from zoo.probe.inputs import Point
 
-__all__ = ["FACTOR", "FLOOR_ULPS", "Errors"]
+__all__ = ["FACTOR", "FLOOR_ULPS", "LOCAL_FACTOR", "LOCAL_FLOOR_ULPS", "Errors", "as_rows"]
 
-FACTOR = 2.0
-FLOOR_ULPS = 4.0
+Array = np.ndarray[Any, Any]
+
+FACTOR, LOCAL_FACTOR = 2.0, 4.0
+FLOOR_ULPS, LOCAL_FLOOR_ULPS = 4.0, 16.0
 HOPELESS = 100.0
 """A graph whose error exceeds this multiple of the limit fails at once, although later inputs may raise the limit."""
+_CEILING = 0.1
+"""Largest error of PyTorch, relative to the output's largest value, in a dtype with few digits."""
+_CEILING_ULPS = 2.0**17
+"""The same in units in the last place: 1.6 % in float32."""
+_SMALLEST = 2.0**-20
+"""Rows and channels smaller than this part of the largest value are judged as if they had this size."""
+_ENOUGH = 8
+"""Rows or channels from which a largest value is meaningful: that of fewer numbers may be close to 0 by chance."""
 _CHUNK = 1_000_000
 """Numbers compared at a time, and approximate number of evenly spaced samples for a percentile."""
 
 
+def as_rows(tensor: TensorSpec, values: Array) -> Array:
+    """Reshape an output to (rows, channels): its fixed dimensions are channels, and its free dimensions are rows.
+
+    >>> as_rows(TensorSpec(name="present.0.key", dims=("batch", 4, "sequence", 16)), np.zeros((2, 4, 7, 16))).shape
+    (14, 64)
+    """
+    fixed = [axis for axis, dim in enumerate(tensor.dims) if isinstance(dim, int)]
+    moved = np.moveaxis(values, fixed, range(-len(fixed), 0))
+    return moved.reshape(-1, int(np.prod([values.shape[axis] for axis in fixed])))
+
+
 @dataclass
 class Errors:
-    """Errors of one output with respect to float64, over all points."""
+    """Errors of one output with respect to float64, over all points.
 
+    Args:
+        epsilon: the rounding unit of the dtype in which the graph computes.
+        local: whether errors are judged in rows and channels, too, and PyTorch's error has a ceiling. Both assume that
+            the graph and PyTorch differ by rounding alone.
+    """
+
+    epsilon: float
+    local: bool = True
     runtime: float = 0.0
     torch: float = 0.0
     scale: float = 0.0
+    local_runtime: float = 0.0
+    """Largest error relative to the largest value in the same row or channel."""
+    local_torch: float = 0.0
     p999: float = 0.0
     worst: Point | None = None
     """Point of the largest error or, if an output is not finite, the first such point."""
+    worst_local: Point | None = None
     finite: bool = True
+    overflow: Point | None = None
+    """The first point at which PyTorch's own result is not finite."""
+    _channels: Array | None = field(default=None, repr=False)
+    """Largest value of each channel so far."""
+    _rows: int = 0
 
-    def add(self, reference: np.ndarray[Any, Any], yardstick: np.ndarray[Any, Any], result: np.ndarray[Any, Any],
-            valid: np.ndarray[Any, Any], point: Point) -> None:  # fmt: skip
-        """Add one point. The output must be finite everywhere, and close to the reference except at padding.
+    def add(self, reference: Array, yardstick: Array, result: Array, valid: Array, point: Point) -> None:
+        """Add one point: arrays of shape (rows, channels), and the valid rows.
 
-        After a non-finite output, further points are ignored: they cannot change the verdict.
+        The output must be finite everywhere, and close to the reference except at padding. After a non-finite output,
+        further points are ignored: they cannot change the verdict.
         """
         if result.shape != reference.shape:
             raise ValueError(f"an output has shape {result.shape}, but the model's has {reference.shape}")
-        if not self.finite:
+        if not self.finite or self.overflow is not None:
             return
         self.finite = bool(np.isfinite(result).all())
-        width = reference.shape[-1] if valid.shape[-1] == 1 else 1  # validity is per row or per element
-        rows = np.flatnonzero(np.broadcast_to(valid, (*reference.shape[:-1], reference.shape[-1] // width)))
-        wanted, allowed, found = (values.reshape(-1, width) for values in (reference, yardstick, result))
+        rows = np.flatnonzero(valid)
+        parts = self._parts(rows, reference.shape[1])
+        for part in parts:
+            self._measure(np.abs(reference[part].astype(np.float64)))
         samples = []
-        for part in np.array_split(rows, -(-rows.size * width // _CHUNK) or 1) if rows.size else ():
-            exact = wanted[part].astype(np.float64)
+        for part in parts:
+            exact = reference[part].astype(np.float64)
+            error = np.abs(result[part] - exact)
+            allowed = np.abs(yardstick[part].astype(np.float64) - exact)
             self.finite = self.finite and bool(np.isfinite(exact).all())
-            error = np.abs(found[part] - exact)
-            highest = float(np.max(error))
-            if not highest <= self.runtime:  # true for NaN, too
+            if self.finite and not np.isfinite(allowed).all():
+                self.overflow = point
+                return
+            if not (highest := float(np.max(error))) <= self.runtime:  # true for NaN, too
                 self.runtime, self.worst = highest, point
-            self.torch = max(self.torch, float(np.max(np.abs(allowed[part] - exact))))
-            self.scale = max(self.scale, float(np.max(np.abs(exact))))
-            samples.append(error.ravel()[:: max(1, rows.size * width // _CHUNK)])
+            self.torch = max(self.torch, float(np.max(allowed)))
+            if self.local:
+                scale = self._local_scale(exact)
+                if not (highest := float(np.max(error / scale))) <= self.local_runtime:
+                    self.local_runtime, self.worst_local = highest, point
+                self.local_torch = max(self.local_torch, float(np.max(allowed / scale)))
+            samples.append(error.ravel()[:: max(1, rows.size * reference.shape[1] // _CHUNK)])
         if samples:
             self.p999 = max(self.p999, float(np.quantile(np.concatenate(samples), 0.999)))
         if not self.finite:
             self.worst = point
 
-    def allow(
-        self, reference: np.ndarray[Any, Any], yardstick: np.ndarray[Any, Any], valid: np.ndarray[Any, Any]
-    ) -> None:
-        """Raise the limit by another result of torch, computed with different rounding."""
-        error = np.abs(yardstick.astype(np.float64) - reference)
-        self.torch = max(self.torch, float(np.max(error, where=np.broadcast_to(valid, error.shape), initial=0.0)))
+    def allow(self, reference: Array, yardstick: Array, valid: Array) -> None:
+        """Raise the limits by another result of PyTorch, computed with different rounding."""
+        for part in self._parts(np.flatnonzero(valid), reference.shape[1]):
+            exact = reference[part].astype(np.float64)
+            error = np.abs(yardstick[part].astype(np.float64) - exact)
+            if np.isfinite(error).all():
+                self.torch = max(self.torch, float(np.max(error)))
+                if self.local:
+                    self.local_torch = max(self.local_torch, float(np.max(error / self._local_scale(exact))))
 
-    def limit(self, epsilon: float) -> float:
-        """Return the largest allowed error."""
-        return FACTOR * self.torch + FLOOR_ULPS * epsilon * self.scale
+    def _parts(self, rows: Array, width: int) -> list[Array]:
+        return np.array_split(rows, -(-rows.size * width // _CHUNK)) if rows.size and width else []
 
-    def passed(self, epsilon: float) -> bool:
+    def _measure(self, sizes: Array) -> None:
+        """Add absolute values of the reference to the scales."""
+        highest = np.max(sizes, axis=0)
+        self._channels = highest if self._channels is None else np.maximum(self._channels, highest)
+        self._rows += len(sizes)
+        self.scale = max(self.scale, float(np.max(highest)))
+
+    def _local_scale(self, exact: Array) -> Array:
+        """Return the largest value in the row or channel of each number, whichever is smaller."""
+        scale = np.full(exact.shape, self.scale)
+        if exact.shape[1] >= _ENOUGH:
+            scale = np.minimum(scale, np.max(np.abs(exact), axis=1, keepdims=True))
+        if self._channels is not None and self._rows >= _ENOUGH:
+            scale = np.minimum(scale, self._channels)
+        return np.maximum(scale, max(_SMALLEST, self.epsilon) * self.scale or 1.0)
+
+    @property
+    def limit(self) -> float:
+        """The largest allowed error."""
+        return FACTOR * self.torch + FLOOR_ULPS * self.epsilon * self.scale
+
+    @property
+    def local_limit(self) -> float:
+        """The largest allowed error relative to the largest value in the same row or channel."""
+        return LOCAL_FACTOR * self.local_torch + LOCAL_FLOOR_ULPS * self.epsilon
+
+    @property
+    def ceiling(self) -> float:
+        """The largest error of PyTorch with which a graph can be verified."""
+        return min(_CEILING, _CEILING_ULPS * self.epsilon) * self.scale if self.local else np.inf
+
+    @property
+    def stable(self) -> bool:
+        """Whether PyTorch's own result is finite and close enough to float64 to judge others by it."""
+        return self.overflow is None and self.torch <= self.ceiling
+
+    @property
+    def passed(self) -> bool:
         """Whether this output of the graph matches the model."""
-        return self.finite and self.runtime <= self.limit(epsilon)
+        close = self.runtime <= self.limit and self.local_runtime <= self.local_limit
+        return self.finite and self.stable and close
 
-    def hopeless(self, epsilon: float) -> bool:
+    @property
+    def hopeless(self) -> bool:
         """Whether the output fails whatever points follow: not finite, or far beyond a limit that may still grow."""
-        return not self.finite or self.runtime > HOPELESS * self.limit(epsilon) > 0
+        return not self.finite or self.overflow is not None or self.runtime > HOPELESS * self.limit > 0
 
-    def to_dict(self, epsilon: float) -> dict[str, Any]:
+    def failure(self) -> str | None:
+        """Describe the first violated rule, or return None."""
+        if self.overflow is not None:
+            return f"overflows in PyTorch at {self.overflow}, so there is nothing to compare with"
+        if not self.finite:
+            return "is not finite"
+        if not self.stable:
+            part = self.torch / self.scale
+            return (
+                f"is off by {part:.1%} in PyTorch itself: the model amplifies rounding errors too much to be verified"
+            )
+        if not self.runtime <= self.limit:
+            return f"is off by {self.runtime:.3g}, allowed {self.limit:.3g}, at {self.worst}"
+        if not self.local_runtime <= self.local_limit:
+            unit = "of the largest value of its row or channel"
+            return f"is off by {self.local_runtime:.3g} {unit}, allowed {self.local_limit:.3g}, at {self.worst_local}"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
         """Return the entry for parity.json."""
         return {
-            "passed": self.passed(epsilon),
+            "passed": self.passed,
             "max_abs_error": self.runtime,
             "p99_9_abs_error": self.p999,
             "max_rel_error": self.runtime / self.scale if self.scale else self.runtime,
             "torch_max_abs_error": self.torch,
             "ratio": self.runtime / self.torch if self.torch else None,
-            "limit": self.limit(epsilon),
+            "limit": self.limit,
+            **({"local_error": self.local_runtime, "local_limit": self.local_limit} if self.local else {}),
             "finite": self.finite,
             "worst_point": self.worst.to_dict() if self.worst else None,
         }

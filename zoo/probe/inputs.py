@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 from zoo.contract import Graph, TensorSpec, dim_size
 
 __all__ = [
+    "CHEAP",
     "DEFAULT_MAX",
     "ODD",
     "PAST",
@@ -33,6 +34,8 @@ BATCHES = (1, 2, 5)
 ODD = 7
 PAST = 3
 DEFAULT_MAX = 64
+_FEW = 16
+"""Size of a vocabulary up to which random ids contain all of them."""
 CHEAP, WORK = 1e9, 1.6e11
 """Costs as parameters times tokens. Points up to ``CHEAP`` are always compared; the others may add up to ``WORK``."""
 
@@ -63,8 +66,9 @@ def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whol
     """Return the points to compare, and the number of points of the whole grid that are left out.
 
     The whole grid is batch {1, 2, 5} x length {1, 7, longest} x past {0, 3 or all but length} x padding {none, left,
-    right, and one row of padding only}. For large models, where points of the longest length take minutes, the standard
-    grid keeps one of them, with a past and padding, and others that add a new kind of past or padding, up to ``WORK``.
+    right, and one row of padding only}, and a few larger batches, longer pasts and other lengths. For large models,
+    where points of the longest length take minutes, the standard grid keeps one of them, with a past and padding, and
+    others that add a new kind of past or padding, up to ``WORK``.
     """
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     has_past = any(graph.past for graph in graphs)
@@ -77,9 +81,10 @@ def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whol
         point = Point(batch, min(length, max_length - past_length), past_length, padding)
         if not (padding == "empty row" and batch == 1) and point not in points:
             points.append(point)
+    points += [point for point in _unusual_points(max_length, has_past, paddings, bool(free)) if point not in points]
     if whole:
         return points, 0
-    kept = [point for point in points if point.tokens * parameters <= CHEAP or point.length <= ODD]
+    kept = [point for point in points if point.tokens * parameters <= CHEAP or point.length + point.past <= ODD + PAST]
     rest = sorted(
         (p for p in points if p not in kept),
         key=lambda p: (p.tokens, -p.past, paddings.index(p.padding) != 1),
@@ -94,13 +99,41 @@ def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whol
     return [point for point in points if point in kept], len(points) - len(kept)
 
 
+def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], free: bool) -> Iterator[Point]:
+    """Yield points with a larger batch, other lengths, and long pasts: what a special case in a model may miss."""
+    left, right = (paddings[1], paddings[2]) if len(paddings) > 1 else ("none", "none")
+    half = longest // 2
+    shapes: list[tuple[int, int, int, Padding]] = [
+        (7, 2, 0, right),
+        (1, half + 1, 0, "none"),
+        (2, longest - 1, 0, left),
+    ]
+    if has_past:
+        shapes += [(1, 1, longest - 1, "none"), (2, 2, half, left), (1, 1, half - 1, "none"), (6, 1, 1, left)]
+    for batch, length, past, padding in shapes:
+        past = max(0, min(past, longest - 1))
+        yield Point(batch, max(1, min(length, longest - past)) if free else 1, past, padding)
+
+
 def make_feeds(
-    graphs: Sequence[Graph], point: Point, seed: int, max_length: int, *, other: int | None = None
+    graphs: Sequence[Graph],
+    point: Point,
+    seed: int,
+    max_length: int,
+    *,
+    other: int | None = None,
+    special: Sequence[int] = (),
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Generate the inputs of all graphs that are not outputs of earlier graphs, for all ``past + length`` tokens.
 
-    Lengths other than ``sequence``, such as the source's, are ``other``; by default they differ from it by one and stay
-    within ``max_length``.
+    Args:
+        graphs: the declared graphs.
+        point: batch size, lengths and padding.
+        seed: seed of the random values.
+        max_length: the largest length of a row.
+        other: size of the first length other than ``sequence``, such as the source's; by default it differs from it by
+            one. Further lengths differ from each other, as far as ``max_length`` allows.
+        special: token ids to place among the random ones, beside the first four and the last of a vocabulary.
     """
     rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
     feeds: dict[str, np.ndarray[Any, Any]] = {}
@@ -108,25 +141,38 @@ def make_feeds(
     total = point.length + point.past
     if other is None:  # different, so that confusing the two lengths shows
         other = total + 1 if total < max_length else max(1, total - 1)
+    others: dict[str, int] = {}
     for graph in graphs:
         past = {tensor.name for tensor in graph.past.tensors()} if graph.past else set()
-        sizes = dict.fromkeys(graph.dim_names(), other) | {"batch": point.batch, "sequence": total}
-        if graph.past:
-            sizes[graph.past.length] = 0
+        lengths = {graph.past.length} if graph.past else set()
+        for name in graph.dim_names():
+            if name not in {"batch", "sequence", *lengths}:
+                others.setdefault(name, 1 + (other - 1 + len(others)) % max(max_length, other))
+        sizes = {**others, "batch": point.batch, "sequence": total, **dict.fromkeys(lengths, 0)}
         for tensor in graph.input_tensors():
             if tensor.name not in feeds and tensor.name not in known and tensor.name not in past:
-                feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng)
+                feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng, special)
     return feeds
 
 
 def _make_tensor(
-    tensor: TensorSpec, shape: tuple[int, ...], point: Point, rng: np.random.Generator
+    tensor: TensorSpec, shape: tuple[int, ...], point: Point, rng: np.random.Generator, special: Sequence[int]
 ) -> np.ndarray[Any, Any]:
     if tensor.is_mask:
         return _make_mask(shape, point)
     if tensor.dtype == "int64":
-        return rng.integers(0, tensor.upper or 2, shape, dtype=np.int64)
+        values = rng.integers(0, tensor.upper or 2, shape, dtype=np.int64)
+        if tensor.upper is not None and tensor.upper > _FEW:
+            _place(values.reshape(-1), {*range(4), tensor.upper - 1, *special}, tensor.upper, rng)
+        return values
     return rng.standard_normal(shape)
+
+
+def _place(values: np.ndarray[Any, Any], special: Iterable[int], upper: int, rng: np.random.Generator) -> None:
+    """Replace a third of token ids by special ones, each as often as the others."""
+    ids = rng.permutation(sorted(number for number in special if 0 <= number < upper))
+    places = rng.permutation(values.size)[: -(-values.size // 3)]
+    values[places] = np.resize(ids, places.size)
 
 
 def _make_mask(shape: tuple[int, ...], point: Point) -> np.ndarray[Any, Any]:

@@ -14,7 +14,7 @@ from zoo.probe.dtypes import BFLOAT16
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays
 
-__all__ = ["TorchExecutor", "as_array", "as_tensor", "noisy", "perturb"]
+__all__ = ["TorchExecutor", "as_array", "as_tensor", "noisy", "perturb", "weights_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,19 +37,34 @@ def as_array(tensor: Tensor) -> Array:
     return tensor.numpy()
 
 
-def noisy(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Add noise to a weight, so that biases are not 0, norms not 1, and attention not uniform."""
-    size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
-    return weight + torch.randn(weight.shape, generator=generator).mul_(size)
+def weights_of(model: nn.Module) -> list[Tensor]:
+    """Return the floating-point parameters and persistent buffers of a model, tied ones once."""
+    found = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    return [tensor for tensor in found.values() if tensor.is_floating_point()]
+
+
+def noisy(weight: Tensor, generator: torch.Generator, size: float | None = None) -> Tensor:
+    """Add noise to a weight, so that biases are not 0, norms not 1, and attention not uniform.
+
+    Weights that are all positive stay positive, because a model may take their root or logarithm.
+
+    Args:
+        weight: the weight.
+        generator: the source of the noise.
+        size: its standard deviation, by default 0.2 for vectors and less for matrices.
+    """
+    if size is None:
+        size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
+    noise = torch.randn(weight.shape, generator=generator).mul_(size)
+    return weight * noise.exp_() if bool((weight > 0).all()) else weight + noise
 
 
 def perturb(model: nn.Module, seed: int = 0) -> None:
     """Add noise to every weight of a model, in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                parameter.copy_(noisy(parameter, generator))
+        for weight in weights_of(model):
+            weight.copy_(noisy(weight, generator))
 
 
 class TorchExecutor:

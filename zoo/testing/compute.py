@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +14,7 @@ import torch
 from torch import nn
 
 from zoo.contract import Graph, TensorSpec
-from zoo.nn import call_graph
+from zoo.nn import Cache, call_graph
 from zoo.testing.check import fail
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ __all__ = [
     "Arrays",
     "Feeds",
     "Gradients",
+    "Recorder",
     "change",
     "check_equal",
     "check_finite",
@@ -30,6 +34,7 @@ __all__ = [
     "counting",
     "distance",
     "executor",
+    "first_call",
     "inputs_along",
     "make_inputs",
     "masks",
@@ -139,6 +144,36 @@ def _in_calls(execute: Executor, graph: Graph, inputs: Feeds, cuts: Sequence[int
         else calls[-1][tensor.name]
         for tensor in graph.output_tensors()
     }
+
+
+class Recorder:
+    """An executor that records its inputs before and after each call."""
+
+    def __init__(self, execute: Executor) -> None:
+        self._execute = execute
+        self.dtype = execute.dtype
+        self.inputs: list[tuple[str, str, Any, Any]] = []
+        """The graph, the name of the input, and its value before and after a call."""
+
+    def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
+        given = {name: np.array(value) for name, value in feeds.items()}  # contiguous, so that tensors share memory
+        before = {name: value.copy() for name, value in given.items()}
+        outputs = self._execute(graph, given)
+        self.inputs += [(graph.name, name, before[name], given[name]) for name in given]
+        return outputs
+
+
+def first_call(model: nn.Module, graph: Graph, feeds: Feeds, past: Cache | None) -> Arrays:
+    """Call a graph that has a past on the first tokens of a text, with this cache, and return its own outputs."""
+    from zoo.probe.module import as_array, as_tensor
+
+    assert graph.past is not None
+    method = functools.partial(getattr(model, graph.method), **{graph.past.name: past})
+    plain = replace(graph, past=None, attentions=())
+    tensors = {tensor.name: as_tensor(feeds[tensor.name]) for tensor in plain.input_tensors()}
+    with torch.inference_mode():
+        outputs = call_graph(types.SimpleNamespace(**{graph.method: method}), plain, tensors)  # type: ignore[arg-type]
+        return {name: as_array(value) for name, value in outputs.items()}
 
 
 class Gradients:

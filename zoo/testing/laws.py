@@ -10,10 +10,13 @@ from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
 __all__ = [
+    "LAWS",
     "batch_invariance",
     "cache",
     "causality",
+    "empty_past",
     "eval_deterministic",
+    "inputs_unchanged",
     "lengths",
     "padded",
     "padding_invariance",
@@ -23,13 +26,17 @@ __all__ = [
 _LONGER = 3
 """Number of padding positions added to a row."""
 _ODD = 11
+_LONG = 130
+"""Number of tokens of a long text, limited by the model's maximum length."""
+_MANY = 9
+"""Batch size at which rows may compete for something that a small batch leaves free."""
 
 
 def eval_deterministic(subject: Subject) -> None:
     """In evaluation mode, two calls with the same inputs give the same outputs, bit for bit.
 
     Dropout is for training only. If outputs depend on random numbers, the clock or state left by an earlier call, no
-    comparison with the model is meaningful.
+    comparison with the model is meaningful. Between the two calls there is one with other inputs.
 
     Use ``nn.Dropout``, or pass ``self.training`` to ``F.dropout``, and do not store state in the model during a call.
     """
@@ -38,11 +45,64 @@ def eval_deterministic(subject: Subject) -> None:
     from zoo.testing.compute import executor, make_inputs, run
 
     feeds = make_inputs(subject.graphs, subject.longest)
-    first, second = (run(executor(subject.exact), subject.graphs, feeds) for _ in range(2))
+    execute = executor(subject.exact)
+    first = run(execute, subject.graphs, feeds)
+    run(execute, subject.graphs, make_inputs(subject.graphs, subject.longest, rows=1, length=_ODD))
+    second = run(execute, subject.graphs, feeds)
     for graph in subject.graphs:
         for tensor in graph.output_tensors():
             if not np.array_equal(first[graph.name][tensor.name], second[graph.name][tensor.name], equal_nan=True):
                 fail("two calls give the same outputs", f"{tensor.name} of graph {graph.name!r} differs")
+
+
+def inputs_unchanged(subject: Subject) -> None:
+    """A call does not change the tensors that it is given, those of the past included.
+
+    The caller may use them again: a prompt's past serves several continuations. A graph never changes its inputs, so
+    a model that does is not the one that is exported.
+
+    Do not call methods that end in ``_`` on inputs, and do not assign to their elements. Extend a cache with
+    ``LayerCache.extend``, which makes new tensors.
+    """
+    import numpy as np
+
+    from zoo.testing.compute import Recorder, executor, make_inputs, run
+
+    feeds = make_inputs(subject.graphs, subject.longest, length=_ODD)
+    length = min(_ODD, subject.longest)
+    calls = Recorder(executor(subject.exact))
+    for cuts in [(), (length // 2,)] if length > 1 else [()]:
+        run(calls, subject.graphs, feeds, cuts)
+    for called, name, before, after in calls.inputs:
+        if not np.array_equal(before, after, equal_nan=True):
+            fail("a call does not change its inputs", f"graph {called!r} changes {name}")
+
+
+def empty_past(subject: Subject) -> None:
+    """Without a past, with an empty cache, and with a past of no tokens, a model gives the same outputs.
+
+    The first call of a text may be made in any of these ways. The exported graph knows only the last.
+
+    Decide nothing by whether ``past_key_values`` is None, except whether to extend it.
+    """
+    from zoo.nn import Cache
+    from zoo.testing.compute import check_equal, counting, executor, first_call, make_inputs, run
+
+    if not any(graph.past for graph in subject.graphs):
+        raise Inapplicable("no graph has a past")
+    known = make_inputs(subject.graphs, subject.longest)
+    wanted = run(executor(subject.exact), subject.graphs, known)
+    expected = "a first call gives the same outputs as one with a past of no tokens"
+    for graph in subject.graphs:
+        if graph.past is not None:
+            for past, words in ((None, "without a past"), (Cache.empty(graph.past.num_layers), "with an empty cache")):
+                try:
+                    found = first_call(subject.exact, graph, known, past)
+                except Exception as error:
+                    fail(expected, f"{words}, it raises {type(error).__name__}: {error}")
+                results = {graph.name: {**wanted[graph.name], **found}}
+                check_equal([graph], wanted, results, expected, words, counting(known))
+        known |= wanted[graph.name]
 
 
 def batch_invariance(subject: Subject) -> None:
@@ -55,11 +115,11 @@ def batch_invariance(subject: Subject) -> None:
     """
     from zoo.testing.compute import check_equal, executor, make_inputs, run
 
-    feeds = make_inputs(subject.graphs, subject.longest)
+    feeds = make_inputs(subject.graphs, subject.longest, rows=_MANY)
     execute = executor(subject.exact)
     whole = run(execute, subject.graphs, feeds)
     rows = len(next(iter(feeds.values())))
-    for row in range(rows):
+    for row in (0, 1, rows - 1):
         one = slice(row, row + 1)
         alone = run(execute, subject.graphs, {name: value[one] for name, value in feeds.items()})
         wanted = {name: {key: value[one] for key, value in outputs.items()} for name, outputs in whole.items()}
@@ -248,21 +308,22 @@ def _lengths_of_outputs(graph: Graph) -> list[str]:
 
 
 def _check_order(subject: Subject, graph: Graph, length: str) -> None:
-    from zoo.testing.compute import TOLERANCE, executor, make_inputs, run
+    from zoo.testing.compute import LENGTH, TOLERANCE, executor, make_inputs, run
 
-    feeds = make_inputs(subject.graphs, subject.longest, other=6)
-    size = max((feeds[tensor.name].shape[axis] for tensor, axis in _tokens(subject, length, feeds)), default=1)
-    if size < 2:
-        raise Inapplicable("inputs have only one token")
     execute = executor(subject.exact)
-    wanted = run(execute, subject.graphs, feeds)[graph.name]
     looked_ahead = looked_back = 0.0
-    for place in range(1, size):
-        early, late = slice(place), slice(place, None)
-        for_later = run(execute, subject.graphs, _changed(subject, length, feeds, late))[graph.name]
-        for_earlier = run(execute, subject.graphs, _changed(subject, length, feeds, early))[graph.name]
-        looked_ahead = max(looked_ahead, _moved(graph, length, early, wanted, for_later))
-        looked_back = max(looked_back, _moved(graph, length, late, wanted, for_earlier))
+    for tokens in (LENGTH, _LONG):
+        feeds = make_inputs(subject.graphs, subject.longest, length=tokens, other=min(tokens, subject.longest))
+        size = max((feeds[tensor.name].shape[axis] for tensor, axis in _tokens(subject, length, feeds)), default=1)
+        if size < 2:
+            raise Inapplicable("inputs have only one token")
+        wanted = run(execute, subject.graphs, feeds)[graph.name]
+        for place in range(1, size) if size <= LENGTH else (size // 2, size - 1):
+            early, late = slice(place), slice(place, None)
+            for_later = run(execute, subject.graphs, _changed(subject, length, feeds, late))[graph.name]
+            for_earlier = run(execute, subject.graphs, _changed(subject, length, feeds, early))[graph.name]
+            looked_ahead = max(looked_ahead, _moved(graph, length, early, wanted, for_later))
+            looked_back = max(looked_back, _moved(graph, length, late, wanted, for_earlier))
     where = f"graph {graph.name!r}, along {length}"
     if graph.causal is False:
         if looked_ahead <= TOLERANCE:
@@ -324,21 +385,34 @@ def cache(subject: Subject) -> None:
     pasts = [graph for graph in subject.graphs if graph.past]
     if not pasts:
         raise Inapplicable("no graph has a past")
-    total = min(LENGTH + 2, subject.longest)
-    if total < 2:
+    if subject.longest < 2:
         raise Inapplicable("inputs have only one token")
-    feeds = make_inputs(subject.graphs, subject.longest, length=total)
-    own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
     execute = executor(subject.exact)
-    cuts: dict[tuple[int, ...], str] = {
-        (cut,): f"after {cut}" for cut in sorted({1, 2, total // 2, total - 1}) if 0 < cut < total
-    }
-    cuts[tuple(range(1, total))] = "after each"
-    for mask, side in [(None, "no"), *own]:
-        inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
-        whole = run(execute, subject.graphs, inputs)
-        for places, words in cuts.items():
-            parts = run(execute, subject.graphs, inputs, places)
-            situation = f"cut {words} of {total} tokens, with {side} padding"
-            expected = "calls on the parts give the same outputs as one call on the whole"
-            check_equal(pasts, whole, parts, expected, situation, counting(inputs))
+    for total in sorted({min(LENGTH + 2, subject.longest), min(_LONG, subject.longest)}):
+        feeds = make_inputs(subject.graphs, subject.longest, length=total)
+        own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
+        cuts: dict[tuple[int, ...], str] = {
+            (cut,): f"after {cut}" for cut in sorted({1, 2, total // 2, total - 1}) if 0 < cut < total
+        }
+        if total <= LENGTH + 2:
+            cuts[tuple(range(1, total))] = "after each"
+        for mask, side in [(None, "no"), *own]:
+            inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
+            whole = run(execute, subject.graphs, inputs)
+            for places, words in cuts.items():
+                parts = run(execute, subject.graphs, inputs, places)
+                situation = f"cut {words} of {total} tokens, with {side} padding"
+                expected = "calls on the parts give the same outputs as one call on the whole"
+                check_equal(pasts, whole, parts, expected, situation, counting(inputs))
+
+
+LAWS = (
+    eval_deterministic,
+    inputs_unchanged,
+    empty_past,
+    batch_invariance,
+    padding_invariance,
+    causality,
+    cache,
+)
+"""The checks that a model must pass before it is exported."""

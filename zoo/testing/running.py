@@ -36,6 +36,8 @@ _CHECKS = (
     Check(building.weights_round_trip),
     Check(building.signature),
     Check(laws.eval_deterministic),
+    Check(laws.inputs_unchanged),
+    Check(laws.empty_past),
     Check(laws.batch_invariance),
     Check(laws.lengths),
     Check(laws.padding_invariance),

@@ -16,40 +16,91 @@ _MAX_ROWS = 128
 """Largest number of rows of one point for which the metrics are computed, evenly spaced."""
 
 
+_FACTOR = 8.0
+"""The divergence is quadratic in the errors, which may be twice those of PyTorch."""
+_FLOOR_ULPS = 16.0
+
+
 @dataclass
 class Distribution:
-    """Distance of the next-token distributions of a graph from those of the model."""
+    """Distance of the next-token distributions of a graph from those of the model.
 
+    Args:
+        epsilon: the rounding unit of the graph's dtype.
+        judged: whether the KL divergence is judged; the graph and PyTorch must then differ by rounding alone.
+    """
+
+    epsilon: float
+    judged: bool = True
     rows: int = 0
     kl: float = 0.0
+    torch_kl: float = 0.0
+    """Divergence of PyTorch in the model's own dtype."""
+    scale: float = 0.0
     overlap: float = 1.0
+    missing: int = 0
+    """Tokens among the ten best that the graph ranks lower, near-ties excepted."""
     disagreements: int = 0
     near_ties: int = 0
 
-    def add(self, reference: np.ndarray[Any, Any], result: np.ndarray[Any, Any], margin: float) -> None:
-        """Add logits of shape (rows, vocabulary). Two best logits that differ by ``margin`` or less are a near-tie."""
+    def add(
+        self,
+        reference: np.ndarray[Any, Any],
+        yardstick: np.ndarray[Any, Any],
+        result: np.ndarray[Any, Any],
+        margin: float,
+    ) -> None:
+        """Add logits of shape (rows, vocabulary). Logits that differ by ``margin`` or less are a near-tie."""
         keep = slice(None, None, -(-len(reference) // _MAX_ROWS) or 1)
-        wanted, found = reference[keep].astype(np.float64), result[keep].astype(np.float64)
+        wanted, allowed, found = (values[keep].astype(np.float64) for values in (reference, yardstick, result))
         if not len(wanted):
             return
-        log_p, log_q = log_softmax(wanted), log_softmax(found)
-        self.kl = max(self.kl, float(np.max(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1))))
+        for name, values in (("kl", found), ("torch_kl", allowed)):
+            if not (highest := _divergence(wanted, values)) <= getattr(self, name):  # true for NaN, too
+                setattr(self, name, highest)
+        self.scale = max(self.scale, float(np.max(np.abs(wanted))))
         top = min(TOP, wanted.shape[-1])
         best, theirs = (np.argpartition(-values, top - 1, axis=-1)[:, :top] for values in (wanted, found))
         shared = [len(set(one) & set(other)) / top for one, other in zip(best.tolist(), theirs.tolist(), strict=True)]
         self.overlap = min(self.overlap, *shared)
+        if top < wanted.shape[-1]:
+            last, theirs_last = (np.sort(values, axis=-1)[:, -top, None] for values in (wanted, found))
+            self.missing += int(np.sum((wanted > last + margin) & (found < theirs_last)))
         gaps = np.diff(np.partition(wanted, -2, axis=-1)[:, -2:], axis=-1)[:, 0] if wanted.shape[-1] > 1 else 1.0
         differs, ties = np.argmax(wanted, -1) != np.argmax(found, -1), gaps <= margin
         self.rows += len(wanted)
         self.near_ties += int(np.sum(differs & ties))
         self.disagreements += int(np.sum(differs & ~ties))
 
+    @property
+    def limit(self) -> float:
+        """The largest allowed divergence."""
+        return _FACTOR * self.torch_kl + (_FLOOR_ULPS * self.epsilon * self.scale) ** 2 + 2.0**-48
+
+    def failure(self) -> str | None:
+        """Describe the first violated rule, or return None."""
+        if self.disagreements:
+            return f"chooses another token in {self.disagreements} of {self.rows} rows"
+        if self.missing:
+            return f"ranks {self.missing} of the ten best tokens of a row lower"
+        if self.judged and not self.kl <= self.limit:
+            return f"has a KL divergence of {self.kl:.3g}, allowed {self.limit:.3g}"
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """Return the entry for parity.json."""
         return {
             "rows": self.rows,
             "max_kl_divergence": self.kl,
+            "torch_max_kl_divergence": self.torch_kl,
             "min_top_10_overlap": self.overlap,
+            "top_10_disagreements": self.missing,
             "argmax_disagreements": self.disagreements,
             "argmax_near_ties": self.near_ties,
         }
+
+
+def _divergence(wanted: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+    """Return the largest KL divergence of rows of logits from those in float64."""
+    log_p, log_q = log_softmax(wanted), log_softmax(found)
+    return float(np.max(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.probe.dtypes import epsilon
-from zoo.probe.module import TorchExecutor, as_array
+from zoo.probe.module import TorchExecutor, as_array, weights_of
 
 __all__ = ["SEED", "Models"]
 
@@ -61,5 +61,5 @@ class Models:
                 for own, exact in self._pairs():
                     own.copy_(exact)
 
-    def _pairs(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-        return zip(self.yardstick.model.parameters(), self.reference.model.parameters(), strict=True)
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(weights_of(self.yardstick.model), weights_of(self.reference.model), strict=True)

@@ -1,19 +1,18 @@
 """The errors of every output at every level, and the verdict on them.
 
-The tolerance is relative to PyTorch in the model's own dtype: the error of the graph may be at most twice that of
-PyTorch, plus a few units in the last place. A fixed tolerance would be too loose for a small model and too strict for a
-deep one.
+The tolerance is relative to PyTorch in the model's own dtype: see :mod:`zoo.probe.errors`. A fixed tolerance would be
+too loose for a small model and too strict for a deep one. For logits, the next-token distributions are judged as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from zoo.contract import Graph
-from zoo.probe.errors import FACTOR, FLOOR_ULPS, Errors
+from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS, Errors, as_rows
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import check_shape, valid_positions
@@ -21,7 +20,10 @@ from zoo_export.parity.metrics import Distribution
 
 __all__ = ["RULE", "Findings"]
 
-RULE = f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|"
+RULE = (
+    f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|, and likewise, in "
+    f"units of the largest value of a row or channel, {LOCAL_FACTOR:g} x torch's error + {LOCAL_FLOOR_ULPS:g} x epsilon"
+)
 
 
 class Findings:
@@ -31,17 +33,22 @@ class Findings:
         graphs: the declared graphs.
         labels: a phrase for error messages for each level.
         epsilon: the rounding unit of the dtype in which the graphs compute.
+        coarse: levels at which the graphs differ from PyTorch by more than rounding: only maxima are judged.
     """
 
-    def __init__(self, graphs: Sequence[Graph], labels: Mapping[str, str], epsilon: float) -> None:
-        self.graphs, self.labels, self.epsilon = graphs, labels, epsilon
+    def __init__(
+        self, graphs: Sequence[Graph], labels: Mapping[str, str], epsilon: float, coarse: Collection[str] = ()
+    ) -> None:
+        self.graphs, self.labels = graphs, labels
         self.errors = {
-            (level, graph.name, tensor.name): Errors()
+            (level, graph.name, tensor.name): Errors(epsilon, local=level not in coarse)
             for level in labels
             for graph in graphs
             for tensor in graph.output_tensors()
         }
-        self.distributions = {key: Distribution() for key in self.errors if key[2] == "logits"}
+        self.distributions = {
+            key: Distribution(epsilon, judged=key[0] not in coarse) for key in self.errors if key[2] == "logits"
+        }
         self.greedy: dict[str, dict[str, Any]] = {}
         """Agreement of greedily decoded text, by level."""
         self.compared: set[str] = set()
@@ -72,46 +79,43 @@ class Findings:
             for tensor in graph.output_tensors():
                 exact, allowed, found = (outputs[graph.name][tensor.name] for outputs in results)
                 check_shape(graph, tensor, found.shape, feeds, point)
-                valid = valid_positions(graph, tensor, feeds, point)
+                valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), exact.shape)
+                exact, allowed, found, valid = (as_rows(tensor, values) for values in (exact, allowed, found, valid))
+                rows = np.asarray(valid.any(axis=1))
                 errors = self.errors[level, graph.name, tensor.name]
-                errors.add(exact, allowed, found, valid, point)
-                if errors.finite and not errors.passed(self.epsilon):
+                errors.add(exact, allowed, found, rows, point)
+                if errors.finite and not errors.passed:
                     for other in nudged():
-                        errors.allow(exact, other[graph.name][tensor.name], valid)
+                        errors.allow(exact, as_rows(tensor, other[graph.name][tensor.name]), rows)
                 if tensor.name == "logits":
-                    rows = np.broadcast_to(valid, exact.shape)[..., 0]
                     distribution = self.distributions[level, graph.name, tensor.name]
-                    distribution.add(exact[rows], found[rows], self.margin(level, graph))
+                    distribution.add(exact[rows], allowed[rows], found[rows], self.margin(level, graph))
 
     def margin(self, level: str, graph: Graph) -> float:
         """Largest difference of two logits of a graph that its allowed error may reverse."""
-        return 2 * self.errors[level, graph.name, "logits"].limit(self.epsilon)
+        return 2 * self.errors[level, graph.name, "logits"].limit
 
     @property
     def hopeless(self) -> bool:
         """Whether some error is so far beyond the limit that no further point can change the verdict."""
-        return any(errors.hopeless(self.epsilon) for errors in self.errors.values())
+        return any(errors.hopeless for errors in self.errors.values())
 
     def failed(self) -> Iterator[tuple[str, str, Point]]:
         """Yield level, graph and worst point of each output that does not match."""
         for (level, graph, _), errors in self.errors.items():
-            if errors.worst is not None and not errors.passed(self.epsilon):
-                yield level, graph, errors.worst
+            worst = errors.worst_local if errors.runtime <= errors.limit else errors.worst
+            if worst is not None and not errors.passed:
+                yield level, graph, worst
 
     def failures(self) -> list[str]:
         """One line per failed comparison."""
         lines = []
         for (level, graph, name), errors in self.errors.items():
-            where = f"{name} of {graph}, {self.labels[level]}"
-            if not errors.finite:
-                lines.append(f"{where}, is not finite")
-            elif not errors.passed(self.epsilon):
-                limit = errors.limit(self.epsilon)
-                lines.append(f"{where}, is off by {errors.runtime:.3g}, allowed {limit:.3g}, at {errors.worst}")
+            if failure := errors.failure():
+                lines.append(f"{name} of {graph}, {self.labels[level]}, {failure}")
         for (level, graph, _), item in self.distributions.items():
-            if item.disagreements:
-                where = f"{graph}, {self.labels[level]}"
-                lines.append(f"{where}, chooses another token in {item.disagreements} of {item.rows} rows")
+            if failure := item.failure():
+                lines.append(f"{graph}, {self.labels[level]}, {failure}")
         for level, agreement in self.greedy.items():
             if not agreement["passed"]:
                 lines.append(f"greedy decoding, {self.labels[level]}, diverges after {agreement['agreed']} tokens")
@@ -121,7 +125,7 @@ class Findings:
         """Evidence about each output of a graph."""
         return {
             tensor.name: {
-                level: self.errors[level, graph.name, tensor.name].to_dict(self.epsilon)
+                level: self.errors[level, graph.name, tensor.name].to_dict()
                 for level in self.labels
                 if level in self.compared
             }

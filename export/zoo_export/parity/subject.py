@@ -15,7 +15,7 @@ from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
-from zoo.probe.module import TorchExecutor, noisy
+from zoo.probe.module import TorchExecutor, noisy, weights_of
 from zoo.probe.pipeline import Executor
 from zoo_export.graph.file import pointers, referenced_tensors, without_functions
 from zoo_export.parity.modules import ModuleError, module_errors
@@ -51,6 +51,9 @@ class Subject(ABC):
         models: the model by which they are judged.
         labels: a phrase for error messages for each level.
     """
+
+    coarse: frozenset[str] = frozenset()
+    """Levels at which the graphs differ from PyTorch by more than rounding."""
 
     def __init__(
         self, stored: ModelDirectory, graphs: Sequence[Graph], models: Models, labels: Mapping[str, str]
@@ -183,7 +186,7 @@ class OnnxSubject(Subject):
         if wanted == self._weights_now:
             return
         if not wanted:
-            stored = iter(persist.load_directory(self.stored).parameters())
+            stored = iter(weights_of(persist.load_directory(self.stored)))
             self.models.change(lambda _: next(stored))
         elif wanted == FAINT:  # perturbed weights are those times a power of two
             self.models.change(lambda weight: weight * _FAINT)

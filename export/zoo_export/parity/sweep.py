@@ -13,9 +13,10 @@ from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import DEFAULT_MAX, ODD, PAST, Point, make_feeds, make_grid
+from zoo.probe.inputs import CHEAP, DEFAULT_MAX, ODD, PAST, Point, make_feeds, make_grid
 from zoo.probe.pipeline import Executor, run_pipeline
 from zoo_export.parity.greedy import greedy_agreement
+from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.rule import Findings
 from zoo_export.parity.subject import Subject
@@ -40,8 +41,10 @@ class Sweep:
     def __init__(self, subject: Subject, longest: int | None = None) -> None:
         self.subject = subject
         self.longest = longest_input(subject, longest)
+        self.special = special_ids(subject.stored.spec.config)
+        self.parameters = create.count_parameters(subject.models.yardstick.model)
         self.runtimes = subject.open()
-        self.findings = Findings(subject.graphs, subject.labels, subject.models.epsilon)
+        self.findings = Findings(subject.graphs, subject.labels, subject.models.epsilon, subject.coarse)
         self.points: list[Point] = []
         self.left_out = 0
         """Number of points of the grid that were not compared."""
@@ -52,8 +55,7 @@ class Sweep:
         Stops at a point whose error is far beyond the limit.
         """
         graphs = self.subject.graphs
-        parameters = create.count_parameters(self.subject.models.yardstick.model)
-        grid, self.left_out = make_grid(graphs, self.longest, parameters, whole=full_grid)
+        grid, self.left_out = make_grid(graphs, self.longest, self.parameters, whole=full_grid)
         points = [point for point in grid if _numbers(graphs, point) <= _NUMBERS]
         self.visit(points, progress)
         self.left_out += len(grid) - len(self.points)
@@ -62,8 +64,12 @@ class Sweep:
             self.perturb(points)
 
     def visit(self, points: Sequence[Point], progress: Progress | None = None) -> None:
-        """Compare at these points, in order of cost, up to one whose error is far beyond the limit."""
-        for number, point in enumerate(sorted(points, key=lambda point: point.tokens), 1):
+        """Compare at these points, in order of cost, up to one whose error is far beyond the limit.
+
+        A point with several rows is the first, because it shows how large the numbers of each channel are.
+        """
+        first = smallest_points(points)[:1] if points else []
+        for number, point in enumerate(sorted(points, key=lambda point: (point not in first, point.tokens)), 1):
             if progress is not None:
                 progress(number, len(points))
             self.compare_at(point, self.runtimes)
@@ -84,18 +90,26 @@ class Sweep:
                 findings.greedy[level] = agreement
 
     def perturb(self, points: Sequence[Point]) -> None:
-        """Compare on perturbed weights, at the smallest points that have several rows and tokens."""
-        smallest = smallest_points(points)
+        """Compare on perturbed weights, at the smallest points with several rows and tokens, and at a longer one."""
+        chosen = [*smallest_points(points), *self._longer(points)]
         for runtimes in self.subject.open_perturbed():
-            for point in smallest:
+            for point in chosen:
                 self.compare_at(point, runtimes)
+
+    def _longer(self, points: Sequence[Point]) -> list[Point]:
+        """Return the point with the longest past, or else the longest input, among those that cost little."""
+        cheap = [point for point in points if point.tokens * self.parameters <= CHEAP]
+        return [max(cheap, key=lambda point: (point.past, point.length, -point.batch))] if cheap else []
 
     def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
         """Compare executors, by level, at one point."""
         subject, graphs = self.subject, self.subject.graphs
         with running(f"at {point}", subject.stored.path):
-            feeds = make_feeds(graphs, point, SEED, self.longest)
-            exact = run_pipeline(subject.models.reference, graphs, feeds, point, split=False)
+            feeds = make_feeds(graphs, point, SEED, self.longest, special=self.special)
+            exact = run_pipeline(subject.models.reference, graphs, feeds, point, split=True)
+            if point.past and (point.tokens * self.parameters <= CHEAP or point.length + point.past <= ODD + PAST):
+                whole = run_pipeline(subject.models.reference, graphs, feeds, point, split=False)
+                check_split(graphs, whole, exact, feeds, point)
             allowed = {
                 executor: run_pipeline(executor, graphs, feeds, point, split=True)
                 for executor in {subject.yardstick(level) for level in runtimes}
@@ -126,7 +140,7 @@ class Sweep:
             # A small point may hide where an error begins: with one token, only what reads the past is wrong.
             for point in (typical, worst):
                 try:
-                    feeds = make_feeds(self.subject.graphs, point, SEED, self.longest)
+                    feeds = make_feeds(self.subject.graphs, point, SEED, self.longest, special=self.special)
                     modules = self.subject.module_errors(level, graph, feeds, point)
                 except Exception as problem:  # the comparison has failed in any case
                     return f"a module that cannot be named ({problem})"

@@ -33,7 +33,7 @@ from zoo.errors import ArtifactError, ParityError
 from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.probe.inputs import Feeds, Point
-from zoo.probe.module import TorchExecutor
+from zoo.probe.module import TorchExecutor, noisy
 from zoo.probe.pipeline import Arrays, Executor
 from zoo_export.parity.compare import compare, judge
 from zoo_export.parity.modules import ModuleError, module_errors
@@ -147,6 +147,8 @@ def _round_as_one(x: Tensor) -> Tensor:
 class _QuantizedSubject(Subject):
     """The graphs of a variant, judged by the module on the variant's weights."""
 
+    coarse = frozenset({OFF, ALL, PERTURBED})
+
     def __init__(self, stored: ModelDirectory, variant: Variant, provider: Provider) -> None:
         self.variant, self.provider = variant, provider
         self._packings = packings(variant.path)
@@ -166,11 +168,7 @@ class _QuantizedSubject(Subject):
         """Put noise on weights that are not quantised: a graph may ignore initial biases, which are 0."""
         generator = torch.Generator().manual_seed(SEED)
         packed = {id(self.models.yardstick.model.get_parameter(name)) for name in self._packings}
-        self.models.change(
-            lambda weight: (
-                weight if id(weight) in packed else weight + torch.randn(weight.shape, generator=generator).mul_(_NOISE)
-            )
-        )
+        self.models.change(lambda weight: weight if id(weight) in packed else noisy(weight, generator, _NOISE))
         values = self._values()
         yield {
             PERTURBED_EXACT: self._open(self._exact, optimize=True, values=self._expanded | values),

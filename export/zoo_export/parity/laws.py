@@ -1,0 +1,122 @@
+"""The laws that a model must obey before its graph can be compared with it.
+
+The comparison runs the model in several ways: in one call or with a past, in a batch or alone, again and again. A model
+whose results depend on the way has no single result to compare with. The laws are checks of the conformance kit, in
+float64 on random weights. The laws of a large model are checked on the same configuration with fewer layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zoo import memo
+from zoo.config import Config
+from zoo.contract import Graph
+from zoo.errors import ParityError, ZooError
+from zoo.models.count import parameter_count
+from zoo.probe.inputs import Feeds, Point
+from zoo.probe.pipeline import Arrays
+from zoo.probe.positions import valid_positions
+from zoo.registry import ModelSpec
+from zoo.testing.check import Check, CheckFailure, Inapplicable, read_more
+from zoo.testing.laws import LAWS
+from zoo.testing.subject import Subject
+from zoo_export.trace.key import key
+
+__all__ = ["check_laws", "check_split", "special_ids"]
+
+_LARGE = 5_000_000
+"""Number of parameters beyond which the laws are checked on a smaller configuration."""
+_LAYERS, _VOCABULARY = 2, 1000
+_REQUIRED = {"eval-deterministic", "inputs-unchanged", "cache"}
+"""Laws that no declaration makes optional, because the comparison itself relies on them."""
+_TOLERANCE = 1e-8
+"""Allowed difference between float64 results, relative to the largest value."""
+
+
+def check_laws(spec: ModelSpec) -> dict[str, str]:
+    """Check the laws of a model. Returns the outcome of each, for the evidence: "passed", or why it does not apply.
+
+    A law that the architecture declares in ``expected_failures`` is left out, with the declared reason, unless the
+    comparison relies on it. Outcomes are cached: they depend on code and configuration alone.
+
+    Raises:
+        ParityError: the model violates a law.
+    """
+    place = key(spec, "laws", "float64", {})
+    if (known := memo.read(place)) is not None:
+        outcomes: dict[str, str] = json.loads(known)
+        return outcomes
+    subject = Subject(_smaller(spec))
+    outcomes = {}
+    for check in map(Check, LAWS):
+        excuse = spec.architecture.expected_failures.get(check.name)
+        if excuse is not None and check.name not in _REQUIRED:
+            outcomes[check.name] = f"not required: {excuse}"
+            continue
+        try:
+            check(subject)
+            outcomes[check.name] = "passed"
+        except Inapplicable as reason:
+            outcomes[check.name] = f"does not apply: {reason}"
+        except CheckFailure as failure:
+            what = f"the model violates the law {check.name}: {failure.expected}, but {failure.happened}"
+            raise ParityError(what, spec.plugin, read_more(check.name)) from failure
+        except ZooError:
+            raise
+        except Exception as error:
+            what = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
+            raise ParityError(what, spec.plugin, read_more(check.name)) from error
+    memo.write(place, json.dumps(outcomes).encode())
+    return outcomes
+
+
+def _smaller(spec: ModelSpec) -> ModelSpec:
+    """Return the same configuration with fewer layers and token ids, if it is large and allows that."""
+    if parameter_count(spec) <= _LARGE:
+        return spec
+    values = spec.config.to_dict()
+    fewer = {
+        name: min(value, _LAYERS if name.endswith("layers") else _VOCABULARY)
+        for name, value in values.items()
+        if type(value) is int and (name.endswith("layers") or name.endswith("vocab_size"))
+    }
+    for change in (fewer, {name: value for name, value in fewer.items() if name.endswith("layers")}):
+        try:
+            config = type(spec.config).from_dict({**values, **change}, spec.name)
+        except (ZooError, ValueError):
+            continue
+        return dataclasses.replace(spec, config=config)
+    return spec
+
+
+def check_split(
+    graphs: Sequence[Graph], whole: Mapping[str, Arrays], parts: Mapping[str, Arrays], feeds: Feeds, point: Point
+) -> None:
+    """Raise :class:`ParityError` if the model gives other results for a text in two calls than in one."""
+    for graph in graphs:
+        for tensor in graph.output_tensors():
+            one, two = whole[graph.name][tensor.name], parts[graph.name][tensor.name]
+            valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), one.shape)
+            if one.shape != two.shape or not valid.any():
+                continue  # the shape is judged elsewhere
+            scale = float(np.max(np.abs(one), where=valid, initial=0.0))
+            error = float(np.max(np.abs(one - two), where=valid, initial=0.0))
+            if error > _TOLERANCE * scale:
+                what = (
+                    f"the model violates the law cache: {tensor.name} of graph {graph.name!r} in two calls is off by "
+                    f"{error / scale:.2g} of its largest value in one call"
+                )
+                raise ParityError(what, point, read_more("cache"))
+
+
+def special_ids(config: Config) -> list[int]:
+    """Return the numbers of a configuration that may be token ids, which a model may treat in a special way."""
+    values: list[Any] = list(config.to_dict().values())
+    values += [item for value in values if isinstance(value, list | tuple) for item in value]
+    return sorted({value for value in values if type(value) is int and value >= 0})
