@@ -18,6 +18,7 @@ from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, noisy, weights_of
 from zoo.probe.pipeline import Executor
 from zoo_export.graph.file import pointers, referenced_tensors, without_functions
+from zoo_export.parity.coverage import Conditions
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
 from zoo_runtime.executor import OnnxExecutor
@@ -75,6 +76,10 @@ class Subject(ABC):
     def facts(self) -> dict[str, Any]:
         """Evidence about the subject as a whole."""
 
+    def conditions(self) -> Sequence[Conditions]:
+        """Return the conditions of the graphs whose outcomes the compared points should cover."""
+        return ()
+
     def yardstick(self, level: str) -> TorchExecutor:
         """The torch model whose error bounds this level."""
         return self.models.yardstick
@@ -124,6 +129,9 @@ class OnnxSubject(Subject):
 
     def open(self) -> dict[str, Executor]:
         return {level: self._open(self.files, optimize) for level, optimize in self._levels.items()}
+
+    def conditions(self) -> Sequence[Conditions]:
+        return [Conditions(graph, self.files[graph.name], self.stored.path) for graph in self.graphs]
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         for level, weights in open_perturbed(self.models):

@@ -13,8 +13,9 @@ from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import CHEAP, DEFAULT_MAX, ODD, PAST, Point, make_feeds, make_grid
+from zoo.probe.inputs import CHEAP, DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
 from zoo.probe.pipeline import Executor, run_pipeline
+from zoo_export.parity.coverage import Coverage, candidates
 from zoo_export.parity.greedy import greedy_agreement
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.reference import SEED
@@ -23,6 +24,8 @@ from zoo_export.parity.subject import Subject
 
 __all__ = ["Sweep", "longest_input", "running", "smallest_points", "typical_point"]
 
+_CANDIDATES, _CONSTANTS = 300, 12
+"""Number of inputs that are tried to cover conditions, and of the graphs' constants around which they lie."""
 _NUMBERS = 2**28
 """Largest number of attention weights compared at one point: it grows with the square of the length."""
 
@@ -45,6 +48,7 @@ class Sweep:
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         self.runtimes = subject.open()
         self.findings = Findings(subject.graphs, subject.labels, subject.models.epsilon, subject.coarse)
+        self.coverage: Coverage | None = None
         self.points: list[Point] = []
         self.left_out = 0
         """Number of points of the grid that were not compared."""
@@ -57,11 +61,28 @@ class Sweep:
         graphs = self.subject.graphs
         grid, self.left_out = make_grid(graphs, self.longest, self.parameters, whole=full_grid)
         points = [point for point in grid if _numbers(graphs, point) <= _NUMBERS]
+        self.left_out += len(grid) - len(points)
+        points += self.cover(points)
         self.visit(points, progress)
-        self.left_out += len(grid) - len(self.points)
+        self.left_out += len(points) - len(self.points)
         if not self.findings.hopeless:
             self.decode()
             self.perturb(points)
+
+    def cover(self, points: Sequence[Point]) -> list[Point]:
+        """Return more points, at which conditions of the graphs have outcomes that they have at none of the points."""
+        graphs, conditions = self.subject.graphs, self.subject.conditions()
+        if not conditions:
+            return []
+        self.coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype)
+        self.coverage.add(points)
+        constants = sorted({number for item in conditions for number in item.constants})
+        more = candidates(graphs, self.longest, constants[:_CONSTANTS])
+        cheap = [point for point in more if point.tokens * self.parameters <= CHEAP and point not in points]
+        return list(self.coverage.extend(cheap[:: -(-len(cheap) // _CANDIDATES) or 1]))
+
+    def _feeds(self, point: Point) -> Feeds:
+        return make_feeds(self.subject.graphs, point, SEED, self.longest, special=self.special)
 
     def visit(self, points: Sequence[Point], progress: Progress | None = None) -> None:
         """Compare at these points, in order of cost, up to one whose error is far beyond the limit.
@@ -105,7 +126,7 @@ class Sweep:
         """Compare executors, by level, at one point."""
         subject, graphs = self.subject, self.subject.graphs
         with running(f"at {point}", subject.stored.path):
-            feeds = make_feeds(graphs, point, SEED, self.longest, special=self.special)
+            feeds = self._feeds(point)
             exact = run_pipeline(subject.models.reference, graphs, feeds, point, split=True)
             if point.past and (point.tokens * self.parameters <= CHEAP or point.length + point.past <= ODD + PAST):
                 whole = run_pipeline(subject.models.reference, graphs, feeds, point, split=False)
@@ -125,7 +146,8 @@ class Sweep:
 
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""
-        return {"seed": SEED, "left_out": self.left_out, "points": [point.to_dict() for point in self.points]}
+        facts = {"seed": SEED, "left_out": self.left_out, "points": [point.to_dict() for point in self.points]}
+        return facts | ({"coverage": self.coverage.facts()} if self.coverage is not None else {})
 
     def failures(self) -> list[str]:
         """One line per failed comparison; the first names the first module that diverges."""
@@ -140,7 +162,7 @@ class Sweep:
             # A small point may hide where an error begins: with one token, only what reads the past is wrong.
             for point in (typical, worst):
                 try:
-                    feeds = make_feeds(self.subject.graphs, point, SEED, self.longest, special=self.special)
+                    feeds = self._feeds(point)
                     modules = self.subject.module_errors(level, graph, feeds, point)
                 except Exception as problem:  # the comparison has failed in any case
                     return f"a module that cannot be named ({problem})"
