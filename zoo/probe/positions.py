@@ -15,7 +15,7 @@ __all__ = ["check_shape", "valid_positions"]
 
 
 def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
-    """Raise :class:`ParityError` unless an output has its declared dimensions, as far as inputs determine them."""
+    """Raise :class:`ParityError` unless an output has its declared dimensions, which those of the inputs determine."""
     sizes: dict[Dim, int] = {
         dim: feeds[item.name].shape[axis]
         for item in graph.input_tensors()
@@ -26,9 +26,10 @@ def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds:
     if graph.past:
         sizes |= {graph.past.length: point.past, f"{graph.past.length} + sequence": point.length + point.past}
     declared = tuple(_size(dim, sizes) for dim in tensor.dims)
-    if len(declared) != len(shape) or any(
-        size not in (None, there) for size, there in zip(declared, shape, strict=True)
-    ):
+    if None in declared:
+        dim = tensor.dims[declared.index(None)]
+        raise ParityError(f"{tensor.name} of graph {graph.name!r} declares the dimension {dim!r}, which no input has")
+    if declared != shape:
         dims = ", ".join(map(str, tensor.dims))
         raise ParityError(f"{tensor.name} of graph {graph.name!r} has shape {shape} at {point}, but declares ({dims})")
 

@@ -163,12 +163,14 @@ class Recorder:
         return outputs
 
 
-def first_call(model: nn.Module, graph: Graph, feeds: Feeds, past: Cache | None) -> Arrays:
-    """Call a graph that has a past on the first tokens of a text, with this cache, and return its own outputs."""
+def first_call(model: nn.Module, graph: Graph, feeds: Feeds, **past: Cache | None) -> Arrays:
+    """Call a graph that has a past on the first tokens of a text, and return its own outputs.
+
+    ``past`` is the argument for the cache by name, or nothing.
+    """
     from zoo.probe.module import as_array, as_tensor
 
-    assert graph.past is not None
-    method = functools.partial(getattr(model, graph.method), **{graph.past.name: past})
+    method = functools.partial(getattr(model, graph.method), **past)
     plain = replace(graph, past=None, attentions=())
     tensors = {tensor.name: as_tensor(feeds[tensor.name]) for tensor in plain.input_tensors()}
     with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,26 +57,34 @@ def eval_deterministic(subject: Subject) -> None:
 
 
 def inputs_unchanged(subject: Subject) -> None:
-    """A call does not change the tensors that it is given, those of the past included.
+    """A call in evaluation mode changes neither the tensors that it is given, those of the past included, nor weights.
 
-    The caller may use them again: a prompt's past serves several continuations. A graph never changes its inputs, so
-    a model that does is not the one that is exported.
+    The caller may use them again: a prompt's past serves several continuations. A graph never changes its inputs or
+    weights, so a model that does is not the one that is exported.
 
     Do not call methods that end in ``_`` on inputs, and do not assign to their elements. Extend a cache with
-    ``LayerCache.extend``, which makes new tensors.
+    ``LayerCache.extend``, which makes new tensors. Some layers change their weights, such as ``nn.Embedding`` with
+    ``max_norm``.
     """
     import numpy as np
 
+    from zoo.probe.module import perturb
     from zoo.testing.compute import Recorder, executor, make_inputs, run
 
     feeds = make_inputs(subject.graphs, subject.longest, length=_ODD)
     length = min(_ODD, subject.longest)
-    calls = Recorder(executor(subject.exact))
+    model = subject.build().double()  # new, because the first call may be the one that changes it
+    perturb(model)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    calls = Recorder(executor(model))
     for cuts in [(), (length // 2,)] if length > 1 else [()]:
         run(calls, subject.graphs, feeds, cuts)
     for called, name, before, after in calls.inputs:
         if not np.array_equal(before, after, equal_nan=True):
             fail("a call does not change its inputs", f"graph {called!r} changes {name}")
+    for name, tensor in model.state_dict().items():
+        if not np.array_equal(weights[name].numpy(), tensor.numpy(), equal_nan=True):
+            fail("a call does not change the weights", f"it changes {name}")
 
 
 def empty_past(subject: Subject) -> None:
@@ -83,7 +92,8 @@ def empty_past(subject: Subject) -> None:
 
     The first call of a text may be made in any of these ways. The exported graph knows only the last.
 
-    Decide nothing by whether ``past_key_values`` is None, except whether to extend it.
+    Decide nothing by whether ``past_key_values`` is None, except whether to extend it. Its default must be None: a
+    cache as default would be shared by all calls.
     """
     from zoo.nn import Cache
     from zoo.testing.compute import check_equal, counting, executor, first_call, make_inputs, run
@@ -95,9 +105,17 @@ def empty_past(subject: Subject) -> None:
     expected = "a first call gives the same outputs as one with a past of no tokens"
     for graph in subject.graphs:
         if graph.past is not None:
-            for past, words in ((None, "without a past"), (Cache.empty(graph.past.num_layers), "with an empty cache")):
+            name = graph.past.name
+            calls: list[tuple[str, dict[str, Cache | None]]] = [
+                ("with None as past", {name: None}),
+                ("with an empty cache", {name: Cache.empty(graph.past.num_layers)}),
+            ]
+            parameter = inspect.signature(getattr(subject.exact, graph.method)).parameters.get(name)
+            if parameter is not None and parameter.default is not inspect.Parameter.empty:
+                calls += [("without a past", {}), ("without a past for the second time", {})]
+            for words, past in calls:
                 try:
-                    found = first_call(subject.exact, graph, known, past)
+                    found = first_call(subject.exact, graph, known, **past)
                 except Exception as error:
                     fail(expected, f"{words}, it raises {type(error).__name__}: {error}")
                 results = {graph.name: {**wanted[graph.name], **found}}

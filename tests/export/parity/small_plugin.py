@@ -63,7 +63,7 @@ class EncoderConfig(Sizes):
     def graphs(self):
         hidden = zoo.floats("last_hidden_state", "batch", "sequence", self.hidden_size)
         vectors = (zoo.floats(name, "batch", self.hidden_size) for name in ("mean_vector", "end_vector"))
-        inputs = (zoo.token_ids("input_ids", self.vocab_size), zoo.mask("attention_mask"))
+        inputs = (zoo.token_ids("input_ids", self.vocab_size), zoo.mask("attention_mask", padding="right"))
         return (zoo.Graph(inputs=inputs, outputs=(hidden, *vectors)),)
 
 
@@ -184,7 +184,8 @@ class Encoder(nn.Module):
         x = self.norm(x)
         tokens = attention_mask.unsqueeze(-1).to(x.dtype)
         mean = (x * tokens).sum(1) / tokens.sum(1).clamp(min=1)
-        end = (input_ids == self.config.end_token).int().argmax(1)  # the first end token, or token 0 without one
+        ends = (input_ids == self.config.end_token) & attention_mask.bool()
+        end = ends.int().argmax(1)  # the first end token, or token 0 without one
         return {"last_hidden_state": x, "mean_vector": mean, "end_vector": x[torch.arange(batch), end]}
 
 
