@@ -37,7 +37,7 @@ from zoo.models.tensors import tensor_groups
 from zoo.probe.dtypes import numpy_dtype
 from zoo.registry import ModelSpec
 from zoo.version import __version__
-from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, inline, serialize
+from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
 from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.outline import Outline
 from zoo_export.trace.recurrent import RecurrentLayers
@@ -81,11 +81,6 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     _describe(model, spec, graph, dtype, opset)
     if functions and reason is not None:
         model.metadata_props[FLAT_KEY] = reason
-    for name, value in model.graph.initializers.items():
-        if value.const_value is None:
-            assert value.dtype is not None
-            assert value.shape is not None
-            value.const_value = ir.ExternalTensor("", None, None, value.dtype, shape=value.shape, name=name)
     return serialize(ir.to_proto(model))
 
 
@@ -111,6 +106,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             for tensor in tensors
         )
 
+    what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
     free = torch.export.Dim.DYNAMIC
     try:
         with _quiet(), _without_collection(), torch.no_grad():
@@ -149,10 +145,17 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             _take_names(model, stored_names)
             cut_functions(model, outline, _simplify)
     except Exception as error:
-        what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
         raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
     _simplify(model)
     _declare(model, inputs, outputs, ir.DataType.from_numpy(numpy_dtype(dtype)))
+    for name, value in model.graph.initializers.items():
+        if value.const_value is None:
+            assert value.dtype is not None
+            assert value.shape is not None
+            value.const_value = ir.ExternalTensor("", None, None, value.dtype, shape=value.shape, name=name)
+    problem = fault(ir.to_proto(model))
+    if problem is not None:
+        raise _UntraceableError(what, f"the translation is not a valid ONNX graph: {problem}", None)
     return model, outline.unfit
 
 
