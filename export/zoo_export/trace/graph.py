@@ -14,12 +14,14 @@ import itertools
 import json
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from linecache import getline
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
 from typing import Any
 
 import onnx_ir as ir
@@ -49,6 +51,10 @@ _op: Any = op  # the stubs' types are too strict to compose operators
 
 _SMALL = 1024
 """Maximum number of elements of constants to fold. Larger tensors are always weights."""
+
+
+_READS_VALUES = ("meta tensor", "meta device", "data-dependent")
+"""Parts of torch's messages about code that needs the values of a tensor."""
 
 
 def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> bytes:
@@ -174,25 +180,54 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _reason(error: BaseException) -> str:
     *_, first = _causes(error)
-    text = str(first).strip().partition("\n")[0] or type(first).__name__
+    lines = [line.strip() for line in str(first).splitlines() if line.strip()] or [type(first).__name__]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    if any(phrase in text.lower() for phrase in _READS_VALUES):
+        text = f"the code needs the values of a tensor, which are not known yet: {text}"
+    if isinstance(first, KeyError):
+        text = f"KeyError: {text}"
     return re.sub(r"\b0x[0-9a-f]+", "0x...", text)  # addresses differ between runs, and the reason may be stored
 
 
 def _place(error: BaseException, model: nn.Module) -> str | None:
-    """Describe the innermost module of ``model`` in an error's traceback, with file and line."""
+    """Describe the innermost line of the model's own package in an error's tracebacks, and the module that runs it.
+
+    Code that torch has traced already is not in the traceback, but named in the message or by the node at fault.
+    """
     paths = {id(module): path for path, module in model.named_modules()}
-    found = None
+    folders = tuple(_own_code(model))
+    owner: nn.Module | None = None
+    line: tuple[str, int] | None = None
+
+    def read(text: str | None) -> None:
+        nonlocal line
+        for file, number in re.findall(r'File "([^"]+)", line (\d+)', text or ""):
+            line = (file, int(number)) if file.startswith(folders) else line
+
     for cause in _causes(error):
-        trace: TracebackType | None = cause.__traceback__
-        while trace is not None:
-            code, owner = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in paths and not type(owner).__module__.startswith("torch."):
-                path = paths[id(owner)]
-                found = (
-                    f"{path or 'the model'} ({type(owner).__name__}), {Path(code.co_filename).name}:{trace.tb_lineno}"
-                )
-            trace = trace.tb_next
-    return found
+        for frame, number in walk_tb(cause.__traceback__):
+            if frame.f_code.co_filename.startswith(folders):
+                line = frame.f_code.co_filename, number
+                candidate = frame.f_locals.get("self")
+                owner = candidate if id(candidate) in paths else owner
+            node = frame.f_locals.get("node")
+            read(node.stack_trace if isinstance(node, torch.fx.Node) else None)
+        read(str(cause))
+    if line is None:
+        return None
+    code = getline(*line).strip()
+    where = f"{Path(line[0]).name}:{line[1]}" + (f", `{code}`" if code else "")
+    return where if owner is None else f"{paths[id(owner)] or 'the model'} ({type(owner).__name__}), {where}"
+
+
+def _own_code(model: nn.Module) -> Iterator[str]:
+    """Yield the folder of the top-level package of each class of module, or its file, except torch's and zoo's own."""
+    for name in {type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "zoo"}:
+        package = sys.modules[name]
+        if hasattr(package, "__path__"):
+            yield from (f"{folder}/" for folder in package.__path__)
+        elif file := getattr(package, "__file__", None):
+            yield file
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
