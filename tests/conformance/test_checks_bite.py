@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.plugin import EDITS, Edit, install_edited
+from tests.conformance.plugin import EDITS, RETURN, Edit, install_edited
 from zoo.testing import all_checks, find_check, find_subject, run_check, run_checks
 
 
@@ -128,3 +128,37 @@ def test_other_faults_are_detected(
     result = run_check(find_check(all_checks(), check), find_subject(name))
     assert result.status == "failed", result
     assert happened in result.happened, result
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        # Each token is scaled by one of 64 experts, most of which three rows of six tokens leave out.
+        [
+            (
+                "model",
+                "        self.head =",
+                "        self.router = nn.Linear(c.hidden_size, 64)\n"
+                "        self.experts = nn.ParameterList(torch.ones(c.hidden_size) for _ in range(64))\n"
+                "        self.head =",
+            ),
+            (
+                *RETURN,
+                "        scores = self.router(x).softmax(-1)\n"
+                "        best, chosen = scores.max(-1, keepdim=True)\n"
+                "        parts = [(chosen == n) * expert for n, expert in enumerate(self.experts)]\n"
+                "        return self.head(x * best * sum(parts))\n",
+            ),
+        ],
+        # A scale is learned in training, and merged into the head for evaluation.
+        [
+            ("model", "        self.head =", "        self.scale = nn.Parameter(torch.ones(()))\n        self.head ="),
+            (*RETURN, "        return self.head(x) * (self.scale if self.training else 1)\n"),
+        ],
+    ],
+    ids=["experts", "scale"],
+)
+def test_rare_and_late_gradients_are_found(edits: Sequence[Edit], install: Callable[..., Path]) -> None:
+    name = install_edited(install, "zoo-honest", edits)
+    result = run_check(find_check(all_checks(), "gradients"), find_subject(name))
+    assert (result.status, result.happened) == ("passed", "")

@@ -6,7 +6,7 @@ B batch, T steps, I input size, E hidden size, L layers times directions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +84,25 @@ def scan_steps(step: Callable[[S, Tensor], tuple[S, Tensor]], state: S, x: Tenso
     A Python loop, except during export, where a ``scan`` operator keeps the graph independent of T.
     """
     if torch.compiler.is_exporting():
-        last, steps = scan(step, state, x, dim=1)
+
+        def copying(before: S, part: Tensor) -> tuple[S, Tensor]:
+            after, result = step(before, part)
+            return _copy(after), _copy(result)
+
+        last, steps = scan(copying, _copy(state), x, dim=1)
         return last, steps
+    if x.is_meta:  # only shapes matter
+        state, result = step(state, x[:, 0])
+        return state, result.unsqueeze(1).expand(-1, x.shape[1], *result.shape[1:])
     results = []
     for part in x.unbind(1):
         state, result = step(state, part)
         results.append(result)
     return state, torch.stack(results, 1)
+
+
+def _copy(value: Any) -> Any:
+    """Copy a tensor or a tuple of tensors: ``scan`` accepts neither views nor two states of different strides."""
+    if isinstance(value, tuple):
+        return tuple(map(_copy, value))
+    return value.clone(memory_format=torch.contiguous_format)

@@ -185,8 +185,8 @@ def padding_invariance(subject: Subject) -> None:
     otherwise the output for a row would depend on the lengths of the others.
 
     Mask with ``zoo.nn.build_mask(padding=...)``, compute positions with ``positions_of(padding=...)``, and pool with
-    ``zoo.nn.pool``. If positions count padding, as learned ones often do, declare that padding is on the right:
-    ``zoo.mask(..., padding="right")``.
+    ``zoo.nn.pool``. Positions may count padding if only their differences matter, as for rotary ones. Otherwise, as for
+    most learned ones, declare that padding is on the right: ``zoo.mask(..., padding="right")``.
     """
     from zoo.testing.compute import masks
 
@@ -239,7 +239,7 @@ def _check_content_of_padding(subject: Subject, mask: TensorSpec, length: str, s
 def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: str) -> None:
     import numpy as np
 
-    from zoo.testing.compute import check_equal, executor, inputs_along, make_inputs, run
+    from zoo.testing.compute import SHIFTED_TOLERANCE, TOLERANCE, check_equal, executor, inputs_along, make_inputs, run
 
     start = max(1, min(6, subject.longest - _LONGER))
     feeds = make_inputs(subject.graphs, subject.longest, length=start, other=start)
@@ -268,7 +268,11 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
         for graph in subject.graphs
     }
     expected = f"padding on the {side} ({mask.name}) does not change outputs at other positions"
-    check_equal(subject.graphs, wanted, cut, expected, f"with {_LONGER} positions of padding", lambda *_: True)
+    shifted = side == "left"  # keys may be cached after a rotation by positions that count padding
+    check_equal(
+        subject.graphs, wanted, cut, expected, f"with {_LONGER} positions of padding", lambda *_: True,
+        tolerance=SHIFTED_TOLERANCE if shifted else TOLERANCE, presents=not shifted,
+    )  # fmt: skip
 
 
 def _along(tensor: TensorSpec, length: str, place: slice, values: Any) -> Any:

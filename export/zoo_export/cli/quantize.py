@@ -85,5 +85,11 @@ def command(
     where = "the built-in text" if sample["text"] == "built-in" else sample["text"]
     sizes = f"{bytes_text(certificate['bytes'])} of weights instead of {bytes_text(certificate['float32_bytes'])}"
     say(f"{chosen}: {sizes}, measured on {amount} of {where}")
+    kept: dict[str, list[str]] = {}
+    for name, reason in certificate["kept_float32"].items():
+        kept.setdefault(reason, []).append(name)
+    for reason, names in kept.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        say(f"float32 is kept for {', '.join(names[:3])}{more}: {reason}")
     for output, found in certificate["outputs"].items():
         say(f"{output}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))

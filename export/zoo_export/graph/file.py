@@ -29,6 +29,7 @@ __all__ = [
     "annotate",
     "contract",
     "external_tensors",
+    "fault",
     "inline",
     "link",
     "metadata",
@@ -93,6 +94,23 @@ def annotate(graph: bytes, entries: Mapping[str, str]) -> bytes:
     for key, value in sorted({**kept, **entries}.items()):
         model.metadata_props.add(key=key, value=value)
     return serialize(model)
+
+
+def fault(model: onnx.ModelProto) -> str | None:
+    """Return the first violation of the ONNX standard, such as a name that nothing defines, or None."""
+    checked = onnx.ModelProto()
+    checked.CopyFrom(model)
+    external = {tensor.name: tensor for tensor in external_tensors(checked)}
+    kept = [tensor for tensor in checked.graph.initializer if tensor.name not in external]
+    del checked.graph.initializer[:]
+    checked.graph.initializer.extend(kept)
+    for name, tensor in external.items():  # as inputs, because the checker would look for their files
+        checked.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+    try:
+        onnx.checker.check_model(checked)
+    except onnx.checker.ValidationError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx
 
 from zoo_export.graph.file import EXACT_KEY, parse, serialize
 
 __all__ = ["widen"]
 
+_finfo: Any = ml_dtypes.finfo  # untyped
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
@@ -23,25 +27,36 @@ def widen(graph: bytes) -> bytes | None:
         The graph, or None if a constant may have been rounded from an unknown number.
     """
     model = parse(graph)
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if value.type.tensor_type.elem_type in _HALVES:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    known = [_widen_tensor(tensor) for tensor in model.graph.initializer]
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        known.append(_widen_nodes(nodes))
+    known = [_widen_graph(model.graph), *(_widen_nodes(function.node) for function in model.functions)]
     return serialize(model) if all(known) else None
 
 
+def _widen_graph(graph: onnx.GraphProto) -> bool:
+    """Widen a graph or subgraph; return whether its constants are exact."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type in _HALVES:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    known = [_widen_tensor(tensor) for tensor in graph.initializer]
+    return _widen_nodes(graph.node) and all(known)
+
+
 def _widen_tensor(tensor: onnx.TensorProto) -> bool:
-    """Widen a tensor; return whether its values are exact. Values with few binary digits are taken to be unrounded."""
+    """Widen a tensor; return whether its values are exact.
+
+    Values with few binary digits are taken to be unrounded. The lowest number of the dtype, ``torch.finfo(dtype).min``,
+    becomes the lowest of float32.
+    """
     if tensor.data_type not in _HALVES:
         return True
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         tensor.data_type = onnx.TensorProto.FLOAT
         return True
-    values = onnx.numpy_helper.to_array(tensor).astype("float32")
+    halves = onnx.numpy_helper.to_array(tensor)
+    lowest = halves == _finfo(halves.dtype).min
+    values = np.where(lowest, np.finfo(np.float32).min, halves.astype(np.float32))
     tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    return all(math.isinf(value) or (16 * math.frexp(value)[0]).is_integer() for value in values.flat)
+    few = (math.isinf(value) or (16 * math.frexp(value)[0]).is_integer() for value in values[~lowest].flat)
+    return all(few)
 
 
 def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
@@ -58,5 +73,5 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
             elif attribute.type == onnx.AttributeProto.TENSOR:
                 known.append(_widen_tensor(attribute.t))
             for inner in (attribute.g, *attribute.graphs):
-                known.append(_widen_nodes(inner.node))
+                known.append(_widen_graph(inner))
     return all(known)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo.artifact.digests import digest_file
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, ParityError
 from zoo.version import __version__
-from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
+from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, fault, metadata, parse
 from zoo_export.parity.rule import RULE
 from zoo_export.trace.make import Options
 
@@ -109,7 +109,14 @@ def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evide
 
 
 def stage_graphs(stage: Path, graphs: Mapping[str, bytes], evidence_file: str, evidence: Mapping[str, Any]) -> None:
-    """Write graphs (by file name) and their evidence, each containing the digest of the other."""
+    """Write graphs (by file name) and their evidence, each containing the digest of the other.
+
+    Raises :class:`ParityError`, and writes nothing, if a graph violates the ONNX standard.
+    """
+    for name, graph in graphs.items():
+        problem = fault(parse(graph))
+        if problem is not None:
+            raise ParityError(f"{name} is not a valid ONNX graph ({problem})", None, "nothing was written")
     entries = {EVIDENCE_KEY: evidence_digest(evidence)}
     files = dict(evidence.get("files", {}))
     for name, graph in graphs.items():

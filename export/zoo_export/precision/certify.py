@@ -308,6 +308,7 @@ def certify(
         "reference": "the module in float32, by torch",
         "bytes": variant.footprint(),
         "float32_bytes": sum(tensor.length for tensor in stored.layout.values()),
+        "kept_float32": dict(variant.kept),
         "sample": tokens.to_dict(),
         "max_mean_kl_divergence": limit,
         "min_mean_cosine": bound.cosine,

@@ -12,7 +12,8 @@ JSON in the file's metadata under the name of the matrix.
     ``NAME``              int8 (K, N)
     ``NAME.scales``       float32 (N)
 
-A weight is (number - zero point) x scale; the second layout has no zero points.
+A weight is (number - zero point) x scale; the second layout has no zero points. A stack of matrices is stored as one
+matrix with all their rows.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def dequantized_model(stored: ModelDirectory, variant: Variant) -> nn.Module:
             if name not in packed:
                 yield name, torch.from_numpy(read_tensor(stored.path, name, place))
         for name, weight in read_dequantized(variant.path):
-            yield name, torch.from_numpy(weight)
+            yield name, torch.from_numpy(weight.reshape(stored.layout[name].shape))
 
     persist.fill(model, tensors())
     return model

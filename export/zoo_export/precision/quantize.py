@@ -13,15 +13,18 @@ profile ``cpu`` with quantised operators:
 - In ``int8`` graphs without a past, which use each weight for many tokens, Linears become ``MatMulIntegerToFloat`` with
   one scale per output, and their inputs pass through a ``DynamicQuantizeLinear``. This is two to three times as fast as
   ``MatMulNBits`` there, but less accurate.
+- A stack of matrices, such as the weights of experts, has 8 bits in either precision. It is dequantised when the graph
+  runs; where matrices are chosen by index, only those are.
 
-Biases, norms and everything else stay float32. The quantised operators are ONNX Runtime's own, and so are the functions
-that quantise the weights.
+Biases, norms and everything else stay float32, and so do weights that do not fit (:attr:`Variant.kept`). The quantised
+operators are ONNX Runtime's own, and so are the functions that quantise the weights.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -63,7 +66,10 @@ PRECISION_KEY = "zoo.precision"
 """Graph metadata: the precision of the variant."""
 CONTRIB = "com.microsoft"
 BLOCKS, DYNAMIC, TABLE = "MatMulNBits", "MatMulIntegerToFloat", "GatherBlockQuantized"
-_TABLE_BITS = 8
+_OTHER_BITS = 8
+"""Bits of weights that no Linear reads."""
+_STACK = 3
+"""Number of dimensions of a stack of matrices."""
 _SMALLEST_BLOCK = 16
 _INT8_COMPUTE = 4
 """``accuracy_level``: allow the runtime to quantise activations to int8 by block. Without it, there is no kernel for
@@ -103,6 +109,8 @@ class Variant:
     file: str
     graphs: Mapping[str, ir.Model]
     """Graphs by declared name."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Weights of two or more dimensions that stay float32, each with the reason."""
 
     @property
     def path(self) -> Path:
@@ -156,14 +164,17 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
     empty = Variant(precision, directory, file, {})
     written = make_graphs(stored, Options(profile="cpu"))
     graphs = {name: empty.parse(graph, stored) for name, graph in written.items()}
-    plan = _plan(stored, graphs, SCHEMES[precision])
-    weights = ((name, read_tensor(stored.path, name, stored.layout[name])) for name in plan)
+    plan, kept = _plan(stored, graphs, SCHEMES[precision])
+    weights = (
+        (name, read_tensor(stored.path, name, stored.layout[name]).reshape(packing.rows, packing.columns))
+        for name, packing in plan.items()
+    )
     write_packed(directory / file, plan, weights)
     places = read_header(directory / file)
     for model in graphs.values():
         _rewrite(model, plan, places, directory)
         model.metadata_props[PRECISION_KEY] = precision
-    return Variant(precision, directory, file, graphs)
+    return Variant(precision, directory, file, graphs, kept)
 
 
 def read_variant(stored: ModelDirectory, precision: Precision) -> Variant:
@@ -268,36 +279,56 @@ def _to_half(stored: ModelDirectory, empty: Variant) -> Variant:
     return replace(empty, graphs=graphs)
 
 
-def _plan(stored: ModelDirectory, graphs: Mapping[str, ir.Model], scheme: Scheme) -> dict[str, Packing]:
-    """Choose the matrices to quantise: those that are only read by Linears and Embeddings."""
+def _plan(
+    stored: ModelDirectory, graphs: Mapping[str, ir.Model], scheme: Scheme
+) -> tuple[dict[str, Packing], dict[str, str]]:
+    """Choose the weights to quantise; return them, and the reasons for those that stay float32."""
     has_past = {graph.name: graph.past is not None for graph in stored.spec.graphs}
+    in_loops = {node for model in graphs.values() for inner in model.graph.subgraphs() for node in inner}
     plan: dict[str, Packing] = {}
+    kept: dict[str, str] = {}
     for name, place in stored.layout.items():
-        readers = [
-            (_reader(node, position), has_past[graph])
+        uses = {
+            use: has_past[graph]
             for graph, model in graphs.items()
             if name in model.graph.initializers
-            for node, position in model.graph.initializers[name].uses()
-        ]
-        kinds = {kind for kind, _ in readers}
-        if len(place.shape) != 2 or place.dtype != "F32" or not kinds or None in kinds:
+            for use in model.graph.initializers[name].uses()
+        }
+        if len(place.shape) < 2 or place.dtype != "F32" or not uses:
             continue
-        rows, columns = place.shape
-        if scheme.dynamic and not any(past for _, past in readers) and kinds == {"product"}:
-            plan[name] = Packing(rows, columns, 8, None)
-            continue
-        block = next((size for size in _blocks(scheme.block) if columns % size == 0), None)
-        if "product" not in kinds:
-            if block is not None:
-                plan[name] = Packing(rows, columns, _TABLE_BITS, block)
-        elif block is None:
-            what = f"the row length {columns} of {name} is not a multiple of {_SMALLEST_BLOCK}"
-            raise UsageError(what, stored.path, "use float16")
+        looped = any(node in in_loops for node, _ in uses)  # errors would grow with every step
+        found = "read in a loop" if looped else _packing(place.shape, uses, scheme)
+        if isinstance(found, Packing):
+            plan[name] = found
         else:
-            plan[name] = Packing(rows, columns, scheme.bits, block, scheme.zero_points)
+            kept[name] = found
     if not plan:
-        raise UsageError("the model has no Linear or Embedding to quantise", stored.path, "use float16")
-    return plan
+        what = "the model has no weights to quantise"
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:3])
+        raise UsageError(f"{what} ({reasons})" if kept else what, stored.path, "use float16")
+    return plan, kept
+
+
+def _packing(shape: tuple[int, ...], uses: Mapping[Any, bool], scheme: Scheme) -> Packing | str:
+    """Choose how to store a weight that these nodes read, each in a graph with or without a past.
+
+    Returns the reason if it cannot be quantised.
+    """
+    kinds = set()
+    for node, position in uses:
+        kind = _reader(node, position, len(shape))
+        if kind is None:
+            return f"read by {node.op_type}"
+        kinds.add(kind)
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    if scheme.dynamic and not any(uses.values()) and kinds == {"product"}:
+        return Packing(rows, columns, 8, None)
+    block = next((size for size in _blocks(scheme.block) if columns % size == 0), None)
+    if block is None:
+        return f"row length {columns} is not a multiple of {_SMALLEST_BLOCK}"
+    if "product" in kinds:
+        return Packing(rows, columns, scheme.bits, block, scheme.zero_points)
+    return Packing(rows, columns, _OTHER_BITS, block, "stack" in kinds)
 
 
 def _blocks(largest: int) -> Iterator[int]:
@@ -306,45 +337,60 @@ def _blocks(largest: int) -> Iterator[int]:
         largest //= 2
 
 
-def _reader(node: ir.Node, position: int) -> Literal["product", "lookup"] | None:
-    """Classify a node's use of an input matrix; None if it does not support a quantised matrix."""
+def _reader(node: ir.Node, position: int, rank: int) -> Literal["product", "lookup", "stack"] | None:
+    """Classify a node's use of a weight; None if it does not support a quantised one."""
     numbers = {name: attribute.value for name, attribute in node.attributes.items()}
     if node.op_type == "Gemm" and position == 1:
         plain = numbers.get("alpha", 1) == 1 and numbers.get("beta", 1) == 1 and not numbers.get("transA", 0)
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         adds = bias is None or (bias.is_initializer() and bias.shape is not None and len(bias.shape) == 1)
         return "product" if plain and adds and numbers.get("transB", 0) else None
-    if node.op_type == "Gather" and position == 0 and not numbers.get("axis", 0):
+    if node.op_type == "Gather" and position == 0 and not numbers.get("axis", 0) and rank <= _STACK:
         return "lookup"
-    return None
+    return "stack" if node.op_type in ("MatMul", "Einsum", "Transpose") and rank == _STACK else None
 
 
 def _rewrite(model: ir.Model, plan: Mapping[str, Packing], places: Mapping[str, StoredTensor], directory: Path) -> None:
-    """Replace each reader of a planned matrix by an operator that reads its packed form."""
+    """Replace each reader of a planned weight by an operator that reads its packed form."""
     made: dict[str, ir.Value] = {}
     rounded: dict[ir.Value, ir.Node] = {}
+    expanded: list[ir.Node] = []
 
-    def part(name: str, suffix: str, *, flat: bool = False) -> ir.Value:
-        """Return an initialiser; ``flat`` merges the blocks of each row, as lookups require."""
-        key = name + suffix + (".table" if flat else "")
+    def part(name: str, suffix: str, rows: tuple[int, ...] | None = None) -> ir.Value:
+        """Return an initialiser; with ``rows`` in that shape, and the blocks of each row merged."""
+        place = places[name + suffix]
+        key = name + suffix
+        if rows is not None and (shape := (*rows, math.prod(place.shape[1:]))) != place.shape:
+            key, place = f"{key}.table", replace(place, shape=shape)
         if key not in made:
-            place = places[name + suffix]
-            if flat:
-                place = replace(place, shape=(place.shape[0], place.shape[1] * place.shape[2]))
             tensor = _external(key, place, directory)
             made[key] = ir.Value(name=key, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
         return made[key]
 
     for name, packing in plan.items():
         weight = model.graph.initializers.pop(name, None)
-        for node, _ in tuple(weight.uses()) if weight is not None else ():
+        if weight is None:
+            continue
+        assert weight.shape is not None
+        rows = weight.shape.numpy()[:-1]
+        whole: ir.Node | None = None
+        for node, position in tuple(weight.uses()):
+            if node.op_type == "Gather":
+                points = part(name, ZERO_POINTS, rows) if packing.zero_points else None
+                inputs = [part(name, "", rows), node.inputs[1], part(name, SCALES, rows), points]
+                sizes = {"bits": packing.bits, "block_size": packing.block}
+                _replace(model, node, TABLE, inputs, {**sizes, "gather_axis": 0, "quantize_axis": len(rows)})
+                continue
+            if node.op_type != "Gemm":
+                if whole is None:
+                    parts = [part(name, suffix, rows) for suffix in packing.parts()]
+                    sizes = {"axis": len(rows), "block_size": packing.block}
+                    whole = ir.node("DequantizeLinear", parts, sizes, name=f"{name} in float32")
+                    expanded.append(whole)
+                node.replace_input_with(position, whole.outputs[0])
+                continue
             scales = part(name, SCALES)
             points = part(name, ZERO_POINTS) if packing.zero_points else None
-            if node.op_type == "Gather":
-                inputs = [part(name, "", flat=True), node.inputs[1], scales, points]
-                sizes = {"bits": packing.bits, "block_size": packing.block, "gather_axis": 0, "quantize_axis": 1}
-                _replace(model, node, TABLE, inputs, sizes)
-                continue
             source = node.inputs[0]
             assert source is not None
             bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -357,6 +403,8 @@ def _rewrite(model: ir.Model, plan: Mapping[str, Packing], places: Mapping[str, 
             _replace(model, node, BLOCKS, [source, part(name, ""), scales, points, None, bias], sizes)
     for value in made.values():
         model.graph.initializers.add(value)
+    if expanded:
+        model.graph.insert_before(model.graph[0], expanded)
     model.opset_imports[CONTRIB] = 1
     passes.RemoveUnusedNodesPass()(model)
 

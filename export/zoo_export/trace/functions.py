@@ -198,7 +198,26 @@ class _Function:
             ):
                 inside.append(node)
                 own.update(node.outputs)
-        return inside
+        return self._without_shared(inside, enter, leave)
+
+    def _without_shared(self, inside: Sequence[ir.Node], enter: ir.Node, leave: ir.Node) -> list[ir.Node]:
+        """Leave nodes in the graph that other nodes need as well, such as a constant in the model's code.
+
+        Only those that depend on neither the block's arguments nor its weights: they have the same result in each call.
+        """
+        own: set[ir.Value] = set(enter.outputs)
+        for node in inside:
+            if any(value in own or (value.is_initializer() and value.name in self._names) for value in _read(node)):
+                own.update(node.outputs)
+        kept: list[ir.Node] = []
+        members: set[ir.Node] = {leave, *(inner for node in inside for inner in _with_inner(node))}
+        for node in reversed(inside):  # users come after what they use
+            read = any(v.is_graph_output() or any(user not in members for user, _ in v.uses()) for v in node.outputs)
+            if read and own.isdisjoint(node.outputs):
+                members.difference_update(_with_inner(node))
+            else:
+                kept.append(node)
+        return kept[::-1]
 
 
 def _bring(value: ir.Value, inputs: Sequence[ir.Value]) -> tuple[ir.Value, list[ir.Node]]:

@@ -14,12 +14,14 @@ import itertools
 import json
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from linecache import getline
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
 from typing import Any
 
 import onnx_ir as ir
@@ -38,7 +40,7 @@ from zoo.probe.dtypes import numpy_dtype
 from zoo.probe.inputs import DEFAULT_MAX
 from zoo.registry import ModelSpec
 from zoo.version import __version__
-from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, inline, serialize
+from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
 from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.guards import Branches
 from zoo_export.trace.outline import Outline
@@ -51,6 +53,10 @@ _op: Any = op  # the stubs' types are too strict to compose operators
 
 _SMALL = 1024
 """Maximum number of elements of constants to fold. Larger tensors are always weights."""
+
+
+_READS_VALUES = ("meta tensor", "meta device", "data-dependent")
+"""Parts of torch's messages about code that needs the values of a tensor."""
 
 
 def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> bytes:
@@ -83,11 +89,6 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     _describe(model, spec, graph, dtype, opset)
     if functions and reason is not None:
         model.metadata_props[FLAT_KEY] = reason
-    for name, value in model.graph.initializers.items():
-        if value.const_value is None:
-            assert value.dtype is not None
-            assert value.shape is not None
-            value.const_value = ir.ExternalTensor("", None, None, value.dtype, shape=value.shape, name=name)
     return serialize(ir.to_proto(model))
 
 
@@ -113,6 +114,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             for tensor in tensors
         )
 
+    what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
     free = torch.export.Dim.DYNAMIC
     branches = Branches()
     try:
@@ -152,13 +154,20 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             _take_names(model, stored_names)
             cut_functions(model, outline, _simplify)
     except Exception as error:
-        what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
         raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
     longest = int(getattr(spec.config, "max_seq_len", DEFAULT_MAX))
     shapes = [node.meta["val"].shape for node in _inputs(program)]
     branches.check(list(zip(kept, shapes, strict=True)), graph, longest)
     _simplify(model)
     _declare(model, inputs, outputs, ir.DataType.from_numpy(numpy_dtype(dtype)))
+    for name, value in model.graph.initializers.items():
+        if value.const_value is None:
+            assert value.dtype is not None
+            assert value.shape is not None
+            value.const_value = ir.ExternalTensor("", None, None, value.dtype, shape=value.shape, name=name)
+    problem = fault(ir.to_proto(model))
+    if problem is not None:
+        raise _UntraceableError(what, f"the translation is not a valid ONNX graph: {problem}", None)
     return model, outline.unfit
 
 
@@ -184,25 +193,54 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _reason(error: BaseException) -> str:
     *_, first = _causes(error)
-    text = str(first).strip().partition("\n")[0] or type(first).__name__
+    lines = [line.strip() for line in str(first).splitlines() if line.strip()] or [type(first).__name__]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    if any(phrase in text.lower() for phrase in _READS_VALUES):
+        text = f"the code needs the values of a tensor, which are not known yet: {text}"
+    if isinstance(first, KeyError):
+        text = f"KeyError: {text}"
     return re.sub(r"\b0x[0-9a-f]+", "0x...", text)  # addresses differ between runs, and the reason may be stored
 
 
 def _place(error: BaseException, model: nn.Module) -> str | None:
-    """Describe the innermost module of ``model`` in an error's traceback, with file and line."""
+    """Describe the innermost line of the model's own package in an error's tracebacks, and the module that runs it.
+
+    Code that torch has traced already is not in the traceback, but named in the message or by the node at fault.
+    """
     paths = {id(module): path for path, module in model.named_modules()}
-    found = None
+    folders = tuple(_own_code(model))
+    owner: nn.Module | None = None
+    line: tuple[str, int] | None = None
+
+    def read(text: str | None) -> None:
+        nonlocal line
+        for file, number in re.findall(r'File "([^"]+)", line (\d+)', text or ""):
+            line = (file, int(number)) if file.startswith(folders) else line
+
     for cause in _causes(error):
-        trace: TracebackType | None = cause.__traceback__
-        while trace is not None:
-            code, owner = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in paths and not type(owner).__module__.startswith("torch."):
-                path = paths[id(owner)]
-                found = (
-                    f"{path or 'the model'} ({type(owner).__name__}), {Path(code.co_filename).name}:{trace.tb_lineno}"
-                )
-            trace = trace.tb_next
-    return found
+        for frame, number in walk_tb(cause.__traceback__):
+            if frame.f_code.co_filename.startswith(folders):
+                line = frame.f_code.co_filename, number
+                candidate = frame.f_locals.get("self")
+                owner = candidate if id(candidate) in paths else owner
+            node = frame.f_locals.get("node")
+            read(node.stack_trace if isinstance(node, torch.fx.Node) else None)
+        read(str(cause))
+    if line is None:
+        return None
+    code = getline(*line).strip()
+    where = f"{Path(line[0]).name}:{line[1]}" + (f", `{code}`" if code else "")
+    return where if owner is None else f"{paths[id(owner)] or 'the model'} ({type(owner).__name__}), {where}"
+
+
+def _own_code(model: nn.Module) -> Iterator[str]:
+    """Yield the folder of the top-level package of each class of module, or its file, except torch's and zoo's own."""
+    for name in {type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "zoo"}:
+        package = sys.modules[name]
+        if hasattr(package, "__path__"):
+            yield from (f"{folder}/" for folder in package.__path__)
+        elif file := getattr(package, "__file__", None):
+            yield file
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -276,6 +314,18 @@ def _simplify(model: ir.Model) -> None:
         for value in node.outputs:
             value.shape, value.type = None, None
             value.metadata_props.clear()
+    for graph in (model.graph, *model.graph.subgraphs()):
+        _separate_outputs(graph)
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Give every output a value of its own: ONNX Runtime mixes up outputs of a loop's body that share one."""
+    for position, value in enumerate(graph.outputs):
+        if value in graph.outputs[:position]:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].name = f"{value.name}.{position}"  # unique in the model, as required of inner graphs
+            graph.append(copy)
+            graph.outputs[position] = copy.outputs[0]
 
 
 def _declare(

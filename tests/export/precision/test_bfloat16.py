@@ -316,6 +316,36 @@ def test_bfloat16_graph_is_compared_in_float32(half_model: Callable[[str], Path]
         assert bool(failures_in_float32(stored, wide)) == (change is faulty)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_body_of_a_loop_is_widened(dtype: str) -> None:
+    """With its inputs, outputs and constants; the lowest number of the dtype becomes that of float32."""
+    lowest = int(np.array(ml_dtypes.finfo(numpy_dtype(dtype)).min).view(np.uint16))  # the parser wants bits
+    body = f"""
+        step ({dtype}[2] before, {dtype}[2] x) => ({dtype}[2] after, {dtype}[2] y)
+        {{ low = Constant <value = {dtype} {{ {lowest} }}> ()  after = Add (before, x)  y = Max (after, low) }}"""
+    signature = f"({dtype}[2] first, {dtype}[3, 2] x) => ({dtype}[2] last, {dtype}[3, 2] y)"
+    wide = widen(sketch(f"last, y = Scan <num_scan_inputs = 1, body = {body}> (first, x)", signature))
+    assert wide is not None
+    x = np.array([[1, -1e38], [2, -1e38], [3, -1e38]], np.float32)
+    last, y = ort.InferenceSession(wide).run(None, {"first": np.zeros(2, np.float32), "x": x})
+    np.testing.assert_array_equal(y, x.cumsum(0))
+    np.testing.assert_array_equal(last, x.sum(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_loop_over_steps_is_compared_in_float32(exported_build: Exported, dtype: str) -> None:
+    stored = ModelDirectory.open(exported_build("seq2seq-tiny", dtype=dtype, noise=True))
+    graphs = make_graphs(stored)
+    wide = {name: widen(graph) for name, graph in graphs.items()}
+    assert None not in wide.values()
+    assert failures_in_float32(stored, wide) == []
+    model = parse(graphs["decoder"])
+    (body,) = [attribute.g for node in model.graph.node for attribute in node.attribute if attribute.name == "body"]
+    next(node for node in body.node if node.op_type == "Tanh").op_type = "Identity"
+    assert failures_in_float32(stored, {**wide, "decoder": widen(serialize(model))})
+
+
 def test_bfloat16_variant_is_the_rounded_model(exported_build: Exported, tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny", noise=True))
     variant = make_variant(stored, "bfloat16", tmp_path)

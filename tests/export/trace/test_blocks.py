@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 import zoo
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph, floats
+from zoo_export import export as exporting
 from zoo_export.export import export_model
 from zoo_export.trace import graph as tracing
+from zoo_export.trace.functions import _Function
 from zoo_export.trace.make import Options, make_graphs
 from zoo_export.trace.outline import Outline
 
@@ -163,6 +166,28 @@ class InPlace(Layer):
         return super().forward(x)
 
 
+class RMSNorm(nn.Module):
+    """As in most decoders: the epsilon is a number in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Normed(nn.Module):
+    """A linear map after a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = RMSNorm(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x))
+
+
 class Model(nn.Module):
     """Layers, called by ``run``."""
 
@@ -225,6 +250,12 @@ def again(layers: Any, x: Tensor) -> Tensor:
     return x
 
 
+def norm_after_all(layers: Any, x: Tensor) -> Tensor:
+    """End with a norm, which shares its epsilon with those of the layers."""
+    *blocks, norm = layers
+    return norm(chain(blocks, x))
+
+
 def backwards(layers: Any, x: Tensor) -> Tensor:
     return chain(reversed(layers), x)
 
@@ -238,6 +269,7 @@ def tied() -> list[nn.Module]:
 
 MODULES: dict[str, tuple[Callable[[], list[nn.Module]], Any, dict[str, int]]] = {
     "a chain": (lambda: [Layer() for _ in range(4)], chain, {"Layer": 4}),
+    "a shared epsilon": (lambda: [Normed(), Normed(), RMSNorm()], norm_after_all, {"Normed": 2}),
     "an argument from outside": (lambda: [Layer() for _ in range(3)], chain_with_shift, {"Layer": 3}),
     "something between": (lambda: [Layer() for _ in range(3)], between, {"Layer": 3}),
     "several results": (lambda: [Pair() for _ in range(3)], pairs, {"Pair": 3}),
@@ -325,6 +357,37 @@ def test_weights_read_from_outside_are_supported(monkeypatch: pytest.MonkeyPatch
     with torch.no_grad():
         wanted = model(x).numpy()
     assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_invalid_functions_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is cut out of the graph although later nodes need it."""
+    monkeypatch.setattr(_Function, "_without_shared", lambda self, inside, enter, leave: inside)
+    torch.manual_seed(0)
+    make, run, _ = MODULES["a shared epsilon"]
+    model = Model(make(), run).eval()
+    graph = traced(model, monkeypatch)
+    assert calls(graph) == {}
+    assert re.search("not a valid ONNX graph: .*input 'val_[0-9]+' of node", str(reason(graph)))
+    session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
+    x = torch.randn(3, WIDTH)
+    with torch.no_grad():
+        assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(model(x).numpy(), abs=1e-5)
+
+
+def test_invalid_graph_is_not_written(exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even without a comparison, in which ONNX Runtime would refuse it."""
+    folder = exported_build("gpt-tiny")
+
+    def broken(data: bytes) -> bytes:
+        model = onnx.load_model_from_string(data)
+        model.graph.node[-1].input[0] = "nowhere"
+        return bytes(model.SerializeToString())
+
+    link = exporting.link_graphs
+    monkeypatch.setattr(exporting, "link_graphs", lambda *a, **k: {n: broken(g) for n, g in link(*a, **k).items()})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    zoo("export", folder, "--onnx", "--graph-only").failed(4, "model.onnx is not a valid ONNX graph", "'nowhere'")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.slow
