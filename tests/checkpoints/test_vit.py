@@ -59,10 +59,10 @@ OURS: dict[str, Any] = {
     "dropout": 0.2,
     "num_classes": 3,
     "labels": (),
-    "problem_type": None,
+    "problem_type": "single_label_classification",
 }
 """Our names for SIZES."""
-FEATURES = {"task": "image-feature-extraction"}
+FEATURES = {"task": "image-feature-extraction", "problem_type": None}
 NAMES = ("cat", "dog", "fish")
 KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
     "vit": (ViTForImageClassification, {}, {}),
@@ -171,7 +171,7 @@ def test_checkpoint_round_trip(
     assert all(torch.equal(first[name], second[name]) for name in first)
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (hub, tmp_path / "back"))
     untold = {"encoder_stride", "initializer_range", "transformers_version"}
-    assert before.keys() - untold == after.keys() - ({"id2label", "label2id"} - before.keys())
+    assert before.keys() - untold == after.keys() - ({"id2label", "label2id", "problem_type"} - before.keys())
     trained = {"attention_probs_dropout_prob": 0.2}  # zoo has a single dropout
     assert {**{key: before[key] for key in before.keys() - untold}, **trained}.items() <= after.items()
     again = kind.from_pretrained(tmp_path / "back", attn_implementation="eager")

@@ -10,7 +10,7 @@ from zoo.artifact import GENERATION
 from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import find_tokenizer, load_tokenizer
 
 __all__ = ["generation_config", "read_common", "write_common", "write_token_files"]
@@ -19,6 +19,10 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_
 _IMAGES = ("image_mean", "image_std")
 _MASKS = ("[MASK]", "<mask>")
 """Mask tokens of BERT and RoBERTa."""
+_ACTIVATIONS = {
+    "Identity": "regression", "Sigmoid": "multi_label_classification", "Softmax": "single_label_classification",
+}  # fmt: skip
+"""Problem types by the activation that sentence-transformers applies to logits."""
 _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token_id": "pad_token",
             "mask_token_id": "mask_token"}  # fmt: skip
 
@@ -35,8 +39,6 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
     found |= {key: images[key] for key in _IMAGES if key in images}
     if "mask_token_id" in fields:
         found["mask_token_id"] = _mask_token(checkpoint)
-    if hub.get("problem_type") is not None:
-        found["problem_type"] = hub["problem_type"]
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         found["num_classes"], labels = hub["num_labels"], ()
@@ -44,6 +46,8 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
         found["num_classes"] = len(labels)
     if labels != _numbered(len(labels)):
         found["labels"] = labels
+    if (problem := _problem_type(checkpoint, one_class=found.get("num_classes") == 1)) is not None:
+        found["problem_type"] = problem
     return {key: value for key, value in found.items() if key in fields}
 
 
@@ -102,6 +106,26 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
         return tuple(str(names[key]) for key in sorted(names, key=int))
     except (TypeError, ValueError) as error:
         raise ArtifactError("id2label does not map numbers to names", checkpoint.config_file) from error
+
+
+def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
+    """Return ``problem_type``, or the one that follows from the activation of a cross-encoder, or None."""
+    hub, newer = checkpoint.config, checkpoint.config.get("sentence_transformers")
+    stated: str | None = hub.get("problem_type")
+    activation = hub.get("sbert_ce_default_activation_function")
+    if isinstance(newer, dict):
+        activation = newer.get("activation_fn", activation)
+    name = str(activation).rpartition(".")[2]
+    if activation is None or (name == "Identity" and not one_class):  # the default for several classes of any kind
+        return stated
+    implied = _ACTIVATIONS.get(name)
+    if implied is None:
+        known = ", ".join(_ACTIVATIONS)
+        raise UsageError(f"activation {activation!r} is not supported", checkpoint.config_file, f"known: {known}")
+    if stated not in (None, implied):
+        what = f"problem_type {stated!r} disagrees with activation {activation!r}"
+        raise UsageError(what, checkpoint.config_file, "correct config.json")
+    return implied
 
 
 def _mask_token(checkpoint: Checkpoint) -> int | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.runner import Answer, Context, Runner, finite, label, require_outputs
-from zoo_runtime.tasks.text import classify, show_classes
+from zoo_runtime.tasks.text import classify, problem_type, show_classes
 
 __all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
 
@@ -138,9 +138,13 @@ class ImageClassification(ImageRunner):
 
     needs = ("logits",)
 
+    def __init__(self, session: Context, chosen: Any) -> None:
+        super().__init__(session, chosen)
+        self.problem = problem_type(session, self.graph)
+
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        results = classify(logits, self.session.option("problem_type"), self.session.option("labels"))
+        results = classify(logits, self.problem, self.session.option("labels"))
         return finite(items, logits, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
