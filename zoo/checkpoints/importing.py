@@ -156,7 +156,7 @@ def read_configuration(
     values = layout.read_config(checkpoint, allowed=allow_keys, chosen=known)
     config = cls.from_dict(values, where)
     one = isinstance(config, ClassifierConfig) and config.num_classes == 1 and config.problem_type is not None
-    if one and values.get("problem_type") is None:  # transformers trains for regression, but its pipelines take a sigmoid
+    if one and values.get("problem_type") is None:  # transformers trains for regression; its pipelines take a sigmoid
         names = "multi_label_classification for a probability (sigmoid), regression for a number"
         remedy = Wording(f"pass settings=['problem_type=NAME']: {names}", f"pass --set problem_type=NAME: {names}")
         raise UsageError("the head has one class, but no problem_type is stated", where, remedy)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,10 +101,30 @@ class ImageRunner(Runner[Pixels]):
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
 
+    def samples(self) -> Sequence[Any]:
+        """Return random arrays of the model's size and, if Pillow is installed, images of other sizes."""
+        random = np.random.default_rng(0)
+        shape = (self.height, self.width, self.channels)
+        arrays = [random.integers(256, size=shape, dtype=np.uint8), random.random(shape)]
+        modes = {1: "L", 3: "RGB", 4: "RGBA"}
+        if self.channels not in modes or importlib.util.find_spec("PIL") is None:
+            return arrays
+        from PIL import Image
+
+        sizes = ((2 * self.width + 1, self.height + 3), (self.width // 2 + 1, 3 * self.height - 1))
+        return [
+            *arrays,
+            *(Image.frombytes(modes[self.channels], size, random.bytes(math.prod(size) * self.channels))
+              for size in sizes),
+        ]  # fmt: skip
+
+    def feed(self, items: Sequence[Pixels]) -> dict[str, Array]:
+        """Build the graph's input for a batch."""
+        return {self.input.name: np.stack([item.values for item in items])}
+
     def compute(self, items: Sequence[Pixels]) -> dict[str, Array]:
         """Run the graph on a batch and return its outputs."""
-        batch = np.stack([item.values for item in items])
-        outputs: dict[str, Array] = self.session.execute(self.graph, {self.input.name: batch})
+        outputs: dict[str, Array] = self.session.execute(self.graph, self.feed(items))
         return outputs
 
 

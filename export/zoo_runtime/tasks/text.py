@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,18 @@ from zoo.classes import ProblemType, problem_of
 from zoo.config import Settings
 from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, are_ids, finite, label, require_outputs, segments_of
+from zoo_runtime.runner import (
+    Answer,
+    Context,
+    Pair,
+    TextRunner,
+    Tokens,
+    are_ids,
+    finite,
+    label,
+    require_outputs,
+    segments_of,
+)
 
 __all__ = [
     "Embed",
@@ -138,6 +150,10 @@ class NextSentence(TextRunner):
             what = f"next-sentence needs two segments, the model has {segments}"
             raise UsageError(what, session.path, "choose another task")
 
+    def samples(self) -> Sequence[Any]:
+        singles = super().samples()[:-1]
+        return [Pair(*pair) for pair in pairwise(singles)]
+
     def read(self, value: Any, number: int) -> Tokens:
         if isinstance(value, str) or are_ids(value):
             raise ArtifactError("no second text", f"input {number}", "give a pair")
@@ -243,6 +259,11 @@ class FillMask(TextRunner):
     def __init__(self, session: Context, chosen: FillMaskOptions) -> None:
         super().__init__(session, chosen)
         self.target = mask_token(session)
+
+    def samples(self) -> Sequence[Any]:
+        """Return token ids of texts with a mask in the middle."""
+        texts = [value if are_ids(value) else self._encode(0, value).ids for value in super().samples()]
+        return [[*ids[: len(ids) // 2], self.target, *ids[len(ids) // 2 + 1 :]] for ids in texts]
 
     def read(self, value: Any, number: int) -> Tokens:
         item = super().read(value, number)
