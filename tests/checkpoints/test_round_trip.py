@@ -87,6 +87,7 @@ def test_built_model_is_published_with_its_tokenizer(tmp_path: Path, zoo: Callab
     assert {*result.json["files"], ".zoo-files.json"} == {path.name for path in out.iterdir()}
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer("hi").input_ids == [104, 105]
+    assert tokenizer("hi", "h").token_type_ids == [0, 0, 1]
     assert tokenizer.mask_token_id == 259
     assert zoo("import", out, "-o", tmp_path / "again").status == 0
     first, second = (ModelDirectory.open(path) for path in (ours, tmp_path / "again"))

@@ -17,6 +17,7 @@ from transformers import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
     DeiTForMaskedImageModeling,
+    DeiTImageProcessorPil,
     DeiTModel,
     PreTrainedModel,
     ViTConfig,
@@ -60,6 +61,8 @@ OURS: dict[str, Any] = {
     "num_classes": 3,
     "labels": (),
     "problem_type": "single_label_classification",
+    "image_resample": "bilinear",
+    "image_crop": 1.0,
 }
 """Our names for SIZES."""
 FEATURES = {"task": "image-feature-extraction", "problem_type": None}
@@ -236,6 +239,39 @@ def test_image_scaling_is_converted(tmp_path: Path) -> None:
     resized = {"size": {"height": 8, "width": 8}}
     one, other = (p(picture, return_tensors="pt", **resized)["pixel_values"] for p in (again, processor))
     assert_close(one, other)
+
+
+def test_cropping_is_converted(tmp_path: Path) -> None:
+    """DeiT's processor resizes images with a bicubic filter and crops them."""
+    hub = save(make(DeiTForImageClassification, num_channels=3), tmp_path / "hub")
+    side = json.loads((hub / "config.json").read_text())["image_size"]
+    processor = DeiTImageProcessorPil(size={"height": 16, "width": 16}, crop_size={"height": side, "width": side})
+    processor.save_pretrained(hub)
+    config: Any = import_checkpoint(hub, tmp_path / "ours").spec.config
+    assert (config.image_resample, config.image_crop) == ("bicubic", side / 16)
+    model = library.create_model("vit-tiny", num_channels=3, image_resample="bicubic", image_crop=8 / 11)
+    library.save(model, tmp_path / "made")
+    export_checkpoint(tmp_path / "made", tmp_path / "back")
+    found = DeiTImageProcessorPil.from_pretrained(tmp_path / "back").to_dict()
+    wanted = {"size": {"height": 11, "width": 11}, "crop_size": {"height": 8, "width": 8}}
+    assert found == {**processor.to_dict(), **wanted}
+
+
+PROCESSORS = {
+    "no scaling": ({"do_rescale": False}, "do_rescale False is not supported, only true"),
+    "another scale": ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.00784"),
+    "another crop": ({"do_center_crop": True, "size": 16, "crop_size": 9}, "crop_size 9 of size 16 does not fit image"),
+    "shortest edge": ({"do_center_crop": True, "size": {"shortest_edge": 16}, "crop_size": 14}, "only squares"),
+    "filter": ({"resample": 9}, "resample 9 is not supported"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), PROCESSORS.values(), ids=PROCESSORS)
+def test_other_preprocessing_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    hub = save(make(), tmp_path / "hub")
+    (hub / "preprocessor_config.json").write_text(json.dumps(changes))
+    with pytest.raises(UsageError, match=message):
+        import_checkpoint(hub, tmp_path / "ours")
 
 
 @pytest.mark.slow_after(1)

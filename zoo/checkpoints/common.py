@@ -13,10 +13,12 @@ from zoo.config import Config
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import find_tokenizer, load_tokenizer
 
-__all__ = ["generation_config", "read_common", "write_common", "write_token_files"]
+__all__ = ["RESAMPLING", "generation_config", "read_common", "write_common", "write_token_files"]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _IMAGES = ("image_mean", "image_std")
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Filters of Pillow, by number."""
 _MASKS = ("[MASK]", "<mask>")
 """Mask tokens of BERT and RoBERTa."""
 _ACTIVATIONS = {
@@ -36,7 +38,8 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
         value = generation.get(key, hub.get(key))
         if value is not None:
             found[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
-    found |= {key: images[key] for key in _IMAGES if key in images}
+    if "image_mean" in fields:
+        found |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
     if "mask_token_id" in fields:
         found["mask_token_id"] = _mask_token(checkpoint)
     labels = _labels(hub, checkpoint)
@@ -69,6 +72,39 @@ def write_common(config: Config) -> dict[str, Any]:
     return hub
 
 
+def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """Return how images are normalised, resized and cropped.
+
+    Raises :class:`UsageError` if zoo does not treat images in this way.
+    """
+    found = {key: images[key] for key in _IMAGES if key in images}
+    for key in ("do_rescale", "do_normalize"):
+        if not images.get(key, True):
+            raise UsageError(f"{key} {images[key]!r} is not supported, only true", where)
+    if abs(images.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
+        raise UsageError(f"rescale_factor {images['rescale_factor']} is not supported, only 1/255", where)
+    resample = images.get("resample")
+    if resample is not None:
+        if resample not in range(len(RESAMPLING)):
+            raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
+        found["image_resample"] = RESAMPLING[resample]
+    if images.get("do_center_crop"):
+        size, crop = (_side(images, key, where) for key in ("size", "crop_size"))
+        if crop != hub.get("image_size", crop) or crop > size:
+            raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {hub.get('image_size')}", where)
+        found["image_crop"] = crop / size
+    return found
+
+
+def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
+    """Return the side of a square: a number, or equal height and width."""
+    value = images.get(key)
+    height, width = (value.get("height"), value.get("width")) if isinstance(value, dict) else (value, value)
+    if type(height) is not int or height != width or height < 1:
+        raise UsageError(f"{key} {value!r} is not supported, only squares", where)
+    return height
+
+
 def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     """Return generation_config.json for an old checkpoint whose config.json holds the generation settings.
 
@@ -88,10 +124,12 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
         token = load_tokenizer(tokenizer).id_to_token(number) if isinstance(number, int) else None
         if token is not None:
             names[name] = token
-    return {
-        "special_tokens_map.json": names,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **names},
+    types = ["token_type_ids"] if getattr(config, "type_vocab_size", 0) > 1 else []  # not an input by default
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", *types, "attention_mask"],
     }
+    return {"special_tokens_map.json": names, "tokenizer_config.json": {**described, **names}}
 
 
 def _numbered(classes: int) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ __all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
 
 Array = np.ndarray[Any, Any]
 
+_ROUNDING = 1e-6
+"""Added before rounding down: the size before cropping is a quotient of two floats."""
 SHOWN = 5
 """Number of classes in human-readable output."""
 
@@ -38,9 +40,10 @@ class ImageRunner(Runner[Pixels]):
     """Base class for tasks on images: files, their bytes, Pillow images, or arrays.
 
     A file, its bytes or a Pillow image is rotated by its EXIF orientation, converted to grey, RGB or RGBA according to
-    the model's number of channels, and resized to the model's size (bilinear). Palettes are expanded, 16-bit values
-    reduced to 8 bits, and only the first frame is used. An array, (height, width) or (height, width, channels), must
-    already have the model's size, with integers in [0, 255] or floats in [0, 1].
+    the model's number of channels, resized and cropped. Palettes are expanded, 16-bit values reduced to 8 bits, and
+    only the first frame is used. ``image_resample`` of the configuration names the filter, bilinear by default, and
+    ``image_crop`` the fraction of each side that is kept, 1 by default. An array, (height, width) or (height, width,
+    channels), must already have the model's size, with integers in [0, 255] or floats in [0, 1].
 
     Pixels are then normalised with the configuration's ``image_mean`` and ``image_std``, 0.5 by default (Dosovitskiy et
     al. 2021).
@@ -61,6 +64,9 @@ class ImageRunner(Runner[Pixels]):
             raise UsageError("the model has no image_size", session.path, "set it when building the model")
         require_outputs(self.graph, self.needs, session.path)
         _, self.channels, self.height, self.width = self.input.shape(sizes)
+        self.resample = str(session.option("image_resample") or "bilinear").upper()
+        crop = session.option("image_crop") or 1.0
+        self.resized = int(self.width / crop + _ROUNDING), int(self.height / crop + _ROUNDING)
         mean, std = (session.option(name) for name in ("image_mean", "image_std"))
         self.mean, self.std = (
             np.broadcast_to(np.float32(0.5 if value is None else value), self.channels)[:, None, None]
@@ -96,7 +102,9 @@ class ImageRunner(Runner[Pixels]):
                 else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
             ) as image:
                 upright = ImageOps.exif_transpose(_eight_bits(image))
-                sized = upright.convert(mode).resize((self.width, self.height), Image.Resampling.BILINEAR)
+                sized = upright.convert(mode).resize(self.resized, Image.Resampling[self.resample])
+                left, top = (self.resized[0] - self.width) // 2, (self.resized[1] - self.height) // 2
+                sized = sized.crop((left, top, left + self.width, top + self.height))
         except Exception as error:  # Pillow raises many classes, including SyntaxError
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)

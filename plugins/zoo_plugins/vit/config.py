@@ -49,6 +49,11 @@ class ViTConfig(ClassifierConfig):
     """Mean subtracted from each channel, for pixels in [0, 1]; 0.5 by default."""
     image_std: tuple[float, ...] | None = None
     """Standard deviation that each channel is then divided by; 0.5 by default."""
+    image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
+    """Filter with which images are resized."""
+    image_crop: float = 1.0
+    """Sides of the model's square in the centre of a resized image, as a fraction of the sides of that image. An image
+    is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
@@ -67,6 +72,8 @@ class ViTConfig(ClassifierConfig):
             values = getattr(self, name)
             if len(values) != self.num_channels:
                 raise ValueError(f"{name} {values} has {len(values)} numbers for num_channels {self.num_channels}")
+        if not 0 < self.image_crop <= 1:
+            raise ValueError(f"image_crop must lie in (0, 1], got {self.image_crop}")
         if min(self.image_std or ()) <= 0:
             raise ValueError(f"image_std must be positive, got {self.image_std}")
         self.check_classes(head=self.task == "image-classification")
