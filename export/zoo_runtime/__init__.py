@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo_runtime.formula import Choice, Numbers, Same
     from zoo_runtime.generation.search import Generation
     from zoo_runtime.providers import open_session
     from zoo_runtime.runner import Answer, Pair, Runner, TextRunner, Tokens
@@ -13,12 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "Choice",
     "Generation",
-    "Numbers",
     "Pair",
     "Runner",
-    "Same",
     "Session",
     "TextRunner",
     "Tokens",
@@ -28,12 +24,9 @@ __all__ = [
 
 _HOMES = {
     "Answer": "zoo_runtime.runner",
-    "Choice": "zoo_runtime.formula",
     "Generation": "zoo_runtime.generation.search",
-    "Numbers": "zoo_runtime.formula",
     "Pair": "zoo_runtime.runner",
     "Runner": "zoo_runtime.runner",
-    "Same": "zoo_runtime.formula",
     "Session": "zoo_runtime.session",
     "TextRunner": "zoo_runtime.runner",
     "Tokens": "zoo_runtime.runner",

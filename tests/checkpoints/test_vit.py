@@ -261,7 +261,8 @@ PROCESSORS = {
     "no scaling": ({"do_rescale": False}, "do_rescale False is not supported, only true"),
     "another scale": ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.00784"),
     "another crop": ({"do_center_crop": True, "size": 16, "crop_size": 9}, "crop_size 9 of size 16 does not fit image"),
-    "shortest edge": ({"do_center_crop": True, "size": {"shortest_edge": 16}, "crop_size": 14}, "only squares"),
+    "shortest edge": ({"size": {"shortest_edge": 16}}, "size {'shortest_edge': 16} is not supported, only squares"),
+    "oblong": ({"size": {"height": 14, "width": 16}}, "only squares"),
     "filter": ({"resample": 9}, "resample 9 is not supported"),
 }
 

@@ -88,8 +88,9 @@ def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> d
         if resample not in range(len(RESAMPLING)):
             raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
         found["image_resample"] = RESAMPLING[resample]
+    size = _side(images, "size", where) if "size" in images else 0
     if images.get("do_center_crop"):
-        size, crop = (_side(images, key, where) for key in ("size", "crop_size"))
+        crop = _side(images, "crop_size", where)
         if crop != hub.get("image_size", crop) or crop > size:
             raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {hub.get('image_size')}", where)
         found["image_crop"] = crop / size

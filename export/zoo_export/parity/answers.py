@@ -181,10 +181,10 @@ class _Comparison:
             if mine.error is None and other.error is None
         ]
         self.failures = [
-            f"input {answer.input!r:.60}: {answer.error}"
-            for answer in (*self.answers, *(own if self.on_module else ()))
-            if answer.error is not None
-        ]
+            f"{mine.error or other.error}"
+            for mine, other in zip(self.answers, own, strict=True)
+            if (mine.error is None) != (other.error is None) or (mine.error is not None and not self.on_module)
+        ]  # an input that both refuse is left out
         self._compare()
 
     def _runner(self, executor: Executor) -> Runner[Any]:
@@ -234,11 +234,11 @@ class _Comparison:
             return self.formula(self.runner, item, answer.result, _Model(executor, self.subject.graphs))
 
     def evidence(self) -> dict[str, Any]:
-        if not self.answers:
+        if not self.cases and not self.failures:
             return _not_compared("no sample fits the model")
         return {
             "compared": True,
-            "inputs": len(self.answers),
+            "inputs": len(self.cases),
             "on_the_module": self.on_module,
             "answers": {
                 name: {

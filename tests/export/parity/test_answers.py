@@ -171,6 +171,67 @@ def test_evidence_lists_the_answers(exported_model: Exported) -> None:
     assert 0 < part["max_abs_error"] <= part["limit"] < 1e-5
 
 
+ENTRY = """
+import zoo
+ZOO_API = 1
+
+@zoo.hookimpl
+def zoo_tasks():
+    return [zoo.Task(name="lengths", run="{module}_run:Lengths", serves=("feature-extraction",),
+                     formula="{module}_formula:lengths")]
+"""
+RUNNER = """
+import numpy as np
+from zoo.errors import ArtifactError
+from zoo_runtime import TextRunner
+
+class Lengths(TextRunner):
+    needs = ("last_hidden_state",)
+
+    def samples(self):
+        return ["", "refused", "Tea?", "Où est-il ?"]
+
+    def answer(self, items):
+        states = self.compute(items)["last_hidden_state"]
+        return [{"lengths": np.linalg.norm(row[:len(item.ids)], axis=-1)} if len(item.ids) != 7
+                else ArtifactError("has 7 tokens", None, "give others") for row, item in zip(states, items)]
+"""
+FORMULA = """
+import numpy as np
+from zoo_runtime.formula import Numbers
+
+def lengths(runner, item, result, model):
+    states = model(runner.feed([item]))["last_hidden_state"][0]
+    return {"lengths": Numbers(result["lengths"], WHAT)}
+"""
+RIGHT = "np.sqrt(np.square(states).sum(-1))"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (RIGHT, None),
+        (f"1.001 * {RIGHT}", "task lengths, optimisations on: lengths is off by 0.008, .*, at 'Tea"),
+        (f"{RIGHT}[1:]", "task lengths, optimisations on: lengths is off by inf"),
+        ("no_such_name", r"task lengths fails \(.*zoo-lengths 2.5.*cannot evaluate .*no_such_name"),
+    ],
+)
+def test_third_party_task_is_compared_with_its_formula(
+    exported_model: Exported, install: Callable[..., Path], what: str, message: str | None
+) -> None:
+    """Inputs that it refuses are left out."""
+    files = {"{module}_run.py": RUNNER, "{module}_formula.py": FORMULA.replace("WHAT", what)}
+    install("zoo-lengths", ENTRY, version="2.5", files=files)
+    found = answers_of(exported_model(*ENCODER))
+    if message is None:
+        assert not found.failures
+        assert found.evidence["lengths"]["inputs"] == 2
+        assert found.evidence.keys() == {"feature-extraction", "lengths", "sentence-embedding"}
+    else:
+        (failure,) = found.failures
+        assert re.match(message, failure)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
