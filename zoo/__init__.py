@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zoo import cost
-from zoo.config import Activation, Config, ProblemType, Settings, shortest_period
+from zoo.classes import ClassifierConfig, ProblemType
+from zoo.config import Activation, Config, Settings, shortest_period
 from zoo.contract import (
     Architecture,
     Command,
@@ -36,6 +37,7 @@ __all__ = [
     "Activation",
     "Architecture",
     "ArtifactError",
+    "ClassifierConfig",
     "Command",
     "Config",
     "Cost",

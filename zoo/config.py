@@ -17,12 +17,10 @@ from zoo.contract import Graph
 from zoo.cost import Cost
 from zoo.errors import UsageError, Wording, close_to, nearest
 
-__all__ = ["Activation", "Config", "ProblemType", "Settings", "shortest_period"]
+__all__ = ["Activation", "Config", "Settings", "shortest_period"]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 """The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation."""
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-"""How a classifier is trained; the values are those of transformers' ``problem_type``."""
 T = TypeVar("T")
 
 

@@ -351,6 +351,10 @@ class Task:
     """``module:Class``, a subclass of ``zoo_runtime.Runner``. Its module should not import torch."""
     serves: tuple[str, ...] = ()
     """Declared tasks of the models that it can run; by default only its own name."""
+    formula: str | None = None
+    """``module:function``, an independent computation of the task's answers from the outputs of the model.
+    ``zoo export`` and ``zoo verify`` run the task on its ``samples`` and require its answers to equal those of the
+    formula in float64. :mod:`zoo_runtime.formula` documents the function. Its module must not import torch."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""
@@ -359,6 +363,8 @@ class Task:
         for name in (self.name, *self.serves):
             _check_name("task", name)
         _check_reference("run", self.run)
+        if self.formula is not None:
+            _check_reference("formula", self.formula)
 
     def can_serve(self, declared: str) -> bool:
         """Return whether it runs models that declare this task."""

@@ -10,6 +10,7 @@ ZOO_API = 1
 @zoo.hookimpl
 def zoo_tasks() -> Sequence[zoo.Task]:
     home, encoders = "zoo_runtime.tasks", ("feature-extraction", "sentence-embedding")
+    formulas = f"{home}.formulas"
     texts = (
         *encoders, "fill-mask", "pretraining", "question-answering", "replaced-token-detection", "text-classification",
         "text-generation", "text2text-generation", "token-classification",
@@ -19,19 +20,32 @@ def zoo_tasks() -> Sequence[zoo.Task]:
     return [
         zoo.Task(name="attentions", run=f"{home}.attention:Attentions", serves=texts),
         zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
-        zoo.Task(name="feature-extraction", run=f"{home}.text:Features", serves=encoders),
-        zoo.Task(name="fill-mask", run=f"{home}.text:FillMask", serves=masked),
+        zoo.Task(
+            name="feature-extraction", run=f"{home}.text:Features", serves=encoders, formula=f"{formulas}:features"
+        ),
+        zoo.Task(name="fill-mask", run=f"{home}.text:FillMask", serves=masked, formula=f"{formulas}:masks"),
         zoo.Task(name="image-attentions", run=f"{home}.attention:ImageAttentions", serves=images),
-        zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification"),
-        zoo.Task(name="image-feature-extraction", run=f"{home}.images:ImageFeatures"),
-        zoo.Task(name="next-sentence", run=f"{home}.text:NextSentence", serves=("pretraining",)),
-        zoo.Task(name="pretraining", run=f"{home}.text:FillMask"),
-        zoo.Task(name="replaced-token-detection", run=f"{home}.text:ReplacedTokens"),
-        zoo.Task(name="sentence-embedding", run=f"{home}.text:Embed", serves=encoders),
-        zoo.Task(name="text-classification", run=f"{home}.text:TextClassification"),
-        zoo.Task(name="text-generation", run=f"{home}.generate:Continue"),
-        zoo.Task(name="text2text-generation", run=f"{home}.generate:Translate"),
-        zoo.Task(name="token-classification", run=f"{home}.text:TokenClassification"),
+        zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification", formula=f"{formulas}:classes"),
+        zoo.Task(
+            name="image-feature-extraction", run=f"{home}.images:ImageFeatures", formula=f"{formulas}:image_features"
+        ),
+        zoo.Task(
+            name="next-sentence",
+            run=f"{home}.text:NextSentence",
+            serves=("pretraining",),
+            formula=f"{formulas}:next_sentence",
+        ),
+        zoo.Task(name="pretraining", run=f"{home}.text:FillMask", formula=f"{formulas}:masks"),
+        zoo.Task(
+            name="replaced-token-detection", run=f"{home}.text:ReplacedTokens", formula=f"{formulas}:replaced_tokens"
+        ),
+        zoo.Task(name="sentence-embedding", run=f"{home}.text:Embed", serves=encoders, formula=f"{formulas}:embedding"),
+        zoo.Task(name="text-classification", run=f"{home}.text:TextClassification", formula=f"{formulas}:classes"),
+        zoo.Task(name="text-generation", run=f"{home}.generate:Continue", formula=f"{formulas}:greedy"),
+        zoo.Task(name="text2text-generation", run=f"{home}.generate:Translate", formula=f"{formulas}:greedy"),
+        zoo.Task(
+            name="token-classification", run=f"{home}.text:TokenClassification", formula=f"{formulas}:token_classes"
+        ),
     ]
 
 

@@ -40,6 +40,11 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Item = TypeVar("Item")
 
+_TEXTS = ("Tea?", "Où est-il ? 🙂", "Дождь идёт", "شكرا جزيلا", "今日は雨です", "नमस्ते", "The rain has stopped by now.")
+"""Samples of a task on texts."""
+_LENGTHS = (1, 6, 4, 9)
+"""Numbers of tokens of random samples."""
+
 
 @dataclass
 class Answer:
@@ -125,6 +130,8 @@ class Runner(ABC, Generic[Item]):
     """Default number of inputs per batch."""
     variant: str | None = None
     """The export variant that the task requires, or None for any."""
+    sample_options: Mapping[str, Any] = {}
+    """Options with which :meth:`samples` are run."""
     plugin: Plugin
     """The plugin that provides the task. Set by the session."""
 
@@ -135,6 +142,13 @@ class Runner(ABC, Generic[Item]):
     def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return options from the model's own files that do not contradict the ``given`` ones."""
         return {}
+
+    def samples(self) -> Sequence[Any]:
+        """Return inputs on which ``zoo export`` and ``zoo verify`` run a task that declares a formula.
+
+        Those that do not fit the model, such as long texts, are left out.
+        """
+        return ()
 
     @abstractmethod
     def read(self, value: Any, number: int) -> Item:
@@ -218,6 +232,14 @@ class TextRunner(Runner[Tokens]):
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
         require_outputs(self.graph, self.needs, session.path)
+
+    def samples(self) -> Sequence[Any]:
+        """Return texts in several scripts, or random token ids without a tokenizer; also pairs, if there are any."""
+        singles: Sequence[Any] = _TEXTS
+        if self.session.tokenizer is None:
+            random = np.random.default_rng(0)
+            singles = [random.integers(self.ids_input.upper or 1, size=size).tolist() for size in _LENGTHS]
+        return [*singles, Pair(*singles[:2])] if self.takes_pairs else singles
 
     def read(self, value: Any, number: int) -> Tokens:
         """Convert an input to token ids, and check them against the model's vocabulary and positions."""

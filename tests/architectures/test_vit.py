@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two sides": ({"image_size": [8, 12]}, r"image_size must be int, got \[8, 12\]"),
     "mean": ({"image_mean": (0.1, 0.2, 0.3)}, "has 3 numbers for num_channels 2"),
     "no deviation": ({"image_std": (0.1, 0.0)}, "image_std must be positive"),
-    "labels": ({"labels": ["cat", "dog"]}, "there are 2 labels for num_classes 5"),
+    "labels": ({"labels": ["cat", "dog"]}, "2 labels for num_classes 5"),
     "a head without its token": ({"distillation_head": True}, "distilled is False"),
     "a pooler": ({"pooler": True}, "pooler is for the task 'image-feature-extraction'"),
     "no head": ({**FEATURES, "distilled": True, "distillation_head": True}, "distillation_head is for the task"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ CLASSES = [BertModel, BertForMaskedLM, BertForPreTraining, BertForSequenceClassi
 def make(cls: type[PreTrainedModel], **options: Any) -> PreTrainedModel:
     """Build a transformers model with random weights and biases."""
     torch.manual_seed(0)
-    model = cls(BertConfig(**SIZES, **options)).eval().requires_grad_(False)
+    model = cls(BertConfig(**{**SIZES, **options})).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.copy_(0.4 * torch.randn(parameter.shape))
     return model
@@ -86,6 +87,7 @@ def test_built_model_is_published_with_its_tokenizer(tmp_path: Path, zoo: Callab
     assert {*result.json["files"], ".zoo-files.json"} == {path.name for path in out.iterdir()}
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer("hi").input_ids == [104, 105]
+    assert tokenizer("hi", "h").token_type_ids == [0, 0, 1]
     assert tokenizer.mask_token_id == 259
     assert zoo("import", out, "-o", tmp_path / "again").status == 0
     first, second = (ModelDirectory.open(path) for path in (ours, tmp_path / "again"))
@@ -115,7 +117,7 @@ def test_labels_are_converted(tmp_path: Path) -> None:
     export_checkpoint(tmp_path / "ours", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "perhaps", "2": "yes"}
-    assert "problem_type" not in config
+    assert config["problem_type"] == "single_label_classification"
 
 
 def test_weights_are_converted_to_a_torch_dtype(tmp_path: Path) -> None:
@@ -124,13 +126,58 @@ def test_weights_are_converted_to_a_torch_dtype(tmp_path: Path) -> None:
     assert ModelDirectory.open(tmp_path / "ours").dtype == "float16"
 
 
-def test_problem_type_is_converted(tmp_path: Path) -> None:
-    make(BertForSequenceClassification, problem_type="multi_label_classification").save_pretrained(tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
-    assert imported.spec.config.problem_type == "multi_label_classification"
-    export_checkpoint(tmp_path / "ours", tmp_path / "out")
+SINGLE, SEVERAL, NUMBER = "single_label_classification", "multi_label_classification", "regression"
+ONE = {"id2label": {0: "score"}}
+OLD, NEW = "sbert_ce_default_activation_function", "sentence_transformers"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"problem_type": SEVERAL}, SEVERAL),
+        ({"problem_type": NUMBER}, NUMBER),
+        ({"problem_type": NUMBER, **ONE}, NUMBER),
+        ({"problem_type": SEVERAL, **ONE}, SEVERAL),
+        ({OLD: "torch.nn.modules.linear.Identity", **ONE}, NUMBER),
+        ({NEW: {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5"}, **ONE}, SEVERAL),
+        ({NEW: {"activation_fn": "torch.nn.modules.linear.Identity"}}, SINGLE),
+    ],
+)
+def test_problem_type_is_converted(tmp_path: Path, options: dict[str, Any], problem: str) -> None:
+    """Also that of cross-encoders, which state the activation instead."""
+    make(BertForSequenceClassification, **options).save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert imported.spec.config.to_dict()["problem_type"] == problem
+    export_checkpoint(tmp_path / "ours", tmp_path / "out", verify=False)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["problem_type"] == "multi_label_classification"
+    assert config["problem_type"] == problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"problem_type": "ranking"}, "problem_type must be one of 'single_label_classification', .* got 'ranking'"),
+        ({"problem_type": SINGLE, **ONE}, "'single_label_classification' needs at least 2 classes"),
+        (ONE, "the head has one class, but no problem_type is stated: .*: pass --set problem_type=NAME: multi_label"),
+        ({OLD: "torch.nn.modules.activation.Tanh"}, "activation 'torch.nn.modules.activation.Tanh' is not supported"),
+        (
+            {OLD: "torch.nn.modules.activation.Sigmoid", "problem_type": NUMBER},
+            "'regression' disagrees with",
+        ),
+    ],
+)
+def test_checkpoint_with_an_unclear_problem_type_is_refused(
+    tmp_path: Path, zoo: Callable[..., Any], changes: dict[str, Any], message: str
+) -> None:
+    hub, ours = tmp_path / "hub", tmp_path / "ours"
+    make(BertForSequenceClassification, **{key: changes[key] for key in ONE if key in changes}).save_pretrained(hub)
+    config = json.loads((hub / "config.json").read_text())
+    (hub / "config.json").write_text(json.dumps({**config, **changes}))
+    result = zoo("import", hub, "-o", ours, "--no-verify")
+    assert (result.status, ours.exists()) == (2, False)
+    assert re.search(message, result.err)
+    if changes == ONE:
+        assert zoo("import", hub, "-o", ours, "--no-verify", "--set", "problem_type=regression").status == 0
 
 
 # Rejected models and options.

@@ -220,7 +220,7 @@ def test_labels_of_timm_are_read(tmp_path: Path) -> None:
     config: Any = import_checkpoint(hub, tmp_path / "ours", verify=False).spec.config
     assert config.labels == ("a", "b", "c", "d", "e")
     edit(hub, label_names=["a"])
-    with pytest.raises(UsageError, match="there are 1 labels for num_classes 5"):
+    with pytest.raises(UsageError, match="1 labels for num_classes 5"):
         import_checkpoint(hub, tmp_path / "other", verify=False)
 
 

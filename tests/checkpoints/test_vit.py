@@ -17,6 +17,7 @@ from transformers import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
     DeiTForMaskedImageModeling,
+    DeiTImageProcessorPil,
     DeiTModel,
     PreTrainedModel,
     ViTConfig,
@@ -59,10 +60,12 @@ OURS: dict[str, Any] = {
     "dropout": 0.2,
     "num_classes": 3,
     "labels": (),
-    "problem_type": None,
+    "problem_type": "single_label_classification",
+    "image_resample": "bilinear",
+    "image_crop": 1.0,
 }
 """Our names for SIZES."""
-FEATURES = {"task": "image-feature-extraction"}
+FEATURES = {"task": "image-feature-extraction", "problem_type": None}
 NAMES = ("cat", "dog", "fish")
 KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
     "vit": (ViTForImageClassification, {}, {}),
@@ -171,7 +174,7 @@ def test_checkpoint_round_trip(
     assert all(torch.equal(first[name], second[name]) for name in first)
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (hub, tmp_path / "back"))
     untold = {"encoder_stride", "initializer_range", "transformers_version"}
-    assert before.keys() - untold == after.keys() - ({"id2label", "label2id"} - before.keys())
+    assert before.keys() - untold == after.keys() - ({"id2label", "label2id", "problem_type"} - before.keys())
     trained = {"attention_probs_dropout_prob": 0.2}  # zoo has a single dropout
     assert {**{key: before[key] for key in before.keys() - untold}, **trained}.items() <= after.items()
     again = kind.from_pretrained(tmp_path / "back", attn_implementation="eager")
@@ -236,6 +239,40 @@ def test_image_scaling_is_converted(tmp_path: Path) -> None:
     resized = {"size": {"height": 8, "width": 8}}
     one, other = (p(picture, return_tensors="pt", **resized)["pixel_values"] for p in (again, processor))
     assert_close(one, other)
+
+
+def test_cropping_is_converted(tmp_path: Path) -> None:
+    """DeiT's processor resizes images with a bicubic filter and crops them."""
+    hub = save(make(DeiTForImageClassification, num_channels=3), tmp_path / "hub")
+    side = json.loads((hub / "config.json").read_text())["image_size"]
+    processor = DeiTImageProcessorPil(size={"height": 16, "width": 16}, crop_size={"height": side, "width": side})
+    processor.save_pretrained(hub)
+    config: Any = import_checkpoint(hub, tmp_path / "ours").spec.config
+    assert (config.image_resample, config.image_crop) == ("bicubic", side / 16)
+    model = library.create_model("vit-tiny", num_channels=3, image_resample="bicubic", image_crop=8 / 11)
+    library.save(model, tmp_path / "made")
+    export_checkpoint(tmp_path / "made", tmp_path / "back")
+    found = DeiTImageProcessorPil.from_pretrained(tmp_path / "back").to_dict()
+    wanted = {"size": {"height": 11, "width": 11}, "crop_size": {"height": 8, "width": 8}}
+    assert found == {**processor.to_dict(), **wanted}
+
+
+PROCESSORS = {
+    "no scaling": ({"do_rescale": False}, "do_rescale False is not supported, only true"),
+    "another scale": ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.00784"),
+    "another crop": ({"do_center_crop": True, "size": 16, "crop_size": 9}, "crop_size 9 of size 16 does not fit image"),
+    "shortest edge": ({"size": {"shortest_edge": 16}}, "size {'shortest_edge': 16} is not supported, only squares"),
+    "oblong": ({"size": {"height": 14, "width": 16}}, "only squares"),
+    "filter": ({"resample": 9}, "resample 9 is not supported"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), PROCESSORS.values(), ids=PROCESSORS)
+def test_other_preprocessing_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    hub = save(make(), tmp_path / "hub")
+    (hub / "preprocessor_config.json").write_text(json.dumps(changes))
+    with pytest.raises(UsageError, match=message):
+        import_checkpoint(hub, tmp_path / "ours")
 
 
 @pytest.mark.slow_after(1)

@@ -109,6 +109,35 @@ def test_files_equal_transformers_and_torch(session: Session, tmp_path: Path, mo
         np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("crop", [1.0, 8 / 11])
+@pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos", "nearest"])
+def test_preprocessing_equals_that_of_transformers(
+    exported_model: Callable[..., Path], redeclared: Callable[..., Path], channels: int, crop: float, name: str
+) -> None:
+    """Those of ViT and of DeiT, which crops: filter, cropping, normalisation and order of channels, for odd sizes."""
+    from transformers import DeiTImageProcessorPil, ViTImageProcessorPil
+
+    rng = np.random.default_rng(0)
+    mean, std = rng.random(channels).tolist(), rng.uniform(0.1, 1, channels).tolist()
+    options: dict[str, Any] = {"resample": Image.Resampling[name.upper()], "image_mean": mean, "image_std": std}
+    model, whole = {"height": 8, "width": 8}, {"height": 11, "width": 11}
+    processor = (
+        ViTImageProcessorPil(size=model, **options)
+        if crop == 1
+        else DeiTImageProcessorPil(size=whole, crop_size=model, **options)
+    )
+    config = {"image_mean": mean, "image_std": std, "image_resample": name, "image_crop": crop}
+    with load_session(redeclared(exported_model("vit-tiny", f"num_channels={channels}"), **config)) as opened:
+        runner = opened.runner()
+        for width, height in ((31, 23), (5, 17), (8, 8), (3, 3), (64, 7)):
+            shape = (height, width) if channels == 1 else (height, width, 3)
+            image = Image.fromarray(rng.integers(0, 256, shape, np.uint8))
+            array = np.asarray(image).reshape(height, width, channels)
+            wanted = processor(array, return_tensors="np", input_data_format="channels_last")["pixel_values"][0]
+            np.testing.assert_allclose(runner.read(image, 1).values, wanted, rtol=0, atol=1e-5)
+
+
 def test_arrays_equal_files_of_the_same_size(session: Session) -> None:
     image = picture(8, 8)
     array = np.asarray(image)

@@ -18,6 +18,7 @@ from transformers import ImageClassificationPipeline, TextClassificationPipeline
 
 import zoo as library
 from tests.exported import LIVELY, run_model
+from zoo.classes import problem_of
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.session import Session, load_session
 from zoo_runtime.tasks.text import classify
@@ -132,27 +133,44 @@ def test_classes_are_labelled(exported_model: Exported, zoo: Zoo) -> None:
     assert re.fullmatch(r"'time flies': bad: 0\.\d{4}  so so: 0\.\d{4}  good: 0\.\d{4}\n", shown)
 
 
-PROBLEMS = [None, "single_label_classification", "multi_label_classification", "regression"]
+SINGLE, SEVERAL, NUMBER = "single_label_classification", "multi_label_classification", "regression"
 
 
 @pytest.mark.parametrize("pipeline", [TextClassificationPipeline, ImageClassificationPipeline])
-@pytest.mark.parametrize("classes", [1, 3])
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_scores_equal_transformers_pipelines(pipeline: Any, classes: int, problem: str | None) -> None:
+@pytest.mark.parametrize(
+    ("classes", "problem"), [(3, SINGLE), (3, SEVERAL), (3, NUMBER), (1, SEVERAL), (1, NUMBER), (3, None)]
+)
+def test_scores_equal_transformers_pipelines(pipeline: Any, classes: int, problem: Any) -> None:
     names = [f"LABEL_{place}" for place in range(classes)]
     logits = np.linspace(-1.5, 2.0, classes, dtype=np.float32)
     said = SimpleNamespace(problem_type=problem, num_labels=classes, id2label=names)
     model = SimpleNamespace(model=SimpleNamespace(config=said))
     rows = pipeline.postprocess(model, {"logits": torch.tensor(logits[None])}, top_k=classes)
     wanted = {row["label"]: row["score"] for row in (rows if isinstance(rows, list) else [rows])}
-    (found,) = classify(logits[None], problem, names)
+    (found,) = classify(logits[None], problem_of(problem, classes), names)
     scores = found["values" if problem == "regression" else "probabilities"]
     assert dict(zip(names, scores, strict=True)) == pytest.approx(wanted)
     assert found.get("label") == (None if problem == "regression" else names[-1])
 
 
-def test_single_class_has_a_sigmoid_probability(exported_model: Exported, zoo: Zoo) -> None:
-    folder = exported_model("bert-tiny", "task=text-classification", "num_classes=1", noise=True, gain=8.0)
+ONE_CLASS = ("bert-tiny", "task=text-classification", "num_classes=1")
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_single_class_is_a_number(exported_model: Exported, redeclared: Exported, stated: bool) -> None:
+    """Also in a model directory that states no problem type."""
+    folder = exported_model(*ONE_CLASS, noise=True, gain=8.0)
+    _, results = run_model(folder if stated else redeclared(folder, problem_type=None), TEXTS)
+    for ids, result in zip(IDS, results, strict=True):
+        assert result.keys() == {"text", "tokens", "values"}
+        close(result["values"], call(folder, ids)["logits"])
+
+
+def test_single_class_has_a_sigmoid_probability_if_it_is_a_label(
+    exported_model: Exported, redeclared: Exported, zoo: Zoo
+) -> None:
+    number = exported_model(*ONE_CLASS, noise=True, gain=8.0)
+    folder = redeclared(number, problem_type="multi_label_classification")
     _, results = run_model(folder, TEXTS)
     for ids, result in zip(IDS, results, strict=True):
         close(result["probabilities"], call(folder, ids)["logits"].sigmoid())
@@ -193,6 +211,24 @@ def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str,
     assert zoo("run", folder, TEXTS[0]).out.startswith(
         f"'time flies': 't' {first['label']} {first['probability']:.4f}  'i' "
     )
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_tokens_with_several_labels_or_numbers(
+    exported_model: Exported, redeclared: Exported, zoo: Zoo, problem: str
+) -> None:
+    folder = redeclared(
+        exported_model("bert-tiny", "task=token-classification", "num_classes=3", noise=True, gain=12.0),
+        problem_type=problem,
+    )
+    key = "values" if problem == "regression" else "probabilities"
+    _, results = run_model(folder, TEXTS)
+    for ids, result in zip(IDS, results, strict=True):
+        logits = call(folder, ids)["logits"]
+        assert all(part.keys() == {"token", "text", key} for part in result["classes"])
+        close([part[key] for part in result["classes"]], logits if key == "values" else logits.sigmoid())
+    first = "  ".join(f"{place}: {score:.4f}" for place, score in enumerate(results[0]["classes"][0][key]))
+    assert zoo("run", folder, TEXTS[0]).out.startswith(f"'time flies': 't' {first}  'i' ")
 
 
 @pytest.mark.slow

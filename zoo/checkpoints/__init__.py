@@ -1,5 +1,6 @@
 """Import and export of foreign checkpoints, and the layouts that map them to zoo's models."""
 
+from zoo.checkpoints.common import RESAMPLING
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
@@ -9,6 +10,7 @@ from zoo.checkpoints.source import Checkpoint, SourceTensor
 __all__ = [
     "ACTIVATIONS",
     "REQUIRED",
+    "RESAMPLING",
     "Checkpoint",
     "Comparison",
     "Exact",

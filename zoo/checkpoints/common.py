@@ -10,15 +10,21 @@ from zoo.artifact import GENERATION
 from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import find_tokenizer, load_tokenizer
 
-__all__ = ["generation_config", "read_common", "write_common", "write_token_files"]
+__all__ = ["RESAMPLING", "generation_config", "read_common", "write_common", "write_token_files"]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _IMAGES = ("image_mean", "image_std")
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Filters of Pillow, by number."""
 _MASKS = ("[MASK]", "<mask>")
 """Mask tokens of BERT and RoBERTa."""
+_ACTIVATIONS = {
+    "Identity": "regression", "Sigmoid": "multi_label_classification", "Softmax": "single_label_classification",
+}  # fmt: skip
+"""Problem types by the activation that sentence-transformers applies to logits."""
 _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token_id": "pad_token",
             "mask_token_id": "mask_token"}  # fmt: skip
 
@@ -32,11 +38,10 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
         value = generation.get(key, hub.get(key))
         if value is not None:
             found[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
-    found |= {key: images[key] for key in _IMAGES if key in images}
+    if "image_mean" in fields:
+        found |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
     if "mask_token_id" in fields:
         found["mask_token_id"] = _mask_token(checkpoint)
-    if hub.get("problem_type") is not None:
-        found["problem_type"] = hub["problem_type"]
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         found["num_classes"], labels = hub["num_labels"], ()
@@ -44,6 +49,8 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
         found["num_classes"] = len(labels)
     if labels != _numbered(len(labels)):
         found["labels"] = labels
+    if (problem := _problem_type(checkpoint, one_class=found.get("num_classes") == 1)) is not None:
+        found["problem_type"] = problem
     return {key: value for key, value in found.items() if key in fields}
 
 
@@ -65,6 +72,40 @@ def write_common(config: Config) -> dict[str, Any]:
     return hub
 
 
+def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """Return how images are normalised, resized and cropped.
+
+    Raises :class:`UsageError` if zoo does not treat images in this way.
+    """
+    found = {key: images[key] for key in _IMAGES if key in images}
+    for key in ("do_rescale", "do_normalize"):
+        if not images.get(key, True):
+            raise UsageError(f"{key} {images[key]!r} is not supported, only true", where)
+    if abs(images.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
+        raise UsageError(f"rescale_factor {images['rescale_factor']} is not supported, only 1/255", where)
+    resample = images.get("resample")
+    if resample is not None:
+        if resample not in range(len(RESAMPLING)):
+            raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
+        found["image_resample"] = RESAMPLING[resample]
+    size = _side(images, "size", where) if "size" in images else 0
+    if images.get("do_center_crop"):
+        crop = _side(images, "crop_size", where)
+        if crop != hub.get("image_size", crop) or crop > size:
+            raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {hub.get('image_size')}", where)
+        found["image_crop"] = crop / size
+    return found
+
+
+def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
+    """Return the side of a square: a number, or equal height and width."""
+    value = images.get(key)
+    height, width = (value.get("height"), value.get("width")) if isinstance(value, dict) else (value, value)
+    if type(height) is not int or height != width or height < 1:
+        raise UsageError(f"{key} {value!r} is not supported, only squares", where)
+    return height
+
+
 def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     """Return generation_config.json for an old checkpoint whose config.json holds the generation settings.
 
@@ -84,10 +125,12 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
         token = load_tokenizer(tokenizer).id_to_token(number) if isinstance(number, int) else None
         if token is not None:
             names[name] = token
-    return {
-        "special_tokens_map.json": names,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **names},
+    types = ["token_type_ids"] if getattr(config, "type_vocab_size", 0) > 1 else []  # not an input by default
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", *types, "attention_mask"],
     }
+    return {"special_tokens_map.json": names, "tokenizer_config.json": {**described, **names}}
 
 
 def _numbered(classes: int) -> tuple[str, ...]:
@@ -102,6 +145,26 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
         return tuple(str(names[key]) for key in sorted(names, key=int))
     except (TypeError, ValueError) as error:
         raise ArtifactError("id2label does not map numbers to names", checkpoint.config_file) from error
+
+
+def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
+    """Return ``problem_type``, or the one that follows from the activation of a cross-encoder, or None."""
+    hub, newer = checkpoint.config, checkpoint.config.get("sentence_transformers")
+    stated: str | None = hub.get("problem_type")
+    activation = hub.get("sbert_ce_default_activation_function")
+    if isinstance(newer, dict):
+        activation = newer.get("activation_fn", activation)
+    name = str(activation).rpartition(".")[2]
+    if activation is None or (name == "Identity" and not one_class):  # the default for several classes of any kind
+        return stated
+    implied = _ACTIVATIONS.get(name)
+    if implied is None:
+        known = ", ".join(_ACTIVATIONS)
+        raise UsageError(f"activation {activation!r} is not supported", checkpoint.config_file, f"known: {known}")
+    if stated not in (None, implied):
+        what = f"problem_type {stated!r} disagrees with activation {activation!r}"
+        raise UsageError(what, checkpoint.config_file, "correct config.json")
+    return implied
 
 
 def _mask_token(checkpoint: Checkpoint) -> int | None:

@@ -21,8 +21,9 @@ from zoo.checkpoints.common import generation_config, read_common
 from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.source import Checkpoint
+from zoo.classes import ClassifierConfig
 from zoo.config import Config
-from zoo.errors import ArtifactError, PluginError, UsageError, argument
+from zoo.errors import ArtifactError, PluginError, UsageError, Wording, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
 from zoo.models.tensors import stored_tensors, tensor_groups
@@ -145,9 +146,21 @@ def read_configuration(
     chosen: Mapping[str, Any] | None = None,
     allow_keys: Sequence[str] = (),
 ) -> Config:
-    """Read zoo's configuration from a checkpoint; ``chosen`` values from the user take precedence."""
-    known = {**read_common(checkpoint, cls), **(chosen or {})}
-    return cls.from_dict(layout.read_config(checkpoint, allowed=allow_keys, chosen=known), checkpoint.config_file)
+    """Read zoo's configuration from a checkpoint; ``chosen`` values from the user take precedence.
+
+    Raises:
+        UsageError: a value is missing or not understood, or the checkpoint does not say whether the single number of
+            its head is a probability.
+    """
+    where, known = checkpoint.config_file, {**read_common(checkpoint, cls), **(chosen or {})}
+    values = layout.read_config(checkpoint, allowed=allow_keys, chosen=known)
+    config = cls.from_dict(values, where)
+    one = isinstance(config, ClassifierConfig) and config.num_classes == 1 and config.problem_type is not None
+    if one and values.get("problem_type") is None:  # transformers trains for regression; its pipelines take a sigmoid
+        names = "multi_label_classification for a probability (sigmoid), regression for a number"
+        remedy = Wording(f"pass settings=['problem_type=NAME']: {names}", f"pass --set problem_type=NAME: {names}")
+        raise UsageError("the head has one class, but no problem_type is stated", where, remedy)
+    return config
 
 
 class TensorReader:

@@ -37,8 +37,9 @@ _INERT = (
     "eos_token_ids", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_range",
     "is_encoder_decoder", "label2id", "language", "mask_token_id", "model_type", "normalize_embedding", "num_labels",
     "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "prefix",
-    "problem_type", "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
-    "torchscript", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
+    "problem_type", "return_dict", "sbert_ce_default_activation_function", "sentence_transformers", "sep_token_id",
+    "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unk_token_id",
+    "use_bfloat16", "use_cache",
 )  # fmt: skip
 """Keys that do not affect what a model computes, in any family."""
 _NONE: Mapping[str, Any] = {"pruned_heads": {}}

@@ -9,6 +9,7 @@ from zoo.contract import Graph
 from zoo.exporters import Progress
 from zoo.probe.inputs import Point
 from zoo_export.graph.widen import widen
+from zoo_export.parity.answers import compare_answers
 from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.report import Report
@@ -47,10 +48,11 @@ def compare(
 
 
 def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None) -> Report:
-    """Run a sweep and report what it found."""
+    """Run a sweep and the model's tasks, and report what they found."""
+    answers = compare_answers(sweep.subject, sweep.runtimes)  # first: the sweep leaves the weights perturbed
     sweep.run(full_grid, progress)
-    failures = sweep.failures()
-    return Report(evidence_of(sweep, verified=not failures), failures)
+    failures = [*sweep.failures(), *answers.failures]
+    return Report({**evidence_of(sweep, verified=not failures), "answers": answers.evidence}, failures)
 
 
 def _compare_in_float32(

@@ -34,6 +34,7 @@ class _Generate(TextRunner):
 
     options = Generation
     batch_size = 8
+    sample_options: Mapping[str, Any] = {"max_new_tokens": 8}
     causal = True
     """Whether the generated text continues the input."""
 

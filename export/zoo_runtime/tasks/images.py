@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +15,14 @@ import numpy as np
 
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.runner import Answer, Context, Runner, finite, label, require_outputs
-from zoo_runtime.tasks.text import classify, show_classes
+from zoo_runtime.tasks.text import classify, problem_type, show_classes
 
 __all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
 
 Array = np.ndarray[Any, Any]
 
+_ROUNDING = 1e-6
+"""Added before rounding down: the size before cropping is a quotient of two floats."""
 SHOWN = 5
 """Number of classes in human-readable output."""
 
@@ -36,9 +40,10 @@ class ImageRunner(Runner[Pixels]):
     """Base class for tasks on images: files, their bytes, Pillow images, or arrays.
 
     A file, its bytes or a Pillow image is rotated by its EXIF orientation, converted to grey, RGB or RGBA according to
-    the model's number of channels, and resized to the model's size (bilinear). Palettes are expanded, 16-bit values
-    reduced to 8 bits, and only the first frame is used. An array, (height, width) or (height, width, channels), must
-    already have the model's size, with integers in [0, 255] or floats in [0, 1].
+    the model's number of channels, resized and cropped. Palettes are expanded, 16-bit values reduced to 8 bits, and
+    only the first frame is used. ``image_resample`` of the configuration names the filter, bilinear by default, and
+    ``image_crop`` the fraction of each side that is kept, 1 by default. An array, (height, width) or (height, width,
+    channels), must already have the model's size, with integers in [0, 255] or floats in [0, 1].
 
     Pixels are then normalised with the configuration's ``image_mean`` and ``image_std``, 0.5 by default (Dosovitskiy et
     al. 2021).
@@ -59,6 +64,9 @@ class ImageRunner(Runner[Pixels]):
             raise UsageError("the model has no image_size", session.path, "set it when building the model")
         require_outputs(self.graph, self.needs, session.path)
         _, self.channels, self.height, self.width = self.input.shape(sizes)
+        self.resample = str(session.option("image_resample") or "bilinear").upper()
+        crop = session.option("image_crop") or 1.0
+        self.resized = int(self.width / crop + _ROUNDING), int(self.height / crop + _ROUNDING)
         mean, std = (session.option(name) for name in ("image_mean", "image_std"))
         self.mean, self.std = (
             np.broadcast_to(np.float32(0.5 if value is None else value), self.channels)[:, None, None]
@@ -94,15 +102,37 @@ class ImageRunner(Runner[Pixels]):
                 else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
             ) as image:
                 upright = ImageOps.exif_transpose(_eight_bits(image))
-                sized = upright.convert(mode).resize((self.width, self.height), Image.Resampling.BILINEAR)
+                sized = upright.convert(mode).resize(self.resized, Image.Resampling[self.resample])
+                left, top = (self.resized[0] - self.width) // 2, (self.resized[1] - self.height) // 2
+                sized = sized.crop((left, top, left + self.width, top + self.height))
         except Exception as error:  # Pillow raises many classes, including SyntaxError
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
 
+    def samples(self) -> Sequence[Any]:
+        """Return random arrays of the model's size and, if Pillow is installed, images of other sizes."""
+        random = np.random.default_rng(0)
+        shape = (self.height, self.width, self.channels)
+        arrays = [random.integers(256, size=shape, dtype=np.uint8), random.random(shape)]
+        modes = {1: "L", 3: "RGB", 4: "RGBA"}
+        if self.channels not in modes or importlib.util.find_spec("PIL") is None:
+            return arrays
+        from PIL import Image
+
+        sizes = ((2 * self.width + 1, self.height + 3), (self.width // 2 + 1, 3 * self.height - 1))
+        return [
+            *arrays,
+            *(Image.frombytes(modes[self.channels], size, random.bytes(math.prod(size) * self.channels))
+              for size in sizes),
+        ]  # fmt: skip
+
+    def feed(self, items: Sequence[Pixels]) -> dict[str, Array]:
+        """Build the graph's input for a batch."""
+        return {self.input.name: np.stack([item.values for item in items])}
+
     def compute(self, items: Sequence[Pixels]) -> dict[str, Array]:
         """Run the graph on a batch and return its outputs."""
-        batch = np.stack([item.values for item in items])
-        outputs: dict[str, Array] = self.session.execute(self.graph, {self.input.name: batch})
+        outputs: dict[str, Array] = self.session.execute(self.graph, self.feed(items))
         return outputs
 
 
@@ -138,9 +168,13 @@ class ImageClassification(ImageRunner):
 
     needs = ("logits",)
 
+    def __init__(self, session: Context, chosen: Any) -> None:
+        super().__init__(session, chosen)
+        self.problem = problem_type(session, self.graph)
+
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        results = classify(logits, self.session.option("problem_type"), self.session.option("labels"))
+        results = classify(logits, self.problem, self.session.option("labels"))
         return finite(items, logits, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
+from zoo.classes import ProblemType, problem_of
 from zoo.config import Settings
+from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, are_ids, finite, label, require_outputs, segments_of
+from zoo_runtime.runner import (
+    Answer,
+    Context,
+    Pair,
+    TextRunner,
+    Tokens,
+    are_ids,
+    finite,
+    label,
+    require_outputs,
+    segments_of,
+)
 
 __all__ = [
     "Embed",
@@ -22,6 +36,7 @@ __all__ = [
     "TokenClassification",
     "classify",
     "mask_token",
+    "problem_type",
     "show_classes",
     "softmax",
 ]
@@ -104,9 +119,13 @@ class TextClassification(TextRunner):
     needs = ("logits",)
     takes_pairs = True
 
+    def __init__(self, session: Context, chosen: Settings) -> None:
+        super().__init__(session, chosen)
+        self.problem = problem_type(session, self.graph)
+
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        found = classify(logits, self.session.option("problem_type"), self.session.option("labels"))
+        found = classify(logits, self.problem, self.session.option("labels"))
         results = [{"tokens": len(item.ids), **scores} for item, scores in zip(items, found, strict=True)]
         return finite(items, logits, results)
 
@@ -131,6 +150,10 @@ class NextSentence(TextRunner):
             what = f"next-sentence needs two segments, the model has {segments}"
             raise UsageError(what, session.path, "choose another task")
 
+    def samples(self) -> Sequence[Any]:
+        singles = super().samples()[:-1]
+        return [Pair(*pair) for pair in pairwise(singles)]
+
     def read(self, value: Any, number: int) -> Tokens:
         if isinstance(value, str) or are_ids(value):
             raise ArtifactError("no second text", f"input {number}", "give a pair")
@@ -150,9 +173,17 @@ class NextSentence(TextRunner):
 
 
 class TokenClassification(TextRunner):
-    """``classes``: the likeliest class of each token, special ones included."""
+    """``classes``: for each token, special ones included, the likeliest class and its probability.
+
+    With several labels, each token has the ``probabilities`` of all; for regression, its ``values``: see
+    :func:`classify`.
+    """
 
     needs = ("logits",)
+
+    def __init__(self, session: Context, chosen: Settings) -> None:
+        super().__init__(session, chosen)
+        self.problem = problem_type(session, self.graph)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
@@ -160,19 +191,29 @@ class TokenClassification(TextRunner):
 
     def _classes(self, item: Tokens, logits: Array) -> dict[str, Any]:
         names = self.session.option("labels")
-        classes = []
-        for token, chances in zip(item.ids, softmax(logits[: len(item.ids)]), strict=True):
-            best = int(chances.argmax())
-            name = names[best] if names else str(best)
-            classes.append(
-                {"token": token, "text": self.decode([token]), "label": name, "probability": float(chances[best])}
-            )
+        found = classify(logits[: len(item.ids)], self.problem, names)
+        if self.problem == "single_label_classification":
+            found = [_likeliest(scores["probabilities"], names) for scores in found]
+        classes = [
+            {"token": token, "text": self.decode([token]), **scores}
+            for token, scores in zip(item.ids, found, strict=True)
+        ]
         return {"tokens": len(item.ids), "classes": classes}
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        names = self.session.option("labels")
         for answer in answers:
-            parts = (f"{_text(part)!r} {part['label']} {part['probability']:.4f}" for part in answer.result["classes"])
+            parts = (
+                f"{_text(part)!r} "
+                + (f"{part['label']} {part['probability']:.4f}" if "probability" in part else _scores(part, names))
+                for part in answer.result["classes"]
+            )
             yield f"{label(answer)}: " + "  ".join(parts)
+
+
+def _likeliest(chances: Array, names: Sequence[str] | None) -> dict[str, Any]:
+    best = int(chances.argmax())
+    return {"label": names[best] if names else str(best), "probability": float(chances[best])}
 
 
 class ReplacedTokens(TextRunner):
@@ -219,6 +260,11 @@ class FillMask(TextRunner):
         super().__init__(session, chosen)
         self.target = mask_token(session)
 
+    def samples(self) -> Sequence[Any]:
+        """Return token ids of texts with a mask in the middle."""
+        texts = [value if are_ids(value) else self._encode(0, value).ids for value in super().samples()]
+        return [[*ids[: len(ids) // 2], self.target, *ids[len(ids) // 2 + 1 :]] for ids in texts]
+
     def read(self, value: Any, number: int) -> Tokens:
         item = super().read(value, number)
         if self.target not in item.ids:
@@ -256,25 +302,39 @@ def mask_token(session: Context) -> int:
     return int(token)
 
 
-def classify(logits: Array, problem: str | None, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Convert logits (B, classes) to results, following transformers' pipelines.
+def problem_type(session: Context, graph: Graph) -> ProblemType:
+    """Return how the ``logits`` of a classifier's graph become answers: see :func:`zoo.classes.problem_of`.
+
+    Raises :class:`UsageError` if the configured problem type does not fit the number of classes.
+    """
+    logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
+    try:
+        return problem_of(session.option("problem_type"), dim_size(logits.dims[-1], {}))
+    except ValueError as error:
+        raise UsageError(str(error), session.path) from error
+
+
+def classify(logits: Array, problem: ProblemType, names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Convert logits (B, classes) to results.
 
     A result has the ``probabilities`` of the classes, and the ``label`` of the likeliest if classes have names; for
-    regression, only ``values``. Probabilities are sigmoids for a single class or multi-label classification, otherwise
-    a softmax.
+    regression, only ``values``.
     """
     if problem == "regression":
         return [{"values": row} for row in logits]
-    independent = problem == "multi_label_classification" or logits.shape[-1] == 1
-    chances = sigmoid(logits) if independent else softmax(logits)
+    chances = softmax(logits) if problem == "single_label_classification" else sigmoid(logits)
     return [{**({"label": names[int(row.argmax())]} if names else {}), "probabilities": row} for row in chances]
 
 
 def show_classes(answer: Answer, names: Sequence[str] | None, *, most: int | None = None) -> str:
     """Return a human-readable line: every class in order, or the ``most`` likeliest."""
-    scores = np.asarray(answer.result.get("probabilities", answer.result.get("values")))
+    return f"{label(answer)}: {_scores(answer.result, names, most)}"
+
+
+def _scores(result: Mapping[str, Any], names: Sequence[str] | None, most: int | None = None) -> str:
+    scores = np.asarray(result.get("probabilities", result.get("values")))
     places = range(len(scores)) if most is None else np.argsort(-scores, kind="stable")[:most].tolist()
-    return f"{label(answer)}: " + "  ".join(f"{names[at] if names else at}: {scores[at]:.4f}" for at in places)
+    return "  ".join(f"{names[at] if names else at}: {scores[at]:.4f}" for at in places)
 
 
 def sigmoid(logits: Array) -> Array:

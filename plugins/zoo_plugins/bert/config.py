@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, ProblemType, attentions, cost, floats, mask, token_ids
+from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats, mask, token_ids
 
 _POOLED = ("pretraining", "text-classification")
 """Tasks whose classifier reads the pooler's output."""
+_CLASSIFIED = ("text-classification", "token-classification")
+"""Tasks with a classification head."""
 _MASKED = ("fill-mask", "pretraining")
 """Tasks with a masked-language-model head."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BERTConfig(Config):
+class BERTConfig(ClassifierConfig):
     """Configuration of BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA. The defaults are BERT-base."""
 
     task: Literal[
@@ -83,13 +85,6 @@ class BERTConfig(Config):
     """Whether sentence embeddings are scaled to unit length."""
     tie_embeddings: bool = True
     """Whether the masked-language-model head shares the token embedding."""
-    num_classes: int = 2
-    """Number of classes."""
-    labels: tuple[str, ...] = ()
-    """Names of the classes, if any."""
-    problem_type: ProblemType | None = None
-    """How logits become predictions: a softmax for a single label, sigmoids for several labels, the raw values for
-    regression. By default a single label; with one class, one sigmoid."""
     mask_token_id: int | None = None
     """The mask token, to be filled in."""
     pad_token_id: int | None = None
@@ -102,7 +97,7 @@ class BERTConfig(Config):
         self.default("head_activation", self.activation)
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads", "attention_rank",
-            "attention_window", "intermediate_size", "norm_eps", "num_classes",
+            "attention_window", "intermediate_size", "norm_eps",
         )  # fmt: skip
         self._check_attention()
         self.require_probability("dropout")
@@ -115,8 +110,7 @@ class BERTConfig(Config):
         if not self.project_embeddings and self.embedding_size != self.hidden_size:
             sizes = f"embedding_size {self.embedding_size} and hidden_size {self.hidden_size}"
             raise ValueError(f"{sizes} differ, but project_embeddings is {self.project_embeddings}")
-        if self.labels and len(self.labels) != self.num_classes:
-            raise ValueError(f"{len(self.labels)} labels for num_classes {self.num_classes}")
+        self.check_classes(head=self.task in _CLASSIFIED)
         if self.skip_padding and self.pad_token_id is None:
             raise ValueError("skip_padding needs a pad_token_id, got None")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:

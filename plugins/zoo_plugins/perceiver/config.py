@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, ProblemType, attentions, cost, floats, mask, token_ids
+from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats, mask, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerceiverConfig(Config):
+class PerceiverConfig(ClassifierConfig):
     """Configuration of Perceiver IO. The defaults are its byte-level language model."""
 
     task: Literal["fill-mask", "text-classification"] = "fill-mask"
@@ -57,13 +57,6 @@ class PerceiverConfig(Config):
     """Added to the variance in LayerNorm."""
     dropout: float = 0.1
     """Dropout on attention weights, during training."""
-    num_classes: int = 2
-    """Classes of a text."""
-    labels: tuple[str, ...] = ()
-    """Names of the classes, if any."""
-    problem_type: ProblemType | None = None
-    """How logits become predictions: a softmax for a single label, sigmoids for several labels, the raw values for
-    regression. By default a single label; with one class, one sigmoid."""
     mask_token_id: int | None = None
     """Token to fill in."""
     pad_token_id: int | None = None
@@ -87,11 +80,9 @@ class PerceiverConfig(Config):
         self.require_positive(
             "vocab_size", "max_seq_len", "num_latents", "num_layers", "num_repeats", "head_dim", "value_head_dim",
             "intermediate_size", "cross_head_dim", "cross_value_head_dim", "decoder_head_dim", "norm_eps",
-            "num_classes",
         )  # fmt: skip
         self.require_probability("dropout")
-        if self.labels and len(self.labels) != self.num_classes:
-            raise ValueError(f"{len(self.labels)} labels for num_classes {self.num_classes}")
+        self.check_classes(head=not fills)
 
     @property
     def query_size(self) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Config, Cost, Graph, cost, floats, mask, token_ids
+from zoo import ClassifierConfig, Cost, Graph, cost, floats, mask, token_ids
 
 GATES = {"gru": 3, "lstm": 4}
 """Gates per cell, each with a product of input and state."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RNNConfig(Config):
+class RNNConfig(ClassifierConfig):
     """Configuration of recurrent classifiers. The default is a small bidirectional LSTM."""
 
     task: Literal["text-classification", "token-classification"] = "text-classification"
@@ -33,18 +33,13 @@ class RNNConfig(Config):
     """Number of stacked recurrent layers."""
     dropout: float = 0.5
     """Dropout on embeddings, between layers and before the classifier, during training."""
-    num_classes: int = 2
-    """Number of classes."""
-    labels: tuple[str, ...] = ()
-    """Names of the classes, if any."""
     pad_token_id: int | None = None
     """Token that pads shorter inputs of a batch; 0 if unset."""
 
     def __post_init__(self) -> None:
-        self.require_positive("vocab_size", "max_seq_len", "embedding_size", "hidden_size", "num_layers", "num_classes")
+        self.require_positive("vocab_size", "max_seq_len", "embedding_size", "hidden_size", "num_layers")
         self.require_probability("dropout")
-        if self.labels and len(self.labels) != self.num_classes:
-            raise ValueError(f"{len(self.labels)} labels for num_classes {self.num_classes}")
+        self.check_classes(head=True)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"pad_token_id {self.pad_token_id} lies outside vocab_size {self.vocab_size}")
 

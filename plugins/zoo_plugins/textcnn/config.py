@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Config, Cost, Graph, cost, floats, mask, token_ids
+from zoo import ClassifierConfig, Cost, Graph, cost, floats, mask, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCNNConfig(Config):
+class TextCNNConfig(ClassifierConfig):
     """Configuration of TextCNN. By default the hyper-parameters of section 3.1 and the paper's MR vocabulary."""
 
     task: Literal["text-classification"] = "text-classification"
@@ -26,20 +26,15 @@ class TextCNNConfig(Config):
     """Filters per group."""
     dropout: float = 0.5
     """Dropout on the features, during training."""
-    num_classes: int = 2
-    """Number of classes."""
-    labels: tuple[str, ...] = ()
-    """Names of the classes, if any."""
     pad_token_id: int | None = None
     """Token that pads shorter inputs of a batch; 0 if unset."""
 
     def __post_init__(self) -> None:
-        self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_filters", "num_classes")
+        self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_filters")
         self.require_probability("dropout")
         if not self.kernel_sizes or min(self.kernel_sizes) < 1:
             raise ValueError(f"kernel_sizes must be one or more positive numbers, got {list(self.kernel_sizes)}")
-        if self.labels and len(self.labels) != self.num_classes:
-            raise ValueError(f"{len(self.labels)} labels for num_classes {self.num_classes}")
+        self.check_classes(head=True)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"pad_token_id {self.pad_token_id} lies outside vocab_size {self.vocab_size}")
 

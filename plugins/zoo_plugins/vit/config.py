@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, ProblemType, attentions, cost, floats
+from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTConfig(Config):
+class ViTConfig(ClassifierConfig):
     """Configuration of ViT and DeiT. The defaults are ViT-B/16."""
 
     task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
@@ -43,24 +43,24 @@ class ViTConfig(Config):
     default true if there is such a token and the task is classification."""
     num_classes: int = 1000
     """Number of classes."""
-    labels: tuple[str, ...] = ()
-    """Names of the classes, if any."""
-    problem_type: ProblemType | None = None
-    """How logits become predictions: a softmax for a single label, sigmoids for several labels, the raw values for
-    regression. By default a single label; with one class, one sigmoid."""
     pooler: bool = False
     """Whether the feature extractor has a tanh pooler on the class token."""
     image_mean: tuple[float, ...] | None = None
     """Mean subtracted from each channel, for pixels in [0, 1]; 0.5 by default."""
     image_std: tuple[float, ...] | None = None
     """Standard deviation that each channel is then divided by; 0.5 by default."""
+    image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
+    """Filter with which images are resized."""
+    image_crop: float = 1.0
+    """Sides of the model's square in the centre of a resized image, as a fraction of the sides of that image. An image
+    is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
         self.default("distillation_head", self.distilled and self.task == "image-classification")
         self.require_positive(
             "image_size", "patch_size", "num_channels", "hidden_size", "num_layers", "num_heads", "intermediate_size",
-            "norm_eps", "num_classes",
+            "norm_eps",
         )  # fmt: skip
         self.default("image_mean", (0.5,) * self.num_channels)
         self.default("image_std", (0.5,) * self.num_channels)
@@ -72,10 +72,11 @@ class ViTConfig(Config):
             values = getattr(self, name)
             if len(values) != self.num_channels:
                 raise ValueError(f"{name} {values} has {len(values)} numbers for num_channels {self.num_channels}")
+        if not 0 < self.image_crop <= 1:
+            raise ValueError(f"image_crop must lie in (0, 1], got {self.image_crop}")
         if min(self.image_std or ()) <= 0:
             raise ValueError(f"image_std must be positive, got {self.image_std}")
-        if self.labels and len(self.labels) != self.num_classes:
-            raise ValueError(f"there are {len(self.labels)} labels for num_classes {self.num_classes}")
+        self.check_classes(head=self.task == "image-classification")
         if self.distillation_head and not self.distilled:
             raise ValueError("distillation_head needs a distillation token, but distilled is False")
         for name, task in (("pooler", "image-feature-extraction"), ("distillation_head", "image-classification")):

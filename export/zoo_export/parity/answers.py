@@ -1,0 +1,286 @@
+"""Comparison of the answers of tasks: graphs may equal the model, and their task still misread the outputs.
+
+Each task that declares a formula (:mod:`zoo_runtime.formula`) is run on its samples by the code of ``zoo run``, once on
+the exported graphs and once on the module in its own dtype. Both answers must equal those of the formula on the module
+in float64, by the rule for outputs: twice the error of the formula on the module in its own dtype, plus a few units in
+the last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zoo import plugins
+from zoo.artifact import Export
+from zoo.contract import Graph, Task
+from zoo.errors import UsageError, ZooError
+from zoo.plugins import Plugin
+from zoo.probe.dtypes import BFLOAT16, epsilon
+from zoo.probe.errors import FACTOR, FLOOR_ULPS
+from zoo.probe.inputs import empty_past
+from zoo.probe.pipeline import Arrays, Executor
+from zoo.registry import load_reference
+from zoo_export.parity.subject import Subject
+from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.formula import Choice, Formula, Numbers, Same
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.runner import Answer, Runner
+from zoo_runtime.session import Session
+
+__all__ = ["Answers", "compare_answers"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Answers:
+    """The outcome: evidence by task, and one line per failure."""
+
+    evidence: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def compare_answers(subject: Subject, runtimes: Mapping[str, Executor]) -> Answers:
+    """Compare the answers of the model's tasks, on the stored weights.
+
+    Args:
+        subject: the graphs and their model, not perturbed.
+        runtimes: executors of the graphs, by level. The last whose yardstick is the module itself is compared.
+    """
+    found = Answers()
+    level = [level for level in runtimes if subject.yardstick(level) is subject.models.yardstick][-1]
+    declared = subject.stored.spec.task
+    for plugin, task in _tasks(declared):
+        try:
+            comparison = _Comparison(subject, runtimes[level], plugin, task)
+            found.evidence[task.name] = comparison.evidence()
+            found.failures += [f"task {task.name}, {subject.labels[level]}: {line}" for line in comparison.failures]
+        except UsageError as reason:  # as zoo run would refuse
+            found.evidence[task.name] = _not_compared(str(reason))
+        except ZooError as error:
+            found.evidence[task.name] = _not_compared(str(error))
+            found.failures.append(f"task {task.name} fails ({error})")
+    if declared not in found.evidence:
+        found.evidence[declared] = _not_compared("no task of this name declares a formula")
+    return found
+
+
+def _not_compared(reason: str) -> dict[str, Any]:
+    return {"compared": False, "reason": reason}
+
+
+def _tasks(declared: str) -> Iterator[tuple[Plugin, Task]]:
+    """Yield the tasks for models of a declared task that have a formula."""
+    for plugin in plugins.active().loaded():
+        for task in plugin.tasks:
+            if task.formula is not None and task.can_serve(declared):
+                yield plugin, task
+
+
+class _Opened(Session):
+    """A session on graphs in memory, or on the module itself."""
+
+    def __init__(self, subject: Subject, executor: Executor) -> None:
+        self._executor, self._graphs = executor, subject.graphs
+        super().__init__(subject.stored, Export(subject.stored), "cpu", None, "fast", None)
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        return self._graphs
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._executor.dtype
+
+    @property
+    def sessions(self) -> dict[str, ort.InferenceSession]:
+        return dict(self._executor.sessions) if isinstance(self._executor, OnnxExecutor) else _NoSessions()
+
+    def execute(self, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
+        outputs = _execute(self._executor, graph, feeds)
+        return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+
+
+class _NoSessions(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise UsageError("the task needs sessions of ONNX Runtime")
+
+
+class _Model:
+    """The outputs of all graphs, in one pass without a cache, as float64."""
+
+    def __init__(self, executor: Executor, graphs: Sequence[Graph]) -> None:
+        self._executor, self._graphs = executor, graphs
+
+    def __call__(self, feeds: Mapping[str, Array]) -> Arrays:
+        known, outputs = dict(feeds), Arrays()
+        for graph in self._graphs:
+            past = graph.past.tensors() if graph.past else ()
+            wanted = {tensor.name for tensor in graph.input_tensors()} - {tensor.name for tensor in past}
+            if wanted <= known.keys():
+                outputs |= _execute(self._executor, graph, {name: known[name] for name in wanted})
+                known |= outputs
+        return {name: np.asarray(value, np.float64) for name, value in outputs.items()}
+
+
+def _execute(executor: Executor, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
+    if graph.past is not None and graph.past.tensors()[0].name not in feeds:
+        feeds = {**feeds, **empty_past(graph, len(next(iter(feeds.values()))), executor.dtype)}
+    return executor(graph, feeds)
+
+
+@dataclass
+class _Part:
+    """The errors of one part of the answers, over all samples."""
+
+    graphs: float = 0.0
+    """Largest error of the task on the graphs."""
+    module: float = 0.0
+    """Largest error of the task on the module in its own dtype."""
+    torch: float = 0.0
+    """Largest error of the formula on the module in its own dtype."""
+    scale: float = 0.0
+    worst: Any = None
+
+    def limit(self, ulp: float) -> float:
+        return FACTOR * self.torch + FLOOR_ULPS * ulp * self.scale
+
+    def passed(self, ulp: float) -> bool:
+        return max(self.graphs, self.module) <= self.limit(ulp) < np.inf
+
+
+class _Comparison:
+    """One task on its samples."""
+
+    def __init__(self, subject: Subject, runtime: Executor, plugin: Plugin, task: Task) -> None:
+        self.subject, self.plugin, self.task = subject, plugin, task
+        self.ulp = max(epsilon(subject.models.yardstick.dtype), epsilon(np.dtype(np.float32)))  # answers are float32
+        self.failures: list[str] = []
+        self.parts: dict[str, _Part] = {}
+        assert task.formula is not None
+        self.formula: Formula = load_reference(task.formula, plugin)
+        self.runner = self._runner(runtime)
+        samples: list[Any] = []
+        for value in self.runner.samples():
+            answer = Answer(len(samples) + 1, value)
+            if self.runner.read_all([answer]):
+                samples.append(value)
+        self.answers = self._answers(self.runner, samples)
+        try:
+            own = self._answers(self._runner(subject.models.yardstick), samples)
+        except UsageError:  # generation
+            own = self.answers
+        self.on_module = own is not self.answers
+        self.cases = [
+            (self.runner.read(mine.input, mine.number), mine, other)
+            for mine, other in zip(self.answers, own, strict=True)
+            if mine.error is None and other.error is None
+        ]
+        self.failures = [
+            f"{mine.error or other.error}"
+            for mine, other in zip(self.answers, own, strict=True)
+            if (mine.error is None) != (other.error is None) or (mine.error is not None and not self.on_module)
+        ]  # an input that both refuse is left out
+        self._compare()
+
+    def _runner(self, executor: Executor) -> Runner[Any]:
+        with plugins.blame(self.plugin, f"cannot prepare the task {self.task.name}"):
+            cls: type[Runner[Any]] = load_reference(self.task.run, self.plugin)
+            runner = cls(_Opened(self.subject, executor), cls.options.from_dict(cls.sample_options))
+        runner.plugin = self.plugin
+        return runner
+
+    def _answers(self, runner: Runner[Any], samples: Sequence[Any]) -> list[Answer]:
+        session = runner.session
+        assert isinstance(session, Session)
+        return list(session.answer(runner, (Answer(number, value) for number, value in enumerate(samples, 1))))
+
+    def _compare(self) -> None:
+        exact = [
+            [self._expected(item, answer, self.subject.models.reference) for answer in (mine, other)]
+            for item, mine, other in self.cases
+        ]
+        for (_, mine, _), (wanted, wanted_too) in zip(self.cases, exact, strict=True):
+            for name, value in wanted.items():
+                part = self.parts.setdefault(name, _Part())
+                error = _error(value)
+                if not error <= part.graphs:
+                    part.graphs, part.worst = error, mine.input
+                part.module = max(part.module, _error(wanted_too[name]))
+                part.scale = max(part.scale, float(np.max(np.abs(_values(value)), initial=0.0)))
+        self._allow(self.subject.models.yardstick, exact)
+        if not all(part.passed(self.ulp) for part in self.parts.values()):
+            for executor in self.subject.nudged():
+                self._allow(executor, exact)
+        for name, part in self.parts.items():
+            if not part.passed(self.ulp):
+                limit = part.limit(self.ulp)
+                what = f"{name} is off by {max(part.graphs, part.module):.3g}, allowed {limit:.3g}"
+                self.failures.append(f"{what}, at {part.worst!r:.60}")
+
+    def _allow(self, executor: Executor, exact: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """Raise the limits by the errors of the formula on a module that rounds differently."""
+        for (item, mine, _), (wanted, _) in zip(self.cases, exact, strict=True):
+            for name, value in self._expected(item, mine, executor).items():
+                error = np.abs(_values(value) - _values(wanted[name]))
+                self.parts[name].torch = max(self.parts[name].torch, float(np.max(error, initial=0.0)))
+
+    def _expected(self, item: Any, answer: Answer, executor: Executor) -> Mapping[str, Numbers | Choice | Same]:
+        with plugins.blame(self.plugin, f"cannot evaluate {self.task.formula}"):
+            return self.formula(self.runner, item, answer.result, _Model(executor, self.subject.graphs))
+
+    def evidence(self) -> dict[str, Any]:
+        if not self.cases and not self.failures:
+            return _not_compared("no sample fits the model")
+        return {
+            "compared": True,
+            "inputs": len(self.cases),
+            "on_the_module": self.on_module,
+            "answers": {
+                name: {
+                    "passed": part.passed(self.ulp),
+                    "max_abs_error": part.graphs,
+                    "module_max_abs_error": part.module,
+                    "torch_max_abs_error": part.torch,
+                    "limit": part.limit(self.ulp),
+                }
+                for name, part in self.parts.items()
+            },
+        }
+
+
+def _values(value: Numbers | Choice | Same) -> Array:
+    """Return the numbers that the formula computed."""
+    if isinstance(value, Same):
+        return np.zeros(0)
+    return np.asarray(value.scores if isinstance(value, Choice) else value.expected, np.float64)
+
+
+def _error(value: Numbers | Choice | Same) -> float:
+    """Return the distance of a part of a result from what it should be; infinite if the two cannot be compared.
+
+    Two scores that are each off by the allowed error may change places, so the error of a choice is half the difference
+    of the scores.
+    """
+    if isinstance(value, Same):
+        return 0.0 if value.found == value.expected else np.inf
+    wanted = _values(value)
+    if isinstance(value, Choice):
+        if np.shape(value.chosen) != wanted.shape[:-1] or np.asarray(value.chosen).dtype.kind != "i":
+            return np.inf
+        taken = np.take_along_axis(wanted, np.asarray(value.chosen)[..., None], -1)[..., 0]
+        error = (wanted.max(-1) - taken) / 2
+    else:
+        try:
+            found = np.asarray(value.found, np.float64)
+        except (TypeError, ValueError):
+            return np.inf
+        if found.shape != wanted.shape:
+            return np.inf
+        error = np.abs(found - wanted)
+    highest = float(np.max(error, initial=0.0))
+    return highest if np.isfinite(highest) else np.inf

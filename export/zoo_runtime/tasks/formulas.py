@@ -1,0 +1,142 @@
+"""Formulas of the built-in tasks, in float64 and independent of the tasks' code: see :mod:`zoo_runtime.formula`.
+
+T tokens, C classes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zoo.classes import problem_of
+from zoo.probe.pipeline import decoder_inputs
+from zoo_runtime.formula import Choice, Model, Numbers, Same
+from zoo_runtime.runner import Tokens
+
+__all__ = [
+    "classes",
+    "embedding",
+    "features",
+    "greedy",
+    "image_features",
+    "masks",
+    "next_sentence",
+    "replaced_tokens",
+    "token_classes",
+]
+
+Array = np.ndarray[Any, Any]
+Result = Mapping[str, Any]
+Expected = dict[str, Numbers | Choice | Same]
+
+
+def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """Scores of the classes of a text or an image, and the label of the best."""
+    name, scores = _scores(runner, model(runner.feed([item]))["logits"][0])
+    expected: Expected = {name: Numbers(result.get(name), scores)}
+    if name == "probabilities" and (names := runner.session.option("labels")):
+        expected["label"] = Choice(names.index(result["label"]) if result.get("label") in names else None, scores)
+    return expected
+
+
+def token_classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """Scores (T, C) of the classes of each token; for a single label, only those of the best class."""
+    name, scores = _scores(runner, model(runner.feed([item]))["logits"][0, : len(item.ids)])
+    parts, names = result["classes"], runner.session.option("labels")
+    expected: Expected = {"tokens": Same([part["token"] for part in parts], item.ids)}
+    if runner.problem != "single_label_classification":
+        return expected | {name: Numbers([part.get(name) for part in parts], scores)}
+    chosen = [names.index(part["label"]) if names else int(part["label"]) for part in parts]
+    return expected | {
+        "label": Choice(chosen, scores),
+        "probability": Numbers([part["probability"] for part in parts], scores.max(-1)),
+    }
+
+
+def masks(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """For each mask, the probabilities of the listed tokens, and those of the likeliest ones, in order."""
+    logits = model(runner.feed([item]))["logits"][0]
+    places = [place for place, token in enumerate(item.ids) if token == runner.target]
+    chances, listed = _softmax(logits[places]), result["masks"]
+    tokens = np.array([[choice["token"] for choice in choices] for choices in listed])
+    found = [[choice["probability"] for choice in choices] for choices in listed]
+    count = min(runner.chosen.top_k, chances.shape[-1])
+    return {
+        "probability of the token": Numbers(found, np.take_along_axis(chances, tokens, -1)),
+        "probability of the rank": Numbers(found, np.sort(chances, -1)[:, ::-1][:, :count]),
+    }
+
+
+def next_sentence(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probability of the first of two classes."""
+    return {"follows": Numbers(result["follows"], _softmax(model(runner.feed([item]))["next_sentence_logits"][0])[0])}
+
+
+def replaced_tokens(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probability of each token, (T,)."""
+    logits = model(runner.feed([item]))["logits"][0, : len(item.ids)]
+    return {"probability": Numbers([part["probability"] for part in result["replaced"]], _sigmoid(logits))}
+
+
+def features(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The hidden states of the tokens."""
+    return {
+        runner.output: Numbers(result[runner.output], model(runner.feed([item]))[runner.output][0, : len(item.ids)])
+    }
+
+
+def embedding(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The output of the graph, or the pooled hidden states."""
+    outputs = model(runner.feed([item]))
+    if runner.own:
+        return {"embedding": Numbers(result["embedding"], outputs["sentence_embedding"][0])}
+    hidden = outputs["last_hidden_state"][0, : len(item.ids)]
+    vector = hidden[0] if runner.chosen.pooling == "cls" else hidden.sum(0) / len(hidden)
+    length = np.sqrt(np.square(vector).sum()) if runner.chosen.normalize else 1.0
+    return {"embedding": Numbers(result["embedding"], vector / length)}
+
+
+def image_features(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The outputs of the graph."""
+    outputs = model(runner.feed([item]))
+    return {name: Numbers(value, outputs[name][0]) for name, value in result.items()}
+
+
+def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The likeliest tokens, and their text. The model reads the prompt and all generated tokens in one pass."""
+    prompt, ids = runner.prompt(item), result["generated_ids"]
+    whole = [*prompt, *ids[:-1]]
+    if len(runner.session.graphs) == 1:
+        feeds = runner.feed([Tokens(item.number, whole)])
+    else:
+        ids_name, mask_name = decoder_inputs(runner.session.graphs[-1])
+        feeds = {**runner.feed([item]), ids_name: np.array([whole])}
+        feeds |= {mask_name: np.ones((1, len(whole)), np.int64)} if mask_name else {}
+    expected: Expected = {"generated_ids": Choice(ids, model(feeds)["logits"][0, len(prompt) - 1 :])} if ids else {}
+    tokenizer = runner.session.tokenizer
+    if tokenizer is not None:
+        shown = ids[:-1] if result["finish_reason"] == "end" else ids
+        before, after = (tokenizer.decode(tokens, skip_special_tokens=True) for tokens in (prompt, [*prompt, *shown]))
+        if after.startswith(before):  # not if the prompt ends within a character
+            expected["generated"] = Same(result["generated"], after[len(before) :])
+    return expected
+
+
+def _scores(runner: Any, logits: Array) -> tuple[str, Array]:
+    """Return the name and the values of the scores of classes."""
+    problem = problem_of(runner.session.option("problem_type"), logits.shape[-1])
+    if problem == "regression":
+        return "values", logits
+    return "probabilities", (_sigmoid if problem == "multi_label_classification" else _softmax)(logits)
+
+
+def _softmax(logits: Array) -> Array:
+    result: Array = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
+    return result
+
+
+def _sigmoid(logits: Array) -> Array:
+    result: Array = np.exp(-np.logaddexp(0.0, -logits))
+    return result
