@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from zoo.artifact import ModelDirectory
-from zoo.errors import ArtifactError, UsageError, argument
+from zoo.errors import ArtifactError, ParityError, UsageError, argument
 from zoo.exporters import Progress
 from zoo_export.graph.file import external_tensors, inline, parse
 from zoo_export.parity.foreign import Run, compare_runtime
@@ -45,12 +45,22 @@ def compare_on(
     name, open_graph = _RUNTIMES[runtime]()
 
     def open_all(weights: Weights | None) -> dict[str, Run]:
-        return {graph: open_graph(_with_weights(stored, data, weights)) for graph, data in graphs.items()}
+        models = {graph: _with_weights(stored, data, weights) for graph, data in graphs.items()}
+        try:
+            return {graph: open_graph(model) for graph, model in models.items()}
+        except Exception as error:  # of a class of the runtime
+            raise ParityError(f"{name} cannot open the graphs ({_reason(error)})", stored.path) from error
 
     report = compare_runtime(stored, open_all, full_grid=full_grid, progress=progress)
     report.subject = f"the export on {name}"
     report.evidence["provider"] = name
     return report
+
+
+def _reason(error: Exception) -> str:
+    """The last line of an error, or the last item of a list of failures, as OpenVINO gives them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return ([line.removeprefix("-- ") for line in lines if line.startswith("-- ")] or lines)[-1]
 
 
 def _with_weights(stored: ModelDirectory, graph: bytes, weights: Weights | None) -> onnx.ModelProto:
