@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
@@ -15,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError, argument
 from zoo.exporters import Progress
+from zoo.probe.pipeline import Arrays
 from zoo_export.graph.file import external_tensors, inline, parse
 from zoo_export.parity.foreign import Run, compare_runtime
 from zoo_export.parity.report import Report
@@ -104,7 +106,12 @@ def _openvino() -> tuple[str, _Open]:
 def _reference() -> tuple[str, _Open]:
     def open_graph(model: onnx.ModelProto) -> Run:
         evaluator = ReferenceEvaluator(model)
-        return lambda feeds: _named(model, evaluator.run(None, feeds))
+
+        def run(feeds: Arrays) -> dict[str, Any]:
+            with np.errstate(all="ignore"):  # results that are not finite are found by the comparison
+                return _named(model, evaluator.run(None, feeds))
+
+        return run
 
     return f"onnx.reference {version('onnx')}", open_graph
 

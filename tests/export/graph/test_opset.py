@@ -58,18 +58,21 @@ def test_preset_is_verified(exported_build: Exported, name: str, opset: int) -> 
 
 
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("opset", [18, 22])
-def test_attention_equals_torch(opset: int, masked: bool) -> None:
+def test_attention_equals_torch(opset: int, kind: str, masked: bool) -> None:
     """Also for a row without keys, whose result is 0, and for fewer heads of keys than of queries."""
     text = (
         '<ir_version: 10, opset_import: ["": 23]> graph (float[B, 4, L, 8] q, float[B, 2, S, 8] k, '
-        "float[B, 2, S, 8] v, bool[B, 1, L, S] mask) => (float[B, 4, L, 8] y) { y = Attention(q, k, v, mask) }"
+        f"float[B, 2, S, 8] v, {kind}[B, 1, L, S] mask) => (float[B, 4, L, 8] y) {{ y = Attention(q, k, v, mask) }}"
     )
     model = parse(lower(onnx.parser.parse_model(text).SerializeToString(), opset))
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((3, heads, size, 8), np.float32) for heads, size in ((4, 5), (2, 7), (2, 7)))
     mask = rng.random((3, 1, 5, 7)) < 0.6
     mask[1] &= not masked
+    if kind == "float":
+        mask = np.where(mask, rng.standard_normal(mask.shape), -np.inf).astype(np.float32)
     (found,) = ReferenceEvaluator(model).run(None, {"q": q, "k": k, "v": v, "mask": mask})
     wanted = torch.nn.functional.scaled_dot_product_attention(
         *map(torch.from_numpy, (q, k, v, mask)), enable_gqa=True
