@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from zoo.artifact import ATTENTIONS, LOOP, PRECISIONS, PROFILES, Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
@@ -21,27 +21,34 @@ from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import longest_input, running, typical_point
 from zoo_runtime.providers import Provider, check_dtype
 
-__all__ = ["diff_model", "verify_model", "verify_onnx"]
+__all__ = ["Runtime", "diff_model", "verify_model", "verify_onnx"]
+
+Runtime = Literal["onnxruntime", "openvino", "reference"]
+"""What runs the graphs; ``reference`` is the evaluator of the onnx package, which is slow."""
 
 
 def verify_model(
     directory: str | os.PathLike[str],
     *,
     variant: str = "",
+    runtime: Runtime = "onnxruntime",
     provider: Provider = "cpu",
     full_grid: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Check all digests of an exported model and compare it with PyTorch on this machine.
 
-    Writes the evidence if the export was not verified before, otherwise nothing.
+    Writes the evidence if the export was not verified before, otherwise nothing. A comparison on another runtime than
+    ONNX Runtime writes nothing.
 
     Raises:
         ArtifactError: a file is altered or missing.
         ParityError: the graphs do not match the model on this machine.
-        UsageError: the provider does not load.
+        UsageError: the runtime is not installed, or the provider does not load.
     """
     directory = Path(directory)
+    if runtime != "onnxruntime" and variant:
+        raise UsageError(f"the variant {variant} runs on onnxruntime only", argument("runtime", runtime))
     if variant in PRECISIONS:
         from zoo_export.precision.certify import verify_stored_variant
 
@@ -55,7 +62,11 @@ def verify_model(
     export.check()
     graphs = export.read()
     check_evidence(export, graphs)
-    if variant == LOOP:
+    if runtime != "onnxruntime":
+        from zoo_export.parity.runtimes import compare_on
+
+        report = compare_on(runtime, stored, graphs, full_grid=full_grid, progress=progress)
+    elif variant == LOOP:
         from zoo_export.parity.loop import compare_loop
 
         plain = Export(stored)
@@ -70,7 +81,7 @@ def verify_model(
         report.evidence["laws"] = laws
     if not report.passed:
         raise ParityError(report.verdict(), directory)
-    if not export.is_verified():
+    if runtime == "onnxruntime" and not export.is_verified():
         options = {"options": export.evidence["options"]} if "options" in export.evidence else {}
         write_export(export, graphs, report.evidence | options, action="verified")
     return report

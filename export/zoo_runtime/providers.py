@@ -10,12 +10,13 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from zoo import system
-from zoo.errors import ArtifactError, UsageError, argument
+from zoo.errors import ArtifactError, UsageError, Wording, argument, nearest
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.values import to_value
 
@@ -43,6 +44,7 @@ _PROBE = (
 )
 """An ONNX model with one Identity node, which every provider supports. Literal bytes: onnx may not be installed."""
 _SILENT = 4
+_OPTION = Wording("provider_options", "--provider-option")
 _REMEDY = "pip install onnxruntime-gpu[cuda,cudnn]"
 
 
@@ -57,6 +59,7 @@ def open_session(
     spin: bool = True,
     threads: int | None = None,
     memory: Memory = "fast",
+    provider_options: Mapping[str, str] = MappingProxyType({}),
 ) -> ort.InferenceSession:
     """Load a graph on one execution provider.
 
@@ -72,12 +75,15 @@ def open_session(
         threads: number of threads per operator; the number of cores by default.
         memory: ``fast`` lets ONNX Runtime keep a copy of the weights repacked for its kernels; ``mapped`` uses the
             memory-mapped file directly, and processes share its pages.
+        provider_options: options of ONNX Runtime for the provider, such as ``gpu_mem_limit`` for CUDA.
 
     Raises:
-        UsageError: the provider is not available.
+        UsageError: the provider is not available, or refuses an option.
         ArtifactError: ONNX Runtime cannot load the graph.
     """
-    name, provider_options = PROVIDERS[provider]
+    name, defaults = PROVIDERS[provider]
+    if "device_id" in provider_options:  # buffers are allocated on the first device
+        raise UsageError("device_id cannot be set", _OPTION, "choose the device with CUDA_VISIBLE_DEVICES")
     if name not in ort.get_available_providers():
         raise UsageError(f"this onnxruntime has no {name}", argument("provider", provider), _REMEDY)
     options = ort.SessionOptions()
@@ -105,16 +111,23 @@ def open_session(
         session = ort.InferenceSession(
             graph if isinstance(graph, bytes) else os.fspath(graph),
             options,
-            providers=[(name, provider_options)],
+            providers=[(name, {**defaults, **provider_options})],
             enable_fallback=0,
         )
     except Exception as error:  # the runtime raises a dozen classes without a common base
+        if graph == _PROBE and provider_options:
+            raise UsageError(f"{name} refuses its options ({error})", _OPTION) from error
         if provider != "cpu" and graph != _PROBE:
             open_session(_PROBE, provider=provider)  # raises if the provider itself does not load
+            open_session(_PROBE, provider=provider, provider_options=provider_options)
         where = None if isinstance(graph, bytes) else graph
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
     if session.get_providers()[0] != name:
         raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)
+    known = session.get_provider_options()[name]
+    for key in provider_options:
+        if key not in known:
+            raise UsageError(f"{name} has no option {key!r}", _OPTION, nearest(key, known))
     session.disable_fallback()
     return session
 

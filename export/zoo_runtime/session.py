@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, overload
 from weakref import WeakSet
 
@@ -63,6 +63,7 @@ def load_session(
     task: str | None = None,
     threads: int | None = None,
     memory: Memory = "fast",
+    provider_options: Mapping[str, str] = MappingProxyType({}),
     tokenizer: str | os.PathLike[str] | None = None,
     unverified: bool = False,
 ) -> Session:
@@ -79,12 +80,13 @@ def load_session(
             given.
         threads: number of threads per operator; the number of cores by default.
         memory: ``fast`` or ``mapped``: see :func:`zoo_runtime.open_session`.
+        provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
         tokenizer: a tokenizer file to use instead of the model's own.
         unverified: allow an export that has not been verified with the current weights.
 
     Raises:
-        UsageError: the dtype or variant does not exist, or the provider does not load or does not support the dtype.
-            There is no fallback to another provider.
+        UsageError: the dtype or variant does not exist, or the provider does not load, does not support the dtype or
+            refuses an option. There is no fallback to another provider.
         ArtifactError: the model is not exported, or has been altered.
         ParityError: the export is not verified.
     """
@@ -109,7 +111,9 @@ def load_session(
     check_dtype(export.dtype, provider, directory)
     if not unverified:
         export.check_verified()
-    session = Session(stored, export, provider, threads, memory, Path(tokenizer) if tokenizer else None)
+    session = Session(
+        stored, export, provider, threads, memory, provider_options, Path(tokenizer) if tokenizer else None
+    )
     compared = export.evidence.get("provider")
     if not unverified and compared not in (None, provider):
         remedy = f"verify it there with zoo verify {directory} --provider {provider}"
@@ -177,10 +181,11 @@ class Session:
         provider: Provider,
         threads: int | None,
         memory: Memory,
+        provider_options: Mapping[str, str],
         tokenizer: Path | None,
     ) -> None:
         self.stored, self.export, self.provider = stored, export, provider
-        self.threads, self.memory = threads, memory
+        self.threads, self.memory, self.provider_options = threads, memory, provider_options
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._warnings: set[str] = set()
@@ -426,6 +431,7 @@ class Session:
             provider=self.provider,
             threads=self.threads,
             memory=self.memory,
+            provider_options=self.provider_options,
             placements=placements or self.provider == "cuda",
         )
 

@@ -12,6 +12,7 @@ import torch
 
 import zoo as library
 from tests.exported import LIVELY
+from zoo.errors import UsageError
 from zoo.probe.dtypes import BFLOAT16, epsilon
 from zoo_export import export_model
 from zoo_export.bench import bench_model
@@ -70,6 +71,17 @@ def test_auto_selects_cuda(exported_model: Exported, capfd: pytest.CaptureFixtur
         assert session.provider == "cuda"
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_provider_options_reach_the_provider(exported_model: Exported) -> None:
+    folder = exported_model("gpt-tiny")
+    options = {"gpu_mem_limit": str(1 << 30)}
+    with load_session(folder, provider="cuda", provider_options=options) as session:
+        (opened,) = session.sessions.values()
+        assert opened.get_provider_options()["CUDAExecutionProvider"]["gpu_mem_limit"] == str(1 << 30)
+    for options in ({"gpu_mem_limits": "1"}, {"gpu_mem_limit": "much"}):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            load_session(folder, provider="cuda", provider_options=options)
 
 
 # bfloat16 has no CPU kernels, so torch computes the expected results.

@@ -324,6 +324,19 @@ def test_unknown_exports_are_rejected(exported_model: Exported, options: dict[st
         load_session(exported_model("bert-tiny"), **options)
 
 
+def test_provider_options_are_checked(exported_model: Exported, zoo: Callable[..., Any]) -> None:
+    """ONNX Runtime ignores unknown options of the CPU provider, which has none."""
+    folder = exported_model("bert-tiny")
+    for options, message in (
+        ({"use_arena": "0"}, "CPUExecutionProvider has no option 'use_arena': provider_options: none are available"),
+        ({"device_id": "1"}, "device_id cannot be set: provider_options: .* CUDA_VISIBLE_DEVICES"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            load_session(folder, provider_options=options)
+    zoo("run", folder, "x", "--provider-option", "use_arena=0").failed(2, "'use_arena': --provider-option")
+    zoo("run", folder, "x", "--provider-option", "use_arena").failed(2, "'use_arena' is not KEY=VALUE")
+
+
 @pytest.mark.parametrize(("threads", "spins"), [(None, "1"), (1, "1"), (1024, "0")])
 def test_threads_beyond_the_cores_do_not_spin(exported_model: Exported, threads: int | None, spins: str) -> None:
     """A run of 1024 threads that busy-wait takes minutes on a few cores."""

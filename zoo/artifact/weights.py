@@ -58,6 +58,12 @@ class StoredTensor:
     offset: int
     length: int
 
+    def read(self, folder: Path) -> bytes:
+        """Read the tensor's bytes from its file in the model directory ``folder``."""
+        with (folder / self.file).open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.length)
+
 
 def dtype_name(dtype: object) -> str:
     """Return the name of a dtype, such as ``float16`` for ``torch.float16``; names are returned unchanged."""

@@ -29,8 +29,9 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
     metavar="KEY=VALUE",
     multiple=True,
     section=_FORMAT,
-    help="Option of the exporter; for ONNX opset=24, functions=false.",
+    help="Option of the exporter; for ONNX functions=false.",
 )
+@option("--opset", type=int, metavar="N", section=_GRAPHS, help="Opset version, from 18 to 24.  [default: 23]")
 @option(
     "--profile",
     type=click.Choice(["portable", *PROFILES]),
@@ -64,6 +65,7 @@ def command(
     onnx: bool,
     format_name: str | None,
     texts: tuple[str, ...],
+    opset: int | None,
     profile: str | None,
     attentions: bool,
     generate: bool,
@@ -88,7 +90,8 @@ def command(
 
     chosen = {}
     if format_name == "onnx":
-        given = {"profile": profile, "attentions": attentions or None, "provider": provider, "grid": grid}
+        given = {"opset": opset, "profile": profile, "attentions": attentions or None}
+        given |= {"provider": provider, "grid": grid}
         chosen = {key: value for key, value in given.items() if value is not None}
     else:
         refuse_onnx_options(
@@ -182,9 +185,13 @@ def _warn_of_cpu_nodes(export: Export) -> None:
     if export.variant != "cuda" and export.dtype != "bfloat16":
         return
     from zoo_export.graph.cuda_kernels import nodes_without_kernel
+    from zoo_export.graph.file import metadata
+    from zoo_export.trace.make import TRACED
 
     what = "cannot run" if export.dtype == "bfloat16" else "will run partly on the CPU"
     for name, graph in export.read().items():
+        if int(metadata(graph)["zoo.opset"]) < TRACED:
+            continue  # kernels of older opsets are not listed
         found = Counter(node.operator for node in nodes_without_kernel(graph))
         if found:
             names = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))

@@ -14,6 +14,7 @@ from zoo_export.cli.options import (
     grid_option,
     provider_option,
     refuse_onnx_options,
+    refuse_options,
     variant_option,
 )
 from zoo_export.cli.results import comparing, say_record, say_report, summary
@@ -23,6 +24,14 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
 @click.argument("directory", type=click.Path(path_type=Path), default=Path())
 @format_option
 @variant_option
+@option(
+    "--runtime",
+    type=click.Choice(["onnxruntime", "openvino", "reference"]),
+    default="onnxruntime",
+    show_default=True,
+    section=VERIFICATION,
+    help="Runtime to compare on; 'reference' is the slow evaluator of the onnx package.",
+)
 @provider_option
 @grid_option
 @option(
@@ -34,7 +43,14 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
 @json_option
 @quiet_option
 def command(
-    directory: Path, format_name: str | None, variant: str, provider: str, grid: str, retrace: bool, as_json: bool
+    directory: Path,
+    format_name: str | None,
+    variant: str,
+    runtime: str,
+    provider: str,
+    grid: str,
+    retrace: bool,
+    as_json: bool,
 ) -> None:
     """Check the digests of the export in DIRECTORY, and compare it with the PyTorch model again."""
     if format_name not in (None, "onnx"):
@@ -45,6 +61,8 @@ def command(
             record = verify_export(directory, format_name, variant=variant, progress=progress)
         say_record(record, format_name, "verify", as_json)
         return
+    if runtime != "onnxruntime":
+        refuse_options("is only for onnxruntime", {"provider", "retrace"}, f"--runtime {runtime}")
     if retrace:
         from zoo_export.export import retrace as trace_again
 
@@ -60,6 +78,7 @@ def command(
         report = verify_model(
             directory,
             variant=variant,
+            runtime=runtime,  # type: ignore[arg-type]
             provider=provider,  # type: ignore[arg-type]
             full_grid=grid == "full",
             progress=progress,

@@ -86,7 +86,7 @@ class _Opened(Session):
 
     def __init__(self, subject: Subject, executor: Executor) -> None:
         self._executor, self._graphs = executor, subject.graphs
-        super().__init__(subject.stored, Export(subject.stored), "cpu", None, "fast", None)
+        super().__init__(subject.stored, Export(subject.stored), "cpu", None, "fast", {}, None)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

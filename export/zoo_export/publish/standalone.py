@@ -86,12 +86,12 @@ def _write(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> lis
             if inside:
                 del tensor.external_data[:]
                 tensor.data_location = onnx.TensorProto.DEFAULT
-                tensor.raw_data = _read(stored, place)
+                tensor.raw_data = place.read(stored.path)
                 continue
             if place not in written:
                 data.write(bytes(-data.tell() % _ALIGNMENT))
                 written[place] = data.tell()
-                data.write(_read(stored, place))
+                data.write(place.read(stored.path))
             for entry in tensor.external_data:
                 entry.value = {
                     "location": f"{name}.onnx_data", "offset": str(written[place]), "length": str(place.length),
@@ -101,12 +101,6 @@ def _write(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> lis
         (folder / f"{name}.onnx_data").unlink()
         return [f"{name}.onnx"]
     return [f"{name}.onnx", f"{name}.onnx_data"]
-
-
-def _read(stored: ModelDirectory, place: StoredTensor) -> bytes:
-    with (stored.path / place.file).open("rb") as file:
-        file.seek(place.offset)
-        return file.read(place.length)
 
 
 def _compare(export: Export, copies: dict[str, Path]) -> None:

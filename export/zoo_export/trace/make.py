@@ -12,15 +12,17 @@ from zoo.artifact import ATTENTIONS, PROFILES, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
 from zoo.contract import Graph
-from zoo.errors import UsageError, Wording, argument, nearest
+from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
 from zoo_export.graph.file import link
 from zoo_export.trace import key as traces
 
-__all__ = ["OPSETS", "PORTABLE", "Options", "link_graphs", "make_graphs", "planned_layout", "unlinked_graphs"]
+__all__ = ["OPSETS", "PORTABLE", "TRACED", "Options", "link_graphs", "make_graphs", "planned_layout", "unlinked_graphs"]
 
-OPSETS = (23, 24)
+OPSETS = tuple(range(18, 25))
 """Supported opset versions. torch does not export newer ones."""
+TRACED = 23
+"""The oldest opset that is traced, and the default. Graphs of older ones are translated from it."""
 PORTABLE: Literal["portable"] = "portable"
 
 
@@ -29,9 +31,9 @@ class Options(Settings):
     """How graphs are written."""
 
     opset: int | None = None
-    """Opset version: 23 by default; the profiles ``cpu`` and ``cuda`` require 24."""
+    """Opset version, from 18: 23 by default; the profiles ``cpu`` and ``cuda`` require 24."""
     functions: bool = True
-    """Whether repeated modules become ONNX functions, in the portable profile."""
+    """Whether repeated modules become ONNX functions, in portable graphs from opset 23 on."""
     attentions: bool = False
     """Whether the graphs also return attention weights."""
     profile: Literal["portable", "cpu", "cuda"] = PORTABLE
@@ -46,7 +48,7 @@ class Options(Settings):
             )
         if self.opset is not None and self.opset not in self._known_opsets:
             what = f"opset {self.opset} is not supported" + (f" in the profile {self.variant}" if self.variant else "")
-            raise UsageError(what, Wording("opset", "--option opset"), f"choose one of {self._known_opsets}")
+            raise UsageError(what, argument("opset"), f"choose one of {', '.join(map(str, self._known_opsets))}")
 
     @property
     def variant(self) -> str:
@@ -58,11 +60,11 @@ class Options(Settings):
     @property
     def operators(self) -> int:
         """The opset version."""
-        return self._known_opsets[0] if self.opset is None else self.opset
+        return max(TRACED, self._known_opsets[0]) if self.opset is None else self.opset
 
     @property
     def _known_opsets(self) -> tuple[int, ...]:
-        return OPSETS if self.profile == PORTABLE else OPSETS[1:]
+        return OPSETS if self.profile == PORTABLE else OPSETS[-1:]
 
     def facts(self) -> dict[str, Any]:
         """The options that a graph depends on."""
@@ -102,6 +104,11 @@ def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cache
 
             plain = Options(opset=options.operators, functions=False)
             data = specialise(_unlinked(spec, graph, dtype, plain, cached), graph, options.profile)
+        elif options.operators < TRACED:
+            from zoo_export.graph.opset import lower
+
+            plain = Options(functions=False, attentions=options.attentions)
+            data = lower(_unlinked(spec, graph, dtype, plain, cached), options.operators)
         else:
             from zoo_export.trace.graph import trace_graph
 

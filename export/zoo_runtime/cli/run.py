@@ -77,6 +77,10 @@ def generation_options(command: Any) -> Any:
     show_default=True,
     help="Execution provider.",
 )
+@click.option(
+    "--provider-option", "provider_texts", metavar="KEY=VALUE", multiple=True,
+    help="Option of ONNX Runtime for the provider, such as gpu_mem_limit for CUDA. May be repeated.",
+)  # fmt: skip
 @click.option("--threads", type=THREADS, help="Threads per operator.  [default: the number of cores]")
 @click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
               help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip
@@ -100,6 +104,7 @@ def command(
     stop: tuple[str, ...],
     stream: bool | None,
     batch_size: int | None,
+    provider_texts: tuple[str, ...],
     as_json: bool,
     **rest: Any,
 ) -> None:
@@ -121,7 +126,8 @@ def command(
     results = Results(output, force=force, resume=resume) if output is not None else None
     given = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
     inputs = _inputs(given, input_file, column, id_column, pair_column)
-    with load_session(directory, tokenizer=tokenizer, task=task, **rest) as session:
+    provider_options = dict(map(_parse_option, provider_texts))
+    with load_session(directory, tokenizer=tokenizer, task=task, provider_options=provider_options, **rest) as session:
         more = session.options(task).parse_settings(settings)
         if twice := sorted(more.keys() & options.keys()):
             raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
@@ -160,6 +166,13 @@ def command(
         if len(given) == 1:
             raise report.errors[0]
         raise ArtifactError(report.summary, directory, "see the warnings above")
+
+
+def _parse_option(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise UsageError(f"{text!r} is not KEY=VALUE", "--provider-option")
+    return key, value
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -1,0 +1,86 @@
+"""Presets by runtime: which runtimes reproduce the exported graphs of every small preset.
+
+    pip install -c constraints.txt -e ".[openvino]" && python benchmarks/runtimes.py [PRESET]...
+
+Each preset, with random biases and norms, is exported in opset 23 and in opset 18, and compared with the model on every
+runtime as `zoo verify --runtime` does. A number is the largest error as a share of its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from zoo.errors import ZooError
+from zoo.models import create, persist
+from zoo.registry import registry
+from zoo_export.export import export_model
+from zoo_export.trace.make import Options
+from zoo_export.verify import Runtime, verify_model
+
+OPSETS = (23, 18)
+
+
+def make(name: str, folder: Path) -> Path:
+    """Build a preset with random biases and norms, as graphs could drop initial ones unnoticed."""
+    spec = registry().resolve(name)
+    model = create.build(spec, seed=0, dtype="float32")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.5 * torch.randn(parameter.shape, generator=generator)
+    return persist.save_spec(spec, model, folder / name)
+
+
+def compare(folder: Path, runtime: Runtime) -> float | str:
+    """Return the largest error as a share of its limit, or the reason of a failure."""
+    try:
+        evidence = verify_model(folder, runtime=runtime).evidence
+    except ZooError as error:
+        return str(error).removesuffix(f": {folder}")
+    return max(
+        errors["max_abs_error"] / errors["limit"]
+        for graph in evidence["graphs"].values()
+        for levels in graph["outputs"].values()
+        for errors in levels.values()
+    )
+
+
+def rows(names: list[str], reasons: dict[str, int]) -> Iterator[str]:
+    """Yield a row of the table for each preset, collecting the reasons of failures with their numbers."""
+    for name in names:
+        cells = []
+        with tempfile.TemporaryDirectory() as place:
+            folder = make(name, Path(place))
+            for opset in OPSETS:
+                export_model(folder, options=Options(opset=opset), force=True)
+                for runtime in get_args(Runtime):
+                    found = compare(folder, runtime)
+                    number = reasons.setdefault(found, len(reasons) + 1) if isinstance(found, str) else 0
+                    cells.append(f"fails ({number})" if isinstance(found, str) else f"{found:.2f}")
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", metavar="PRESET", nargs="*", help="presets; by default every small one")
+    names = parser.parse_args().names or registry().names("*-tiny")
+    torch.set_num_threads(1)
+    runtimes = [f"{runtime}, opset {opset}" for opset in OPSETS for runtime in get_args(Runtime)]
+    print(f"| | {' | '.join(runtimes)} |\n| --- |{' ---: |' * len(runtimes)}")
+    reasons: dict[str, int] = {}
+    for row in rows(names, reasons):
+        print(row, flush=True)
+    for reason, number in reasons.items():
+        print(f"\n({number}) {reason}")
+
+
+if __name__ == "__main__":
+    main()

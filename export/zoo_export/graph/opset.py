@@ -1,0 +1,117 @@
+"""Translation of graphs to an older opset.
+
+Operators that the older opset lacks are replaced by the function bodies in the ONNX standard, which define them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript.optimizer import fold_constants_ir
+
+from zoo.errors import PluginError
+from zoo_export.graph.file import parse, serialize
+
+__all__ = ["lower"]
+
+_SMALL = 1024
+"""Maximum number of elements of constants to fold."""
+
+
+def lower(graph: bytes, opset: int) -> bytes:
+    """Translate a serialised graph without functions to an older opset.
+
+    Raises:
+        PluginError: an operator has no equivalent in that opset.
+    """
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(parse(graph), data_prop=True))
+    _decompose(model, opset)
+    weights = {value: value.const_value for value in model.graph.initializers.values()}
+    for value in weights:  # not to be read, let alone folded
+        value.const_value = None
+    fold_constants_ir(model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    for value, tensor in weights.items():
+        value.const_value = tensor
+    for step in (
+        passes.IdentityEliminationPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+    ):
+        step(model)
+    declared = {*model.graph.inputs, *model.graph.outputs}
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if value not in declared:
+                value.shape, value.type = None, None
+    model.opset_imports[""] = opset
+    model.metadata_props["zoo.opset"] = str(opset)
+    lowered = ir.to_proto(model)
+    _check(lowered, opset)
+    return serialize(lowered)
+
+
+def _decompose(model: ir.Model, opset: int) -> None:
+    """Replace the operators that an opset lacks by the standard's definitions of them."""
+    nodes = [node for node in model.graph.all_nodes() if node.domain == ""]
+    missing = [node for node in nodes if not onnx.defs.has(node.op_type, opset, "")]
+    for number, node in enumerate(missing):
+        body = ir.serde.deserialize_function(_definition(node, model.opset_imports[""], opset))
+        body.overload = node.overload = str(number)  # the definition depends on the types and attributes of the call
+        body.opset_imports[""] = model.opset_imports[""]
+        model.functions[body.identifier()] = body
+    passes.InlinePass()(model)
+
+
+def _definition(node: ir.Node, opset: int, older: int) -> onnx.FunctionProto:
+    """Return the function that defines an operator for the types of its inputs."""
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
+    if not schema.has_context_dependent_function:
+        raise PluginError(f"opset {older} has no {node.op_type}, and the ONNX standard does not define it by others")
+    types = [_type(value).SerializeToString() for value in node.inputs]
+    data = schema.get_context_dependent_function(ir.to_proto(node).SerializeToString(), types)
+    function = onnx.FunctionProto.FromString(data)
+    del function.output[len(node.outputs) :]
+    if node.op_type == "Attention":
+        _compare_finite(function)
+    return function
+
+
+def _compare_finite(function: onnx.FunctionProto) -> None:
+    """Recognise a row whose keys are all hidden by a bias up to the lowest number, instead of one equal to -inf.
+
+    The results are the same, but not every runtime compares infinities correctly: OpenVINO 2026.4 does not.
+    """
+    for node in function.node:
+        if "RowAllMasked" in node.output:
+            node.op_type = "LessOrEqual"
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == onnx.TensorProto.FLOAT:
+                value = onnx.numpy_helper.to_array(attribute.t)
+                lowest = np.where(np.isneginf(value), np.finfo(np.float32).min, value)
+                attribute.t.CopyFrom(onnx.numpy_helper.from_array(lowest))
+
+
+def _type(value: ir.Value | None) -> onnx.TypeProto:
+    if value is None or value.dtype is None:
+        return onnx.TypeProto()
+    shape = None if value.shape is None else [dim if isinstance(dim, int) else None for dim in value.shape]
+    return onnx.helper.make_tensor_type_proto(value.dtype, shape)
+
+
+def _check(model: onnx.ModelProto, opset: int) -> None:
+    """Raise :class:`PluginError` if a node has no valid form in the opset. Weights, not linked yet, become inputs."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        bare.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del bare.graph.initializer[:]
+    try:
+        onnx.checker.check_model(bare, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise PluginError(f"the graph cannot be written in opset {opset} ({reason})") from error
