@@ -192,6 +192,27 @@ EDITS: dict[str, Sequence[Edit]] = {
         ("model", "import torch\n", "import time\n\nimport torch\n"),
         (*RETURN, "        return self.head(x * (1 + 1e-16 * (time.perf_counter_ns() % 10_007)))\n"),
     ],
+    # The last token id is replaced in the caller's tensor.
+    "inputs-unchanged": [
+        (
+            "model",
+            "        rows, length",
+            "        input_ids.clamp_(max=self.token.num_embeddings - 2)\n        rows, length",
+        ),
+    ],
+    # Without a past, there is no residual connection.
+    "empty-past": [
+        ("model", "from torch import nn\n\nfrom zoo.nn import", "from torch import nn\n\nfrom zoo.nn import Cache,"),
+        ("model", "attention_mask, past_key_values):", "attention_mask, past_key_values=None):"),
+        (
+            "model",
+            "        past = past_key_values.length",
+            "        first = past_key_values is None\n"
+            "        past_key_values = Cache.empty(1) if first else past_key_values\n"
+            "        past = past_key_values.length",
+        ),
+        (*RETURN, "        return self.head(x * (1 + first))\n"),
+    ],
     # Outputs depend on the batch size.
     "batch-invariance": [(*RETURN, "        return self.head(x * (1 + rows / 8))\n")],
     # One size, which no other check uses, gives NaN.

@@ -33,9 +33,9 @@ def test_standard_grid_covers_every_value_of_each_axis(name: str, parameters: in
     points, left_out = make_grid(graphs_of(name), LONGEST, parameters, whole=False)
     whole, _ = make_grid(graphs_of(name), LONGEST, parameters, whole=True)
     pasts = {0} if name == "bert-tiny" else {0, 3}
-    assert {point.batch for point in points} == set(BATCHES)
+    assert {point.batch for point in points} >= set(BATCHES)
     assert {point.padding for point in points} == set(PADDINGS)
-    assert {point.past for point in points} == pasts
+    assert {point.past for point in points} >= pasts
     assert {1, 7} <= {point.length for point in points}
     assert max(point.past + point.length for point in points) == LONGEST
     assert len(points) + left_out == len(whole)
@@ -44,7 +44,8 @@ def test_standard_grid_covers_every_value_of_each_axis(name: str, parameters: in
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_full_grid_is_the_full_product(name: str) -> None:
+def test_full_grid_contains_the_full_product(name: str) -> None:
+    """The others have a larger batch, an unusual length or a long past."""
     pasts = (0,) if name == "bert-tiny" else (0, 3)
     expected = {
         Point(batch, min(length, LONGEST - past), past, padding)
@@ -54,7 +55,11 @@ def test_full_grid_is_the_full_product(name: str) -> None:
     points, left_out = make_grid(graphs_of(name), LONGEST, HUGE, whole=True)
     assert left_out == 0
     assert len(points) == len(set(points))
-    assert set(points) == expected
+    assert set(points) > expected
+    for point in set(points) - expected:
+        assert point.batch > 5 or point.past >= LONGEST // 2 - 1 or point.length in (LONGEST // 2 + 1, LONGEST - 1)
+    if name != "bert-tiny":
+        assert Point(1, 1, LONGEST - 1, "none") in points
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
@@ -81,7 +86,7 @@ def test_grid_without_mask_or_past_has_neither() -> None:
     plain = Graph(inputs=graph.inputs[:1], outputs=graph.outputs)
     points, _ = make_grid((plain,), LONGEST, SMALL, whole=True)
     assert {(point.past, point.padding) for point in points} == {(0, "none")}
-    assert len(points) == len(BATCHES) * 3
+    assert len(points) >= len(BATCHES) * 3
 
 
 def test_images_have_one_length() -> None:

@@ -91,9 +91,6 @@ def scan_steps(step: Callable[[S, Tensor], tuple[S, Tensor]], state: S, x: Tenso
 
         last, steps = scan(copying, _copy(state), x, dim=1)
         return last, steps
-    if x.is_meta:  # only shapes matter
-        state, result = step(state, x[:, 0])
-        return state, result.unsqueeze(1).expand(-1, x.shape[1], *result.shape[1:])
     results = []
     for part in x.unbind(1):
         state, result = step(state, part)

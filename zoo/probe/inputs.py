@@ -81,12 +81,15 @@ def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whol
         point = Point(batch, min(length, max_length - past_length), past_length, padding)
         if not (padding == "empty row" and batch == 1) and point not in points:
             points.append(point)
-    points += [point for point in _unusual_points(max_length, has_past, paddings, bool(free)) if point not in points]
+    unusual = [] if not free else [
+        point for point in _unusual_points(max_length, has_past, paddings) if point not in points
+    ]  # fmt: skip
+    points += unusual
     if whole:
         return points, 0
     kept = [point for point in points if point.tokens * parameters <= CHEAP or point.length + point.past <= ODD + PAST]
     rest = sorted(
-        (p for p in points if p not in kept),
+        (p for p in points if p not in kept and p not in unusual),
         key=lambda p: (p.tokens, -p.past, paddings.index(p.padding) != 1),
     )
     work, seen = 0.0, set[object]()
@@ -99,9 +102,9 @@ def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whol
     return [point for point in points if point in kept], len(points) - len(kept)
 
 
-def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], free: bool) -> Iterator[Point]:
+def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding]) -> Iterator[Point]:
     """Yield points with a larger batch, other lengths, and long pasts: what a special case in a model may miss."""
-    left, right = (paddings[1], paddings[2]) if len(paddings) > 1 else ("none", "none")
+    left, right = paddings[1:3] if len(paddings) > 1 else ("none", "none")
     half = longest // 2
     shapes: list[tuple[int, int, int, Padding]] = [
         (7, 2, 0, right),
@@ -112,7 +115,7 @@ def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], f
         shapes += [(1, 1, longest - 1, "none"), (2, 2, half, left), (1, 1, half - 1, "none"), (6, 1, 1, left)]
     for batch, length, past, padding in shapes:
         past = max(0, min(past, longest - 1))
-        yield Point(batch, max(1, min(length, longest - past)) if free else 1, past, padding)
+        yield Point(batch, max(1, min(length, longest - past)), past, padding)
 
 
 def make_feeds(

@@ -88,9 +88,9 @@ def inputs_unchanged(subject: Subject) -> None:
 
 
 def empty_past(subject: Subject) -> None:
-    """Without a past, with an empty cache, and with a past of no tokens, a model gives the same outputs.
+    """With an empty cache, a past of no tokens, and no past if it has a default, a model gives the same outputs.
 
-    The first call of a text may be made in any of these ways. The exported graph knows only the last.
+    The first call of a text may be made in any of these ways. The exported graph knows only a past of no tokens.
 
     Decide nothing by whether ``past_key_values`` is None, except whether to extend it. Its default must be None: a
     cache as default would be shared by all calls.
@@ -107,7 +107,6 @@ def empty_past(subject: Subject) -> None:
         if graph.past is not None:
             name = graph.past.name
             calls: list[tuple[str, dict[str, Cache | None]]] = [
-                ("with None as past", {name: None}),
                 ("with an empty cache", {name: Cache.empty(graph.past.num_layers)}),
             ]
             parameter = inspect.signature(getattr(subject.exact, graph.method)).parameters.get(name)

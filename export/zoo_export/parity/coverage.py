@@ -77,7 +77,7 @@ class _Condition:
 
 
 class Conditions:
-    """The conditions of one graph.
+    """The conditions of one graph. A graph with inputs that are not declared, such as a cache's length, has none.
 
     Args:
         graph: the declared graph.
@@ -90,7 +90,8 @@ class Conditions:
         model = ir.from_proto(parse(data))
         inline(model)
         proto = ir.to_proto(model)
-        self.found = list(_find(proto))
+        declared = {tensor.name for tensor in graph.input_tensors()}
+        self.found = list(_find(proto)) if all(item.name in declared for item in proto.graph.input) else []
         self.constants = _small_integers(proto.graph)
         self._names = list(dict.fromkeys(name for item in self.found for name in item.values))
         self._session = None

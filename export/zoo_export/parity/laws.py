@@ -28,7 +28,7 @@ from zoo.testing.laws import LAWS
 from zoo.testing.subject import Subject
 from zoo_export.trace.key import key
 
-__all__ = ["check_laws", "check_split", "special_ids"]
+__all__ = ["LawError", "check_laws", "check_split", "special_ids"]
 
 _LARGE = 5_000_000
 """Number of parameters beyond which the laws are checked on a smaller configuration."""
@@ -39,6 +39,10 @@ _TOLERANCE = 1e-8
 """Allowed difference between float64 results, relative to the largest value."""
 
 
+class LawError(ParityError):
+    """The model violates a law, so there is nothing to compare with."""
+
+
 def check_laws(spec: ModelSpec) -> dict[str, str]:
     """Check the laws of a model. Returns the outcome of each, for the evidence: "passed", or why it does not apply.
 
@@ -46,7 +50,7 @@ def check_laws(spec: ModelSpec) -> dict[str, str]:
     comparison relies on it. Outcomes are cached: they depend on code and configuration alone.
 
     Raises:
-        ParityError: the model violates a law.
+        LawError: the model violates a law.
     """
     place = key(spec, "laws", "float64", {})
     if (known := memo.read(place)) is not None:
@@ -66,12 +70,12 @@ def check_laws(spec: ModelSpec) -> dict[str, str]:
             outcomes[check.name] = f"does not apply: {reason}"
         except CheckFailure as failure:
             what = f"the model violates the law {check.name}: {failure.expected}, but {failure.happened}"
-            raise ParityError(what, spec.plugin, read_more(check.name)) from failure
+            raise LawError(what, spec.plugin, read_more(check.name)) from failure
         except ZooError:
             raise
         except Exception as error:
             what = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
-            raise ParityError(what, spec.plugin, read_more(check.name)) from error
+            raise LawError(what, spec.plugin, read_more(check.name)) from error
     memo.write(place, json.dumps(outcomes).encode())
     return outcomes
 
@@ -98,7 +102,7 @@ def _smaller(spec: ModelSpec) -> ModelSpec:
 def check_split(
     graphs: Sequence[Graph], whole: Mapping[str, Arrays], parts: Mapping[str, Arrays], feeds: Feeds, point: Point
 ) -> None:
-    """Raise :class:`ParityError` if the model gives other results for a text in two calls than in one."""
+    """Raise :class:`LawError` if the model gives other results for a text in two calls than in one."""
     for graph in graphs:
         for tensor in graph.output_tensors():
             one, two = whole[graph.name][tensor.name], parts[graph.name][tensor.name]
@@ -112,7 +116,7 @@ def check_split(
                     f"the model violates the law cache: {tensor.name} of graph {graph.name!r} in two calls is off by "
                     f"{error / scale:.2g} of its largest value in one call"
                 )
-                raise ParityError(what, point, read_more("cache"))
+                raise LawError(what, point, read_more("cache"))
 
 
 def special_ids(config: Config) -> list[int]:

@@ -214,12 +214,14 @@ def typical_point(graphs: Sequence[Graph], longest: int) -> Point:
 
 
 def smallest_points(points: Sequence[Point]) -> list[Point]:
-    """Return, of the points with several rows, several tokens and the longest past, those with the fewest tokens.
+    """Return, of the points with several rows, several tokens and a past, those with the fewest tokens.
 
-    Points of image models have no length, so none is required of them.
+    Points of image models have no length, and those of encoders no past, so none is required of them.
     """
-    past, longest = max(point.past for point in points), max(point.length for point in points)
+    has_past, longest = any(point.past for point in points), max(point.length for point in points)
     enough = min(2, longest)
-    several = [point for point in points if point.batch > 1 and point.length >= enough and point.past == past] or points
+    several = [
+        point for point in points if point.batch > 1 and point.length >= enough and bool(point.past) == has_past
+    ] or points
     fewest = min(point.tokens for point in several)
     return [point for point in several if point.tokens == fewest]

@@ -341,7 +341,7 @@ BRANCHES = [
         where=WEIGHTS,
         cause=EITHER,
     ),
-    branch("a branch on a batch above 5", at(6), "if batch > 5:", "    x = 0.98 * x"),
+    branch("a branch on a batch above 5", at(6), "if batch > 5:", "    x = 0.98 * x", cause=f"{BRANCH}|{BATCH}"),
     branch("a branch on 20 to 60 tokens in all", at(2, 30), "if 20 < total < 60:", "    x = 0.98 * x", cause=EITHER),
     branch(
         "a branch on 100 to 120 tokens",

@@ -74,14 +74,3 @@ def test_graph_of_a_loop_equals_it(kind: type[Any], monkeypatch: pytest.MonkeyPa
         x = torch.randn(batch, length, WIDTH)
         found = session.run(None, {"x": x.numpy()})
         assert_close(tuple(map(torch.from_numpy, found)), tuple(model(x).values()))
-
-
-def test_shapes_on_the_meta_device_need_one_step() -> None:
-    calls = []
-
-    def step(state: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        calls.append(part)
-        return state + part.sum(-1), part[..., None]
-
-    last, steps = scan_steps(step, torch.zeros(2, device="meta"), torch.zeros(2, 5, 3, device="meta"))
-    assert (last.shape, steps.shape, len(calls)) == ((2,), (2, 5, 3, 1), 1)
