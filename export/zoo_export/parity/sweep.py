@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from zoo.contract import Graph
@@ -53,7 +54,7 @@ class Sweep:
         """
         graphs = self.subject.graphs
         parameters = create.count_parameters(self.subject.models.yardstick.model)
-        grid, self.left_out = make_grid(graphs, self.longest, parameters, whole=full_grid)
+        grid, self.left_out = make_grid(graphs, self.longest, parameters, whole=full_grid, fixed=self.subject.fixed)
         points = [point for point in grid if _numbers(graphs, point) <= _NUMBERS]
         self.visit(points, progress)
         self.left_out += len(grid) - len(self.points)
@@ -79,7 +80,7 @@ class Sweep:
             margin = findings.margin(level, graphs[-1]) if findings.distributions else 0
             with running(f"in greedy decoding, {self.subject.labels[level]}", self.subject.stored.path):
                 reference = self.subject.models.reference
-                agreement = greedy_agreement(reference, runtime, graphs, margin, self.longest)
+                agreement = greedy_agreement(reference, runtime, graphs, margin, self.longest, self.subject.fixed)
             if agreement is not None:
                 findings.greedy[level] = agreement
 
@@ -121,7 +122,7 @@ class Sweep:
 
     def first_divergence(self) -> str | None:
         """The first module whose output differs, with its source and plugin; None if it cannot be told."""
-        typical = typical_point(self.subject.graphs, self.longest)
+        typical = typical_point(self.subject.graphs, self.longest, self.subject.fixed)
         for level, graph, worst in self.findings.failed():
             # A small point may hide where an error begins: with one token, only what reads the past is wrong.
             for point in (typical, worst):
@@ -170,11 +171,12 @@ def _numbers(graphs: Sequence[Graph], point: Point) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def typical_point(graphs: Sequence[Graph], longest: int) -> Point:
+def typical_point(graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int] = MappingProxyType({})) -> Point:
     """Return a point with two rows, several tokens, a past and padding, as far as the graphs have them."""
     past = PAST if any(graph.past for graph in graphs) and longest > PAST else 0
     padded = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
-    return Point(2, min(ODD, longest - past), past, "left" if padded else "none")
+    length = fixed.get("sequence", min(ODD, longest - past))
+    return Point(fixed.get("batch", 2), length, past, "left" if padded else "none")
 
 
 def smallest_points(points: Sequence[Point]) -> list[Point]:
@@ -183,7 +185,9 @@ def smallest_points(points: Sequence[Point]) -> list[Point]:
     Points of image models have no length, so none is required of them.
     """
     past, longest = max(point.past for point in points), max(point.length for point in points)
-    enough = min(2, longest)
-    several = [point for point in points if point.batch > 1 and point.length >= enough and point.past == past] or points
+    enough, rows = min(2, longest), min(2, max(point.batch for point in points))
+    several = [
+        point for point in points if point.batch >= rows and point.length >= enough and point.past == past
+    ] or points
     fewest = min(point.tokens for point in several)
     return [point for point in several if point.tokens == fewest]

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from zoo.artifact.weights import StoredTensor
 from zoo_export.publish import standalone
 
 Exported = Callable[..., Path]
@@ -106,7 +107,7 @@ def test_force_replaces_only_a_copy(
 
 
 def test_copy_that_differs_is_not_kept(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = standalone._read
-    monkeypatch.setattr(standalone, "_read", lambda stored, place: read(stored, place)[::-1])
-    zoo("publish", exported_model("gpt-tiny"), "copy", "--layout", "standalone").failed(4, "outputs differ")
+    folder, read = exported_model("gpt-tiny"), StoredTensor.read
+    monkeypatch.setattr(StoredTensor, "read", lambda tensor, folder: read(tensor, folder)[::-1])
+    zoo("publish", folder, "copy", "--layout", "standalone").failed(4, "outputs differ")
     assert not Path("copy").exists()
