@@ -140,7 +140,11 @@ def export_loop(directory: Path, *, force: bool = False, provider: Provider = "c
         raise UsageError("already exported", directory / export.graph_files[LOOP], EXPORT_AGAIN)
     import onnx_ir as ir
 
+    from zoo_export.graph.static import fixed_sizes
+
     graphs = plain.read()
+    if any(map(fixed_sizes, graphs.values())):
+        raise UsageError("generate.onnx needs an export without fixed dimensions", directory, "export it without --fix")
     made = make_loop(stored.spec, {name: ir.from_proto(parse(graph)) for name, graph in graphs.items()})
     loop = serialize(ir.to_proto(made))
     from zoo_export.parity.loop import compare_loop

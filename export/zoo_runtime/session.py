@@ -314,7 +314,7 @@ class Session:
 
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
-        size = runner.batch_size if batch_size is None else batch_size
+        size = (self._fixed_batch() or runner.batch_size) if batch_size is None else batch_size
         if size < 1:
             raise UsageError(f"batch_size must be at least 1, got {size}")
         return self._answer_all(runner, answers, size)
@@ -366,6 +366,15 @@ class Session:
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
         outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
         return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+
+    def _fixed_batch(self) -> int | None:
+        """Return the batch size that the graphs require, or None if they take any."""
+        opened = self.sessions.get(self.graphs[0].name)
+        shapes = {item.name: item.shape for item in opened.get_inputs()} if opened else {}
+        for tensor in self.graphs[0].input_tensors():
+            if tensor.dims[0] == "batch" and isinstance(shapes.get(tensor.name, [None])[0], int):
+                return int(shapes[tensor.name][0])
+        return None
 
     def _answer_all(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int) -> Iterator[Answer]:
         window: list[Answer] = []

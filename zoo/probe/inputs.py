@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -62,26 +63,36 @@ class Point:
         return asdict(self)
 
 
-def make_grid(graphs: Sequence[Graph], max_length: int, parameters: int, *, whole: bool) -> tuple[list[Point], int]:
+def make_grid(
+    graphs: Sequence[Graph],
+    max_length: int,
+    parameters: int,
+    *,
+    whole: bool,
+    fixed: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[list[Point], int]:
     """Return the points to compare, and the number of points of the whole grid that are left out.
 
     The whole grid is batch {1, 2, 5} x length {1, 7, longest} x past {0, 3 or all but length} x padding {none, left,
     right, and one row of padding only}, and a few larger batches, longer pasts and other lengths. For large models,
     where points of the longest length take minutes, the standard grid keeps one of them, with a past and padding, and
     others that add a new kind of past or padding, up to ``WORK``.
+    ``fixed`` has the sizes of dimensions that have only one.
     """
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     has_past = any(graph.past for graph in graphs)
     paddings: tuple[Padding, ...] = ("none", "left", "right", "empty row") if has_mask else ("none",)
     free = {name for graph in graphs for name in graph.dim_names()} - {"batch"}
     lengths = sorted({1, min(ODD, max_length), max_length}) if free else [1]
+    lengths = [fixed["sequence"]] if "sequence" in fixed else lengths
+    batches = (fixed["batch"],) if "batch" in fixed else BATCHES
     points = []
-    for batch, length, past, padding in itertools.product(BATCHES, lengths, (0, 1) if has_past else (0,), paddings):
+    for batch, length, past, padding in itertools.product(batches, lengths, (0, 1) if has_past else (0,), paddings):
         past_length = min(PAST, max_length - 1) if past else 0
         point = Point(batch, min(length, max_length - past_length), past_length, padding)
         if not (padding == "empty row" and batch == 1) and point not in points:
             points.append(point)
-    unusual = [] if not free else [
+    unusual = [] if fixed or not free else [
         point for point in _unusual_points(max_length, has_past, paddings) if point not in points
     ]  # fmt: skip
     points += unusual

@@ -33,6 +33,13 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
 )
 @option("--opset", type=int, metavar="N", section=_GRAPHS, help="Opset version, from 18 to 24.  [default: 23]")
 @option(
+    "--fix",
+    multiple=True,
+    metavar="DIM=SIZE",
+    section=_GRAPHS,
+    help="Give a free dimension a fixed size, such as batch=1. May be repeated.",
+)
+@option(
     "--profile",
     type=click.Choice(["portable", *PROFILES]),
     section=_GRAPHS,
@@ -66,6 +73,7 @@ def command(
     format_name: str | None,
     texts: tuple[str, ...],
     opset: int | None,
+    fix: tuple[str, ...],
     profile: str | None,
     attentions: bool,
     generate: bool,
@@ -90,7 +98,7 @@ def command(
 
     chosen = {}
     if format_name == "onnx":
-        given = {"opset": opset, "profile": profile, "attentions": attentions or None}
+        given = {"opset": opset, "profile": profile, "attentions": attentions or None, "fix": fix or None}
         given |= {"provider": provider, "grid": grid}
         chosen = {key: value for key, value in given.items() if value is not None}
     else:
@@ -107,8 +115,9 @@ def command(
         )
     options = read_options(format_name, texts, chosen)
     variant = getattr(options, "variant", "")
-    if generate and (graph_only or variant):
-        raise UsageError("generate.onnx needs a verified portable export", "--generate", "export it separately")
+    if generate and (graph_only or variant or fix):
+        what = "generate.onnx needs a verified portable export without fixed dimensions"
+        raise UsageError(what, "--generate", "export it separately")
     if graph_only:
         _export_graphs(model, output, settings, options, force, as_json)
         return

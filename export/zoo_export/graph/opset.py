@@ -11,15 +11,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
-from onnxscript.optimizer import fold_constants_ir
 
 from zoo.errors import PluginError
 from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.rewriting import simplify
 
 __all__ = ["lower"]
-
-_SMALL = 1024
-"""Maximum number of elements of constants to fold."""
 
 
 def lower(graph: bytes, opset: int) -> bytes:
@@ -30,24 +27,7 @@ def lower(graph: bytes, opset: int) -> bytes:
     """
     model = ir.from_proto(onnx.shape_inference.infer_shapes(parse(graph), data_prop=True))
     _decompose(model, opset)
-    weights = {value: value.const_value for value in model.graph.initializers.values()}
-    for value in weights:  # not to be read, let alone folded
-        value.const_value = None
-    fold_constants_ir(model, input_size_limit=_SMALL, output_size_limit=_SMALL)
-    for value, tensor in weights.items():
-        value.const_value = tensor
-    for step in (
-        passes.IdentityEliminationPass(),
-        passes.CommonSubexpressionEliminationPass(),
-        passes.RemoveUnusedNodesPass(),
-    ):
-        step(model)
-    declared = {*model.graph.inputs, *model.graph.outputs}
-    for node in model.graph.all_nodes():
-        for value in node.outputs:
-            value.metadata_props.clear()
-            if value not in declared:
-                value.shape, value.type = None, None
+    simplify(model)
     model.opset_imports[""] = opset
     model.metadata_props["zoo.opset"] = str(opset)
     lowered = ir.to_proto(model)

@@ -7,8 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript.optimizer import fold_constants_ir
 
-__all__ = ["Tape", "replace", "replace_value"]
+__all__ = ["Tape", "replace", "replace_value", "simplify"]
+
+_SMALL = 1024
+"""Maximum number of elements of constants to fold."""
 
 
 def replace(node: ir.Node, value: ir.Value) -> None:
@@ -27,6 +32,28 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
         new.name, new.type, new.shape = name, old.type, old.shape
         graph.outputs[:] = [new if item is old else item for item in graph.outputs]
     old.replace_all_uses_with(new)
+
+
+def simplify(model: ir.Model) -> None:
+    """Fold constants that do not depend on weights, and remove unused and duplicate nodes and inferred types."""
+    weights = {value: value.const_value for value in model.graph.initializers.values()}
+    for value in weights:  # not to be read, let alone folded
+        value.const_value = None
+    fold_constants_ir(model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    for value, tensor in weights.items():
+        value.const_value = tensor
+    for step in (
+        passes.IdentityEliminationPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+    ):
+        step(model)
+    declared = {*model.graph.inputs, *model.graph.outputs}
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if value not in declared:
+                value.shape, value.type = None, None
 
 
 class Tape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ def compare_runtime(
     open_runtime: OpenRuntime,
     *,
     any_weights: bool = True,
+    fixed: Mapping[str, int] = MappingProxyType({}),
     full_grid: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -50,6 +52,7 @@ def compare_runtime(
             ``open_runtime`` is None for the exported weights, or a complete state dict to run the same program on.
         any_weights: False for a format that cannot load other weights. Only the exported weights are compared then,
             which detects fewer errors in a newly initialised model. The evidence records it.
+        fixed: sizes of the dimensions that have only one in the export, such as ``{"batch": 1}``.
         full_grid: compare at every point of the grid, regardless of the time it takes.
         progress: called with the number of the current point and the number of points.
 
@@ -60,7 +63,9 @@ def compare_runtime(
         ParityError: the export does not run at some point, or there is not enough memory.
     """
     check_memory(model)
-    sweep = Sweep(_RuntimeSubject(model, open_runtime, any_weights))
+    subject = _RuntimeSubject(model, open_runtime, any_weights)
+    subject.fixed = fixed
+    sweep = Sweep(subject)
     report = judge(sweep, full_grid=full_grid, progress=progress)
     report.subject = "the export"
     if not report.passed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,12 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
 
 
 def greedy_agreement(
-    reference: Executor, runtime: Executor, graphs: Sequence[Graph], margin: float, longest: int = _PROMPT + _NEW
+    reference: Executor,
+    runtime: Executor,
+    graphs: Sequence[Graph],
+    margin: float,
+    longest: int = _PROMPT + _NEW,
+    fixed: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any] | None:
     """Compare a few tokens decoded by both from a left-padded batch; None for a model that does not decode token ids.
 
@@ -55,14 +61,15 @@ def greedy_agreement(
         return None
     prompt = min(_PROMPT, -(-longest // 2))
     new = min(_NEW, longest - prompt + 1)  # the last token is not an input
-    feeds = make_feeds(graphs, Point(_ROWS, prompt, 0, "left"), _SEED, longest)
+    rows = fixed.get("batch", _ROWS)
+    feeds = make_feeds(graphs, Point(rows, prompt, 0, "left"), _SEED, longest)
     steps = [_decode(executor, graphs, feeds, new) for executor in (reference, runtime)]
     tokens, others = (logits.argmax(-1) for logits in steps)
     best = np.sort(steps[0], axis=-1)[..., -2:]
     settled = np.cumsum(best[..., 1] - best[..., 0] <= margin, axis=0) == 0
     differs = (tokens != others) & settled
     agreed = int(np.argmax(differs.any(1))) if differs.any() else new
-    return {"passed": not differs.any(), "rows": _ROWS, "tokens": new, "agreed": agreed,
+    return {"passed": not differs.any(), "rows": rows, "tokens": new, "agreed": agreed,
             "compared": int(settled.sum())}  # fmt: skip
 
 

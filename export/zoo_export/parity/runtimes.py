@@ -18,6 +18,7 @@ from zoo.errors import ArtifactError, ParityError, UsageError, argument
 from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
 from zoo_export.graph.file import external_tensors, inline, parse
+from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.foreign import Run, compare_runtime
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import Weights
@@ -53,7 +54,8 @@ def compare_on(
         except Exception as error:  # of a class of the runtime
             raise ParityError(f"{name} cannot open the graphs ({_reason(error)})", stored.path) from error
 
-    report = compare_runtime(stored, open_all, full_grid=full_grid, progress=progress)
+    fixed = fixed_sizes(next(iter(graphs.values())))
+    report = compare_runtime(stored, open_all, fixed=fixed, full_grid=full_grid, progress=progress)
     report.subject = f"the export on {name}"
     report.evidence["provider"] = name
     return report

@@ -18,6 +18,7 @@ from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, noisy, weights_of
 from zoo.probe.pipeline import Executor
 from zoo_export.graph.file import pointers, referenced_tensors, without_functions
+from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.coverage import Conditions
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
@@ -60,6 +61,8 @@ class Subject(ABC):
         self, stored: ModelDirectory, graphs: Sequence[Graph], models: Models, labels: Mapping[str, str]
     ) -> None:
         self.stored, self.graphs, self.models, self.labels = stored, tuple(graphs), models, labels
+        self.fixed: Mapping[str, int] = {}
+        """Sizes of the dimensions that have only one, by name."""
 
     @abstractmethod
     def open(self) -> Mapping[str, Executor]:
@@ -124,6 +127,7 @@ class OnnxSubject(Subject):
         labels = {level: f"{label}, in float32" for level, label in PERTURBED_LABELS.items()} if in_float32 else _LABELS
         models = Models(lambda: load().float()) if in_float32 else Models(load)
         super().__init__(stored, declared or stored.spec.graphs, models, labels)
+        self.fixed = fixed_sizes(next(iter(files.values())))
         self._weights_now = ""
         """Level whose weights the models have, if perturbed."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from zoo.contract import Graph
@@ -59,7 +60,9 @@ class Sweep:
         Stops at a point whose error is far beyond the limit.
         """
         graphs = self.subject.graphs
-        grid, self.left_out = make_grid(graphs, self.longest, self.parameters, whole=full_grid)
+        grid, self.left_out = make_grid(
+            graphs, self.longest, self.parameters, whole=full_grid, fixed=self.subject.fixed
+        )
         points = [point for point in grid if _numbers(graphs, point) <= _NUMBERS]
         self.left_out += len(grid) - len(points)
         points += self.cover(points)
@@ -72,7 +75,7 @@ class Sweep:
     def cover(self, points: Sequence[Point]) -> list[Point]:
         """Return more points, at which conditions of the graphs have outcomes that they have at none of the points."""
         graphs, conditions = self.subject.graphs, self.subject.conditions()
-        if not conditions:
+        if not conditions or self.subject.fixed:
             return []
         self.coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype)
         self.coverage.add(points)
@@ -106,7 +109,7 @@ class Sweep:
             margin = findings.margin(level, graphs[-1]) if findings.distributions else 0
             with running(f"in greedy decoding, {self.subject.labels[level]}", self.subject.stored.path):
                 reference = self.subject.models.reference
-                agreement = greedy_agreement(reference, runtime, graphs, margin, self.longest)
+                agreement = greedy_agreement(reference, runtime, graphs, margin, self.longest, self.subject.fixed)
             if agreement is not None:
                 findings.greedy[level] = agreement
 
@@ -157,7 +160,7 @@ class Sweep:
 
     def first_divergence(self) -> str | None:
         """The first module whose output differs, with its source and plugin; None if it cannot be told."""
-        typical = typical_point(self.subject.graphs, self.longest)
+        typical = typical_point(self.subject.graphs, self.longest, self.subject.fixed)
         for level, graph, worst in self.findings.failed():
             # A small point may hide where an error begins: with one token, only what reads the past is wrong.
             for point in (typical, worst):
@@ -206,11 +209,12 @@ def _numbers(graphs: Sequence[Graph], point: Point) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def typical_point(graphs: Sequence[Graph], longest: int) -> Point:
+def typical_point(graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int] = MappingProxyType({})) -> Point:
     """Return a point with two rows, several tokens, a past and padding, as far as the graphs have them."""
     past = PAST if any(graph.past for graph in graphs) and longest > PAST else 0
     padded = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
-    return Point(2, min(ODD, longest - past), past, "left" if padded else "none")
+    length = fixed.get("sequence", min(ODD, longest - past))
+    return Point(fixed.get("batch", 2), length, past, "left" if padded else "none")
 
 
 def smallest_points(points: Sequence[Point]) -> list[Point]:
@@ -219,9 +223,9 @@ def smallest_points(points: Sequence[Point]) -> list[Point]:
     Points of image models have no length, and those of encoders no past, so none is required of them.
     """
     has_past, longest = any(point.past for point in points), max(point.length for point in points)
-    enough = min(2, longest)
+    enough, rows = min(2, longest), min(2, max(point.batch for point in points))
     several = [
-        point for point in points if point.batch > 1 and point.length >= enough and bool(point.past) == has_past
+        point for point in points if point.batch >= rows and point.length >= enough and bool(point.past) == has_past
     ] or points
     fewest = min(point.tokens for point in several)
     return [point for point in several if point.tokens == fewest]

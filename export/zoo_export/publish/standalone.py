@@ -18,6 +18,7 @@ from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import run_pipeline
 from zoo_export.graph.file import external_tensors, parse, serialize
+from zoo_export.graph.static import fixed_sizes
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.providers import Provider, open_session
 
@@ -108,7 +109,8 @@ def _compare(export: Export, copies: dict[str, Path]) -> None:
     stored, dtype = export.stored, numpy_dtype(export.dtype)
     provider: Provider = "cuda" if dtype == BFLOAT16 else "cpu"
     graphs = stored.spec.graphs
-    point = Point(2, 5, 0, "none")
+    fixed = fixed_sizes(next(iter(export.read().values())))
+    point = Point(fixed.get("batch", 2), fixed.get("sequence", 5), 0, "none")
     feeds = make_feeds(graphs, point, 0, 64)
     originals = {name: stored.path / file for name, file in export.graph_files.items()}
     wanted, found = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 from zoo import memo
@@ -36,6 +36,8 @@ class Options(Settings):
     """Whether repeated modules become ONNX functions, in portable graphs from opset 23 on."""
     attentions: bool = False
     """Whether the graphs also return attention weights."""
+    fix: tuple[str, ...] = ()
+    """Free dimensions to give a fixed size, as ``batch=1``. Such graphs are compared and run at this size only."""
     profile: Literal["portable", "cpu", "cuda"] = PORTABLE
     """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider."""
 
@@ -46,6 +48,11 @@ class Options(Settings):
             raise UsageError(
                 f"no profile {self.profile!r}", argument("profile"), nearest(self.profile, (PORTABLE, *PROFILES))
             )
+        for name, size in self.fixed.items():
+            if size < 1:
+                raise UsageError(f"the size of {name} must be positive, got {size}", argument("fix"))
+        if self.fix and self.profile != PORTABLE:
+            raise UsageError("only portable graphs have fixed dimensions", argument("profile", self.profile))
         if self.opset is not None and self.opset not in self._known_opsets:
             what = f"opset {self.opset} is not supported" + (f" in the profile {self.variant}" if self.variant else "")
             raise UsageError(what, argument("opset"), f"choose one of {', '.join(map(str, self._known_opsets))}")
@@ -56,6 +63,18 @@ class Options(Settings):
         if self.attentions:
             return ATTENTIONS
         return "" if self.profile == PORTABLE else self.profile
+
+    @property
+    def fixed(self) -> dict[str, int]:
+        """The sizes of fixed dimensions, by name."""
+        sizes = {}
+        for text in self.fix:
+            name, _, size = text.partition("=")
+            if not size.isdecimal() or name in sizes:
+                what = f"{name} is fixed twice" if name in sizes else f"{text!r} is not NAME=SIZE"
+                raise UsageError(what, argument("fix"))
+            sizes[name] = int(size)
+        return sizes
 
     @property
     def operators(self) -> int:
@@ -73,6 +92,7 @@ class Options(Settings):
             "functions": self.functions,
             "attentions": self.attentions,
             "profile": self.profile,
+            **({"fix": list(self.fix)} if self.fix else {}),
         }
 
 
@@ -92,14 +112,34 @@ def link_graphs(
 def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
     """Create all declared graphs by name, from the cache or by tracing, without links to weights."""
     graphs = declared_graphs(spec, options.variant)
+    _check_fixed(spec, options.fixed)
     return {graph.name: _unlinked(spec, graph, dtype, options, cached) for graph in graphs}
+
+
+def _check_fixed(spec: ModelSpec, sizes: Mapping[str, int]) -> None:
+    """Raise :class:`UsageError` for a dimension that cannot be fixed to this size."""
+    free = {name for graph in spec.graphs for name in graph.dim_names()}
+    for name, size in sizes.items():
+        if name not in free:
+            raise UsageError(f"{spec.name} has no free dimension {name!r}", argument("fix"), nearest(name, free))
+        if name != "batch" and any(graph.past for graph in spec.graphs):
+            what = f"{name} cannot be fixed: the calls that generate a text differ in length"
+            raise UsageError(what, argument("fix"), "fix batch alone")
+        positions = getattr(spec.config, "max_seq_len", size)
+        if name != "batch" and size > positions:
+            raise UsageError(f"the model has {positions} positions", argument("fix", f"{name}={size}"))
 
 
 def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cached: bool) -> bytes:
     key = traces.key(spec, graph.name, dtype, options.facts())
     data = memo.read(key) if cached else None
     if data is None:
-        if options.profile != PORTABLE:
+        if options.fix:
+            from zoo_export.graph.static import fix
+
+            plain = replace(options, fix=(), functions=False)
+            data = fix(_unlinked(spec, graph, dtype, plain, cached), options.fixed)
+        elif options.profile != PORTABLE:
             from zoo_export.graph.profiles import specialise
 
             plain = Options(opset=options.operators, functions=False)

@@ -22,7 +22,7 @@ from zoo_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
-from zoo_runtime.values import to_array, to_value
+from zoo_runtime.values import refusing_sizes, to_array, to_value
 
 __all__ = ["Array", "Decoder", "take_rows"]
 
@@ -111,7 +111,8 @@ class Decoder:
             binding.bind_ortvalue_output("logits", self.logits_value)
         else:
             binding.bind_output("logits")
-        self.session.run_with_iobinding(binding)
+        with refusing_sizes():
+            self.session.run_with_iobinding(binding)
         if not self.in_place or not one:
             made = dict(zip(self.outputs, binding.get_outputs(), strict=True))
             if not self.in_place:

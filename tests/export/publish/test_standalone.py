@@ -107,7 +107,7 @@ def test_force_replaces_only_a_copy(
 
 
 def test_copy_that_differs_is_not_kept(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = StoredTensor.read
-    monkeypatch.setattr(StoredTensor, "read", lambda place, folder: read(place, folder)[::-1])
-    zoo("publish", exported_model("gpt-tiny"), "copy", "--layout", "standalone").failed(4, "outputs differ")
+    folder, read = exported_model("gpt-tiny"), StoredTensor.read
+    monkeypatch.setattr(StoredTensor, "read", lambda tensor, folder: read(tensor, folder)[::-1])
+    zoo("publish", folder, "copy", "--layout", "standalone").failed(4, "outputs differ")
     assert not Path("copy").exists()

@@ -1,0 +1,39 @@
+"""Graphs with fixed dimensions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+
+from zoo_export.graph.file import contract, metadata, parse, serialize
+from zoo_export.graph.rewriting import simplify
+
+__all__ = ["fix", "fixed_sizes"]
+
+_KEY = "zoo.fixed"
+"""Graph metadata: the sizes of fixed dimensions, by name, as JSON."""
+
+
+def fix(graph: bytes, sizes: Mapping[str, int]) -> bytes:
+    """Give dimensions of a serialised graph without functions a fixed size, by name, and fold what depends on it."""
+    model = ir.from_proto(parse(graph))
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.shape = ir.Shape(
+            dim if isinstance(dim, int) else sizes.get(str(dim.value), dim.value) for dim in value.shape or ()
+        )
+    count = 0
+    while count != len(model.graph):  # a folded size lets more shapes be inferred
+        count = len(model.graph)
+        model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model), data_prop=True))
+        simplify(model)
+    model.metadata_props.update({"zoo.contract": contract(model), _KEY: json.dumps(dict(sizes))})
+    return serialize(ir.to_proto(model))
+
+
+def fixed_sizes(graph: bytes) -> dict[str, int]:
+    """Return the sizes of the dimensions that a serialised graph fixes, by name."""
+    sizes: dict[str, int] = json.loads(metadata(graph).get(_KEY, "{}"))
+    return sizes
