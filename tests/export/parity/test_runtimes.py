@@ -19,6 +19,10 @@ from zoo_export.verify import verify_model
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
+UNSUPPORTED = {
+    "rnn-tiny": "OpenVINO's result of padded rows is that without lengths",
+    "seq2seq-tiny": "OpenVINO does not convert the Scan of the decoder",
+}
 
 
 def test_export_is_verified_by_the_evaluator_of_onnx(
@@ -65,7 +69,13 @@ def test_refusals(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 23])
-@pytest.mark.parametrize("name", registry().names("*-tiny"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=UNSUPPORTED[name])) if name in UNSUPPORTED else name
+        for name in registry().names("*-tiny")
+    ],
+)
 def test_preset_is_verified_on_openvino(exported_build: Exported, name: str, opset: int) -> None:
     pytest.importorskip("openvino")
     folder = exported_build(name, noise=True)
