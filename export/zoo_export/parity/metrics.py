@@ -52,12 +52,12 @@ class Distribution:
     ) -> None:
         """Add logits of shape (rows, vocabulary). Logits that differ by ``margin`` or less are a near-tie."""
         keep = slice(None, None, -(-len(reference) // _MAX_ROWS) or 1)
-        wanted, allowed, found = (values[keep].astype(np.float64) for values in (reference, yardstick, result))
+        wanted, found = (values[keep].astype(np.float64) for values in (reference, result))
         if not len(wanted):
             return
-        for name, values in (("kl", found), ("torch_kl", allowed)):
-            if not (highest := _divergence(wanted, values)) <= getattr(self, name):  # true for NaN, too
-                setattr(self, name, highest)
+        if not (highest := _divergence(wanted, found)) <= self.kl:  # true for NaN, too
+            self.kl = highest
+        self.allow(reference, yardstick)
         self.scale = max(self.scale, float(np.max(np.abs(wanted))))
         top = min(TOP, wanted.shape[-1])
         best, theirs = (np.argpartition(-values, top - 1, axis=-1)[:, :top] for values in (wanted, found))
@@ -72,6 +72,18 @@ class Distribution:
         self.near_ties += int(np.sum(differs & ties))
         self.disagreements += int(np.sum(differs & ~ties))
 
+    def allow(self, reference: np.ndarray[Any, Any], yardstick: np.ndarray[Any, Any]) -> None:
+        """Raise the limit by a result of PyTorch."""
+        keep = slice(None, None, -(-len(reference) // _MAX_ROWS) or 1)
+        if len(reference):
+            wanted, allowed = (values[keep].astype(np.float64) for values in (reference, yardstick))
+            self.torch_kl = max(self.torch_kl, _divergence(wanted, allowed))
+
+    @property
+    def close(self) -> bool:
+        """Whether the divergence is within its limit, if it is judged."""
+        return not self.judged or self.kl <= self.limit
+
     @property
     def limit(self) -> float:
         """The largest allowed divergence."""
@@ -83,7 +95,7 @@ class Distribution:
             return f"chooses another token in {self.disagreements} of {self.rows} rows"
         if self.missing:
             return f"ranks {self.missing} of the ten best tokens of a row lower"
-        if self.judged and not self.kl <= self.limit:
+        if not self.close:
             return f"has a KL divergence of {self.kl:.3g}, allowed {self.limit:.3g}"
         return None
 

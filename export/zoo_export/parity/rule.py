@@ -90,6 +90,9 @@ class Findings:
                 if tensor.name == "logits":
                     distribution = self.distributions[level, graph.name, tensor.name]
                     distribution.add(exact[rows], allowed[rows], found[rows], self.margin(level, graph))
+                    if errors.finite and not distribution.close:
+                        for other in nudged():
+                            distribution.allow(exact[rows], as_rows(tensor, other[graph.name][tensor.name])[rows])
 
     def margin(self, level: str, graph: Graph) -> float:
         """Largest difference of two logits of a graph that its allowed error may reverse."""

@@ -80,6 +80,7 @@ def draw_configuration(seed: int, *, families: bool = False) -> Configuration:
         values["gated"], values["scale_head"] = rng.choice(("true", "false")), rng.choice(("true", "false"))
         values["relative_buckets"] = buckets = rng.randint(4, 20)
         values["relative_max_distance"] = buckets // 2 + rng.randint(1, 30)
+        values["pad_token_id"] = 0
         values["eos_token_id"], values["decoder_start_token_id"] = 1, 2
     else:
         values["norm_first"] = rng.choice(("true", "false"))
