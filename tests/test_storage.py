@@ -281,6 +281,7 @@ def test_full_disk_leaves_an_addition_complete_or_undone(call: str) -> None:
         assert read(TARGET) in (OLD, MERGED), f"{call} {number}"
 
 
+@pytest.mark.slow_after(9)
 @pytest.mark.parametrize(
     ("operation", "call"),
     [

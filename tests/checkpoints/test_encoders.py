@@ -205,6 +205,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Ten
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
 
 
+@pytest.mark.slow_after(12)
 @pytest.mark.parametrize(("name", "kind", "task"), CASES)
 def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) -> None:
     """The imported model computes the same, and transformers loads the checkpoint written back."""
@@ -466,6 +467,7 @@ def test_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: str,
 # Sentence encoders.
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "electra"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("normalize", [True, False])

@@ -159,6 +159,7 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
     assert_close(outputs(library.load(folder), encoder=encoder), wanted, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
     """The imported model is the same, and publishing it gives the same checkpoint."""

@@ -42,6 +42,7 @@ def test_each_edit_fails_only_its_check(check: str, install: Callable[..., Path]
     assert list(failed) == [check], failed
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize(
     ("check", "edit", "happened"),
     [

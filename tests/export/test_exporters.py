@@ -594,6 +594,7 @@ def test_options_of_other_formats_are_rejected_for_onnx(zoo: Zoo) -> None:
 # ONNX is one of them.
 
 
+@pytest.mark.slow
 def test_onnx_is_an_exporter_like_any_other(small: Build, zoo: Zoo) -> None:
     """It writes the same files through either interface, and is unavailable without its plugin."""
     folder = small("bert-tiny")
@@ -628,6 +629,7 @@ def test_onnx_keeps_files_of_others(small: Build, zoo: Zoo, snapshot: Callable[[
     assert snapshot() == before
 
 
+@pytest.mark.slow
 def test_graph_that_the_manifest_lacks_can_be_exported_again(small: Build, zoo: Zoo) -> None:
     """Each error says what to do next, until the model runs."""
     folder = small("gpt-tiny")

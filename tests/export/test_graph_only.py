@@ -320,6 +320,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "traces"
 
 
+@pytest.mark.slow
 def test_second_export_uses_the_cached_trace(empty_cache: Path, exported_build: Exported) -> None:
     folder = exported_build("gpt-tiny")
     first = make_graphs(ModelDirectory.open(folder))

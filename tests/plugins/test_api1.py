@@ -66,6 +66,7 @@ def test_frozen_plugin_loads_without_warnings(zoo) -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_contribution_works(zoo) -> None:
     """Build, load, export, verify, run; its task, format, checkpoints in both directions, and command."""
     shown = zoo("show", "api1-tiny", "--json").json

@@ -127,6 +127,7 @@ def test_fifty_plugins_are_tested() -> None:
     assert [len(cases) for cases in KINDS.values()] == [5] * 10
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_broken_plugin_is_reported_and_affects_nothing_else(
     kind: str, case: str, install, zoo, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +156,7 @@ def test_broken_plugin_is_reported_and_affects_nothing_else(
     assert original_torch.__wrapped__() == before
 
 
+@pytest.mark.slow
 def test_hanging_plugin_delays_one_command(install, zoo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The result is remembered until ``zoo plugins list`` or a change of the plugin."""
     monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "1")

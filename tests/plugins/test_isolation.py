@@ -93,6 +93,7 @@ def test_failing_job_does_not_affect_others(bad: str, failure: str, function: st
     assert done[bad].value is None
 
 
+@pytest.mark.slow
 @pytest.mark.slow_after(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
 @pytest.mark.parametrize("job", ["hangs", "nests"])

@@ -306,6 +306,7 @@ def test_memo_keeps_values_that_were_used(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(json.loads(memo.read("m") or b"")) == 3
 
 
+@pytest.mark.slow
 def test_hanging_configuration_only_makes_its_preset_unavailable(install, zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing needs its size, which is computed in a subprocess."""
     monkeypatch.setenv("ZOO_PLUGIN_SECONDS", "2")

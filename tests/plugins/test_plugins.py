@@ -182,6 +182,7 @@ BROKEN: dict[str, tuple[str | None, str | None, str]] = {
 }
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_plugin_causes_one_warning(case: str, install, zoo) -> None:
     """Unrelated commands and other plugins work as if it were not installed, and it leaves nothing behind."""

@@ -95,6 +95,7 @@ def long_model(exported_build: Callable[..., Path]) -> Callable[[str], Path]:
     return make
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "variant"),
     [("gpt-tiny", ""), ("gpt-tiny", "cpu"), pytest.param("transformer-tiny", "cpu", marks=pytest.mark.slow),
@@ -175,6 +176,7 @@ def test_unsupported_input_is_named(long_model: Callable[[str], Path]) -> None:
             Decoder(session.sessions["decoder"], decoder, {}, 1, np.dtype(np.float32))
 
 
+@pytest.mark.slow
 def test_decoder_of_embeddings_is_exported_but_cannot_generate(install: Any, zoo: Callable[..., Any]) -> None:
     """It returns token ids, which cannot be its inputs."""
     install("zoo-embedded", EMBEDDED_PLUGIN, files=EMBEDDED)

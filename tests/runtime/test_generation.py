@@ -154,6 +154,7 @@ def frequent(texts: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
 # Greedy and beams.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
 @pytest.mark.parametrize("name", AGAIN)
 def test_greedy_equals_transformers(
@@ -187,6 +188,7 @@ BEAMS = [
 ]
 
 
+@pytest.mark.slow_after(14)
 @pytest.mark.parametrize("ends", [0, 1, 6])
 @pytest.mark.parametrize("options", BEAMS, ids=lambda options: ",".join(options))
 @pytest.mark.parametrize("name", AGAIN)
@@ -232,6 +234,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow_after(30)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("name", AGAIN)
@@ -269,6 +272,7 @@ def test_forbidding_every_token_is_an_error(sessions: Callable[[str], Session]) 
         assert one.result["generated_ids"] == [65]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_lengths_count_the_prompt(sessions: Callable[[str], Session], name: str) -> None:
     """``max_length`` is a limit by itself; with ``max_new_tokens``, the lower limit applies."""

@@ -109,6 +109,7 @@ def test_files_equal_transformers_and_torch(session: Session, tmp_path: Path, mo
         np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("crop", [1.0, 8 / 11])
 @pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos", "nearest"])
@@ -226,6 +227,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize(("value", "message"), BAD.values(), ids=BAD)
 def test_bad_images(session: Session, value: Any, message: str) -> None:
     with pytest.raises(ArtifactError, match=message):

@@ -365,6 +365,7 @@ def test_missing_export_names_its_command(exported_model: Exported, options: dic
     assert load_session(folder, variant="").export.variant == ""
 
 
+@pytest.mark.slow
 def test_best_export_for_the_provider_is_chosen(exported_copy: Exported, seal: Callable[[Path], None]) -> None:
     """The provider's own if verified, otherwise the portable one."""
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["comparing", "say_record", "say_report", "summary"]
 
 
+_SHOWN = 3
+
+
 @contextmanager
 def comparing(what: str = "comparing") -> Iterator[Progress | None]:
     """Show a progress bar of comparisons. The callback takes a comparison's number, from 1, before it starts."""
@@ -50,6 +53,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         "provider": report.evidence["provider"],
         "points": len(report.evidence["grid"]["points"]),
         "left_out": report.evidence["grid"]["left_out"],
+        "unseen": [line for part in report.evidence["grid"].get("coverage", {}).values() for line in part["unseen"]],
         "files": [export_file(name, variant, "onnx") for name in report.evidence["graphs"]],
         "outputs": len(outputs),
         "worst": worst,
@@ -67,6 +71,9 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
     say(f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}")
     where = f"{worst['graph']} {worst['output']}" if worst["graph"] != "model" else worst["output"]
     say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
+    if facts["unseen"]:
+        more = f" and {len(facts['unseen']) - _SHOWN} more" if len(facts["unseen"]) > _SHOWN else ""
+        say(f"conditions with an outcome that no input shows: {', '.join(facts['unseen'][:_SHOWN])}{more}")
 
 
 def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:

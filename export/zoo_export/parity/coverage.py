@@ -100,19 +100,18 @@ class Conditions:
             self._session = open_session(part, weights=weights, optimize=False, threads=1, memory="mapped")
 
     def outcomes(self, feeds: Feeds, point: Point, dtype: np.dtype[Any]) -> set[Outcome]:
-        """Return what happens in the last call at a point."""
+        """Return what happens in the last call at a point; a failure, which the comparison reports, counts as well."""
         if self._session is None:
             return set()
+        call = "" if self.graph.past is None else _kind_of_call(point)
         given = typed_feeds(self.graph, self._inputs(feeds, point), dtype)
         names = {item.name for item in self._session.get_inputs()}
-        results = run_session(
-            self._session, [item.name for item in self._session.get_outputs()],
-            {name: value for name, value in given.items() if name in names},
-        )  # fmt: skip
+        outputs = [item.name for item in self._session.get_outputs()]
+        try:
+            results = run_session(self._session, outputs, {name: given[name] for name in given if name in names})
+        except Exception:  # the runtime raises a dozen classes without a common base
+            return {(-1, "failure", call)}
         values = dict(zip(self._names, results, strict=True))
-        call = (
-            "" if self.graph.past is None else "first" if not point.past else "step" if point.length == 1 else "later"
-        )
         return {(number, word, call) for number, item in enumerate(self.found) for word in item.happened(values)}
 
     def _inputs(self, feeds: Feeds, point: Point) -> dict[str, Array]:
@@ -134,6 +133,12 @@ class Conditions:
         return inputs | {
             tensor.name: rng.standard_normal(tensor.shape(lengths | sizes), np.float32) for tensor in missing
         }
+
+
+def _kind_of_call(point: Point) -> str:
+    if not point.past:
+        return "first"
+    return "step" if point.length == 1 else "later"
 
 
 class Coverage:

@@ -681,6 +681,7 @@ ALSO_WITH_AN_ENCODER = (
 )  # fmt: skip
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize(
     ("name", "fault"),
     [("gpt-tiny", fault) for fault in FAULTS if fault != "the start is another token"]

@@ -124,6 +124,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Plant, 
 }  # fmt: skip
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize(("model", "weights", "values", "plant", "message"), FAULTS.values(), ids=FAULTS)
 def test_task_that_misreads_the_outputs_fails(
     exported_model: Exported,
@@ -146,6 +147,7 @@ def test_task_that_misreads_the_outputs_fails(
     assert any(re.search(message, line) for line in failures), failures
 
 
+@pytest.mark.slow
 def test_gate_fails_with_the_task(exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """zoo export writes nothing, and zoo verify rejects what was written by a runtime without the fault."""
     folder = exported_build(*ONE_CLASS, "problem_type=multi_label_classification", noise=True)

@@ -121,6 +121,7 @@ def _feeds(length: int) -> dict[str, Array]:
     return {"input_ids": ones, "attention_mask": ones, "token_type_ids": ones * 0}
 
 
+@pytest.mark.slow
 def test_weights_of_another_layer_are_rejected(exported_build: Callable[..., Path]) -> None:
     """The rest of the graph is correct."""
     stored = ModelDirectory.open(exported_build("bert-tiny", "max_seq_len=8", noise=True, gain=3.0))

@@ -147,6 +147,7 @@ def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
         assert compare(subject.stored, subject.linked).evidence == kept
 
 
+@pytest.mark.slow
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("study", "tolerance"),

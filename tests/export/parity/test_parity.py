@@ -396,6 +396,7 @@ def test_graph_passes_with_any_weights_of_its_layout(exported_noisy: Noisy, seed
     assert compare(*exported_noisy(GPT, seed)).failures == []
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("fault", cases(FAULTS))
 def test_seeded_fault_is_caught(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
     report = exported_fault(fault)
@@ -412,7 +413,7 @@ def test_first_diverging_module_of_a_fault_is_named(exported_fault: Callable[[Fa
     assert not any("it begins in" in failure for failure in failures[1:])
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", UNSEEN_WHEN_FRESH)
 def test_fault_hidden_by_initial_weights_is_caught(
     exported_model: Exported, exported_graphs: Callable[..., Any], name: str

@@ -108,6 +108,7 @@ def test_depth_hardly_affects_export_time(exported_build: Exported) -> None:
     assert seconds[36] < 2 * seconds[4]
 
 
+@pytest.mark.slow
 def test_inlined_graph_gives_the_same_results(exported_model: Exported, exported_build: Exported) -> None:
     folder = exported_build("gpt-tiny", seed=0)
     export_model(folder, options=Options(functions=False), force=True)
@@ -327,7 +328,7 @@ def with_values(graph: onnx.ModelProto, model: nn.Module) -> bytes:
     return data
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", MODULES)
 def test_outlined_modules_give_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, run, expected = MODULES[name]
