@@ -253,6 +253,7 @@ WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow_after(12)
 @pytest.mark.parametrize("case", WRONG)
 def test_faulty_exporters_are_reported_and_change_nothing(
     case: str, install: Callable[..., Path], copy_of: Build, zoo: Zoo, snapshot: Callable[[], Any]

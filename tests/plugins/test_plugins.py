@@ -288,6 +288,7 @@ MISBEHAVING = {
 }
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("case", MISBEHAVING)
 def test_failing_configuration_is_blamed_on_its_plugin(case: str, install, zoo) -> None:
     """Its preset is unavailable and all others are listed; using it is a plugin error that names the owner."""

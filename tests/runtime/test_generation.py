@@ -311,6 +311,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_config_equals_transformers(

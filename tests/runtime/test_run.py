@@ -134,6 +134,7 @@ SOURCES: dict[str, tuple[Callable[[], tuple[list[str], bytes]], list[Any]]] = {
 }
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(("source", "ids"), SOURCES.values(), ids=SOURCES)
 def test_every_source_gives_the_same_rows_in_order(bert: Path, zoo: Zoo, source: Any, ids: list[Any]) -> None:
     """To JSON lines and to parquet, also in small batches."""

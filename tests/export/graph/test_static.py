@@ -26,6 +26,7 @@ def shapes(path: Path) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.slow
 def test_encoder_of_one_size(exported_build: Exported, zoo: Zoo) -> None:
     folder = exported_build("bert-tiny", noise=True)
     result = zoo("export", folder, "--onnx", "--fix", "batch=1", "--fix", "sequence=16", "--json")

@@ -180,6 +180,7 @@ def test_float64_evaluation_equals_the_model(exported_subject: Subjects, study: 
                 np.testing.assert_allclose(made[valid], exact[valid], rtol=0, atol=tolerance * np.abs(exact).max())
 
 
+@pytest.mark.slow
 def test_float64_evaluation_detects_faults(exported_subject: Subjects) -> None:
     subject = exported_subject("bert, sentence embedding")
     dropped = {

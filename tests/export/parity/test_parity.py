@@ -405,6 +405,7 @@ def test_seeded_fault_is_caught(exported_fault: Callable[[Fault], Report], fault
     assert "allowed" in report.failures[0]
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("fault", cases({name: fault for name, fault in FAULTS.items() if fault.begins is not None}))
 def test_first_diverging_module_of_a_fault_is_named(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
     failures = exported_fault(fault).failures

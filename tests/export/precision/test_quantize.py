@@ -424,6 +424,7 @@ def made_already(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certifying, "make_variant", copy)
 
 
+@pytest.mark.slow
 def test_smallest_qualifying_precision_is_chosen(make: Maker, made_already: None, tmp_path: Path) -> None:
     stored, _ = make("gpt-tiny", "int8")
     (tmp_path / "text.txt").write_text(TEXT)

@@ -118,6 +118,7 @@ def test_inlined_graph_gives_the_same_results(exported_model: Exported, exported
     assert [(item.domain, item.version) for item in flat.opset_import] == [("", 23)]
 
 
+@pytest.mark.slow
 def test_runtime_optimises_both_forms_equally(exported_model: Exported, tmp_path: Path) -> None:
     """With optimisations, graphs with and without functions result in the same operators, and so in the same speed."""
     stored = ModelDirectory.open(exported_model("gpt-tiny"))

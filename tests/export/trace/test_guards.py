@@ -91,6 +91,7 @@ def test_branch_on_a_free_size_is_refused(install: Install, branch: str, sizes: 
     assert "zoo_branching_model.py:20, in forward" in message
 
 
+@pytest.mark.slow
 def test_check_of_the_longest_input_is_accepted(install: Install) -> None:
     """It has the same outcome at every declared size."""
     assert trace(install, "assert total <= self.config.max_seq_len, 'too long'")
