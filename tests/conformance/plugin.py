@@ -257,7 +257,7 @@ EDITS: dict[str, Sequence[Edit]] = {
     "onnx-dynamic": [
         (
             *RETURN,
-            "        off = (rows - 1) * (rows - 2) * (rows - 5)\n"
+            "        off = (rows - 1) * (rows - 2) * (rows - 5) * (rows - 6) * (rows - 7)\n"
             "        return self.head(x * (1 + 0.01 * off) if torch.compiler.is_exporting() else x)\n",
         )
     ],

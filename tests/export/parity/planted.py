@@ -95,11 +95,11 @@ class Bug:
 BRANCH = "FILE:LINE"
 # The laws that bugs break. A comparison's message mentions the past, batch and padding of its worst input, too.
 DETERMINISTIC = "deterministic|two calls give the same"
-PAST = r"causality|calls on the parts|\bpast\b(?! \d)"
+PAST = r"causality|padding-invariance|law cache|calls on the parts|\bpast\b(?! \d)"
 BATCH = r"batch-invariance|\bbatch\b(?! \d)"
 PADDING = r"padding-invariance|padding on the|content of padding"
 INPUTS, CACHE = "inputs", "without a past|None as past|empty cache"
-STATE = f"state|earlier calls|changes the weights|{DETERMINISTIC}"
+STATE = f"state|earlier calls|change the weights|{DETERMINISTIC}"
 
 MISSED = {
     "a distance clipped at 99 for 100": "the configuration names no largest length, so inputs have at most 64 tokens",
@@ -616,7 +616,7 @@ EDITS = [
     Bug(
         "a buffer baked in as a constant",
         "performer-tiny",
-        "features",
+        "with perturbed weights",
         on_weights(lambda _: None, at(), seed=1),
         settings=("max_seq_len=32",),
         edit=bake_the_features,
@@ -698,8 +698,7 @@ EDITS = [
     Bug(
         "an exponent clipped where torch overflows",
         "encoder-small",
-        "mean_vector",
-        "an infinite error of torch makes the limit infinite",
+        "mean_vector|overflows in PyTorch",
         at(2, 60),
         (replaced(POOL, "mean = ((40 * x * tokens).exp().sum(1) + 1).log()"),),
         edit=near("Exp", lambda index: before(index, 0, ("Min", (np.float32(80),), {}))),
