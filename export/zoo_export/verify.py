@@ -24,7 +24,7 @@ from zoo_runtime.providers import Provider, check_dtype
 __all__ = ["Runtime", "diff_model", "verify_model", "verify_onnx"]
 
 Runtime = Literal["onnxruntime", "openvino", "reference"]
-"""What runs the graphs; ``reference`` is the evaluator of the onnx package, which is slow."""
+"""Runtimes that an export can be compared on; ``reference`` is the slow evaluator of the onnx package."""
 
 
 def verify_model(

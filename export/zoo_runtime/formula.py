@@ -1,4 +1,4 @@
-"""What the answers of a task should be: the values of a task's formula, which the comparison of an export checks.
+"""Formulas: the expected answers of a task, with which the comparison of an export compares the task's own.
 
 A formula (:attr:`zoo.Task.formula`) is a function ``formula(runner, item, result, model)`` that computes the answer to
 one input independently of the task's own code:

@@ -116,7 +116,7 @@ def test_files_equal_transformers_and_torch(session: Session, tmp_path: Path, mo
 def test_preprocessing_equals_that_of_transformers(
     exported_model: Callable[..., Path], redeclared: Callable[..., Path], channels: int, crop: float, name: str
 ) -> None:
-    """Those of ViT and of DeiT, which crops: filter, cropping, normalisation and order of channels, for odd sizes."""
+    """The processors of ViT and DeiT: filter, cropping (DeiT), normalisation and order of channels, for odd sizes."""
     from transformers import DeiTImageProcessorPil, ViTImageProcessorPil
 
     rng = np.random.default_rng(0)

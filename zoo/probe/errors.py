@@ -16,7 +16,7 @@ import numpy as np
 from zoo.contract import TensorSpec
 from zoo.probe.inputs import Point
 
-__all__ = ["FACTOR", "FLOOR_ULPS", "LOCAL_FACTOR", "LOCAL_FLOOR_ULPS", "Errors", "as_rows"]
+__all__ = ["FACTOR", "FLOOR_ULPS", "LOCAL_FACTOR", "LOCAL_FLOOR_ULPS", "Errors", "allowed_error", "as_rows"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +34,17 @@ _ENOUGH = 8
 """Rows or channels from which a largest value is meaningful: that of fewer numbers may be close to 0 by chance."""
 _CHUNK = 1_000_000
 """Numbers compared at a time, and approximate number of evenly spaced samples for a percentile."""
+
+
+def allowed_error(torch: float, scale: float, epsilon: float) -> float:
+    """Return the largest allowed error.
+
+    Args:
+        torch: the largest error of PyTorch in the model's own dtype.
+        scale: the largest absolute value in float64.
+        epsilon: the rounding unit of that dtype.
+    """
+    return FACTOR * torch + FLOOR_ULPS * epsilon * scale
 
 
 def as_rows(tensor: TensorSpec, values: Array) -> Array:
@@ -102,12 +113,10 @@ class Errors:
                 return
             if not (highest := float(np.max(error))) <= self.runtime:  # true for NaN, too
                 self.runtime, self.worst = highest, point
-            self.torch = max(self.torch, float(np.max(allowed)))
-            if self.local:
-                scale = self._local_scale(exact)
-                if not (highest := float(np.max(error / scale))) <= self.local_runtime:
-                    self.local_runtime, self.worst_local = highest, point
-                self.local_torch = max(self.local_torch, float(np.max(allowed / scale)))
+            scale = self._local_scale(exact) if self.local else None
+            if scale is not None and not (highest := float(np.max(error / scale))) <= self.local_runtime:
+                self.local_runtime, self.worst_local = highest, point
+            self._allow(allowed, scale)
             samples.append(error.ravel()[:: max(1, rows.size * reference.shape[1] // _CHUNK)])
         if samples:
             self.p999 = max(self.p999, float(np.quantile(np.concatenate(samples), 0.999)))
@@ -120,9 +129,13 @@ class Errors:
             exact = reference[part].astype(np.float64)
             error = np.abs(yardstick[part].astype(np.float64) - exact)
             if np.isfinite(error).all():
-                self.torch = max(self.torch, float(np.max(error)))
-                if self.local:
-                    self.local_torch = max(self.local_torch, float(np.max(error / self._local_scale(exact))))
+                self._allow(error, self._local_scale(exact) if self.local else None)
+
+    def _allow(self, error: Array, local_scale: Array | None) -> None:
+        """Raise the limits by finite errors of PyTorch."""
+        self.torch = max(self.torch, float(np.max(error)))
+        if local_scale is not None:
+            self.local_torch = max(self.local_torch, float(np.max(error / local_scale)))
 
     def _parts(self, rows: Array, width: int) -> list[Array]:
         return np.array_split(rows, -(-rows.size * width // _CHUNK)) if rows.size and width else []
@@ -146,7 +159,7 @@ class Errors:
     @property
     def limit(self) -> float:
         """The largest allowed error."""
-        return FACTOR * self.torch + FLOOR_ULPS * self.epsilon * self.scale
+        return allowed_error(self.torch, self.scale, self.epsilon)
 
     @property
     def local_limit(self) -> float:

@@ -27,12 +27,14 @@ __all__ = [
     "TOKENIZER_KEY",
     "WEIGHTS_KEY",
     "annotate",
+    "check_standard",
     "contract",
     "external_tensors",
     "fault",
     "inline",
     "link",
     "metadata",
+    "names_read",
     "parse",
     "pointers",
     "referenced_tensors",
@@ -96,8 +98,13 @@ def annotate(graph: bytes, entries: Mapping[str, str]) -> bytes:
     return serialize(model)
 
 
-def fault(model: onnx.ModelProto) -> str | None:
-    """Return the first violation of the ONNX standard, such as a name that nothing defines, or None."""
+def check_standard(model: onnx.ModelProto, *, types: bool = False) -> None:
+    """Raise onnx's error if a graph violates the ONNX standard, such as by a name that nothing defines.
+
+    Args:
+        model: the graph; its external data are not read.
+        types: whether to infer and check the types of all values, too.
+    """
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     external = {tensor.name: tensor for tensor in external_tensors(checked)}
@@ -106,8 +113,13 @@ def fault(model: onnx.ModelProto) -> str | None:
     checked.graph.initializer.extend(kept)
     for name, tensor in external.items():  # as inputs, because the checker would look for their files
         checked.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+    onnx.checker.check_model(checked, full_check=types)
+
+
+def fault(model: onnx.ModelProto) -> str | None:
+    """Return the first violation of the ONNX standard, or None."""
     try:
-        onnx.checker.check_model(checked)
+        check_standard(model)
     except onnx.checker.ValidationError as error:
         return " ".join(str(error).split())
     return None
@@ -164,7 +176,7 @@ def without_functions(graph: bytes) -> dict[str, str]:
 def pointers(graph: bytes) -> dict[str, tuple[str, int]]:
     """Return the file and offset of every external initialiser that a node reads, by name."""
     model = parse(graph)
-    read = set(_names_read(model.graph))
+    read = set(names_read(model.graph.node))
     places = {
         tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in external_tensors(model)
     }
@@ -173,13 +185,13 @@ def pointers(graph: bytes) -> dict[str, tuple[str, int]]:
     }
 
 
-def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names that the nodes of a graph and of its subgraphs read."""
-    for node in graph.node:
+def names_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Yield the names that nodes and those of their subgraphs read."""
+    for node in nodes:
         yield from node.input
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _names_read(inner)
+                yield from names_read(inner.node)
 
 
 def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTensor]) -> set[str]:

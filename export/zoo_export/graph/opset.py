@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.errors import PluginError
-from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.file import check_standard, parse, serialize
 from zoo_export.graph.rewriting import simplify
 
 __all__ = ["lower"]
@@ -84,14 +84,9 @@ def _type(value: ir.Value | None) -> onnx.TypeProto:
 
 
 def _check(model: onnx.ModelProto, opset: int) -> None:
-    """Raise :class:`PluginError` if a node has no valid form in the opset. Weights, not linked yet, become inputs."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    for tensor in bare.graph.initializer:
-        bare.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del bare.graph.initializer[:]
+    """Raise :class:`PluginError` if a node has no valid form in the opset."""
     try:
-        onnx.checker.check_model(bare, full_check=True)
+        check_standard(model, types=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise PluginError(f"the graph cannot be written in opset {opset} ({reason})") from error

@@ -20,7 +20,7 @@ from zoo.contract import Graph, Task
 from zoo.errors import UsageError, ZooError
 from zoo.plugins import Plugin
 from zoo.probe.dtypes import BFLOAT16, epsilon
-from zoo.probe.errors import FACTOR, FLOOR_ULPS
+from zoo.probe.errors import allowed_error
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays, Executor
 from zoo.registry import load_reference
@@ -147,7 +147,7 @@ class _Part:
     worst: Any = None
 
     def limit(self, ulp: float) -> float:
-        return FACTOR * self.torch + FLOOR_ULPS * ulp * self.scale
+        return allowed_error(self.torch, self.scale, ulp)
 
     def passed(self, ulp: float) -> bool:
         return max(self.graphs, self.module) <= self.limit(ulp) < np.inf
@@ -159,7 +159,6 @@ class _Comparison:
     def __init__(self, subject: Subject, runtime: Executor, plugin: Plugin, task: Task) -> None:
         self.subject, self.plugin, self.task = subject, plugin, task
         self.ulp = max(epsilon(subject.models.yardstick.dtype), epsilon(np.dtype(np.float32)))  # answers are float32
-        self.failures: list[str] = []
         self.parts: dict[str, _Part] = {}
         assert task.formula is not None
         self.formula: Formula = load_reference(task.formula, plugin)
@@ -180,7 +179,7 @@ class _Comparison:
             for mine, other in zip(self.answers, own, strict=True)
             if mine.error is None and other.error is None
         ]
-        self.failures = [
+        self.failures: list[str] = [
             f"{mine.error or other.error}"
             for mine, other in zip(self.answers, own, strict=True)
             if (mine.error is None) != (other.error is None) or (mine.error is not None and not self.on_module)

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from zoo.contract import Graph
 from zoo.probe.inputs import Feeds, Padding, Point, slice_feeds
 from zoo.probe.pipeline import typed_feeds
-from zoo_export.graph.file import MODULE_KEY, inline, parse
+from zoo_export.graph.file import MODULE_KEY, inline, names_read, parse
 from zoo_runtime.providers import open_session
 from zoo_runtime.values import run_session
 
@@ -56,24 +56,21 @@ class _Condition:
     def happened(self, values: Mapping[str, Array]) -> Iterator[str]:
         """Yield the outcomes among all elements of the values."""
         read = [values[name] for name in self.values]
+        cases: Mapping[str, Array] = {}
         if self.kind == "truth":
-            yield from (word for word, there in (("true", read[0].any()), ("false", not read[0].all())) if there)
+            cases = {"true": read[0] != 0, "false": read[0] == 0}
         elif self.kind == "bounds":
-            yield from (
-                word for word, there in (("first", read[0] < read[1]), ("second", read[0] > read[1])) if there.any()
-            )
+            cases = {"first": read[0] < read[1], "second": read[0] > read[1]}
         elif self.kind == "clip":
             below, above = read[0] < read[1], read[0] > read[2]
-            words = (("below", below), ("above", above), ("inside", ~below & ~above))
-            yield from (word for word, there in words if there.any())
+            cases = {"below": below, "above": above, "inside": ~below & ~above}
         elif self.kind == "remainder" and read[1].all():
             rest = np.mod(read[0], read[1]) != 0
-            yield from (word for word, there in (("remainder", rest), ("none", ~rest)) if there.any())
+            cases = {"remainder": rest, "none": ~rest}
         elif self.kind == "index":
             index = np.where(read[0] < 0, read[0] + self.size, read[0])
-            yield from (
-                word for word, there in (("first", index == 0), ("last", index == self.size - 1)) if there.any()
-            )
+            cases = {"first": index == 0, "last": index == self.size - 1}
+        yield from (word for word, there in cases.items() if there.any())
 
 
 class Conditions:
@@ -156,8 +153,6 @@ class Coverage:
 
     def at(self, point: Point) -> set[tuple[str, Outcome]]:
         """Return the outcomes at a point."""
-        if not self._conditions:
-            return set()
         feeds = self._feeds(point)
         return {
             (item.graph.name, outcome)
@@ -244,7 +239,7 @@ def _extract(model: onnx.ModelProto, wanted: Sequence[str]) -> onnx.ModelProto:
         name = stack.pop()
         if name and name not in needed:
             needed.add(name)
-            stack += _names_read(makers[name]) if name in makers else ()
+            stack += names_read([makers[name]]) if name in makers else ()
     nodes = [node for node in model.graph.node if needed & set(node.output)]
     casts = [
         helper.make_node("Cast", [name], [f"condition.{number}"], to=TensorProto.DOUBLE)
@@ -256,13 +251,6 @@ def _extract(model: onnx.ModelProto, wanted: Sequence[str]) -> onnx.ModelProto:
         [item for item in model.graph.initializer if item.name in needed],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-
-
-def _names_read(node: onnx.NodeProto) -> Iterator[str]:
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in attribute.g.node if attribute.HasField("g") else ():
-            yield from _names_read(inner)
 
 
 def _small_integers(graph: onnx.GraphProto) -> set[int]:

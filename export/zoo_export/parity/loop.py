@@ -27,7 +27,7 @@ from zoo.artifact import ModelDirectory
 from zoo.errors import ZooError
 from zoo.models import create, persist
 from zoo.probe.dtypes import epsilon
-from zoo.probe.errors import FACTOR, FLOOR_ULPS
+from zoo.probe.errors import FACTOR, FLOOR_ULPS, allowed_error
 from zoo.probe.inputs import WORK, Padding, Point, empty_past, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays
@@ -367,7 +367,7 @@ class _Comparison:
             return {}
         error = max(float(np.max(np.abs(row.own - row.exact))) for row in rows.values())
         scale = max(float(np.max(np.abs(row.exact))) for row in rows.values())
-        reach = FACTOR * error + FLOOR_ULPS * epsilon(self.stored.dtype) * scale
+        reach = allowed_error(error, scale, epsilon(self.stored.dtype))
         self._fail_unless(bool(np.isfinite(reach)), f"{weights} weights: the logits are not finite")
         levels = {}
         for level, items in outcomes.items():

@@ -9,13 +9,13 @@ import numpy as np
 
 from zoo_runtime.generation.search import log_softmax
 
-__all__ = ["Distribution"]
+__all__ = ["Distribution", "divergences"]
+
+Array = np.ndarray[Any, Any]
 
 TOP = 10
 _MAX_ROWS = 128
 """Largest number of rows of one point for which the metrics are computed, evenly spaced."""
-
-
 _FACTOR = 8.0
 """The divergence is quadratic in the errors, which may be twice those of PyTorch."""
 _FLOOR_ULPS = 16.0
@@ -43,19 +43,12 @@ class Distribution:
     disagreements: int = 0
     near_ties: int = 0
 
-    def add(
-        self,
-        reference: np.ndarray[Any, Any],
-        yardstick: np.ndarray[Any, Any],
-        result: np.ndarray[Any, Any],
-        margin: float,
-    ) -> None:
+    def add(self, reference: Array, yardstick: Array, result: Array, margin: float) -> None:
         """Add logits of shape (rows, vocabulary). Logits that differ by ``margin`` or less are a near-tie."""
-        keep = slice(None, None, -(-len(reference) // _MAX_ROWS) or 1)
-        wanted, found = (values[keep].astype(np.float64) for values in (reference, result))
+        wanted, found = _sampled(reference), _sampled(result)
         if not len(wanted):
             return
-        if not (highest := _divergence(wanted, found)) <= self.kl:  # true for NaN, too
+        if not (highest := _largest_divergence(wanted, found)) <= self.kl:  # true for NaN, too
             self.kl = highest
         self.allow(reference, yardstick)
         self.scale = max(self.scale, float(np.max(np.abs(wanted))))
@@ -64,7 +57,7 @@ class Distribution:
         shared = [len(set(one) & set(other)) / top for one, other in zip(best.tolist(), theirs.tolist(), strict=True)]
         self.overlap = min(self.overlap, *shared)
         if top < wanted.shape[-1]:
-            last, theirs_last = (np.sort(values, axis=-1)[:, -top, None] for values in (wanted, found))
+            last, theirs_last = (np.partition(values, -top, axis=-1)[:, -top, None] for values in (wanted, found))
             self.missing += int(np.sum((wanted > last + margin) & (found < theirs_last)))
         gaps = np.diff(np.partition(wanted, -2, axis=-1)[:, -2:], axis=-1)[:, 0] if wanted.shape[-1] > 1 else 1.0
         differs, ties = np.argmax(wanted, -1) != np.argmax(found, -1), gaps <= margin
@@ -72,12 +65,10 @@ class Distribution:
         self.near_ties += int(np.sum(differs & ties))
         self.disagreements += int(np.sum(differs & ~ties))
 
-    def allow(self, reference: np.ndarray[Any, Any], yardstick: np.ndarray[Any, Any]) -> None:
+    def allow(self, reference: Array, yardstick: Array) -> None:
         """Raise the limit by a result of PyTorch."""
-        keep = slice(None, None, -(-len(reference) // _MAX_ROWS) or 1)
         if len(reference):
-            wanted, allowed = (values[keep].astype(np.float64) for values in (reference, yardstick))
-            self.torch_kl = max(self.torch_kl, _divergence(wanted, allowed))
+            self.torch_kl = max(self.torch_kl, _largest_divergence(_sampled(reference), _sampled(yardstick)))
 
     @property
     def close(self) -> bool:
@@ -112,7 +103,17 @@ class Distribution:
         }
 
 
-def _divergence(wanted: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
-    """Return the largest KL divergence of rows of logits from those in float64."""
-    log_p, log_q = log_softmax(wanted), log_softmax(found)
-    return float(np.max(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)))
+def divergences(log_p: Array, log_q: Array) -> Array:
+    """Return the KL divergence of each row of log-probabilities ``log_q`` from ``log_p``, in nats."""
+    result: Array = np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)
+    return result
+
+
+def _sampled(logits: Array) -> Array:
+    """Return evenly spaced rows in float64, at most ``_MAX_ROWS``."""
+    return logits[:: -(-len(logits) // _MAX_ROWS) or 1].astype(np.float64)
+
+
+def _largest_divergence(wanted: Array, found: Array) -> float:
+    """Return the largest divergence of rows of logits."""
+    return float(np.max(divergences(log_softmax(wanted), log_softmax(found))))

@@ -31,6 +31,7 @@ from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline, token_input
 from zoo.tokenizers.load import load_tokenizer
 from zoo_export.parity.evidence import check_evidence, stage_export
+from zoo_export.parity.metrics import divergences
 from zoo_export.parity.report import Report
 from zoo_export.precision.parity import verify_variant
 from zoo_export.precision.quantize import PRECISIONS, Precision, Variant, make_variant, open_variant, read_variant
@@ -98,7 +99,7 @@ class Divergence:
         """Add logits (rows, vocabulary), and the next token of each row (optionally except the last)."""
         for start in range(0, len(reference), _ROWS):
             log_p, log_q = (log_softmax(logits[start : start + _ROWS]) for logits in (reference, result))
-            kl = np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)
+            kl = divergences(log_p, log_q)
             self.rows += len(kl)
             self.kl_sum += float(kl.sum())
             worst = float(kl.max())

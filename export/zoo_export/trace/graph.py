@@ -28,7 +28,6 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
 from onnxscript import opset23 as op
-from onnxscript.optimizer import fold_constants_ir
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -41,6 +40,7 @@ from zoo.probe.inputs import DEFAULT_MAX
 from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
+from zoo_export.graph.rewriting import simplify
 from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.guards import Branches
 from zoo_export.trace.outline import Outline
@@ -50,10 +50,6 @@ __all__ = ["trace_graph"]
 
 IR_VERSION = 10
 _op: Any = op  # the stubs' types are too strict to compose operators
-
-_SMALL = 1024
-"""Maximum number of elements of constants to fold. Larger tensors are always weights."""
-
 
 _READS_VALUES = ("meta tensor", "meta device", "data-dependent")
 """Parts of torch's messages about code that needs the values of a tensor."""
@@ -294,14 +290,8 @@ def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
 
 def _simplify(model: ir.Model) -> None:
     """Fold constants that do not depend on weights, and remove unused and duplicate nodes."""
-    fold_constants_ir(model, input_size_limit=_SMALL, output_size_limit=_SMALL)
-    for step in (
-        passes.IdentityEliminationPass(),
-        passes.CommonSubexpressionEliminationPass(),
-        passes.RemoveUnusedNodesPass(),
-        passes.RemoveUnusedFunctionsPass(),
-        passes.RemoveUnusedOpsetsPass(),
-    ):
+    simplify(model)
+    for step in (passes.RemoveUnusedFunctionsPass(), passes.RemoveUnusedOpsetsPass()):
         step(model)
     for node in model.graph.all_nodes():
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))

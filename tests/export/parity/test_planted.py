@@ -87,7 +87,7 @@ def test_graph_with_a_bug_is_refused(plugin: Install, bug: Bug) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", cases([bug for bug in BUGS if bug.name in MISSED], marked=False))
 def test_missed_bug_has_an_effect(plugin: Install, bug: Bug) -> None:
-    """What the comparison misses is wrong by more than rounding."""
+    """A bug that the comparison misses changes outputs by more than rounding."""
     plugin(bug)
     effect = bug.witness(Planted.make(bug.build(Path("model")), bug.edit, bug.profile))
     assert effect > bug.effect

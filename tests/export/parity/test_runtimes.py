@@ -28,7 +28,7 @@ UNSUPPORTED = {
 def test_export_is_verified_by_the_evaluator_of_onnx(
     exported_model: Exported, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:
-    """It reads functions. Nothing is written."""
+    """The evaluator supports functions, and the verification writes nothing."""
     folder = exported_model("bert-tiny")
     before = snapshot()
     result = zoo("verify", folder, "--runtime", "reference", "--json")

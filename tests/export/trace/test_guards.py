@@ -7,67 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.export.parity.small_plugin import DISTRIBUTION, MODEL, PLUGIN, source
 from zoo.errors import ParityError
 from zoo.testing import find_subject
 from zoo_export.trace.graph import trace_graph
 
 Install = Callable[..., Path]
 
-PLUGIN = """
-import zoo
-
-ZOO_API = 1
-
-@zoo.hookimpl
-def zoo_architectures():
-    return [zoo.Architecture(name="branching", tasks=("text-generation",), config="{module}_config:Config",
-                             model="{module}_model:Model", reference="A test")]
-"""
-CONFIG = """
-from dataclasses import dataclass
-
-import zoo
-
-@dataclass(frozen=True, kw_only=True)
-class Config(zoo.Config):
-    task = "text-generation"
-    vocab_size: int = 50
-    max_seq_len: int = 128
-    hidden_size: int = 16
-
-    def graphs(self):
-        return (zoo.causal_graph(vocab_size=self.vocab_size, num_layers=1, num_kv_heads=2, head_dim=8),)
-"""
-MODEL = """
-from torch import nn
-
-from zoo.nn import MultiHeadAttention, build_mask, tied_linear
-
-class Model(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.config = c
-        self.token = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.attention = MultiHeadAttention(c.hidden_size, 2)
-        self.head = tied_linear(self.token)
-
-    def forward(self, input_ids, attention_mask=None, past_key_values=None):
-        batch, length = input_ids.shape
-        past = past_key_values.length if past_key_values is not None else 0
-        total = past + length
-        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
-        x = self.token(input_ids)
-        BRANCH
-        x = x + self.attention(x, mask=mask, cache=None if past_key_values is None else past_key_values[0])
-        return self.head(x)
-"""
+PLACE = "rotation = self.rotary(positions, x.dtype)"
 
 
 def trace(install: Install, branch: str) -> bytes:
-    install("zoo-branching", PLUGIN, files={
-        "{module}_config.py": CONFIG, "{module}_model.py": MODEL.replace("BRANCH", branch),
-    })  # fmt: skip
-    spec = find_subject("branching").spec
+    """Trace a decoder with a statement after its embedding."""
+    install(DISTRIBUTION, PLUGIN, files=source((PLACE, f"{branch}\n        {PLACE}")))
+    spec = find_subject("decoder").spec
     return trace_graph(spec, spec.graphs[0], "float32", opset=23)
 
 
@@ -88,10 +41,11 @@ def test_branch_on_a_free_size_is_refused(install: Install, branch: str, sizes: 
     message = str(refused.value)
     assert "the model branches on a size that is declared free" in message
     assert sizes in message
-    assert "zoo_branching_model.py:20, in forward" in message
+    line = MODEL[: MODEL.index(PLACE)].count("\n") + 1
+    assert f"zoo_small_model.py:{line}, in forward" in message
 
 
 @pytest.mark.slow
 def test_check_of_the_longest_input_is_accepted(install: Install) -> None:
-    """It has the same outcome at every declared size."""
+    """The condition is true at every declared size."""
     assert trace(install, "assert total <= self.config.max_seq_len, 'too long'")
