@@ -6,9 +6,11 @@ declarations. The module is torch-free, so describing a model never loads torch.
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 
 __all__ = [
@@ -20,13 +22,18 @@ __all__ = [
     "Graph",
     "Importer",
     "KeyValues",
+    "Size",
     "Task",
     "TensorSpec",
     "attentions",
     "causal_graph",
+    "dim_names",
     "dim_size",
+    "fit_sizes",
     "floats",
+    "is_quotient",
     "mask",
+    "sizes_of",
     "token_ids",
 ]
 
@@ -34,16 +41,113 @@ RESERVED_COMMANDS = frozenset({"adapt", "build", "import", "list", "plugins", "s
 """Names of built-in commands, which plugins cannot use."""
 
 Dim = str | int
-"""A fixed size, or the name of a dimension that is free at run time. A sum of names and numbers, such as
-``past_sequence + sequence``, is a dimension of that size."""
+"""A fixed size, or the name of a dimension that is free at run time. A sum, such as ``past_sequence + sequence``, or a
+quotient rounded down, such as ``frames // 4`` or ``(frames + 3) // 4``, is a dimension of that size."""
 
 
 def dim_size(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """Return the size of ``dim``, given the size of each named dimension."""
-    if isinstance(dim, int):
-        return dim
-    parts = (part.strip() for part in dim.split("+"))
-    return sum(int(part) if part.isdecimal() else sizes[part] for part in parts)
+    """Return the size of ``dim``, given the size of each named dimension.
+
+    >>> dim_size("frames // 4 + 1", {"frames": 11})
+    3
+    """
+    return dim if isinstance(dim, int) else _evaluate(_parse(dim), sizes)
+
+
+def dim_names(dim: Dim) -> tuple[str, ...]:
+    """Return the named dimensions on which the size of ``dim`` depends.
+
+    >>> dim_names("(frames + 3) // 4"), dim_names(64)
+    (('frames',), ())
+    """
+    return () if isinstance(dim, int) else tuple(dict.fromkeys(re.findall(r"[^\W\d]\w*", dim)))
+
+
+def is_quotient(dim: Dim) -> bool:
+    """Return whether the size of ``dim`` is, or contains, a quotient."""
+    return "//" in str(dim)
+
+
+@cache
+def _parse(dim: str) -> ast.expr:
+    """Parse a dimension. Raises :class:`ValueError` unless it consists of names, numbers, sums and quotients."""
+    try:
+        tree = ast.parse(dim.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        tree = ast.Constant(None)
+    if not dim_names(dim) or not all(map(_is_allowed, ast.walk(tree))):
+        known = "a name, or a sum or quotient such as 'past_sequence + sequence' or '(frames + 3) // 4'"
+        raise ValueError(f"bad dimension {dim!r}: write a number, {known}")
+    return tree
+
+
+def _is_allowed(node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(op=ast.FloorDiv(), right=ast.Constant(value=int(divisor))):
+            return divisor > 0
+        case ast.Constant(value=number):
+            return type(number) is int
+        case _:
+            return isinstance(node, ast.Name | ast.Load | ast.Add | ast.FloorDiv) or (
+                isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+            )
+
+
+def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    match node:
+        case ast.Name(id=name):
+            return sizes[name]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _evaluate(left, sizes) + _evaluate(right, sizes)
+        case ast.BinOp(left=left, right=right):
+            return _evaluate(left, sizes) // _evaluate(right, sizes)
+        case _:
+            return int(ast.literal_eval(node))
+
+
+def _canonical(dim: Dim) -> Dim:
+    """Return a dimension with the usual spaces, so that equal ones are equal strings."""
+    return dim if isinstance(dim, int) else ast.unparse(_parse(dim))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """The sizes that a free dimension may have.
+
+    >>> size = Size(min=80, multiple_of=16)
+    >>> size.allows(96), size.allows(100), size.nearest(100)
+    (True, False, 112)
+    >>> print(size)
+    at least 80, a multiple of 16
+    """
+
+    min: int = 1
+    max: int | None = None
+    """None if there is no limit."""
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` if a number is not a positive integer, or no size is allowed."""
+        for name, value in (("min", self.min), ("max", self.max), ("multiple_of", self.multiple_of)):
+            if not (type(value) is int and value > 0) and not (name == "max" and value is None):
+                raise ValueError(f"{name} of a size must be a positive integer, got {value!r}")
+        if self.max is not None and not self.allows(self.nearest(self.min)):
+            raise ValueError(f"no size is {self}")
+
+    def __str__(self) -> str:
+        limits = f"at least {self.min}" if self.max is None else f"from {self.min} to {self.max}"
+        return limits + (f", a multiple of {self.multiple_of}" if self.multiple_of > 1 else "")
+
+    def allows(self, size: int) -> bool:
+        """Return whether a dimension may have this size."""
+        return size >= self.min and (self.max is None or size <= self.max) and size % self.multiple_of == 0
+
+    def nearest(self, size: int) -> int:
+        """Return the smallest allowed size that is not smaller than ``size``, or else the largest allowed one."""
+        steps = -(-max(size, self.min) // self.multiple_of)
+        if self.max is not None:
+            steps = min(steps, self.max // self.multiple_of)
+        return steps * self.multiple_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +164,10 @@ class TensorSpec:
     """Whether this is a padding mask: 1 marks a token, 0 padding."""
     padding: Literal["both", "left", "right"] = "both"
     """For a mask: the side of a row on which padding leaves the results for the tokens unchanged."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a malformed dimension."""
+        object.__setattr__(self, "dims", tuple(map(_canonical, self.dims)))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the concrete shape, given the size of each named dimension."""
@@ -106,6 +214,10 @@ class KeyValues:
     head_dim: int
     value_head_dim: int | None = None
     length: str = "past_sequence"
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a malformed length."""
+        object.__setattr__(self, "length", _canonical(self.length))
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Return two tensors per layer, key before value."""
@@ -155,6 +267,35 @@ class Graph:
     attentions: tuple[TensorSpec, ...] = ()
     """The attention weights, in the order in which the method computes them: :func:`attentions` for self-attention,
     ``cross_attentions`` for cross-attention. They are outputs only after :meth:`with_attentions`."""
+    sizes: Mapping[str, Size] = field(default_factory=dict, hash=False)
+    """The sizes that free dimensions may have, by name: ``{"frames": zoo.Size(min=4, multiple_of=4)}``. By default, it
+    is any from 1 to ``max_seq_len``. The batch and the tokens of a graph with a past cannot be restricted: rows are
+    independent, and a text may be cut into calls anywhere."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` if dimensions are restricted, divided or padded in a way that is not supported."""
+        where = f"graph {self.name!r}"
+        if self.past is not None and dim_names(self.past.length) != (self.past.length,):
+            raise ValueError(f"the length of the past of {where} must be a name, got {self.past.length!r}")
+        for name in self.sizes:
+            if name not in self.dim_names():
+                raise ValueError(f"{where} declares sizes of {name!r}, which is no dimension of its inputs")
+            if name in self._any_size():
+                raise ValueError(f"{where} declares sizes of {name!r}, which must be free")
+        masks = [tensor for tensor in self.input_tensors() if tensor.is_mask]
+        for tensor in (*self.input_tensors(), *self.output_tensors(), *self.attentions):
+            for dim in filter(is_quotient, tensor.dims):
+                names = set(dim_names(dim))
+                if tensor.is_mask or names & self._any_size():
+                    raise ValueError(f"{tensor.name} of {where} cannot have the length {dim!r}")
+                if any(names & set(mask.dims) and mask.padding != "right" for mask in masks):
+                    raise ValueError(
+                        f"{tensor.name} of {where} has the length {dim!r}, so padding must be on the right"
+                    )
+
+    def _any_size(self) -> set[str]:
+        """Return the names of dimensions that can be neither restricted nor divided."""
+        return {"batch", "sequence", self.past.length} if self.past else {"batch"}
 
     def input_tensors(self) -> tuple[TensorSpec, ...]:
         """Return every input tensor in the order of the exported signature, the past last."""
@@ -185,15 +326,20 @@ class Graph:
         return self.attentions if set(self.attentions) <= set(self.outputs) else ()
 
     def dim_names(self) -> tuple[str, ...]:
-        """Return the free dimensions of the inputs, each once; a sum counts as its terms."""
-        names = [
-            name.strip()
-            for tensor in self.input_tensors()
-            for dim in tensor.dims
-            if isinstance(dim, str)
-            for name in dim.split("+")
-        ]
+        """Return the free dimensions of the inputs, each once; a sum or quotient counts as the names in it."""
+        names = (name for tensor in self.input_tensors() for dim in tensor.dims for name in dim_names(dim))
         return tuple(dict.fromkeys(names))
+
+
+def sizes_of(graphs: Iterable[Graph]) -> dict[str, Size]:
+    """Return the declared sizes of free dimensions by name, which are the same in every graph."""
+    return {name: size for graph in graphs for name, size in graph.sizes.items()}
+
+
+def fit_sizes(graphs: Iterable[Graph], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the allowed size of each dimension that is nearest to a given one."""
+    declared = sizes_of(graphs)
+    return {name: declared[name].nearest(size) if name in declared else size for name, size in sizes.items()}
 
 
 def causal_graph(

@@ -115,6 +115,6 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     subject = OnnxSubject(stored, graphs, provider, export.graphs)
     longest = longest_input(subject)
     point = typical_point(subject.graphs, longest, subject.fixed)
-    feeds = make_feeds(subject.graphs, point, SEED, longest)
+    feeds = make_feeds(subject.graphs, point, SEED, longest, fixed=subject.fixed)
     with running(f"at {point}", directory):
         return {name: subject.module_errors("off", name, feeds, point) for name in graphs}

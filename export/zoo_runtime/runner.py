@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 import numpy as np
 
 from zoo.config import Settings
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Graph, Size, TensorSpec, sizes_of
 from zoo.errors import ArtifactError, UsageError, Wording, ZooError
 
 if TYPE_CHECKING:
@@ -350,6 +350,9 @@ class TextRunner(Runner[Tokens]):
         longest = self.session.option("max_seq_len")
         if longest is not None and len(ids) > longest:
             raise ArtifactError(f"{len(ids)} tokens exceed the model's {longest} positions", where, "shorten it")
+        allowed = sizes_of(self.session.graphs).get(str(self.ids_input.dims[-1]), Size())
+        if not allowed.allows(len(ids)):
+            raise ArtifactError(f"{len(ids)} tokens, but the number must be {allowed}", where)
         upper = self.ids_input.upper
         if upper is not None and (min(ids) < 0 or max(ids) >= upper):
             what = f"token id outside the vocabulary of {upper}"

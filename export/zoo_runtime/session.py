@@ -155,6 +155,15 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
     return (*verified, *reversed(found), Export(stored))[0]
 
 
+def _check_sizes(graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Raise :class:`UsageError` if an input has a size that the graph does not declare."""
+    for tensor in graph.input_tensors():
+        for dim, size in zip(tensor.dims, np.shape(feeds.get(tensor.name, ())), strict=False):
+            declared = graph.sizes.get(str(dim))
+            if declared is not None and not declared.allows(size):
+                raise UsageError(f"{dim} of {tensor.name} is {size}, but must be {declared}", f"graph {graph.name}")
+
+
 def _runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
     """Return the runner of ``task`` for models that declare the task ``declared``, with the plugin that provides it."""
     plugin, found = plugins.active().task(task, declared)
@@ -360,7 +369,10 @@ class Session:
         """Run one declared graph on arrays. If a decoder is given no past, it starts with an empty one.
 
         bfloat16 outputs are converted to float32, which is lossless and supported by numpy.
+
+        Raises :class:`UsageError` for an input of a size that the model does not declare.
         """
+        _check_sizes(graph, feeds)
         if graph.past is not None and graph.past.tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}

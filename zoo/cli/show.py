@@ -79,6 +79,7 @@ def _graph(graph: Graph) -> dict[str, Any]:
         "inputs": {tensor.name: list(tensor.dims) for tensor in graph.input_tensors()},
         "outputs": {tensor.name: list(tensor.dims) for tensor in graph.output_tensors()},
         "attentions": {tensor.name: list(tensor.dims) for tensor in graph.attentions},
+        "sizes": {name: str(size) for name, size in graph.sizes.items()},
     }
 
 
@@ -157,3 +158,5 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
         )
         if repeated:
             click.echo(f"     and {len(repeated)} tensors of the other layers")
+        for name, size in graph["sizes"].items():
+            click.echo(f"     {name}: {size}")

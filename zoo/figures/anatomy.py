@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import plugins
-from zoo.contract import Dim, Graph, dim_size
+from zoo.contract import Dim, Graph, dim_size, fit_sizes
 from zoo.models import create
 from zoo.nn import call_graph
 from zoo.registry import ModelSpec
@@ -122,7 +122,7 @@ def _watch(model: nn.Module, graph: Graph, sizes: Sequence[int]) -> dict[str, tu
         return hook
 
     handles = [module.register_forward_hook(watch(path)) for path, module in model.named_modules() if path]
-    named = dict(zip(graph.dim_names(), sizes, strict=False))
+    named = _named(graph, sizes)
     real = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     try:
         with torch.device("meta"), torch.no_grad():
@@ -139,6 +139,11 @@ def _watch(model: nn.Module, graph: Graph, sizes: Sequence[int]) -> dict[str, tu
     return found
 
 
+def _named(graph: Graph, sizes: Sequence[int]) -> dict[str, int]:
+    """Return the size of each named dimension."""
+    return fit_sizes([graph], dict(zip(graph.dim_names(), sizes, strict=False)))
+
+
 def _shape(value: Any) -> tuple[int, ...] | None:
     """Return the shape of the first tensor in a value, or None."""
     if isinstance(value, Tensor):
@@ -151,7 +156,7 @@ class _Names:
     """Names of a graph's free dimensions, looked up by their sizes in both calls."""
 
     def __init__(self, graph: Graph, pair: Sequence[Sequence[int]]) -> None:
-        small, large = (dict(zip(graph.dim_names(), sizes, strict=False)) for sizes in pair)
+        small, large = (_named(graph, sizes) for sizes in pair)
         tensors = (*graph.input_tensors(), *graph.output_tensors())
         sums = [dim for tensor in tensors for dim in tensor.dims if isinstance(dim, str)]
         self.known = {(dim_size(dim, small), dim_size(dim, large)): dim for dim in [*graph.dim_names(), *sums]}

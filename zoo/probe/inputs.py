@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zoo.contract import Graph, TensorSpec, dim_size
+from zoo.config import Settings
+from zoo.contract import Graph, Size, TensorSpec, dim_size, fit_sizes, sizes_of
 
 __all__ = [
     "CHEAP",
@@ -22,6 +23,7 @@ __all__ = [
     "Padding",
     "Point",
     "empty_past",
+    "longest_length",
     "make_feeds",
     "make_grid",
     "next_past",
@@ -63,6 +65,18 @@ class Point:
         return asdict(self)
 
 
+def longest_length(config: Settings, graphs: Iterable[Graph]) -> int:
+    """Return the number of tokens of the longest inputs at which a model is run.
+
+    This is ``max_seq_len`` of the configuration, or else enough for the declared sizes and at least ``DEFAULT_MAX``.
+    """
+    limit: int | None = getattr(config, "max_seq_len", None)
+    if limit is not None:
+        return limit
+    sizes = sizes_of(graphs).values()
+    return max([DEFAULT_MAX, *(size.nearest(size.max or 4 * max(size.min, size.multiple_of)) for size in sizes)])
+
+
 def make_grid(
     graphs: Sequence[Graph],
     max_length: int,
@@ -83,17 +97,18 @@ def make_grid(
     has_past = any(graph.past for graph in graphs)
     paddings: tuple[Padding, ...] = ("none", "left", "right", "empty row") if has_mask else ("none",)
     free = {name for graph in graphs for name in graph.dim_names()} - {"batch"}
-    lengths = sorted({1, min(ODD, max_length), max_length}) if free else [1]
+    allowed = sizes_of(graphs).get("sequence", Size())
+    lengths = sorted({allowed.min, min(allowed.min - 1 + ODD, max_length), max_length}) if free else [1]
     lengths = [fixed["sequence"]] if "sequence" in fixed else lengths
     batches = (fixed["batch"],) if "batch" in fixed else BATCHES
     points = []
     for batch, length, past, padding in itertools.product(batches, lengths, (0, 1) if has_past else (0,), paddings):
         past_length = min(PAST, max_length - 1) if past else 0
-        point = Point(batch, min(length, max_length - past_length), past_length, padding)
+        point = Point(batch, allowed.nearest(min(length, max_length - past_length)), past_length, padding)
         if not (padding == "empty row" and batch == 1) and point not in points:
             points.append(point)
     unusual = [] if fixed or not free else [
-        point for point in _unusual_points(max_length, has_past, paddings) if point not in points
+        point for point in _unusual_points(max_length, has_past, paddings, allowed) if point not in points
     ]  # fmt: skip
     points += unusual
     if whole:
@@ -113,8 +128,8 @@ def make_grid(
     return [point for point in points if point in kept], len(points) - len(kept)
 
 
-def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding]) -> Iterator[Point]:
-    """Yield points with a larger batch, other lengths, and long pasts: what a special case in a model may miss."""
+def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], allowed: Size) -> Iterator[Point]:
+    """Yield points with a larger batch, other lengths, and other pasts: what a special case in a model may miss."""
     left, right = paddings[1:3] if len(paddings) > 1 else ("none", "none")
     half = longest // 2
     shapes: list[tuple[int, int, int, Padding]] = [
@@ -126,7 +141,7 @@ def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding]) -
         shapes += [(1, 1, longest - 1, "none"), (2, 2, half, left), (1, 1, half - 1, "none"), (6, 1, 1, left)]
     for batch, length, past, padding in shapes:
         past = max(0, min(past, longest - 1))
-        yield Point(batch, max(1, min(length, longest - past)), past, padding)
+        yield Point(batch, allowed.nearest(max(1, min(length, longest - past))), past, padding)
 
 
 def make_feeds(
@@ -137,6 +152,7 @@ def make_feeds(
     *,
     other: int | None = None,
     special: Sequence[int] = (),
+    fixed: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Generate the inputs of all graphs that are not outputs of earlier graphs, for all ``past + length`` tokens.
 
@@ -146,23 +162,29 @@ def make_feeds(
         seed: seed of the random values.
         max_length: the largest length of a row.
         other: size of the first length other than ``sequence``, such as the source's; by default it differs from it by
-            one. Further lengths differ from each other, as far as ``max_length`` allows.
+            one. Further lengths differ from each other, as far as ``max_length`` allows. Lengths whose sizes are
+            declared have the nearest allowed size, and their largest beside a longest row.
         special: token ids to place among the random ones, beside the first four and the last of a vocabulary.
+        fixed: the sizes of dimensions that have only one.
     """
     rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
     feeds: dict[str, np.ndarray[Any, Any]] = {}
     known = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
     total = point.length + point.past
     if other is None:  # different, so that confusing the two lengths shows
-        other = total + 1 if total < max_length else max(1, total - 1)
+        other = total + 1 if total < max_length and total != 2 else max(1, total - 1)  # 1 beside 2
     others: dict[str, int] = {}
+    declared = sizes_of(graphs)
     for graph in graphs:
         past = {tensor.name for tensor in graph.past.tensors()} if graph.past else set()
         lengths = {graph.past.length} if graph.past else set()
         for name in graph.dim_names():
             if name not in {"batch", "sequence", *lengths}:
-                others.setdefault(name, 1 + (other - 1 + len(others)) % max(max_length, other))
+                allowed = declared.get(name, Size())
+                largest = allowed.max if total == max_length else None
+                others.setdefault(name, largest or allowed.min + (other - 1 + len(others)) % max(max_length, other))
         sizes = {**others, "batch": point.batch, "sequence": total, **dict.fromkeys(lengths, 0)}
+        sizes = {**fit_sizes(graphs, sizes), **fixed}
         for tensor in graph.input_tensors():
             if tensor.name not in feeds and tensor.name not in known and tensor.name not in past:
                 feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng, special)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.contract import Dim, Graph, TensorSpec, dim_size
+from zoo.contract import Dim, Graph, TensorSpec, dim_names, dim_size, is_quotient
 from zoo.errors import ParityError
 from zoo.probe.inputs import Feeds, Point
 
@@ -22,16 +22,21 @@ def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds:
         if item.name in feeds
         for axis, dim in enumerate(item.dims)
     }
-    sizes |= {"batch": point.batch, "sequence": point.length if graph.past else point.length + point.past}
+    sizes["batch"] = point.batch
     if graph.past:
-        sizes |= {graph.past.length: point.past, f"{graph.past.length} + sequence": point.length + point.past}
+        total = point.length + point.past
+        sizes |= {"sequence": point.length, graph.past.length: point.past, f"{graph.past.length} + sequence": total}
     declared = tuple(_size(dim, sizes) for dim in tensor.dims)
     if None in declared:
         dim = tensor.dims[declared.index(None)]
         raise ParityError(f"{tensor.name} of graph {graph.name!r} declares the dimension {dim!r}, which no input has")
     if declared != shape:
         dims = ", ".join(map(str, tensor.dims))
-        raise ParityError(f"{tensor.name} of graph {graph.name!r} has shape {shape} at {point}, but declares ({dims})")
+        known = ", ".join(f"{name} {size}" for name, size in sizes.items() if name in graph.dim_names())
+        raise ParityError(
+            f"{tensor.name} of graph {graph.name!r} has shape {shape}, but declares ({dims}), which is {declared} for "
+            f"{known}"
+        )
 
 
 def _size(dim: Dim, sizes: Mapping[Dim, int]) -> int | None:
@@ -56,7 +61,20 @@ def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point
     for mask in masks.values():
         valid = valid & mask.any(1).reshape([-1] + [1] * (rank - 1))
     for axis, dim in enumerate(tensor.dims):
-        if dim in masks:
-            rows, length = masks[dim].shape
-            valid = valid & masks[dim].reshape([rows, *[length if n == axis else 1 for n in range(1, rank)]])
+        found = masks.get(dim, _quotient_mask(dim, masks) if is_quotient(dim) else None)
+        if found is not None:
+            rows, length = found.shape
+            valid = valid & found.reshape([rows, *[length if n == axis else 1 for n in range(1, rank)]])
     return valid
+
+
+def _quotient_mask(dim: Dim, masks: Mapping[str, Any]) -> Any:
+    """Return the mask of a length that is a quotient of a masked one: the positions that a row has without padding.
+
+    Padding is on the right, as :class:`zoo.Graph` requires. None if the length does not follow from one mask.
+    """
+    for length, mask in masks.items():
+        if dim_names(dim) == (length,):
+            whole, *own = (dim_size(dim, {length: int(count)}) for count in (mask.shape[1], *mask.sum(1)))
+            return np.arange(whole) < np.array(own)[:, None]
+    return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.nn import Cache, call_graph
 from zoo.testing.check import fail
 
@@ -98,7 +98,7 @@ def inputs_along(graphs: Sequence[Graph], length: str, feeds: Feeds) -> dict[str
         for graph in graphs
         for tensor in graph.input_tensors()
         for axis, dim in enumerate(tensor.dims)
-        if tensor.name in feeds and length in [name.strip() for name in str(dim).split("+")]
+        if tensor.name in feeds and length in dim_names(dim)
     }
 
 

@@ -9,11 +9,11 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo.config import Config, Settings
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Graph, Size, TensorSpec, dim_names, is_quotient
 from zoo.errors import UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
 from zoo.plugins import Plugin, isolation, loading
@@ -185,8 +185,12 @@ def declaration(subject: Subject) -> None:
         fail("graphs() returns at least one graph", "it returns none")
     _check_unique("graph", [graph.name for graph in spec.graphs], spec.name)
     given: dict[str, TensorSpec] = {}
+    sizes: dict[str, Size] = {}
     for graph in spec.graphs:
-        _check_graph(graph)
+        _check_graph(graph, given)
+        for name, size in graph.sizes.items():
+            if sizes.setdefault(name, size) != size:
+                fail("a dimension has the same sizes in every graph", f"{name!r} is {sizes[name]}, and {size}")
         for tensor in graph.input_tensors():
             known = given.setdefault(tensor.name, tensor)
             if (known.dims, known.dtype) != (tensor.dims, tensor.dtype):
@@ -202,24 +206,26 @@ def _check_unique(kind: str, names: Sequence[str], where: str) -> None:
             fail(expected, f"{where} has a {kind} {name!r}" + ", twice" * (names.count(name) > 1))
 
 
-def _check_graph(graph: Graph) -> None:
+def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:
+    """Check a graph, given the inputs and outputs of earlier ones."""
     where = f"graph {graph.name!r}"
     inputs, outputs = graph.input_tensors(), graph.with_attentions().output_tensors()
     if not inputs or not outputs:
         fail("a graph has inputs and outputs", f"{where} lacks one of them")
     _check_unique("input", [tensor.name for tensor in inputs], where)
     _check_unique("output", [tensor.name for tensor in outputs], where)
-    known = {dim for tensor in inputs for dim in tensor.dims if isinstance(dim, str) and "+" not in dim}
+    known = {dim for tensor in inputs for dim in tensor.dims if dim_names(dim) == (dim,)}
+    passed = {dim for tensor in inputs if tensor.name in given for dim in tensor.dims if is_quotient(dim)}
     for tensor in (*inputs, *outputs):
         if not tensor.dims or tensor.dims[0] != "batch":
             fail("the first dimension is 'batch'", f"{tensor.name} of {where} is {tensor.dims}")
         for dim in tensor.dims:
-            for name in [dim] if isinstance(dim, int) else [part.strip() for part in dim.split("+")]:
-                if isinstance(name, int) and name < 1:
-                    fail("a fixed size is positive", f"{tensor.name} of {where} is {tensor.dims}")
-                if isinstance(name, str) and name not in known and not name.isdecimal():
+            if isinstance(dim, int) and dim < 1:
+                fail("a fixed size is positive", f"{tensor.name} of {where} is {tensor.dims}")
+            for name in () if dim in passed else dim_names(dim):
+                if name not in known:
                     fail(
-                        "every free size is a dimension of an input, not only part of a sum",
+                        "every free size is a dimension of an input, not only part of a sum or quotient",
                         f"{name!r} of {tensor.name} in {where} is not",
                     )
         if tensor.is_mask and (len(tensor.dims) != 2 or tensor.dtype != "int64"):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names, dim_size, is_quotient, sizes_of
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _LONGER = 3
-"""Number of padding positions added to a row."""
+"""Number of padding positions added to a row, or more if its size requires it."""
 _ODD = 11
 _LONG = 130
 """Number of tokens of a long text, limited by the model's maximum length."""
@@ -147,10 +147,13 @@ def batch_invariance(subject: Subject) -> None:
 def lengths(subject: Subject) -> None:
     """Every free dimension works at sizes 1, 2, 11 and the maximum, with finite outputs of the declared shape.
 
+    Where sizes are declared, those nearest to these numbers are used.
+
     Users may choose any size for a dimension that is declared free. An off-by-one error in a position table shows only
     at the longest input, a standard deviation over a single token only at the shortest.
 
-    Declare fixed sizes as numbers. ``max_seq_len`` is the maximum length of a row.
+    Declare fixed sizes as numbers, and other restrictions as ``sizes`` of the graph: ``{"frames": zoo.Size(min=4)}``.
+    ``max_seq_len`` is the maximum length of a row.
     """
     from zoo.testing.compute import check_finite, check_shapes, executor, make_inputs, run
 
@@ -242,12 +245,15 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
 
     start = max(1, min(6, subject.longest - _LONGER))
     feeds = make_inputs(subject.graphs, subject.longest, length=start, other=start)
-    if start + _LONGER > subject.longest:
+    start = feeds[mask.name].shape[1]
+    allowed = sizes_of(subject.graphs).get(length, Size(max=subject.longest))
+    added = allowed.nearest(start + _LONGER) - start
+    if added < 1:
         return
     longer = dict(feeds)
     rng = np.random.default_rng(2)
     for name, (tensor, axis) in inputs_along(subject.graphs, length, feeds).items():
-        shape = [_LONGER if at == axis else size for at, size in enumerate(feeds[name].shape)]
+        shape = [added if at == axis else size for at, size in enumerate(feeds[name].shape)]
         filler: Any
         if tensor.is_mask:
             filler = np.zeros(shape, np.int64)
@@ -258,7 +264,7 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
         longer[name] = np.concatenate((filler, feeds[name]) if side == "left" else (feeds[name], filler), axis)
     execute = executor(subject.exact)
     wanted, found = (run(execute, subject.graphs, item) for item in (feeds, longer))
-    place = slice(_LONGER, None) if side == "left" else slice(start)
+    place = slice(added, None) if side == "left" else slice(start)
     cut = {
         graph.name: {
             tensor.name: _along(tensor, length, place, found[graph.name][tensor.name])
@@ -269,7 +275,7 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
     expected = f"padding on the {side} ({mask.name}) does not change outputs at other positions"
     shifted = side == "left"  # keys may be cached after a rotation by positions that count padding
     check_equal(
-        subject.graphs, wanted, cut, expected, f"with {_LONGER} positions of padding", lambda *_: True,
+        subject.graphs, wanted, cut, expected, f"with {added} positions of padding", lambda *_: True,
         tolerance=SHIFTED_TOLERANCE if shifted else TOLERANCE, presents=not shifted,
     )  # fmt: skip
 
@@ -277,9 +283,16 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
 def _along(tensor: TensorSpec, length: str, place: slice, values: Any) -> Any:
     """Slice an output along the dimensions that contain ``length``, if it has any."""
     for axis, dim in enumerate(tensor.dims):
-        if length in [name.strip() for name in str(dim).split("+")]:
-            values = values[(*(slice(None),) * axis, place)]
+        if length in dim_names(dim):
+            values = values[(*(slice(None),) * axis, _part(dim, length, place))]
     return values
+
+
+def _part(dim: Dim, length: str, place: slice) -> slice:
+    """Return the slice of a dimension for a slice of a length: of a quotient, the positions of that many tokens."""
+    if not is_quotient(dim):
+        return place
+    return slice(dim_size(dim, {length: place.stop})) if place.start is None else slice(None)
 
 
 def _check_row_of_padding(subject: Subject, mask: TensorSpec) -> None:

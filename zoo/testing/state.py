@@ -57,7 +57,7 @@ def observe(_: str, request: Mapping[str, Any]) -> str | None:
     import torch
 
     from zoo.contract import Graph
-    from zoo.probe.inputs import DEFAULT_MAX, Point, make_feeds
+    from zoo.probe.inputs import Point, longest_length, make_feeds
     from zoo.testing.compute import Gradients, run
 
     def stages() -> Iterator[str]:
@@ -71,7 +71,7 @@ def observe(_: str, request: Mapping[str, Any]) -> str | None:
         with torch.random.fork_rng(devices=[]):
             model = model_class(config).eval()
         yield "building the model"
-        longest = int(getattr(config, "max_seq_len", DEFAULT_MAX))
+        longest = longest_length(config, graphs)
         feeds = make_feeds(graphs, Point(2, min(5, longest), 0, "none"), 0, longest)
         with torch.no_grad():
             run(Gradients(model), graphs, feeds)

@@ -40,10 +40,10 @@ class Subject:
 
     @cached_property
     def longest(self) -> int:
-        """Maximum input length: ``max_seq_len``, or else the default of the comparison of exports."""
-        from zoo.probe.inputs import DEFAULT_MAX
+        """Maximum input length, as in the comparison of exports."""
+        from zoo.probe.inputs import longest_length
 
-        return int(getattr(self.spec.config, "max_seq_len", DEFAULT_MAX))
+        return longest_length(self.spec.config, self.graphs)
 
     @cached_property
     def exact(self) -> nn.Module:

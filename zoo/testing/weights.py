@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zoo.contract import TensorSpec
+from zoo.contract import TensorSpec, dim_names, is_quotient
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
@@ -54,7 +54,7 @@ def _check_rows(tensor: TensorSpec, length: str, tokens: Any, weights: Any, situ
 
     from zoo.testing.compute import TOLERANCE
 
-    queries, keys = (length in [part.strip() for part in str(dim).split("+")] for dim in tensor.dims[2:])
+    queries, keys = (length in dim_names(dim) and not is_quotient(dim) for dim in tensor.dims[2:])
     where = f"{situation}, in {tensor.name}"
     rows = np.broadcast_to(tokens[:, None, :] != 0 if queries else True, weights.shape[:3])
     sums = weights.sum(-1)[rows]

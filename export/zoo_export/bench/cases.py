@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo.artifact import LOOP
-from zoo.contract import Graph
+from zoo.contract import Graph, sizes_of
 from zoo.errors import UsageError
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import Arrays, decoder_inputs
@@ -22,7 +22,7 @@ from zoo_runtime.generation.decoder import Decoder
 from zoo_runtime.providers import device_of
 from zoo_runtime.values import to_value
 
-__all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "feeds_of", "make_cases"]
+__all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "check_declared", "feeds_of", "make_cases"]
 
 _LENGTH = 128
 _SEED = 0
@@ -81,6 +81,7 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
     if lengths is None:
         lengths = [_LENGTH if longest is None else min(_LENGTH, longest)]
     for length in lengths:
+        check_declared(graphs, length, f"length {length}")
         if longest is not None and length > longest:
             more = ", and decoding needs one more" if after else ""
             what = f"the model has {positions} positions{more}"
@@ -92,6 +93,13 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
         for length in lengths
         for phase in _phases(graph)
     ]
+
+
+def check_declared(graphs: Sequence[Graph], length: int, where: str) -> None:
+    """Raise :class:`UsageError` unless every length may have this size."""
+    for name, size in sizes_of(graphs).items():
+        if not size.allows(length):
+            raise UsageError(f"{name} must be {size}", where, "choose other lengths")
 
 
 def _phases(graph: Graph) -> tuple[Literal["encode", "prefill", "decode"], ...]:

@@ -17,6 +17,7 @@ from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.registry import ModelSpec, registry
 from zoo.system import free_memory
+from zoo_export.bench.cases import check_declared
 from zoo_export.bench.measure import cpu_name
 from zoo_export.bench.points import MEASURED, measure_point
 from zoo_export.parity.compare import compare
@@ -142,9 +143,10 @@ def _check_lengths(source: _Source, lengths: Sequence[int]) -> None:
         raise UsageError("inputs have a fixed length", source.name, "choose a model that reads texts")
     longest = getattr(source.spec.config, "max_seq_len", None)
     for length in lengths:
+        where = f"{source.name}, length {length}"
+        check_declared(source.spec.graphs, length, where)
         if longest is not None and length > longest:
-            what = f"the model has {longest} positions"
-            raise UsageError(what, f"{source.name}, length {length}", f"choose at most {longest}")
+            raise UsageError(f"the model has {longest} positions", where, f"choose at most {longest}")
 
 
 def _prepare(source: _Source, folder: Path, longest: int) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import onnx
 import onnx_ir as ir
 
+from zoo.contract import Dim, dim_names, dim_size
 from zoo_export.graph.file import contract, metadata, parse, serialize
 from zoo_export.graph.rewriting import simplify
 
@@ -21,9 +22,7 @@ def fix(graph: bytes, sizes: Mapping[str, int]) -> bytes:
     """Give dimensions of a serialised graph without functions a fixed size, by name, and fold what depends on it."""
     model = ir.from_proto(parse(graph))
     for value in (*model.graph.inputs, *model.graph.outputs):
-        value.shape = ir.Shape(
-            dim if isinstance(dim, int) else sizes.get(str(dim.value), dim.value) for dim in value.shape or ()
-        )
+        value.shape = ir.Shape(dim if isinstance(dim, int) else _fixed(dim.value, sizes) for dim in value.shape or ())
     count = 0
     while count != len(model.graph):  # a folded size lets more shapes be inferred
         count = len(model.graph)
@@ -31,6 +30,10 @@ def fix(graph: bytes, sizes: Mapping[str, int]) -> bytes:
         simplify(model)
     model.metadata_props.update({"zoo.contract": contract(model), _KEY: json.dumps(dict(sizes))})
     return serialize(ir.to_proto(model))
+
+
+def _fixed(dim: str | None, sizes: Mapping[str, int]) -> Dim | None:
+    return dim_size(dim, sizes) if dim and {*dim_names(dim)} <= sizes.keys() else dim
 
 
 def fixed_sizes(graph: bytes) -> dict[str, int]:

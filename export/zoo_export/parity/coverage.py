@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from zoo.contract import Graph
+from zoo.contract import Graph, Size, sizes_of
 from zoo.probe.inputs import Feeds, Padding, Point, slice_feeds
 from zoo.probe.pipeline import typed_feeds
 from zoo_export.graph.file import MODULE_KEY, inline, names_read, parse
@@ -192,6 +192,8 @@ def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) 
     """Return points of many sizes, cheap ones first: around the constants of the graphs and up to the longest input."""
     near = {value + change for value in constants for change in (0, 1) if value < longest}
     lengths = sorted(size for size in {1, 2, 3, 17, longest // 2, longest - 1, longest, *near} if 1 <= size <= longest)
+    allowed = sizes_of(graphs).get("sequence", Size())
+    lengths = sorted({allowed.nearest(size) for size in lengths})
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     pasts = sorted({0, 1, *(size for size in lengths if size < longest)}) if any(g.past for g in graphs) else [0]
     paddings: tuple[Padding, ...] = ("none", "left", "right") if has_mask else ("none",)

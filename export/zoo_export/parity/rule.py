@@ -75,10 +75,12 @@ class Findings:
             ValueError: an output does not have its declared shape.
         """
         self.compared.add(level)
+        known = dict(feeds)
         for graph in self.graphs:
+            known |= results[2][graph.name]
             for tensor in graph.output_tensors():
                 exact, allowed, found = (outputs[graph.name][tensor.name] for outputs in results)
-                check_shape(graph, tensor, found.shape, feeds, point)
+                check_shape(graph, tensor, found.shape, known, point)
                 valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), exact.shape)
                 exact, allowed, found, valid = (as_rows(tensor, values) for values in (exact, allowed, found, valid))
                 rows = np.asarray(valid.any(axis=1))

@@ -14,7 +14,7 @@ from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import CHEAP, DEFAULT_MAX, ODD, PAST, Feeds, Point, make_feeds, make_grid
+from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, longest_length, make_feeds, make_grid
 from zoo.probe.pipeline import Executor, run_pipeline
 from zoo_export.parity.coverage import Coverage, candidates
 from zoo_export.parity.greedy import greedy_agreement
@@ -85,7 +85,8 @@ class Sweep:
         return list(self.coverage.extend(cheap[:: -(-len(cheap) // _CANDIDATES) or 1]))
 
     def _feeds(self, point: Point) -> Feeds:
-        return make_feeds(self.subject.graphs, point, SEED, self.longest, special=self.special)
+        subject = self.subject
+        return make_feeds(subject.graphs, point, SEED, self.longest, special=self.special, fixed=subject.fixed)
 
     def visit(self, points: Sequence[Point], progress: Progress | None = None) -> None:
         """Compare at these points, in order of cost, up to one whose error is far beyond the limit.
@@ -190,7 +191,7 @@ def running(where: str, path: Path) -> Iterator[None]:
 
 def longest_input(subject: Subject, longest: int | None = None) -> int:
     """Return the number of tokens of the longest inputs: at most ``longest``, and as memory allows."""
-    length = int(getattr(subject.stored.spec.config, "max_seq_len", DEFAULT_MAX))
+    length = longest_length(subject.stored.spec.config, subject.graphs)
     if longest is not None:
         length = min(length, longest)
     while _numbers(subject.graphs, Point(1, length, 0, "none")) > _NUMBERS:

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from zoo.artifact import HALVES, TOKENIZER, Export, ModelDirectory
-from zoo.contract import Graph
+from zoo.contract import Graph, Size, sizes_of
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, Wording, argument
 from zoo.exporters import Progress
 from zoo.models import persist
-from zoo.probe.inputs import DEFAULT_MAX, Feeds, Point, make_feeds
+from zoo.probe.inputs import Feeds, Point, longest_length, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline, token_input
 from zoo.tokenizers.load import load_tokenizer
@@ -217,7 +217,7 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
     """
     graphs = stored.spec.graphs
     ids = next((t for graph in graphs for t in graph.input_tensors() if t.upper is not None and not t.is_mask), None)
-    longest = min(WINDOW, int(getattr(stored.spec.config, "max_seq_len", DEFAULT_MAX)))
+    longest = min(WINDOW, longest_length(stored.spec.config, graphs))
     stream = any(graph.past for graph in graphs)
     if TOKENIZER not in stored.files or ids is None:
         source = RANDOM if ids is not None else NOISE
@@ -246,7 +246,9 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
     else:
         windows = [tokenizer.encode(line).ids[:longest] for line in content.splitlines() if line.strip()]
         windows = windows[: max(1, TOKENS // longest)]
-    windows = [window for window in windows if len(window) > int(stream)]  # a decoder needs a next token
+    allowed = sizes_of(graphs).get(str(ids.dims[-1]), Size(min=1 + stream))  # a decoder needs a next token
+    windows = [window[: len(window) // allowed.multiple_of * allowed.multiple_of] for window in windows]
+    windows = [window for window in windows if allowed.allows(len(window))]
     if not windows:
         raise ArtifactError("too few tokens to compare on", text or SAMPLE, "give a longer text")
     if ids.upper is not None and max(map(max, windows)) >= ids.upper:

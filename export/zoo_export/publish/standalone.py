@@ -111,7 +111,7 @@ def _compare(export: Export, copies: dict[str, Path]) -> None:
     graphs = stored.spec.graphs
     fixed = fixed_sizes(next(iter(export.read().values())))
     point = Point(fixed.get("batch", 2), fixed.get("sequence", 5), 0, "none")
-    feeds = make_feeds(graphs, point, 0, 64)
+    feeds = make_feeds(graphs, point, 0, 64, fixed=fixed)
     originals = {name: stored.path / file for name, file in export.graph_files.items()}
     wanted, found = (
         run_pipeline(

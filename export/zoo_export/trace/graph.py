@@ -31,18 +31,17 @@ from onnxscript import opset23 as op
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Graph, Size, TensorSpec, dim_names, dim_size, sizes_of
 from zoo.errors import ParityError, PluginError
 from zoo.models import create, dtypes, persist
 from zoo.models.tensors import tensor_groups
 from zoo.probe.dtypes import numpy_dtype
-from zoo.probe.inputs import DEFAULT_MAX
 from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
 from zoo_export.graph.rewriting import simplify
 from zoo_export.trace.functions import cut_functions
-from zoo_export.trace.guards import Branches
+from zoo_export.trace.guards import Branches, Traced, check_outputs
 from zoo_export.trace.outline import Outline
 from zoo_export.trace.recurrent import RecurrentLayers
 
@@ -99,7 +98,7 @@ class _UntraceableError(PluginError):
 def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: bool) -> tuple[ir.Model, str | None]:
     """Trace a graph; return it, and the reason if repeated modules did not become functions."""
     inputs, outputs = graph.input_tensors(), graph.output_tensors()
-    sizes = dict(zip(graph.dim_names(), _example_sizes(), strict=False))
+    sizes = _example_sizes(graph, sizes_of(spec.graphs))
     real = dtypes.torch_dtype(dtype)
     model_on_meta = create.build_on_meta(spec, dtype)
     stored_names = {name: first for first, (_, names) in tensor_groups(model_on_meta).items() for name in names}
@@ -151,9 +150,11 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             cut_functions(model, outline, _simplify)
     except Exception as error:
         raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
-    longest = int(getattr(spec.config, "max_seq_len", DEFAULT_MAX))
-    shapes = [node.meta["val"].shape for node in _inputs(program)]
-    branches.check(list(zip(kept, shapes, strict=True)), graph, longest)
+    allowed = _allowed_sizes(spec, graph)
+    given = _shapes(program, kept, program.graph_signature.user_inputs)
+    branches.check(given, graph, allowed)
+    returned = [outputs[number] for number in outline.kept_outputs]
+    check_outputs(given, _shapes(program, returned, program.graph_signature.user_outputs), graph, allowed)
     _simplify(model)
     _declare(model, inputs, outputs, ir.DataType.from_numpy(numpy_dtype(dtype)))
     for name, value in model.graph.initializers.items():
@@ -167,16 +168,36 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
     return model, outline.unfit
 
 
-def _inputs(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """Return the nodes of the inputs of a program, without those of its weights."""
-    names = program.graph_signature.user_inputs
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return [nodes[str(name)] for name in names]
+def _shapes(program: torch.export.ExportedProgram, tensors: Sequence[TensorSpec], names: Sequence[Any]) -> Traced:
+    """Return tensors with the symbolic shapes of the first values of a program, given the names of the values."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    return [(tensor, nodes[name].meta["val"].shape) for tensor, name in zip(tensors, names, strict=False)]
 
 
-def _example_sizes() -> Iterator[int]:
-    """Yield distinct odd primes as sizes of named dimensions, so that the tracer does not identify two of them."""
-    return (size for size in itertools.count(3) if all(size % divisor for divisor in range(2, size)))
+def _example_sizes(graph: Graph, declared: Mapping[str, Size]) -> dict[str, int]:
+    """Return sizes of the named dimensions, multiples of odd primes, so that the tracer takes no two for the same."""
+    dims = {dim for tensor in (*graph.input_tensors(), *graph.output_tensors()) for dim in tensor.dims}
+    sizes: dict[str, int] = {}
+    for name in graph.dim_names():
+        allowed = declared.get(name, Size())
+        for prime in _odd_primes():
+            sizes[name] = allowed.nearest(prime * allowed.multiple_of)
+            known = [dim_size(dim, sizes) for dim in dims if dim_names(dim) and sizes.keys() >= {*dim_names(dim)}]
+            distinct = min(known, default=3) > 2 and len({*known}) == len(known)
+            if distinct or sizes[name] < prime * allowed.multiple_of:  # beyond the largest size
+                break
+    return sizes
+
+
+def _odd_primes() -> Iterator[int]:
+    return (number for number in itertools.count(3) if all(number % divisor for divisor in range(2, number)))
+
+
+def _allowed_sizes(spec: ModelSpec, graph: Graph) -> dict[str, Size]:
+    """Return the sizes of each named dimension at which the graph must be right."""
+    length = Size(max=getattr(spec.config, "max_seq_len", None))
+    sizes = {name: Size() if name == "batch" else length for name in graph.dim_names()}
+    return sizes | {name: size for name, size in sizes_of(spec.graphs).items() if name in sizes}
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -22,10 +22,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from zoo.contract import Graph, TensorSpec, dim_size
+from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names, dim_size
 from zoo.errors import ParityError
 
-__all__ = ["Branches"]
+__all__ = ["Branches", "Traced", "check_outputs"]
+
+Traced = Sequence[tuple[TensorSpec, Sequence[Any]]]
+"""Tensors with their symbolic shapes."""
 
 _TORCH = str(Path(torch.__file__).parent)
 _SYMBOLIC = (torch.__file__, f"{_TORCH}/fx/experimental/", __file__)
@@ -68,7 +71,7 @@ class Branches:
         finally:
             ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
 
-    def check(self, inputs: Sequence[tuple[TensorSpec, Sequence[Any]]], graph: Graph, longest: int) -> None:
+    def check(self, inputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> None:
         """Check that every decision is the same at all declared sizes of 2 or more.
 
         Sizes of 0 and 1 are left to the comparison, because the tracer never assumes them.
@@ -76,36 +79,88 @@ class Branches:
         Args:
             inputs: the traced inputs, each with its symbolic shape.
             graph: the declared graph.
-            longest: the largest total length of a row.
+            allowed: the sizes that each named dimension may have. With a past, those of ``sequence`` limit the total.
 
         Raises:
             ParityError: a decision depends on a size that is declared free.
         """
-        dims: dict[sympy.Symbol, Any] = {}
-        for tensor, shape in inputs:
-            for dim, size in zip(tensor.dims, shape, strict=True):
-                expression = size.node.expr if isinstance(size, torch.SymInt) else None
-                if isinstance(expression, sympy.Symbol):
-                    dims.setdefault(expression, dim)
+        dims = _dims(inputs)
         for branch in dict.fromkeys(self._branches):
             assert self._environment is not None
             condition = self._environment.replace(branch.condition)
-            symbols = sorted((item for item in condition.free_symbols if item in dims), key=str)
-            used = {part.strip() for symbol in symbols for part in str(dims[symbol]).split("+")}
-            names = [name for name in graph.dim_names() if name in used]
-            for sizes in _sizes(names, graph, longest, _constants(condition)):
-                values = {symbol: dim_size(dims[symbol], sizes) for symbol in symbols}
-                if min(values.values(), default=2) < 2 or len(values) < len(condition.free_symbols):
-                    continue
-                if bool(sympy_interp(PythonReferenceAnalysis, values, condition)) != branch.outcome:
-                    text = condition.xreplace({symbol: sympy.Symbol(f"({dims[symbol]})") for symbol in symbols})
-                    where = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            for sizes, outcome in _values(condition, dims, graph, allowed):
+                if bool(outcome) != branch.outcome:
+                    text = condition.xreplace({symbol: sympy.Symbol(f"({dim})") for symbol, dim in dims.items()})
                     raise ParityError(
                         f"the model branches on a size that is declared free: {text} is assumed to be "
-                        f"{str(branch.outcome).lower()}, which is wrong for {where}",
+                        f"{str(branch.outcome).lower()}, which is wrong for {_words(sizes)}",
                         branch.place,
                         "select with torch.where, or declare the size",
                     )
+
+
+def check_outputs(inputs: Traced, outputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> None:
+    """Check that the traced outputs have the declared dimensions at all declared sizes of 2 or more.
+
+    Args:
+        inputs: the traced inputs, each with its symbolic shape.
+        outputs: the same of the outputs.
+        graph: the declared graph.
+        allowed: the sizes that each named dimension may have.
+
+    Raises:
+        ParityError: an output has another size than it declares.
+    """
+    dims = _dims(inputs)
+    seen: set[tuple[Dim, sympy.Basic]] = set()
+    for tensor, shape in outputs:
+        if len(shape) != len(tensor.dims):
+            raise ParityError(f"{tensor.name} has {len(shape)} dimensions, but declares {len(tensor.dims)}", graph.name)
+        for dim, size in zip(tensor.dims, shape, strict=True):
+            found = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+            if (dim, found) in seen or not allowed.keys() >= {*dim_names(dim)}:
+                continue  # a name that no input has is reported by the comparison
+            seen.add((dim, found))
+            for sizes, value in _values(found, dims, graph, allowed, dim):
+                if value != dim_size(dim, sizes):
+                    what = f"{tensor.name} declares the size {dim}, but has the size {value} for {_words(sizes)}"
+                    raise ParityError(what, f"graph {graph.name}")
+
+
+def _dims(inputs: Traced) -> dict[sympy.Symbol, Dim]:
+    """Return the declared dimension of each symbol that is a size of an input."""
+    dims: dict[sympy.Symbol, Dim] = {}
+    for tensor, shape in inputs:
+        for dim, size in zip(tensor.dims, shape, strict=True):
+            expression = size.node.expr if isinstance(size, torch.SymInt) else None
+            if isinstance(expression, sympy.Symbol):
+                dims.setdefault(expression, dim)
+    return dims
+
+
+def _values(
+    expression: sympy.Basic,
+    dims: Mapping[sympy.Symbol, Dim],
+    graph: Graph,
+    allowed: Mapping[str, Size],
+    dim: Dim = 1,
+) -> Iterator[tuple[Mapping[str, int], Any]]:
+    """Yield declared sizes, and the value of an expression there; nothing if it depends on more than sizes.
+
+    The sizes are those of the names in the expression and in ``dim``.
+    """
+    symbols = sorted((item for item in expression.free_symbols if item in dims), key=str)
+    used = {name for item in (dim, *(dims[symbol] for symbol in symbols)) for name in dim_names(item)}
+    names = [name for name in graph.dim_names() if name in used]
+    if len(symbols) == len(expression.free_symbols):
+        for sizes in _sizes(names, graph, allowed, _constants(expression)):
+            values = {symbol: dim_size(dims[symbol], sizes) for symbol in symbols}
+            if min(values.values(), default=2) >= 2:
+                yield sizes, sympy_interp(PythonReferenceAnalysis, values, expression)
+
+
+def _words(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "every input"
 
 
 def _place_of_decision() -> str | None:
@@ -126,13 +181,23 @@ def _constants(condition: sympy.Basic) -> set[int]:
     return {abs(int(number)) for number in condition.atoms(sympy.Integer)}
 
 
-def _sizes(names: Sequence[str], graph: Graph, longest: int, constants: set[int]) -> Iterator[Mapping[str, int]]:
+def _sizes(
+    names: Sequence[str], graph: Graph, allowed: Mapping[str, Size], constants: set[int]
+) -> Iterator[Mapping[str, int]]:
     """Yield sizes of the named dimensions, small ones first."""
-    near = {size + change for size in (*constants, longest, longest // 2) for change in (-1, 0, 1)}
-    sums = {first + second for first, second in itertools.combinations(constants, 2)}
-    values = sorted(size for size in {*_SMALL, *near, *sums} if 0 <= size <= longest)
     past = graph.past.length if graph.past else None
-    for chosen in sorted(itertools.product(values, repeat=len(names)), key=lambda sizes: (math.prod(sizes), sizes)):
+    values = [[0] * (name == past) + _near(allowed[name], constants) for name in names]
+    longest = allowed["sequence"].max if past else None
+    for chosen in sorted(itertools.product(*values), key=lambda sizes: (math.prod(sizes), sizes)):
         sizes = dict(zip(names, chosen, strict=True))
-        if sizes.get("sequence", 1) + (sizes.get(past, 0) if past else 0) <= longest:
+        if past is None or longest is None or sizes.get("sequence", 1) + sizes.get(past, 0) <= longest:
             yield sizes
+
+
+def _near(size: Size, constants: set[int]) -> list[int]:
+    """Return allowed sizes: small ones, and those near the limits, the constants of a condition and their sums."""
+    limits = () if size.max is None else (size.max // 2, size.max)
+    near = {number + change for number in (*constants, *limits) for change in (-1, 0, 1)}
+    sums = {first + second for first, second in itertools.combinations(constants, 2)}
+    small = {size.min + step * size.multiple_of for step in _SMALL}
+    return sorted({size.nearest(number) for number in near | sums | small})

@@ -11,7 +11,7 @@ from zoo import memo
 from zoo.artifact import ATTENTIONS, PROFILES, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
-from zoo.contract import Graph
+from zoo.contract import Graph, Size, sizes_of
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
 from zoo_export.graph.file import link
@@ -125,6 +125,9 @@ def _check_fixed(spec: ModelSpec, sizes: Mapping[str, int]) -> None:
         if name != "batch" and any(graph.past for graph in spec.graphs):
             what = f"{name} cannot be fixed: the calls that generate a text differ in length"
             raise UsageError(what, argument("fix"), "fix batch alone")
+        declared = sizes_of(spec.graphs).get(name, Size())
+        if not declared.allows(size):
+            raise UsageError(f"{name} must be {declared}", argument("fix", f"{name}={size}"))
         positions = getattr(spec.config, "max_seq_len", size)
         if name != "batch" and size > positions:
             raise UsageError(f"the model has {positions} positions", argument("fix", f"{name}={size}"))

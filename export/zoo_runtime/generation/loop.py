@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zoo.artifact import LOOP
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.errors import ArtifactError, UsageError, Wording
 from zoo.probe.pipeline import decoder_inputs, token_input
 from zoo.registry import ModelSpec
@@ -63,7 +63,7 @@ def plan_loop(spec: ModelSpec) -> LoopPlan:
     constants = tuple(t for t in decoder.input_tensors() if t.name not in {ids, mask, *past})
     moving = {"sequence", decoder.past.length}
     for tensor in constants:
-        if any(isinstance(dim, str) and moving & {part.strip() for part in dim.split("+")} for dim in tensor.dims):
+        if any(moving & set(dim_names(dim)) for dim in tensor.dims):
             raise UsageError(f"a loop cannot extend the input {tensor.name!r} of {spec.name}", _LOOP)
     end = getattr(spec.config, "eos_token_id", None)
     start = getattr(spec.config, "decoder_start_token_id", None) if earlier else None

@@ -1,0 +1,108 @@
+"""Dimensions of declared graphs: syntax, sizes, and what a graph may declare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zoo
+from zoo.contract import dim_names, dim_size, fit_sizes, sizes_of
+
+MELS = zoo.floats("mels", "batch", "frames", 8)
+PAST = zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=2, head_dim=4)
+
+
+@pytest.mark.parametrize(
+    ("dim", "expected", "names"),
+    [
+        ("frames // 4", lambda frames, text: frames // 4, ("frames",)),
+        ("frames // 4 + 1", lambda frames, text: frames // 4 + 1, ("frames",)),
+        ("(frames + 3) // 4", lambda frames, text: -(-frames // 4), ("frames",)),
+        ("text + frames // 2 // 2 + text", lambda frames, text: 2 * text + frames // 4, ("text", "frames")),
+        (64, lambda frames, text: 64, ()),
+    ],
+)
+@given(frames=st.integers(0, 10**6), text=st.integers(0, 10**6))
+def test_size_of_a_dimension(dim: Any, expected: Any, names: tuple[str, ...], frames: int, text: int) -> None:
+    assert dim_size(dim, {"frames": frames, "text": text}) == expected(frames, text)
+    assert dim_names(dim) == names
+
+
+@pytest.mark.parametrize(
+    "dim",
+    ["frames / 4", "frames // 0", "frames // text", "frames - 1", "4 * frames", "4", "", "a b", "1 // a", "f(x)",
+     "a.b", "a + 1.5", "a + True", "a\n+ b"],
+)  # fmt: skip
+def test_malformed_dimension_is_one_line(dim: str) -> None:
+    for make in (
+        zoo.floats,
+        lambda _, length: zoo.KeyValues(name="x", num_layers=1, num_heads=1, head_dim=1, length=length),
+    ):
+        with pytest.raises(ValueError, match=r"bad dimension .* write a number, a name, or a sum or quotient") as error:
+            make("x", dim)
+        assert "\n" not in str(error.value)
+
+
+def test_equal_dimensions_are_equal_strings() -> None:
+    assert zoo.floats("x", "past_sequence+sequence", "((frames+3)//4)").dims == (
+        "past_sequence + sequence",
+        "(frames + 3) // 4",
+    )
+
+
+def test_a_quotient_counts_as_its_name() -> None:
+    graph = zoo.Graph(inputs=(zoo.floats("x", "batch", "frames // 4", "height + frames"),), outputs=(MELS,))
+    assert graph.dim_names() == ("batch", "frames", "height")
+
+
+@given(st.integers(1, 50), st.none() | st.integers(1, 200), st.integers(1, 20), st.integers(-5, 300))
+def test_nearest_size_is_allowed(least: int, most: int | None, multiple: int, wanted: int) -> None:
+    allowed = [size for size in range(1, 400) if least <= size <= (most or 400) and size % multiple == 0]
+    if not allowed:
+        with pytest.raises(ValueError, match="no size is from"):
+            zoo.Size(min=least, max=most, multiple_of=multiple)
+        return
+    size = zoo.Size(min=least, max=most, multiple_of=multiple)
+    assert [number for number in range(1, 400) if size.allows(number)] == allowed
+    assert size.nearest(wanted) == next((number for number in allowed if number >= wanted), allowed[-1])
+
+
+@pytest.mark.parametrize("field", ["min", "max", "multiple_of"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
+def test_malformed_size(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} of a size must be a positive integer, got"):
+        zoo.Size(**{field: value})
+
+
+def test_sizes_of_several_graphs() -> None:
+    graphs = [
+        zoo.Graph(inputs=(MELS,), outputs=(MELS,), sizes={"frames": zoo.Size(multiple_of=4)}),
+        zoo.Graph(inputs=(zoo.token_ids("ids", 9, length="text"),), outputs=(MELS,), sizes={"text": zoo.Size(max=5)}),
+    ]
+    assert sizes_of(graphs) == {"frames": zoo.Size(multiple_of=4), "text": zoo.Size(max=5)}
+    assert fit_sizes(graphs, {"batch": 3, "frames": 9, "text": 9}) == {"batch": 3, "frames": 12, "text": 5}
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"sizes": {"batch": zoo.Size(max=8)}}, "sizes of 'batch', which must be free"),
+        ({"sizes": {"length": zoo.Size(max=8)}}, "sizes of 'length', which is no dimension of its inputs"),
+        ({"past": PAST, "sizes": {"past_sequence": zoo.Size(max=8)}}, "which must be free"),
+        ({"past": PAST, "sizes": {"sequence": zoo.Size(multiple_of=2)}}, "which must be free"),
+        ({"past": PAST, "outputs": (zoo.floats("y", "batch", "sequence // 2"),)}, "cannot have the length"),
+        ({"past": zoo.KeyValues(name="p", num_layers=1, num_heads=1, head_dim=1, length="frames // 2")}, "be a name"),
+        ({"inputs": (MELS, zoo.mask("m", length="frames // 4"))}, "m of graph 'model' cannot have the length"),
+        (
+            {"inputs": (MELS, zoo.mask("m", length="frames")), "outputs": (zoo.floats("y", "batch", "frames // 4"),)},
+            "y of graph 'model' has the length 'frames // 4', so padding must be on the right",
+        ),
+    ],
+)
+def test_unsupported_declaration(declared: dict[str, Any], said: str) -> None:
+    inputs = (zoo.token_ids("ids", 9), MELS)
+    with pytest.raises(ValueError, match=said):
+        zoo.Graph(**{"inputs": inputs, "outputs": (MELS,), **declared})
