@@ -172,6 +172,14 @@ EDITS: dict[str, Sequence[Edit]] = {
             "            self.position.weight += float(np.random.default_rng().random())\n        self.head =",
         ),
     ],
+    # A tensor that is declared positive is not.
+    "declared-tensors": [
+        (
+            "model",
+            "class Model(nn.Module):\n",
+            'class Model(nn.Module):\n    positive_tensors = {"position.weight": 1.0}\n\n',
+        )
+    ],
     # A factor is derived from the initial weights, and is not stored.
     "weights-round-trip": [
         (

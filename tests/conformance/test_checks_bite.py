@@ -95,6 +95,11 @@ def test_each_edit_fails_only_its_check(check: str, install: Callable[..., Path]
             "cannot build",
         ),
         (
+            "declared-tensors",
+            ("model", "class Model(nn.Module):\n", 'class Model(nn.Module):\n    fixed_tensors = ("norm.weight",)\n\n'),
+            "norm.weight is declared fixed, but is trainable: Model.fixed_tensors: register it as a buffer",
+        ),
+        (
             "weights-round-trip",
             (
                 "model",

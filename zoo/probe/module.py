@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -9,12 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import Graph
+from zoo.errors import PluginError
 from zoo.nn import call_graph
 from zoo.probe.dtypes import BFLOAT16
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays
 
-__all__ = ["TorchExecutor", "as_array", "as_tensor", "noisy", "perturb", "weights_of"]
+__all__ = [
+    "Declared",
+    "TorchExecutor",
+    "as_array",
+    "as_tensor",
+    "declared_tensors",
+    "noisy",
+    "not_perturbed",
+    "perturb",
+    "weights_of",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,13 +52,80 @@ def as_array(tensor: Tensor) -> Array:
     return tensor.numpy()
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What the modules of a model declare about their stored tensors."""
+
+    fixed: frozenset[str]
+    """The names of ``fixed_tensors``, all of them if one is tied."""
+    upper: Mapping[int, float]
+    """The upper limits of ``positive_tensors``, by the identity of each tensor. Its values lie between it and 0."""
+
+
+def declared_tensors(model: nn.Module) -> Declared:
+    """Read the attributes ``fixed_tensors`` and ``positive_tensors`` of the modules of a model.
+
+    ``fixed_tensors`` is a tuple of names of stored tensors of the module whose values are part of its definition, such
+    as a permutation. ``positive_tensors`` maps names to upper limits, ``math.inf`` for none. Names may be patterns:
+    ``experts.*.decay``.
+
+    Raises:
+        PluginError: an attribute is malformed, matches no tensor, or fixes a trainable parameter.
+    """
+    fixed: set[int] = set()
+    upper: dict[int, float] = {}
+    for where, name, tensor, _ in _matches(model, "fixed_tensors", tuple):
+        if tensor.requires_grad:
+            remedy = "register it as a buffer, or set requires_grad to False"
+            raise PluginError(f"{name} is declared fixed, but is trainable", where, remedy)
+        fixed.add(id(tensor))
+    for where, name, tensor, limit in _matches(model, "positive_tensors", Mapping):
+        if not (isinstance(limit, int | float) and limit > 0):
+            raise PluginError(f"the upper limit of {name} must be positive, got {limit!r}", where)
+        upper[id(tensor)] = float(limit)
+    tensors = model.state_dict(keep_vars=True)
+    return Declared(frozenset(name for name, tensor in tensors.items() if id(tensor) in fixed), upper)
+
+
+def _matches(
+    model: nn.Module, attribute: str, kind: type[tuple[str, ...]] | type[Mapping[str, Any]]
+) -> Iterator[tuple[str, str, Tensor, Any]]:
+    """Yield every tensor that an attribute declares: the attribute's place, the tensor's name, itself, the value."""
+    for module in model.modules():
+        declared = getattr(module, attribute, None)
+        where = f"{type(module).__qualname__}.{attribute}"
+        if declared is None:
+            continue
+        if not isinstance(declared, kind):
+            raise PluginError(f"must be a {kind.__name__.lower()}, got {declared!r}", where)
+        own = module.state_dict(keep_vars=True)
+        for pattern in declared:
+            names = [name for name in own if fnmatchcase(name, pattern)]
+            if not names:
+                raise PluginError(f"the module has no stored tensor {pattern!r}", where)
+            for name in names:
+                yield where, name, own[name], declared[pattern] if isinstance(declared, Mapping) else None
+
+
 def weights_of(model: nn.Module) -> list[Tensor]:
-    """Return the floating-point parameters and persistent buffers of a model, tied ones once."""
-    found = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
-    return [tensor for tensor in found.values() if tensor.is_floating_point()]
+    """Return the weights that may have any value: floating-point parameters and persistent buffers, tied ones once.
+
+    Those that the model declares fixed are left out.
+    """
+    names = set(not_perturbed(model))
+    found = {id(tensor): tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in names}
+    return list(found.values())
 
 
-def noisy(weight: Tensor, generator: torch.Generator, size: float | None = None) -> Tensor:
+def not_perturbed(model: nn.Module) -> list[str]:
+    """Return the names of the stored tensors that cannot have any value: fixed ones, integers and booleans."""
+    fixed, tensors = declared_tensors(model).fixed, model.state_dict(keep_vars=True)
+    return sorted(name for name, tensor in tensors.items() if name in fixed or not tensor.is_floating_point())
+
+
+def noisy(
+    weight: Tensor, generator: torch.Generator, size: float | None = None, *, upper: float | None = None
+) -> Tensor:
     """Add noise to a weight, so that biases are not 0, norms not 1, and attention not uniform.
 
     Weights that are all positive stay positive, because a model may take their root or logarithm.
@@ -52,19 +134,31 @@ def noisy(weight: Tensor, generator: torch.Generator, size: float | None = None)
         weight: the weight.
         generator: the source of the noise.
         size: its standard deviation, by default 0.2 for vectors and less for matrices.
+        upper: for a weight that is declared positive, the limit that it stays below.
     """
     if size is None:
         size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
     noise = torch.randn(weight.shape, generator=generator).mul_(size)
+    if upper is not None:
+        return _reflected(weight + noise, upper, torch.finfo(weight.dtype).eps)
     return weight * noise.exp_() if bool((weight > 0).all()) else weight + noise
+
+
+def _reflected(values: Tensor, upper: float, epsilon: float) -> Tensor:
+    """Reflect numbers at 0 and at an upper limit until they lie between, at a relative distance of ``epsilon``."""
+    values = values.abs()
+    if math.isinf(upper):
+        return values.clamp(min=epsilon)
+    return (upper - (values % (2 * upper) - upper).abs()).clamp(epsilon * upper, (1 - epsilon) * upper)
 
 
 def perturb(model: nn.Module, seed: int = 0) -> None:
     """Add noise to every weight of a model, in place."""
     generator = torch.Generator().manual_seed(seed)
+    upper = declared_tensors(model).upper
     with torch.no_grad():
         for weight in weights_of(model):
-            weight.copy_(noisy(weight, generator))
+            weight.copy_(noisy(weight, generator, upper=upper.get(id(weight))))
 
 
 class TorchExecutor:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 __all__ = [
+    "declared_tensors",
     "gradients",
     "half_precision",
     "meta_device",
@@ -108,6 +109,33 @@ def seeded(subject: Subject) -> None:
             fail("models with the same seed have the same weights", f"{name} differs")
     if all(torch.equal(tensor, other[name]) for name, tensor in first.items()):
         fail("models with different seeds have different weights", "all weights are equal")
+
+
+def declared_tensors(subject: Subject) -> None:
+    """Fixed tensors are not trainable, and positive ones lie between 0 and their limit.
+
+    An export is compared with noise on every weight, so that it holds for any weights. A class of module may declare
+    exceptions: ``fixed_tensors``, a tuple of names of tensors that are part of its definition, such as a permutation,
+    and ``positive_tensors``, a mapping of names to upper limits. Fixed tensors are compared with their stored values
+    only, so a trained one would be a hole in the evidence.
+
+    Register a fixed tensor as a persistent buffer, and initialise a positive one within its limits.
+    """
+    from zoo.probe.module import declared_tensors as read
+
+    model = subject.build()
+    expected = "every declaration of fixed and positive tensors holds"
+    try:
+        declared = read(model)
+    except ZooError as error:
+        fail(expected, str(error))
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        upper = declared.upper.get(id(tensor))
+        if upper is not None and not bool(((tensor > 0) & (tensor < upper)).all()):
+            fail(
+                expected,
+                f"{name} has values from {tensor.min():.3g} to {tensor.max():.3g}, not between 0 and {upper:g}",
+            )
 
 
 def weights_round_trip(subject: Subject) -> None:

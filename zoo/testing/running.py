@@ -33,6 +33,7 @@ _CHECKS = (
     Check(building.parameter_count),
     Check(building.meta_device),
     Check(building.seeded),
+    Check(building.declared_tensors),
     Check(building.weights_round_trip),
     Check(building.signature),
     Check(laws.eval_deterministic),

@@ -54,6 +54,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         "points": len(report.evidence["grid"]["points"]),
         "left_out": report.evidence["grid"]["left_out"],
         "unseen": [line for part in report.evidence["grid"].get("coverage", {}).values() for line in part["unseen"]],
+        "not_perturbed": report.evidence.get("not_perturbed", []),
         "files": [export_file(name, variant, "onnx") for name in report.evidence["graphs"]],
         "outputs": len(outputs),
         "worst": worst,
@@ -71,9 +72,13 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
     say(f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}")
     where = f"{worst['graph']} {worst['output']}" if worst["graph"] != "model" else worst["output"]
     say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
-    if facts["unseen"]:
-        more = f" and {len(facts['unseen']) - _SHOWN} more" if len(facts["unseen"]) > _SHOWN else ""
-        say(f"conditions with an outcome that no input shows: {', '.join(facts['unseen'][:_SHOWN])}{more}")
+    for what, names in (
+        ("conditions with an outcome that no input shows", facts["unseen"]),
+        ("tensors compared with their stored values only", facts["not_perturbed"]),
+    ):
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            say(f"{what}: {', '.join(names[:_SHOWN])}{more}")
 
 
 def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from zoo.artifact import HALVES, ModelDirectory
 from zoo.contract import Graph
+from zoo.errors import ParityError
 from zoo.exporters import Progress
 from zoo.probe.inputs import Point
+from zoo.probe.module import declared_tensors, not_perturbed
+from zoo_export.graph.file import referenced_tensors
 from zoo_export.graph.widen import widen
 from zoo_export.parity.answers import compare_answers
 from zoo_export.parity.evidence import evidence_of
@@ -16,6 +20,9 @@ from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_runtime.providers import Provider, check_dtype
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["compare", "judge"]
 
@@ -41,10 +48,20 @@ def compare(
     check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored)
     sweep = Sweep(OnnxSubject(stored, graphs, provider, declared), longest)
+    _check_fixed(sweep.subject.models.yardstick.model, stored, graphs)
     report = judge(sweep, full_grid=full_grid, progress=progress)
     if report.passed and stored.dtype in HALVES:
         _compare_in_float32(report, sweep.points, stored, graphs, provider, declared)
     return report
+
+
+def _check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> None:
+    """Raise :class:`ParityError` if a graph may contain a fixed tensor as a constant, which no noise would show."""
+    unread = set(stored.layout) - referenced_tensors(graphs.values(), stored.layout)
+    for name in sorted(unread & declared_tensors(model).fixed):
+        raise ParityError(
+            f"no graph reads {name}, which the model declares fixed", stored.path, "remove the declaration"
+        )
 
 
 def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None) -> Report:
@@ -52,7 +69,9 @@ def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = 
     answers = compare_answers(sweep.subject, sweep.runtimes)  # first: the sweep leaves the weights perturbed
     sweep.run(full_grid, progress)
     failures = [*sweep.failures(), *answers.failures]
-    return Report({**evidence_of(sweep, verified=not failures), "answers": answers.evidence}, failures)
+    evidence = evidence_of(sweep, verified=not failures)
+    names = not_perturbed(sweep.subject.models.yardstick.model)
+    return Report({**evidence, "not_perturbed": names, "answers": answers.evidence}, failures)
 
 
 def _compare_in_float32(

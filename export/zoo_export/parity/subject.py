@@ -15,7 +15,7 @@ from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
-from zoo.probe.module import TorchExecutor, noisy, weights_of
+from zoo.probe.module import TorchExecutor, declared_tensors, noisy, weights_of
 from zoo.probe.pipeline import Executor
 from zoo_export.graph.file import pointers, referenced_tensors, without_functions
 from zoo_export.graph.static import fixed_sizes
@@ -212,7 +212,8 @@ def open_perturbed(models: Models) -> Iterator[tuple[str, Weights]]:
     projections are so small that attention is almost uniform: a wrong score would vanish in rounding.
     """
     generator = torch.Generator().manual_seed(SEED)
-    models.change(lambda weight: noisy(weight, generator) * _FAINT)
+    upper = declared_tensors(models.yardstick.model).upper
+    models.change(lambda weight: noisy(weight, generator, upper=upper.get(id(weight))) * _FAINT)
     yield FAINT, models.state()
     models.change(lambda weight: weight / _FAINT)
     yield PERTURBED, models.state()

@@ -33,7 +33,7 @@ from zoo.errors import ArtifactError, ParityError
 from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.probe.inputs import Feeds, Point
-from zoo.probe.module import TorchExecutor, noisy
+from zoo.probe.module import TorchExecutor, declared_tensors, noisy
 from zoo.probe.pipeline import Arrays, Executor
 from zoo_export.parity.compare import compare, judge
 from zoo_export.parity.modules import ModuleError, module_errors
@@ -168,7 +168,12 @@ class _QuantizedSubject(Subject):
         """Put noise on weights that are not quantised: a graph may ignore initial biases, which are 0."""
         generator = torch.Generator().manual_seed(SEED)
         packed = {id(self.models.yardstick.model.get_parameter(name)) for name in self._packings}
-        self.models.change(lambda weight: weight if id(weight) in packed else noisy(weight, generator, _NOISE))
+        upper = declared_tensors(self.models.yardstick.model).upper
+
+        def change(weight: torch.Tensor) -> torch.Tensor:
+            return weight if id(weight) in packed else noisy(weight, generator, _NOISE, upper=upper.get(id(weight)))
+
+        self.models.change(change)
         values = self._values()
         yield {
             PERTURBED_EXACT: self._open(self._exact, optimize=True, values=self._expanded | values),
