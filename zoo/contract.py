@@ -46,12 +46,14 @@ quotient rounded down, such as ``frames // 4`` or ``(frames + 3) // 4``, is a di
 
 
 def dim_size(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """Return the size of ``dim``, given the size of each named dimension.
+    """Return the size of ``dim``, given the size of each named dimension, or its own.
 
-    >>> dim_size("frames // 4 + 1", {"frames": 11})
-    3
+    >>> dim_size("frames // 4 + 1", {"frames": 11}), dim_size("frames // 4", {"frames // 4": 2})
+    (3, 2)
     """
-    return dim if isinstance(dim, int) else _evaluate(_parse(dim), sizes)
+    if isinstance(dim, int):
+        return dim
+    return sizes[dim] if dim in sizes else _evaluate(_parse(dim), sizes)
 
 
 def dim_names(dim: Dim) -> tuple[str, ...]:

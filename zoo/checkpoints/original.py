@@ -19,7 +19,7 @@ from zoo.artifact.weights import dtype_name
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
-from zoo.contract import TensorSpec
+from zoo.contract import TensorSpec, dim_names
 from zoo.errors import ParityError, UsageError
 from zoo.models import create, persist
 from zoo.registry import ModelSpec
@@ -324,7 +324,7 @@ def _counted(config: Config, feeds: Mapping[str, Tensor], output: TensorSpec) ->
     """Return an index that selects the part of an output that is not padding."""
     for graph in config.graphs():
         for mask in graph.input_tensors():
-            along = mask.is_mask and len(mask.dims) == 2 and str(mask.dims[1]).split(" + ")[-1] in output.dims[1:2]
+            along = mask.is_mask and len(mask.dims) == 2 and dim_names(mask.dims[1])[-1] in output.dims[1:2]
             if along and mask.name in feeds:
                 return feeds[mask.name].bool()
     return ...

@@ -16,11 +16,12 @@ __all__ = ["check_shape", "valid_positions"]
 
 def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
     """Raise :class:`ParityError` unless an output has its declared dimensions, which those of the inputs determine."""
-    sizes: dict[Dim, int] = {
+    sizes = {
         dim: feeds[item.name].shape[axis]
         for item in graph.input_tensors()
         if item.name in feeds
         for axis, dim in enumerate(item.dims)
+        if isinstance(dim, str)
     }
     sizes["batch"] = point.batch
     if graph.past:
@@ -39,12 +40,10 @@ def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds:
         )
 
 
-def _size(dim: Dim, sizes: Mapping[Dim, int]) -> int | None:
+def _size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
     """Return the size of a dimension, or None if it does not follow from the inputs."""
-    if dim in sizes:
-        return sizes[dim]
     try:
-        return dim_size(dim, {name: size for name, size in sizes.items() if isinstance(name, str)})
+        return dim_size(dim, sizes)
     except KeyError:
         return None
 

@@ -224,3 +224,88 @@ def test_export_of_one_number_of_frames(build: Build, zoo: Zoo) -> None:
     assert zoo("export", "model", "--onnx", "--fix", "frames=42").status == 0
     graph = onnx.load("model/model.onnx", load_external_data=False).graph
     assert [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim] == [0, 10, 16]
+
+
+SPEECH = {
+    "{module}_config.py": """
+from dataclasses import dataclass
+
+import zoo
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConfig(zoo.Config):
+    task = "text-generation"
+    hidden_size: int = 16
+    vocab_size: int = 50
+    max_seq_len: int = 24
+
+    def graphs(self):
+        hidden = zoo.floats("hidden", "batch", "frames // 4", self.hidden_size)
+        return (
+            zoo.Graph(
+                name="encoder", method="encode", inputs=(zoo.floats("mels", "batch", "frames", 8),),
+                outputs=(hidden,), sizes={"frames": zoo.Size(min=8, max=90)},
+            ),
+            zoo.Graph(
+                name="decoder", method="decode", inputs=(zoo.token_ids("decoder_input_ids", self.vocab_size), hidden),
+                outputs=(zoo.floats("logits", "batch", "sequence", self.vocab_size),),
+                attentions=zoo.attentions(1, 2, keys="past_sequence + sequence")
+                + zoo.attentions(1, 2, keys="frames // 4", name="cross_attentions"),
+                past=zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=2, head_dim=8),
+            ),
+        )
+""",
+    "{module}_model.py": """
+from torch import nn
+
+from zoo.nn import MultiHeadAttention, build_mask
+
+
+class Speech(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.listen = nn.Conv1d(8, c.hidden_size, 4, stride=4)
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.attention = MultiHeadAttention(c.hidden_size, 2)
+        self.cross = MultiHeadAttention(c.hidden_size, 2)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size)
+
+    def encode(self, mels):
+        return self.listen(mels.transpose(1, 2)).transpose(1, 2)
+
+    def decode(self, decoder_input_ids, hidden, past_key_values):
+        length = decoder_input_ids.shape[1]
+        mask = build_mask(length, past_key_values.length + length, causal=True)
+        x = self.embedding(decoder_input_ids)
+        x = x + self.attention(x, mask=mask, cache=past_key_values[0])
+        return self.head(x + self.cross(x, memory=self.cross.keys_values(hidden)))
+""",
+}
+SPEECH_PLUGIN = """
+import zoo
+
+ZOO_API = 1
+
+@zoo.hookimpl
+def zoo_architectures():
+    return [zoo.Architecture(name="speech", tasks=("text-generation",), config="{module}_config:SpeechConfig",
+                             model="{module}_model:Speech", reference="A test")]
+"""
+
+
+@pytest.mark.slow
+def test_decoder_reads_an_encoder_of_fewer_frames(install: Callable[..., Path], zoo: Zoo) -> None:
+    """A later graph takes the quotient as one of its dimensions, its attention weights included."""
+    install("zoo-speech", SPEECH_PLUGIN, files=SPEECH)
+    Path("zoo.toml").write_text('schema = 1\n[models.speech-tiny]\narch = "speech"\n')
+    subject = find_subject("speech")
+    for name in ("declaration", "signature", "lengths", "cache", "attention-weights", "half-precision"):
+        find_check(all_checks(), name)(subject)
+    assert zoo("build", "speech-tiny", "-o", "model").status == 0
+    for options in ((), ("--attentions",)):
+        result = zoo("export", "model", "--onnx", *options)
+        assert result.status == 0, result.err
+    assert zoo("show", "speech-tiny", "--figure", "speech.svg").status == 0
+    assert zoo("publish", "model", "copy", "--layout", "standalone").status == 0
