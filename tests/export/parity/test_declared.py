@@ -198,6 +198,7 @@ def test_branch_on_a_size_of_1_is_refused(
     zoo("export", "model", "--onnx").failed(4, said)
 
 
+@pytest.mark.slow
 def test_running_refuses_other_sizes(build: Build, zoo: Zoo) -> None:
     outputs = "outputs=(hidden, *vectors)"
     build("encoder-small", (outputs, f'{outputs}, sizes={{"sequence": zoo.Size(min=8, multiple_of=4)}}'))
