@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zoo.artifact.coverage import abridged, coverage_summary
 from zoo.artifact.description import describe
 from zoo.artifact.directory import ModelDirectory, check_model_target, new_model
 from zoo.artifact.exports import Export, Record, copy_model, declared_graphs, find_exports, find_records
@@ -41,8 +42,10 @@ __all__ = [
     "Export",
     "ModelDirectory",
     "Record",
+    "abridged",
     "check_model_target",
     "copy_model",
+    "coverage_summary",
     "declared_graphs",
     "describe",
     "entry_of",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.artifact import find_records
+from zoo.artifact import coverage_summary, find_records
 from zoo.cli.model_argument import find_model
 from zoo.cli.options import json_option
 from zoo.cli.report import bytes_text, columns, emit_json
@@ -58,7 +58,13 @@ def describe_directory(stored: ModelDirectory) -> dict[str, Any]:
         "weight_bytes": sum(stored.files[name]["size"] for name in stored.weight_files()),
         "weight_error": error,
         "exports": [
-            {"evidence": record.evidence_file, "files": record.files, "verified": doubt is None, "reason": doubt}
+            {
+                "evidence": record.evidence_file,
+                "files": record.files,
+                "verified": doubt is None,
+                "reason": doubt,
+                "coverage": coverage_summary(record.evidence) if record.stem == "parity" else None,
+            }
             for record, doubt in doubts
         ],
     }
@@ -143,6 +149,8 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
     for export in facts.get("exports", ()):
         verdict = "verified" if export["verified"] else f"NOT VERIFIED ({' '.join(export['reason'].split())})"
         click.echo(f"export {', '.join(export['files'])}: {verdict}")
+        if export["coverage"]:
+            click.echo(f"  {export['coverage']}")
     for graph in facts["graphs"]:
         click.echo(f"\ngraph {graph['name']}")
         shown = [("in ", *item) for item in graph["inputs"].items()] + [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo import plugins
-from zoo.artifact import LOOP, Record, export_file
+from zoo.artifact import LOOP, Record, abridged, coverage_summary, export_file
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from zoo_export.parity.report import Report
 
 __all__ = ["comparing", "say_record", "say_report", "summary"]
-
-
-_SHOWN = 3
 
 
 @contextmanager
@@ -72,13 +69,11 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
     say(f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}")
     where = f"{worst['graph']} {worst['output']}" if worst["graph"] != "model" else worst["output"]
     say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
-    for what, names in (
-        ("conditions with an outcome that no input shows", facts["unseen"]),
-        ("tensors compared with their stored values only", facts["not_perturbed"]),
-    ):
-        if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            say(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+    if kept := facts["not_perturbed"]:
+        say(f"tensors compared with their stored values only: {abridged(kept)}")
+    covered = coverage_summary(report.evidence)
+    if covered is not None:
+        say(covered)
 
 
 def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:

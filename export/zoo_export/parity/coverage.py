@@ -1,134 +1,149 @@
 """Coverage of the conditions in a graph by the inputs at which it is compared.
 
-A comparison shows nothing about a branch that no input takes. The conditions of a graph are the nodes that decide:
-comparisons, selections, bounds, remainders, and indices into tables. The runtime evaluates them without the model, so
-that many inputs can be tried to find some for every outcome. Conditions inside loops and branches are not covered, and
-floating-point inputs, such as a past, are random numbers.
+A comparison shows nothing about a branch that no input takes. The runtime evaluates the conditions without the rest of
+the graph, so that many inputs can be tried to find some for every outcome. Floating-point inputs, such as a past, are
+random numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx_ir.passes import common as passes
 
+from zoo.artifact import abridged
 from zoo.contract import Graph, Size, sizes_of
-from zoo.probe.inputs import Feeds, Padding, Point, slice_feeds
-from zoo.probe.pipeline import typed_feeds
-from zoo_export.graph.file import MODULE_KEY, inline, names_read, parse
+from zoo.probe.inputs import CHEAP, Feeds, Padding, Point, slice_feeds
+from zoo_export.graph.file import inline, parse, serialize
+from zoo_export.parity.bounds import Bounds
+from zoo_export.parity.conditions import Condition, subgraphs, tap
+from zoo_runtime.buffers import PAST_LENGTH, Buffers
+from zoo_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import open_session
 from zoo_runtime.values import run_session
 
-__all__ = ["Conditions", "Coverage", "candidates"]
+__all__ = ["FLOOR", "Conditions", "Coverage", "candidates"]
 
+FLOOR = 2 / 3
+"""Least share of the possible outcomes that must be seen, of conditions on ids, masks, positions and sizes."""
+_FEW = 4
+"""Largest number of elements of a small constant."""
 Array = np.ndarray[Any, Any]
 Outcome = tuple[int, str, str]
 """The number of a condition, what happened, and in which kind of call."""
 
-_BOOLEAN = {"And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Xor"}
-_BOUNDS = {"Clip", "Max", "Min"}
-_REMAINDERS = {"Div", "Mod"}
-_OUTCOMES = {
-    "truth": ("true", "false"),
-    "bounds": ("first", "second"),
-    "clip": ("inside", "below", "above"),
-    "remainder": ("remainder", "none"),
-    "index": ("first", "last"),
-}
-
 
 @dataclass(frozen=True)
-class _Condition:
-    """A node that decides, by the names of the values that show how."""
+class _Part:
+    """A session that counts the outcomes of some conditions."""
 
-    kind: str
-    node: str
-    values: tuple[str, ...]
-    size: int = 0
-    """For an index: the size of the table."""
+    conditions: Sequence[tuple[int, Condition]]
+    """With their numbers, in the order of the counts."""
+    session: ort.InferenceSession
+    is_heavy: bool
+    """Whether it computes activations, not only masks, positions and sizes."""
 
-    def happened(self, values: Mapping[str, Array]) -> Iterator[str]:
-        """Yield the outcomes among all elements of the values."""
-        read = [values[name] for name in self.values]
-        cases: Mapping[str, Array] = {}
-        if self.kind == "truth":
-            cases = {"true": read[0] != 0, "false": read[0] == 0}
-        elif self.kind == "bounds":
-            cases = {"first": read[0] < read[1], "second": read[0] > read[1]}
-        elif self.kind == "clip":
-            below, above = read[0] < read[1], read[0] > read[2]
-            cases = {"below": below, "above": above, "inside": ~below & ~above}
-        elif self.kind == "remainder" and read[1].all():
-            rest = np.mod(read[0], read[1]) != 0
-            cases = {"remainder": rest, "none": ~rest}
-        elif self.kind == "index":
-            index = np.where(read[0] < 0, read[0] + self.size, read[0])
-            cases = {"first": index == 0, "last": index == self.size - 1}
-        yield from (word for word, there in cases.items() if there.any())
+    def outcomes(self, inputs: Mapping[str, Array]) -> Iterator[tuple[int, str]]:
+        """Yield what happens at these inputs."""
+        (counts,) = run_session(self.session, [self.session.get_outputs()[0].name], inputs)
+        names = [(number, word) for number, condition in self.conditions for word in condition.outcomes]
+        yield from (name for name, count in zip(names, counts, strict=True) if count)
 
 
 class Conditions:
-    """The conditions of one graph. A graph with inputs that are not declared, such as a cache's length, has none.
+    """The conditions of one graph.
 
     Args:
         graph: the declared graph.
         data: the serialised graph.
         weights: the directory of the weights.
+        longest: the largest number of tokens that the model takes, if there is one.
     """
 
-    def __init__(self, graph: Graph, data: bytes, weights: Path) -> None:
+    def __init__(self, graph: Graph, data: bytes, weights: Path, longest: int | None = None) -> None:
         self.graph = graph
         model = ir.from_proto(parse(data))
         inline(model)
-        proto = ir.to_proto(model)
-        declared = {tensor.name for tensor in graph.input_tensors()}
-        self.found = list(_find(proto)) if all(item.name in declared for item in proto.graph.input) else []
-        self.constants = _small_integers(proto.graph)
-        self._names = list(dict.fromkeys(name for item in self.found for name in item.values))
-        self._session = None
-        if self.found:
-            part = _extract(proto, self._names).SerializeToString()
-            self._session = open_session(part, weights=weights, optimize=False, threads=1, memory="mapped")
+        self._in_place = any(value.name == PAST_LENGTH for value in model.graph.inputs)
+        self.constants = _small_integers(model.graph)
+        passes.ShapeInferencePass()(model)
+        tapped = tap(model.graph)
+        self.found = [condition for condition, _ in tapped]
+        bounds = Bounds(model.graph, graph, longest)
+        self.possible = [
+            (number, word)
+            for number, condition in enumerate(self.found)
+            for word, case in zip(condition.outcomes, condition.cases, strict=True)
+            if not bounds.is_false(case)
+        ]
+        self.heavy = {number for number, (_, counts) in enumerate(tapped) if _computes_activations(counts)}
+        self._parts = []
+        for chosen in (set(range(len(tapped))) - self.heavy, self.heavy):
+            if chosen:
+                part = _extract(model, [tapped[number][1] for number in sorted(chosen)])
+                session = open_session(part, weights=weights, optimize=False, threads=1, memory="mapped")
+                conditions = [(number, self.found[number]) for number in sorted(chosen)]
+                self._parts.append(_Part(conditions, session, chosen is self.heavy))
 
-    def outcomes(self, feeds: Feeds, point: Point, dtype: np.dtype[Any]) -> set[Outcome]:
-        """Return what happens in the last call at a point; a failure, which the comparison reports, counts as well."""
-        if self._session is None:
-            return set()
+    def outcomes(self, feeds: Feeds, point: Point, dtype: np.dtype[Any], *, cheap: bool = True) -> set[Outcome]:
+        """Return what happens in the last call at a point; a failure, which the comparison reports, counts as well.
+
+        Conditions that depend on activations are left out unless the point is ``cheap``.
+        """
         call = "" if self.graph.past is None else _kind_of_call(point)
-        given = typed_feeds(self.graph, self._inputs(feeds, point), dtype)
-        names = {item.name for item in self._session.get_inputs()}
-        outputs = [item.name for item in self._session.get_outputs()]
-        try:
-            results = run_session(self._session, outputs, {name: given[name] for name in given if name in names})
-        except Exception:  # the runtime raises a dozen classes without a common base
-            return {(-1, "failure", call)}
-        values = dict(zip(self._names, results, strict=True))
-        return {(number, word, call) for number, item in enumerate(self.found) for word in item.happened(values)}
+        found: set[Outcome] = set()
+        for part in self._parts:
+            if part.is_heavy and not cheap:
+                continue
+            names = {item.name for item in part.session.get_inputs()}
+            try:
+                for inputs in self._calls(names, feeds, point, dtype):
+                    found |= {(number, word, call) for number, word in part.outcomes(inputs)}
+            except Exception:  # the runtime raises a dozen classes without a common base
+                found.add((-1, "failure", call))
+        return found
 
-    def _inputs(self, feeds: Feeds, point: Point) -> dict[str, Array]:
-        """Return the inputs of the last call, with random numbers for a past and for the outputs of other graphs."""
+    def _calls(
+        self, names: Collection[str], feeds: Feeds, point: Point, dtype: np.dtype[Any]
+    ) -> Iterator[dict[str, Array]]:
+        """Yield the inputs ``names`` of the last call at a point, as an executor makes them."""
+        past, inputs = self.graph.past, self._inputs(names, feeds, point, dtype)
+        if past is not None and self._in_place:
+            for tensor in past.tensors():
+                if tensor.name in names:
+                    axis = tensor.dims.index(past.length)
+                    buffers = Buffers([inputs[tensor.name]], point.past + point.length, axis, "cpu")
+                    inputs[tensor.name] = buffers.arrays[0]
+        if PAST_LENGTH in names:
+            inputs[PAST_LENGTH] = np.array(point.past)
+        for keep in {0, 1, min(3, point.length)} if LOGITS_TO_KEEP in names else {0}:
+            yield inputs | ({LOGITS_TO_KEEP: np.array(keep)} if LOGITS_TO_KEEP in names else {})
+
+    def _inputs(self, names: Collection[str], feeds: Feeds, point: Point, dtype: np.dtype[Any]) -> dict[str, Array]:
+        """Return inputs of the last call, with random numbers for a past and for the outputs of other graphs."""
         past = self.graph.past
-        own = {tensor.name: feeds[tensor.name] for tensor in self.graph.input_tensors() if tensor.name in feeds}
-        inputs = dict(slice_feeds(self.graph, own, point.past, point.past + point.length)) if past else own
-        sizes = {"batch": point.batch, "sequence": point.length if past else point.length + point.past}
-        for tensor in self.graph.input_tensors():
-            if tensor.name in inputs:
-                sizes |= {
-                    dim: inputs[tensor.name].shape[n] for n, dim in enumerate(tensor.dims) if isinstance(dim, str)
-                }
+        tensors = self.graph.input_tensors()
+        own = {tensor.name: feeds[tensor.name] for tensor in tensors if tensor.name in feeds}
+        given = dict(slice_feeds(self.graph, own, point.past, point.past + point.length)) if past else own
+        sizes = dict.fromkeys(self.graph.dim_names(), point.past + point.length)
+        sizes |= {"batch": point.batch, "sequence": point.length if past else point.length + point.past}
+        for tensor in tensors:
+            if tensor.name in given:
+                sizes |= {dim: given[tensor.name].shape[n] for n, dim in enumerate(tensor.dims) if isinstance(dim, str)}
         if past:
             sizes[past.length] = point.past
-        missing = [tensor for tensor in self.graph.input_tensors() if tensor.name not in inputs]
-        lengths = dict.fromkeys(self.graph.dim_names(), point.past + point.length)
         rng = np.random.default_rng(0)
-        return inputs | {
-            tensor.name: rng.standard_normal(tensor.shape(lengths | sizes), np.float32) for tensor in missing
+        return {
+            tensor.name: array.astype(np.int64 if tensor.dtype == "int64" else dtype, copy=False)
+            for tensor in tensors
+            if tensor.name in names
+            for array in [given[tensor.name] if tensor.name in given else rng.standard_normal(tensor.shape(sizes))]
         }
 
 
@@ -145,19 +160,26 @@ class Coverage:
         conditions: the conditions of each graph.
         feeds: makes the inputs of a point.
         dtype: the dtype of floating-point inputs.
+        parameters: number of parameters, which tells at which points activations are cheap to compute.
     """
 
-    def __init__(self, conditions: Sequence[Conditions], feeds: Callable[[Point], Feeds], dtype: np.dtype[Any]) -> None:
-        self._conditions, self._feeds, self._dtype = conditions, feeds, dtype
+    def __init__(
+        self,
+        conditions: Sequence[Conditions],
+        feeds: Callable[[Point], Feeds],
+        dtype: np.dtype[Any],
+        parameters: int,
+    ) -> None:
+        self._conditions, self._feeds, self._dtype, self._parameters = conditions, feeds, dtype, parameters
         self.seen: set[tuple[str, Outcome]] = set()
 
     def at(self, point: Point) -> set[tuple[str, Outcome]]:
         """Return the outcomes at a point."""
-        feeds = self._feeds(point)
+        feeds, cheap = self._feeds(point), point.tokens * self._parameters <= CHEAP
         return {
             (item.graph.name, outcome)
             for item in self._conditions
-            for outcome in item.outcomes(feeds, point, self._dtype)
+            for outcome in item.outcomes(feeds, point, self._dtype, cheap=cheap)
         }
 
     def add(self, points: Iterable[Point]) -> None:
@@ -174,18 +196,33 @@ class Coverage:
                 yield point
 
     def facts(self) -> dict[str, Any]:
-        """The entry for parity.json: the number of conditions and outcomes, and those that no input shows."""
-        known = {(graph, number, word) for graph, (number, word, _) in self.seen}
+        """The entry for parity.json: the numbers of conditions and outcomes, and the outcomes that no input shows."""
         facts: dict[str, Any] = {}
         for item in self._conditions:
-            every = [(number, word) for number, found in enumerate(item.found) for word in _OUTCOMES[found.kind]]
-            unseen = [(number, word) for number, word in every if (item.graph.name, number, word) not in known]
+            unseen = self._unseen(item, item.possible)
             facts[item.graph.name] = {
                 "conditions": len(item.found),
-                "outcomes": len(every),
-                "unseen": [f"{item.found[number].node}: {word}" for number, word in unseen],
+                "outcomes": len(item.possible),
+                "impossible": sum(len(condition.outcomes) for condition in item.found) - len(item.possible),
+                "unseen": unseen,
             }
         return facts
+
+    def failure(self) -> str | None:
+        """Return why the points show too few outcomes that depend on ids, masks, positions and sizes, or None."""
+        for item in self._conditions:
+            steered = [(number, word) for number, word in item.possible if number not in item.heavy]
+            unseen = self._unseen(item, steered)
+            if len(unseen) > len(steered) * (1 - FLOOR):
+                return (
+                    f"the inputs of the comparison show only {len(steered) - len(unseen)} of {len(steered)} outcomes "
+                    f"of conditions in the graph {item.graph.name}, not {abridged(unseen)}"
+                )
+        return None
+
+    def _unseen(self, item: Conditions, outcomes: Iterable[tuple[int, str]]) -> list[str]:
+        known = {(number, word) for graph, (number, word, _) in self.seen if graph == item.graph.name}
+        return [f"{item.found[number]}: {word}" for number, word in outcomes if (number, word) not in known]
 
 
 def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:
@@ -208,61 +245,51 @@ def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) 
     return sorted(found, key=lambda point: point.tokens)
 
 
-def _find(model: onnx.ModelProto) -> Iterator[_Condition]:
-    """Yield the conditions of a graph without functions."""
-    graph = model.graph
-    types = {
-        item.name: item.type.tensor_type.elem_type for item in shape_inference.infer_shapes(model).graph.value_info
-    }
-    tables = {item.name: tuple(item.dims) for item in graph.initializer}
-    for node in graph.node:
-        inputs = tuple(name for name in node.input if name)
-        module = next((item.value for item in node.metadata_props if item.key == MODULE_KEY), "")
-        name = f"{node.op_type} in {module}" if module else node.op_type
-        if node.op_type in _BOOLEAN:
-            yield _Condition("truth", name, (node.output[0],))
-        elif node.op_type == "Clip" and len(inputs) == 3:
-            yield _Condition("clip", name, inputs)
-        elif node.op_type in _BOUNDS and len(inputs) == 2:
-            yield _Condition("bounds", name, inputs)
-        elif node.op_type in _REMAINDERS and types.get(node.output[0]) == TensorProto.INT64:
-            yield _Condition("remainder", name, inputs)
-        elif node.op_type == "Gather" and node.input[0] in tables:
-            axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
-            yield _Condition("index", name, (node.input[1],), tables[node.input[0]][axis])
-
-
-def _extract(model: onnx.ModelProto, wanted: Sequence[str]) -> onnx.ModelProto:
-    """Return a graph that computes the wanted values alone, as float64."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    needed: set[str] = set()
-    stack = list(wanted)
+def _computes_activations(value: ir.Value) -> bool:
+    """Return whether a value depends on weights or on floating-point inputs, other than on their sizes."""
+    stack, seen = [value], {value}
     while stack:
-        name = stack.pop()
-        if name and name not in needed:
-            needed.add(name)
-            stack += names_read([makers[name]]) if name in makers else ()
-    nodes = [node for node in model.graph.node if needed & set(node.output)]
-    casts = [
-        helper.make_node("Cast", [name], [f"condition.{number}"], to=TensorProto.DOUBLE)
-        for number, name in enumerate(wanted)
-    ]
-    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.DOUBLE, None) for node in casts]
-    graph = helper.make_graph(
-        [*nodes, *casts], "conditions", [item for item in model.graph.input if item.name in needed], outputs,
-        [item for item in model.graph.initializer if item.name in needed],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+        current = stack.pop()
+        maker = current.producer()
+        if maker is None:
+            is_float = current.dtype is not None and current.dtype.is_floating_point()
+            if isinstance(current.const_value, ir.ExternalTensor) or (current.is_graph_input() and is_float):
+                return True
+            continue
+        read = {item for item in maker.inputs if item is not None}
+        for inner in (node for graph in subgraphs(maker) for node in graph.all_nodes()):
+            read |= {item for item in inner.inputs if item is not None}
+        if maker.op_type == "Shape":
+            read = {item for item in read if item.producer() is not None}
+        stack += read - seen
+        seen |= read
+    return False
 
 
-def _small_integers(graph: onnx.GraphProto) -> set[int]:
+def _extract(model: ir.Model, counts: Sequence[ir.Value]) -> bytes:
+    """Return a graph that computes only these values, as one vector."""
+    joined = ir.node("Concat", counts, attributes={"axis": 0})
+    joined.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    joined.outputs[0].shape = ir.Shape([None])
+    model.graph.append(joined)
+    model.graph.outputs[:] = joined.outputs
+    part = model.clone()
+    passes.RemoveUnusedNodesPass()(part)
+    part.graph.inputs[:] = [value for value in part.graph.inputs if value.uses()]
+    for number, node in enumerate(part.graph.all_nodes()):
+        for place, value in enumerate(node.outputs):
+            value.name = f"{number}.{place}"  # the names of added nodes are unique within their graph only
+    return serialize(ir.to_proto(part))
+
+
+def _small_integers(graph: ir.Graph) -> set[int]:
     """Return the integers among the small constants of a graph, at which conditions may turn."""
+    values = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
     found: set[int] = set()
-    constants = [item for item in graph.initializer if not item.external_data]
-    constants += [
-        item.t for node in graph.node if node.op_type == "Constant" for item in node.attribute if item.HasField("t")
-    ]
-    for item in constants:
-        if item.data_type in (TensorProto.INT64, TensorProto.INT32) and int(np.prod(item.dims)) <= 4:
-            found |= {abs(int(value)) for value in numpy_helper.to_array(item).reshape(-1)}
+    for value in values:
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.size > _FEW:
+            continue
+        if tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32):
+            found |= {abs(int(number)) for number in tensor.numpy().reshape(-1)}
     return found

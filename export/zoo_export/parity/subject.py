@@ -135,7 +135,8 @@ class OnnxSubject(Subject):
         return {level: self._open(self.files, optimize) for level, optimize in self._levels.items()}
 
     def conditions(self) -> Sequence[Conditions]:
-        return [Conditions(graph, self.files[graph.name], self.stored.path) for graph in self.graphs]
+        longest = getattr(self.stored.spec.config, "max_seq_len", None)
+        return [Conditions(graph, self.files[graph.name], self.stored.path, longest) for graph in self.graphs]
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         for level, weights in open_perturbed(self.models):

@@ -49,7 +49,7 @@ class Sweep:
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         self.runtimes = subject.open()
         self.findings = Findings(subject.graphs, subject.labels, subject.models.epsilon, subject.coarse)
-        self.coverage: Coverage | None = None
+        self.coverage: dict[str, Any] | None = None
         self.points: list[Point] = []
         self.left_out = 0
         """Number of points of the grid that were not compared."""
@@ -65,24 +65,36 @@ class Sweep:
         )
         points = [point for point in grid if _numbers(graphs, point) <= _NUMBERS]
         self.left_out += len(grid) - len(points)
-        points += self.cover(points)
+        points += self.cover(points, full_grid)
         self.visit(points, progress)
         self.left_out += len(points) - len(self.points)
         if not self.findings.hopeless:
             self.decode()
             self.perturb(points)
 
-    def cover(self, points: Sequence[Point]) -> list[Point]:
-        """Return more points, at which conditions of the graphs have outcomes that they have at none of the points."""
+    def cover(self, points: Sequence[Point], full_grid: bool = False) -> list[Point]:
+        """Return more points, at which conditions of the graphs have outcomes that they have at none of the points.
+
+        Raises :class:`ParityError` if all of them together show too few outcomes.
+        """
         graphs, conditions = self.subject.graphs, self.subject.conditions()
         if not conditions or self.subject.fixed:
             return []
-        self.coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype)
-        self.coverage.add(points)
+        coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype, self.parameters)
+        coverage.add(points)
         constants = sorted({number for item in conditions for number in item.constants})
-        more = candidates(graphs, self.longest, constants[:_CONSTANTS])
-        cheap = [point for point in more if point.tokens * self.parameters <= CHEAP and point not in points]
-        return list(self.coverage.extend(cheap[:: -(-len(cheap) // _CANDIDATES) or 1]))
+        tried = candidates(graphs, self.longest, constants[:_CONSTANTS])
+        more = [point for point in tried if point not in points]
+        if not full_grid:
+            cheap = [point for point in more if point.tokens * self.parameters <= CHEAP]
+            more = cheap[:: -(-len(cheap) // _CANDIDATES) or 1]
+        added = list(coverage.extend(more))
+        self.coverage = coverage.facts()
+        failure = coverage.failure()
+        if failure is not None:
+            remedy = "try more inputs with --grid full, or remove conditions that no input meets"
+            raise ParityError(failure, self.subject.stored.path, remedy)
+        return added
 
     def _feeds(self, point: Point) -> Feeds:
         subject = self.subject
@@ -151,7 +163,7 @@ class Sweep:
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""
         facts = {"seed": SEED, "left_out": self.left_out, "points": [point.to_dict() for point in self.points]}
-        return facts | ({"coverage": self.coverage.facts()} if self.coverage is not None else {})
+        return facts | ({"coverage": self.coverage} if self.coverage is not None else {})
 
     def failures(self) -> list[str]:
         """One line per failed comparison; the first names the first module that diverges."""

@@ -59,7 +59,8 @@ def write_standalone(directory: Path, target: Path, *, force: bool = False) -> l
                 files.append(name)
         # Regenerated, because cards of earlier versions may contain local paths.
         (stage / CARD).write_text(
-            model_card(stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec)), encoding="utf-8"
+            model_card(stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec), export.evidence),
+            encoding="utf-8",
         )
         copies = {name: f"{name}_model" if name != "model" else name for name in export.graph_files}
         for name, graph in export.read().items():

@@ -1,0 +1,150 @@
+"""Coverage of the conditions of exported models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.conftest import Result
+from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
+from zoo.artifact import Export, ModelDirectory, coverage_summary
+from zoo.artifact.card import model_card
+from zoo.probe.inputs import Point, make_feeds, make_grid
+from zoo_export.graph.file import parse, serialize
+from zoo_export.parity.coverage import Conditions
+from zoo_export.parity.subject import OnnxSubject
+from zoo_export.parity.sweep import Sweep
+from zoo_export.trace.make import Options, make_graphs
+
+Zoo = Callable[..., Result]
+Exported = Callable[..., Path]
+
+
+def plant_in_the_scan(graph: onnx.GraphProto, past: int) -> None:
+    """Change the context of each step of a recurrent decoder, in the body of its Scan, at one length of the past."""
+    (node,) = (node for node in graph.node if node.op_type == "Scan")
+    (body,) = (attribute.g for attribute in node.attribute if attribute.name == "body")
+    makers = {name: number for number, node in enumerate(body.node) for name in node.output}
+    (step,) = (node for node in body.node if node.op_type == "Concat" and node.input[0] == body.input[1].name)
+    context = step.input[1]
+    for reader in body.node:
+        for place, name in enumerate(reader.input):
+            if name == context:
+                reader.input[place] = "planted"
+    scalar = helper.make_tensor
+    nodes = [
+        helper.make_node("Shape", ["past_key_values.0.value"], ["planted_past"], start=2, end=3),
+        helper.make_node("Constant", [], ["planted_at"], value_ints=[past]),
+        helper.make_node("Equal", ["planted_past", "planted_at"], ["planted_here"]),
+        helper.make_node("Constant", [], ["planted_less"], value=scalar("", TensorProto.FLOAT, [], [0.9])),
+        helper.make_node("Constant", [], ["planted_one"], value=scalar("", TensorProto.FLOAT, [], [1.0])),
+        helper.make_node("Where", ["planted_here", "planted_less", "planted_one"], ["planted_factor"]),
+        helper.make_node("Mul", [context, "planted_factor"], ["planted"]),
+    ]
+    for node in reversed(nodes):
+        body.node.insert(makers[context] + 1, node)
+
+
+@pytest.mark.slow
+def test_condition_in_a_scan_is_covered(exported_model: Exported) -> None:
+    """No point of the grid has this past: one is added, at which the graph differs from the model."""
+    export = Export(ModelDirectory.open(exported_model("seq2seq-tiny")))
+    files, past = export.read(), 11
+    planted = parse(files["decoder"])
+    plant_in_the_scan(planted.graph, past)
+    sweep = Sweep(OnnxSubject(export.stored, files | {"decoder": serialize(planted)}, "cpu"))
+    grid, _ = make_grid(export.graphs, sweep.longest, sweep.parameters, whole=False)
+    assert all(point.past != past for point in grid)
+    added = sweep.cover(grid)
+    assert any(point.past == past for point in added)
+    sweep.compare_at(Point(2, 7, 3, "none"), sweep.runtimes)
+    assert not sweep.findings.failures()
+    for point in added:
+        sweep.compare_at(point, sweep.runtimes)
+    assert f"past {past}" in sweep.findings.failures()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt-tiny", Options(profile="cpu")),
+        pytest.param("longformer-tiny", Options(attentions=True), marks=pytest.mark.slow),
+        pytest.param("reformer-tiny", Options(), marks=pytest.mark.slow),
+        pytest.param("seq2seq-tiny", Options(profile="cpu"), marks=pytest.mark.slow),
+        pytest.param("t5-tiny", Options(opset=18), marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_impossible_never_happens(exported_build: Exported, name: str, options: Options) -> None:
+    """Bounds are right, and the graphs of conditions run, at every point of the grid."""
+    stored = ModelDirectory.open(exported_build(name))
+    graphs = Export(stored, options.variant).graphs
+    files = make_graphs(stored, options)
+    grid, _ = make_grid(graphs, 32, 10**5, whole=True)
+    for graph in graphs:
+        found = Conditions(graph, files[graph.name], stored.path, 32)
+        assert found.found
+        outcomes = set()
+        for point in grid:
+            outcomes |= found.outcomes(make_feeds(graphs, point, 0, 32), point, np.dtype(np.float32))
+        assert {(number, word) for number, word, _ in outcomes} <= set(found.possible)
+
+
+def test_buffers_of_a_profile(exported_build: Exported) -> None:
+    """Conditions on the cache's length, on its unused end, and on the number of logits to compute."""
+    stored = ModelDirectory.open(exported_build("gpt-tiny"))
+    (graph,) = stored.spec.graphs
+    found = Conditions(graph, make_graphs(stored, Options(profile="cpu"))["model"], stored.path, 32)
+    point = Point(2, 3, 4, "left")
+    outcomes = found.outcomes(make_feeds([graph], point, 0, 32), point, np.dtype(np.float32))
+    lines = {f"{found.found[number]}: {word} ({call})" for number, word, call in outcomes}
+    assert {"LessOrEqual: true (later)", "LessOrEqual: false (later)", "Slice start: inside (later)"} <= lines
+    masks = {line for line in lines if line.startswith("Attention mask in blocks.0")}
+    assert masks == {f"Attention mask in blocks.0.attention: {word} (later)" for word in ("no key", "some keys")}
+
+
+GUARDS = """x = self.embedding(input_ids)
+        for sum_of_ids in range(1_000_000, 1_000_040):
+            x = torch.where(input_ids.sum() == sum_of_ids, 0.5 * x, x)
+        rotation"""
+
+
+@pytest.mark.slow
+def test_floor(install: Callable[..., Path], zoo: Zoo) -> None:
+    """A model most of whose conditions have one outcome in the comparison is refused, and the others are named."""
+    install(DISTRIBUTION, PLUGIN, files=source(("x = self.embedding(input_ids)\n        rotation", GUARDS)))
+    Path("zoo.toml").write_text(PRESETS)
+    assert zoo("build", "decoder-small").status == 0
+    said = zoo("export", "decoder-small", "--onnx").failed(4)
+    assert "outcomes of conditions in the graph model, not Equal: true (40 times)" in said
+    assert "--grid full" in said
+    assert not list(Path("decoder-small").glob("*.onnx"))
+
+
+def test_coverage_is_shown(exported_model: Exported, zoo: Zoo) -> None:
+    """By ``zoo show``, and on a card that is published with the evidence."""
+    folder = exported_model("gpt-tiny")
+    evidence = json.loads((folder / "parity.json").read_text())
+    facts = evidence["grid"]["coverage"]["model"]
+    assert 0 < len(facts["unseen"]) + facts["conditions"] <= facts["outcomes"] <= 3 * facts["conditions"]
+    seen = facts["outcomes"] - len(facts["unseen"])
+    line = f"{seen} of {facts['outcomes']} outcomes of {facts['conditions']} conditions"
+    assert line in zoo("show", folder).out
+    stored = ModelDirectory.open(folder)
+    assert line in model_card(stored.spec, stored.dtype, stored.origin, 1, evidence)
+    assert "conditions" not in model_card(stored.spec, stored.dtype, stored.origin, 1)
+
+
+def test_long_lists_are_abridged() -> None:
+    """Equal outcomes are counted, and further ones, too."""
+    unseen = ["Less: true", "Slice end: clamped", "Less: true", "Equal: true", "Mod: none", "Mod: remainder"]
+    graphs = {"model": {"conditions": 9, "outcomes": 20, "impossible": 0, "unseen": unseen}}
+    said = coverage_summary({"grid": {"coverage": graphs}})
+    shown = "Less: true (2 times), Slice end: clamped, Equal: true and 2 more"
+    assert said == f"14 of 20 outcomes of 9 conditions seen; not seen: {shown}"
+    assert coverage_summary({"verified": False}) is None
