@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from tests.exported import inlined
+from zoo.artifact import coverage_summary
 from zoo_export.verify import verify_model
 from zoo_runtime.providers import loading_problem
 
@@ -65,10 +66,12 @@ def test_export_passes_verification(exported_copy: Exported, zoo: Zoo, snapshot:
 def test_verification_reports_its_comparisons(exported_model: Exported, zoo: Zoo) -> None:
     folder = exported_model("bert-tiny")
     result = zoo("verify", folder)
-    points = len(json.loads((folder / "parity.json").read_text())["grid"]["points"])
-    first, second = result.out.splitlines()
+    evidence = json.loads((folder / "parity.json").read_text())
+    points = len(evidence["grid"]["points"])
+    first, second, third = result.out.splitlines()
     assert first == f"{folder}: model.onnx verified on cpu at {points} points"
     assert re.fullmatch(r"worst output \S+: error \S+, limit \S+", second)
+    assert third == coverage_summary(evidence)
     assert result.err == ""
 
 
