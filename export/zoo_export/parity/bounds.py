@@ -19,11 +19,12 @@ _END = 2**31 - 1
 """Ends of slices from here on stand for the end of the axis."""
 _EXACT = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.DOUBLE, None}
 """Data types in which sums and products are exact. The type of an added node is not known."""
-_WHOLE = 2**8
+_WHOLE = 2**7 - 1
 """Integers up to which every data type is exact."""
-_LAYOUT = {"Expand", "ReduceMax", "ReduceMin", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+_LAYOUT = {"Expand", "ReduceMax", "ReduceMin", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that return elements of their input."""
-_ROUNDING_FREE = _LAYOUT | {"Cast", "Clip", "ConstantOfShape", "Max", "Min", "Where"}
+_ROUNDING_FREE = _LAYOUT | {"Cast", "Clip", "ConstantOfShape", "Max", "Min", "Slice", "Where"}
+"""Operators that are exact in every data type."""
 _ELEMENTWISE = {"Add", "And", "Cast", "LayerNormalization", "Mul", "Not", "Softmax", "Sub", "Where"}
 """Operators that return the sizes of their inputs, up to broadcasting."""
 
@@ -86,6 +87,8 @@ class Bounds:
             return self._shape(node)
         if node.op_type in _LAYOUT:
             return inputs[0]
+        if node.op_type == "Slice":  # it may reverse a vector
+            return (self._intervals.join(inputs[0]),)
         if node.op_type == "ConstantOfShape":
             filled = node.attributes.get_tensor("value")
             return (Number.of(0),) if filled is None else _elements(filled)
@@ -98,7 +101,7 @@ class Bounds:
             return tuple(inputs[0][int(place)] for place in places)
         if node.op_type in ("ArgMax", "ArgMin", "TopK") and value is node.outputs[-1]:
             return (Number(0, math.inf),)
-        if node.op_type not in RULES:
+        if node.op_type not in RULES or (node.op_type == "Div" and value.dtype == ir.DataType.DOUBLE):
             return (ANY,)
         count = max(map(len, inputs))
         rows = [tuple(item[place % len(item)] for item in inputs) for place in range(count)]
@@ -111,6 +114,8 @@ class Bounds:
         """Return a number in another data type."""
         if dtype == ir.DataType.BOOL:
             return self._intervals.truth(number)
+        if dtype in (ir.DataType.INT32, ir.DataType.INT64):
+            return number.rounded()
         if dtype in _EXACT:
             return number
         low, high = self._intervals.ends(number)
@@ -141,6 +146,12 @@ class Bounds:
                 wanted = self._of(node.inputs[1])
                 if len(wanted) == rank and self._intervals.ends(wanted[axis])[0] > 0:  # 0 and -1 have a meaning
                     return added.plus(wanted[axis])
+            if node is not None and node.op_type == "Concat" and node.attributes["axis"].as_int() % rank == axis:
+                for other in node.inputs:
+                    if other is None or other.shape is None:
+                        return Number(0, math.inf)
+                    added = added.plus(self._size(other, axis))
+                return added
             origin = None if node is None else self._origin(node, axis, rank)
             if origin is None:
                 return added.plus(self._declared(size.value))

@@ -45,6 +45,11 @@ class Number:
         low, high = sorted((self.low * factor, self.high * factor))
         return Number(low, high, {name: factor * other for name, other in self.factors.items()})
 
+    def rounded(self) -> Number:
+        """Return bounds of the number rounded to an integer in any direction."""
+        low, high = _floor(self.low), -_floor(-self.high)
+        return self if (low, high) == (self.low, self.high) else Number(low, high, self.factors)
+
 
 ANY = Number(-math.inf, math.inf)
 

@@ -229,6 +229,11 @@ def test_floor(tmp_path: Path) -> None:
          {"Greater: true"}),
         ("n = Shape <start = 1> (input_ids)\nm = Add (n, c8)\nd = Div (m, c8)\ny = Clip (d, c1)",
          {"Clip minimum: clamped"}),
+        ("x = Clip (reals, half)\nn = Cast <to = 7> (x)\ny = Less (n, c1)", set()),
+        ("last = Constant <value_ints = [-1]> ()\nend = Constant <value_ints = [-3]> ()\nn = Shape (input_ids)\n"
+         "r = Slice (n, last, end, c0, last)\nbatch = Gather (r, c1)\nlimit = Constant <value_ints = [20]> ()\n"
+         "y = Greater (batch, limit)", {"Slice start: clamped", "Slice end: inside"}),
+        ("j = Concat <axis = 1> (input_ids, input_ids)\nn = Shape <start = 1> (j)\ny = Less (n, c2)", {"Less: true"}),
         ("some = Cast <to = 9> (input_ids)\nnone = Not (some)\ny = And (some, none)", set()),
     ],
 )  # fmt: skip
