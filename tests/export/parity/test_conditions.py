@@ -20,7 +20,7 @@ def conditions(nodes: str, tmp_path: Path, longest: int | None = None) -> Condit
     """Return the conditions of a graph that reads ``input_ids``, after constants."""
     constants = "\n".join(f"c{number} = Constant <value_ints = [{number}]> ()" for number in (0, 1, 2, 4, 8))
     text = f"""
-        <ir_version: 10, opset_import: ["" : 23]>
+        <ir_version: 10, opset_import: ["" : 23, "custom" : 1]>
         main (int64[batch, sequence] input_ids) => (y) {{
             {constants}
             top = Constant <value_ints = [9223372036854775807]> ()
@@ -212,6 +212,20 @@ def test_floor(tmp_path: Path) -> None:
     assert said is not None
     assert "only 5 of 8 outcomes" in said
     assert "Equal: true (3 times)" in said
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    ["x = custom.Nothing (input_ids)\ny = Less (x, c1)", "y = Reshape (input_ids, c8)\nz = Less (y, c1)"],
+    ids=["no kernel", "fails at these ids"],
+)
+def test_conditions_that_cannot_be_evaluated(nodes: str, tmp_path: Path) -> None:
+    """They are listed, but the floor does not hide the failure, which the comparison reports."""
+    found = conditions(nodes, tmp_path)
+    coverage = Coverage([found], lambda point: {"input_ids": np.array([[1, 2]])}, np.dtype(np.float32), 1)
+    coverage.add([Point(1, 2, 0, "none")])
+    assert coverage.facts()["model"]["unseen"]
+    assert coverage.failure() is None
 
 
 @pytest.mark.parametrize(
