@@ -286,6 +286,7 @@ def _extract(model: ir.Model, counts: Sequence[ir.Value]) -> bytes:
     model.graph.outputs[:] = joined.outputs
     part = model.clone()
     passes.RemoveUnusedNodesPass()(part)
+    passes.CommonSubexpressionEliminationPass()(part)  # layers often share a mask
     part.graph.inputs[:] = [value for value in part.graph.inputs if value.uses()]
     for number, node in enumerate(part.graph.all_nodes()):
         for place, value in enumerate(node.outputs):
