@@ -30,6 +30,7 @@ __all__ = [
     "has_parent",
     "library_file",
     "lock",
+    "release_memory",
     "swap",
     "sync",
     "try_lock",
@@ -199,3 +200,10 @@ def free_memory() -> float:
         limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
         free = min(free, float(limit) - float(used))
     return free
+
+
+def release_memory() -> None:
+    """Return freed memory to the system. glibc keeps what lies between blocks in use; other libraries do not."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

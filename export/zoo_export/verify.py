@@ -13,12 +13,12 @@ from zoo.probe.inputs import make_feeds
 from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import check_evidence, write_export
 from zoo_export.parity.laws import check_laws
-from zoo_export.parity.memory import check_memory
+from zoo_export.parity.memory import check_memory, longest_input
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
-from zoo_export.parity.sweep import longest_input, running, typical_point
+from zoo_export.parity.sweep import running, typical_point
 from zoo_runtime.providers import Provider, check_dtype
 
 __all__ = ["Runtime", "diff_model", "verify_model", "verify_onnx"]
@@ -111,9 +111,9 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     profile = variant if variant in PROFILES else PORTABLE
     options = Options.from_dict({"attentions": variant == ATTENTIONS, "profile": profile})
     graphs = export.read() if export.exists else make_graphs(stored, options)
-    check_memory(stored)
+    check_memory(stored, export.graphs)
     subject = OnnxSubject(stored, graphs, provider, export.graphs)
-    longest = longest_input(subject)
+    longest = longest_input(stored.spec.config, subject.graphs)
     point = typical_point(subject.graphs, longest, subject.fixed)
     feeds = make_feeds(subject.graphs, point, SEED, longest, fixed=subject.fixed)
     with running(f"at {point}", directory):

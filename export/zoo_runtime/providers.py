@@ -57,6 +57,7 @@ def open_session(
     placements: bool = False,
     replace: Mapping[str, np.ndarray[Any, Any]] | None = None,
     spin: bool = True,
+    pool: bool = True,
     threads: int | None = None,
     memory: Memory = "fast",
     provider_options: Mapping[str, str] = MappingProxyType({}),
@@ -72,6 +73,7 @@ def open_session(
         replace: values that override initialisers of the file, by name. They are not copied.
         spin: let idle threads busy-wait, which is fastest when nothing else uses the cores. No-op for more threads than
             cores, where it is slower by orders of magnitude.
+        pool: keep memory for the results of operators, which is faster; otherwise it is freed after every run.
         threads: number of threads per operator; the number of cores by default.
         memory: ``fast`` lets ONNX Runtime keep a copy of the weights repacked for its kernels; ``mapped`` uses the
             memory-mapped file directly, and processes share its pages.
@@ -93,6 +95,7 @@ def open_session(
     options.intra_op_num_threads = allowed_cores() if threads is None else threads
     spin = spin and (threads is None or threads <= (allowed_cores() or system.usable_cores()))
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    options.enable_cpu_mem_arena = pool
     if memory == "mapped":
         options.add_session_config_entry("session.disable_prepacking", "1")
     if placements:
@@ -101,9 +104,9 @@ def open_session(
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(Path(weights).resolve())
         )
-    if replace:
-        values = [to_value(value) for value in replace.values()]
-        options.add_external_initializers(list(replace), values)
+    values = {name: to_value(value) for name, value in (replace or {}).items()}
+    for initializer, value in values.items():
+        options.add_initializer(initializer, value)
     ort.set_default_logger_severity(_SILENT)
     try:
         if provider == "cuda":
@@ -129,6 +132,7 @@ def open_session(
         if key not in known:
             raise UsageError(f"{name} has no option {key!r}", _OPTION, nearest(key, known))
     session.disable_fallback()
+    session.replaced = values  # the session uses their memory
     return session
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from zoo.errors import PluginError
-from zoo.probe.module import declared_tensors, noisy, not_perturbed, perturb, weights_of
+from zoo.probe.module import add_noise, declared_tensors, not_perturbed, perturb, weights_of
 
 
 class Layer(nn.Module):
@@ -65,7 +65,7 @@ def test_weights_that_may_have_any_value() -> None:
 def test_positive_weights_stay_below_their_limit(dtype: torch.dtype, upper: float) -> None:
     """Also after rounding to their dtype."""
     weight: Tensor = torch.full((4000,), upper / 2, dtype=dtype)
-    found = noisy(weight, torch.Generator().manual_seed(0), upper=upper).to(dtype).double()
+    found = add_noise(weight, torch.Generator().manual_seed(0), upper=upper).double()
     assert found.min() > 0
     assert found.max() < torch.tensor(upper, dtype=dtype).double()
 

@@ -183,6 +183,11 @@ class Errors:
         return self.finite and self.stable and close
 
     @property
+    def doubtful(self) -> bool:
+        """Whether an error is beyond a limit that another result of PyTorch may raise."""
+        return self.finite and not self.passed
+
+    @property
     def hopeless(self) -> bool:
         """Whether the output fails whatever points follow: not finite, or far beyond a limit that may still grow."""
         return not self.finite or self.overflow is not None or self.runtime > HOPELESS * self.limit > 0

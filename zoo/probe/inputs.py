@@ -23,6 +23,7 @@ __all__ = [
     "Padding",
     "Point",
     "empty_past",
+    "is_affordable",
     "longest_length",
     "make_feeds",
     "make_grid",
@@ -90,7 +91,7 @@ def make_grid(
     The whole grid is batch {1, 2, 5} x length {1, 7, longest} x past {0, 3 or all but length} x padding {none, left,
     right, and one row of padding only}, and a few larger batches, longer pasts and other lengths. For large models,
     where points of the longest length take minutes, the standard grid keeps one of them, with a past and padding, and
-    others that add a new kind of past or padding, up to ``WORK``.
+    others that add a new kind of past or padding, up to ``WORK``; and short points have one batch size each.
     ``fixed`` has the sizes of dimensions that have only one.
     """
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
@@ -113,9 +114,11 @@ def make_grid(
     points += unusual
     if whole:
         return points, 0
-    kept = [point for point in points if point.tokens * parameters <= CHEAP or point.length + point.past <= ODD + PAST]
+    short = [point for point in points if is_affordable(point, parameters)]
+    one_batch = _one_batch_each(short)
+    kept = [p for p in short if p.tokens * parameters <= CHEAP or p in one_batch or p in unusual]
     rest = sorted(
-        (p for p in points if p not in kept and p not in unusual),
+        (p for p in points if p not in short and p not in unusual),
         key=lambda p: (p.tokens, -p.past, paddings.index(p.padding) != 1),
     )
     work, seen = 0.0, set[object]()
@@ -126,6 +129,26 @@ def make_grid(
             work += point.tokens * parameters
             seen |= news
     return [point for point in points if point in kept], len(points) - len(kept)
+
+
+def is_affordable(point: Point, parameters: int) -> bool:
+    """Return whether a point costs little, or is as small as points can be for a large model."""
+    return point.tokens * parameters <= CHEAP or point.length + point.past <= ODD + PAST
+
+
+def _one_batch_each(points: Sequence[Point]) -> list[Point]:
+    """Return, of the points that differ in their batch size alone, one each: a small batch if it has all else."""
+    groups: dict[object, list[Point]] = {}
+    for point in points:
+        groups.setdefault((point.length, point.past, point.padding), []).append(point)
+    if len(groups) < len(BATCHES):  # images
+        return [*points]
+    return [
+        min(group, key=lambda point: abs(point.batch - 2))
+        if group[0].past and group[0].length > 1
+        else group[(number + number // len(BATCHES)) % len(group)]
+        for number, group in enumerate(groups.values())
+    ]
 
 
 def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], allowed: Size) -> Iterator[Point]:

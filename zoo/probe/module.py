@@ -22,10 +22,11 @@ from zoo.probe.pipeline import Arrays
 __all__ = [
     "Declared",
     "TorchExecutor",
+    "add_noise",
     "as_array",
     "as_tensor",
     "declared_tensors",
-    "noisy",
+    "in_parts",
     "not_perturbed",
     "perturb",
     "weights_of",
@@ -35,6 +36,8 @@ Array = np.ndarray[Any, Any]
 
 _NOISE = 0.2
 """Standard deviation of the noise on biases and norms. Noise on a matrix is scaled for products of unit variance."""
+_PART = 2**22
+"""Number of elements of a weight that are changed at a time."""
 
 
 def as_tensor(array: Array) -> Tensor:
@@ -123,10 +126,15 @@ def not_perturbed(model: nn.Module) -> list[str]:
     return sorted(name for name, tensor in tensors.items() if name in fixed or not tensor.is_floating_point())
 
 
-def noisy(
+def in_parts(weight: Tensor) -> tuple[Tensor, ...]:
+    """Return views of all elements, a few at a time, for operations in place that need memory."""
+    return weight.view(-1).split(_PART) if weight.is_contiguous() else (weight,)
+
+
+def add_noise(
     weight: Tensor, generator: torch.Generator, size: float | None = None, *, upper: float | None = None
 ) -> Tensor:
-    """Add noise to a weight, so that biases are not 0, norms not 1, and attention not uniform.
+    """Add noise to a weight, in place, so that biases are not 0, norms not 1, and attention not uniform. Returns it.
 
     Weights that are all positive stay positive, because a model may take their root or logarithm.
 
@@ -138,10 +146,14 @@ def noisy(
     """
     if size is None:
         size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
-    noise = torch.randn(weight.shape, generator=generator).mul_(size)
-    if upper is not None:
-        return _reflected(weight + noise, upper, torch.finfo(weight.dtype).eps)
-    return weight * noise.exp_() if bool((weight > 0).all()) else weight + noise
+    positive = bool((weight > 0).all())
+    for part in in_parts(weight):
+        noise = torch.randn(part.shape, generator=generator).mul_(size)
+        if upper is not None:
+            part.copy_(_reflected(part + noise, upper, torch.finfo(weight.dtype).eps))
+        else:
+            part.copy_(part * noise.exp_() if positive else part + noise)
+    return weight
 
 
 def _reflected(values: Tensor, upper: float, epsilon: float) -> Tensor:
@@ -158,7 +170,7 @@ def perturb(model: nn.Module, seed: int = 0) -> None:
     upper = declared_tensors(model).upper
     with torch.no_grad():
         for weight in weights_of(model):
-            weight.copy_(noisy(weight, generator, upper=upper.get(id(weight))))
+            add_noise(weight, generator, upper=upper.get(id(weight)))
 
 
 class TorchExecutor:

@@ -46,12 +46,14 @@ def compare(
     or does not support the model's dtype.
     """
     check_dtype(stored.dtype, provider, stored.path)
-    check_memory(stored)
+    check_memory(stored, declared)
     sweep = Sweep(OnnxSubject(stored, graphs, provider, declared), longest)
     _check_fixed(sweep.subject.models.yardstick.model, stored, graphs)
     report = judge(sweep, full_grid=full_grid, progress=progress)
+    points = sweep.points
+    del sweep  # it holds perturbed weights
     if report.passed and stored.dtype in HALVES:
-        _compare_in_float32(report, sweep.points, stored, graphs, provider, declared)
+        _compare_in_float32(report, points, stored, graphs, provider, declared)
     return report
 
 

@@ -56,7 +56,7 @@ def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
         "rule": RULE,
         **subject.facts(),
         "graphs": {
-            graph.name: {**subject.graph_facts(graph, sweep.runtimes), "outputs": findings.outputs(graph)}
+            graph.name: {**sweep.graph_facts[graph.name], "outputs": findings.outputs(graph)}
             for graph in subject.graphs
         },
         "logits": {level: item.to_dict() for (level, _, _), item in findings.distributions.items()},

@@ -29,7 +29,7 @@ from zoo.models import create, persist
 from zoo.probe.dtypes import epsilon
 from zoo.probe.errors import FACTOR, FLOOR_ULPS, allowed_error
 from zoo.probe.inputs import WORK, Padding, Point, empty_past, make_feeds
-from zoo.probe.module import TorchExecutor, declared_tensors, noisy
+from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, in_parts
 from zoo.probe.pipeline import Arrays
 from zoo_export.graph.file import pointers
 from zoo_export.parity.evidence import versions
@@ -200,11 +200,13 @@ class _Comparison:
         generator = torch.Generator().manual_seed(SEED)
         upper = declared_tensors(self.models.yardstick.model).upper
 
-        def lively(weight: torch.Tensor) -> torch.Tensor:
+        def lively(weight: torch.Tensor) -> None:
             if id(weight) in upper:
-                return noisy(weight, generator, upper=upper[id(weight)])
-            noise = torch.randn(weight.shape, generator=generator)
-            return noise * (GAIN / weight.shape[-1] ** 0.5) if weight.ndim > 1 else weight + SHIFT * noise
+                add_noise(weight, generator, upper=upper[id(weight)])
+                return
+            for part in in_parts(weight):
+                noise = torch.randn(part.shape, generator=generator)
+                part.copy_(noise * (GAIN / weight.shape[-1] ** 0.5) if weight.ndim > 1 else part + SHIFT * noise)
 
         self.models.change(lively)
 

@@ -1,24 +1,69 @@
-"""Memory needed by a comparison."""
+"""Memory needed by a comparison, and the inputs for which it is enough."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from zoo.artifact import HALVES, ModelDirectory
+from zoo.config import Config
+from zoo.contract import Graph
 from zoo.errors import ParityError
+from zoo.probe.inputs import Point, longest_length
 from zoo.system import free_memory
 
-__all__ = ["check_memory"]
+__all__ = ["check_memory", "fits", "longest_input"]
 
-_COPIES = 11
-"""Peak memory, in multiples of the weights."""
+_ATTENTIONS = 2**28
+"""Largest number of attention weights compared at one point: it grows with the square of the length."""
+_OUTPUTS = 2**27
+"""Largest number of other outputs of a single row, such as its logits, in the longest inputs."""
+_COPIES = 1.1
+"""Memory for weights, as a multiple of them: perturbed ones, or those that ONNX Runtime repacks for its kernels."""
+_OUTPUT_BYTES = 24
+"""Memory for each output in the longest inputs: in float64, by PyTorch, and by the graph while it is compared."""
 
 
-def check_memory(stored: ModelDirectory) -> None:
-    """Raise :class:`ParityError` if there is not enough memory to compare a model.
+def longest_input(config: Config, graphs: Sequence[Graph], longest: int | None = None) -> int:
+    """Return the number of tokens of the longest inputs: at most ``longest``, and as memory allows."""
+    length = longest_length(config, graphs)
+    if longest is not None:
+        length = min(length, longest)
+    while length > 1 and not (
+        fits(graphs, Point(1, length, 0, "none")) and _outputs(graphs, Point(1, length, 0, "none")) <= _OUTPUTS
+    ):
+        length //= 2
+    return length
 
-    A comparison holds the model in float64 and in its own dtype, a perturbed copy, and the sessions with theirs.
+
+def fits(graphs: Sequence[Graph], point: Point) -> bool:
+    """Return whether the attention weights at a point are few enough to compare."""
+    return _outputs(graphs, point, attentions=True) <= _ATTENTIONS
+
+
+def _outputs(graphs: Sequence[Graph], point: Point, *, attentions: bool = False) -> int:
+    """Return the number of attention weights, or of all other outputs, at a point."""
+    total = point.length + point.past
+    shapes = (
+        tensor.shape(dict.fromkeys(graph.dim_names(), total) | {"batch": point.batch, "past_sequence": 0})
+        for graph in graphs
+        for tensor in graph.output_tensors()
+        if (tensor in graph.recorded()) == attentions
+    )
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def check_memory(stored: ModelDirectory, graphs: Sequence[Graph] | None = None) -> None:
+    """Raise :class:`ParityError` if there is not enough memory to compare graphs, by default those declared.
+
+    Weights are read from their file. A comparison holds one copy that is perturbed or repacked for kernels, and the
+    outputs of the longest input. Graphs in half precision are also compared in float32.
     """
-    size = sum(tensor.length for tensor in stored.layout.values()) * (2 if stored.dtype in HALVES else 1)
-    needed, free = size * _COPIES, free_memory()
+    graphs = graphs or stored.spec.graphs
+    longest = Point(1, longest_input(stored.spec.config, graphs), 0, "none")
+    weights = sum(tensor.length for tensor in stored.layout.values()) * (2 if stored.dtype in HALVES else 1)
+    outputs = _outputs(graphs, longest) + _outputs(graphs, longest, attentions=True)
+    needed, free = weights * _COPIES + outputs * _OUTPUT_BYTES, free_memory()
     if needed > free:
         raise ParityError(
             f"too large to verify here: needs {needed / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free",

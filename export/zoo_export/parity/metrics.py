@@ -9,7 +9,7 @@ import numpy as np
 
 from zoo_runtime.generation.search import log_softmax
 
-__all__ = ["Distribution", "divergences"]
+__all__ = ["Distribution", "divergences", "sampled"]
 
 Array = np.ndarray[Any, Any]
 
@@ -43,14 +43,16 @@ class Distribution:
     disagreements: int = 0
     near_ties: int = 0
 
-    def add(self, reference: Array, yardstick: Array, result: Array, margin: float) -> None:
-        """Add logits of shape (rows, vocabulary). Logits that differ by ``margin`` or less are a near-tie."""
-        wanted, found = _sampled(reference), _sampled(result)
+    def add(self, wanted: Array, allowed: Array, found: Array, margin: float) -> None:
+        """Add logits of shape (rows, vocabulary), by the reference, PyTorch and the graph.
+
+        Logits that differ by ``margin`` or less are a near-tie.
+        """
         if not len(wanted):
             return
         if not (highest := _largest_divergence(wanted, found)) <= self.kl:  # true for NaN, too
             self.kl = highest
-        self.allow(reference, yardstick)
+        self.torch_kl = max(self.torch_kl, _largest_divergence(wanted, allowed))
         self.scale = max(self.scale, float(np.max(np.abs(wanted))))
         top = min(TOP, wanted.shape[-1])
         best, theirs = (np.argpartition(-values, top - 1, axis=-1)[:, :top] for values in (wanted, found))
@@ -65,15 +67,21 @@ class Distribution:
         self.near_ties += int(np.sum(differs & ties))
         self.disagreements += int(np.sum(differs & ~ties))
 
-    def allow(self, reference: Array, yardstick: Array) -> None:
-        """Raise the limit by a result of PyTorch."""
-        if len(reference):
-            self.torch_kl = max(self.torch_kl, _largest_divergence(_sampled(reference), _sampled(yardstick)))
+    def allow(self, reference: Array, yardstick: Array, valid: Array) -> None:
+        """Raise the limit by a result of PyTorch with these valid rows."""
+        if valid.any():
+            divergence = _largest_divergence(sampled(reference, valid), sampled(yardstick, valid))
+            self.torch_kl = max(self.torch_kl, divergence)
 
     @property
     def close(self) -> bool:
         """Whether the divergence is within its limit, if it is judged."""
         return not self.judged or self.kl <= self.limit
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the divergence is beyond a limit that another result of PyTorch may raise."""
+        return bool(np.isfinite(self.kl)) and not self.close
 
     @property
     def limit(self) -> float:
@@ -109,9 +117,10 @@ def divergences(log_p: Array, log_q: Array) -> Array:
     return result
 
 
-def _sampled(logits: Array) -> Array:
-    """Return evenly spaced rows in float64, at most ``_MAX_ROWS``."""
-    return logits[:: -(-len(logits) // _MAX_ROWS) or 1].astype(np.float64)
+def sampled(logits: Array, valid: Array) -> Array:
+    """Return evenly spaced valid rows in float64, at most ``_MAX_ROWS``."""
+    rows = np.flatnonzero(valid)
+    return logits[rows[:: -(-len(rows) // _MAX_ROWS) or 1]].astype(np.float64)
 
 
 def _largest_divergence(wanted: Array, found: Array) -> float:

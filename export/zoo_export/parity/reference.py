@@ -10,56 +10,68 @@ import torch
 from torch import Tensor, nn
 
 from zoo.probe.dtypes import epsilon
-from zoo.probe.module import TorchExecutor, as_array, weights_of
+from zoo.probe.module import TorchExecutor, as_array, in_parts, weights_of
+from zoo.probe.widened import WideWeight, share_weights
 
 __all__ = ["SEED", "Models"]
 
 SEED = 0
 _NUDGES = 16
 """Number of evaluations on nudged weights where a graph is further from float64 than torch is."""
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of as many bytes."""
 
 
 class Models:
     """The model in float64, the reference, and in its own dtype, the yardstick, with equal weights.
+
+    Large weights are held once, in the model's own dtype.
 
     Args:
         load: returns a new instance of the model, in its own dtype.
     """
 
     def __init__(self, load: Callable[[], nn.Module]) -> None:
-        self.yardstick = TorchExecutor(load())
-        self.reference = TorchExecutor(load().double())
+        own, exact = load(), load()
+        share_weights(exact, own, torch.float64)
+        self.yardstick, self.reference = TorchExecutor(own), TorchExecutor(exact)
         self.epsilon = epsilon(self.yardstick.dtype)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """The current weights in the model's own dtype, by every name in the state dict."""
         return {name: as_array(tensor) for name, tensor in self.yardstick.model.state_dict().items()}
 
-    def change(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace every weight by a function of itself, rounded to the model's own dtype."""
+    def change(self, change: Callable[[Tensor], object]) -> None:
+        """Change every weight by a function that works in place on the one in the model's own dtype."""
         with torch.no_grad():
             for own, exact in self._pairs():
-                own.copy_(change(own))
-                exact.copy_(own)
+                change(own)
+                if not isinstance(exact, WideWeight):
+                    exact.copy_(own)
 
     def nudged(self) -> Iterator[TorchExecutor]:
-        """Yield the yardstick on weights perturbed by less than one unit in the last place, several times.
+        """Yield the yardstick on weights perturbed by at most one unit in the last place, several times.
 
         Where the model amplifies rounding errors, as a norm of two nearly equal numbers does, a single evaluation may
-        be close to float64 by chance. The perturbed evaluations show how far rounding moves the outputs.
+        be close to float64 by chance. The perturbed evaluations show how far rounding moves the outputs. The reference
+        must not be evaluated meanwhile, because it shares the weights.
         """
-        generator = torch.Generator().manual_seed(SEED)
-        try:
-            for _ in range(_NUDGES):
-                with torch.no_grad():
-                    for own, exact in self._pairs():
-                        uniform = torch.rand(exact.shape, generator=generator, dtype=exact.dtype)
-                        own.copy_(exact * (1 + self.epsilon * (uniform - 0.5)))
+        for seed in range(_NUDGES):
+            self._flip_last_bits(seed)
+            try:
                 yield self.yardstick
-        finally:
-            with torch.no_grad():
-                for own, exact in self._pairs():
-                    own.copy_(exact)
+            finally:
+                self._flip_last_bits(seed)
+
+    def _flip_last_bits(self, seed: int) -> None:
+        """Flip the last bit of about half of the weights, or flip it back."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in weights_of(self.yardstick.model):
+                for part in in_parts(weight):
+                    bits = part.view(_INTEGERS[part.element_size()])
+                    flips = torch.randint(0, 2, bits.shape, generator=generator, dtype=bits.dtype)
+                    bits ^= flips.mul_(part.isfinite())
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(weights_of(self.yardstick.model), weights_of(self.reference.model), strict=True)

@@ -6,24 +6,31 @@ too loose for a small model and too strict for a deep one. For logits, the next-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zoo.contract import Graph
+from zoo.contract import Graph, TensorSpec
 from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS, Errors, as_rows
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import check_shape, valid_positions
-from zoo_export.parity.metrics import Distribution
+from zoo_export.parity.metrics import Distribution, sampled
 
-__all__ = ["RULE", "Findings"]
+__all__ = ["RULE", "Findings", "Key"]
 
 RULE = (
     f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|, and likewise, in "
     f"units of the largest value of a row or channel, {LOCAL_FACTOR:g} x torch's error + {LOCAL_FLOOR_ULPS:g} x epsilon"
 )
+
+
+Key = tuple[str, str, str]
+"""Level, graph and output."""
+Logits = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
+"""By the reference, the yardstick and the graph, (rows, vocabulary)."""
+Doubtful = tuple[Graph, TensorSpec, Errors | Distribution]
 
 
 class Findings:
@@ -58,16 +65,14 @@ class Findings:
         self,
         level: str,
         results: tuple[Mapping[str, Arrays], Mapping[str, Arrays], Mapping[str, Arrays]],
-        nudged: Callable[[], Sequence[Mapping[str, Arrays]]],
         feeds: Feeds,
         point: Point,
-    ) -> None:
-        """Add one point.
+    ) -> dict[Key, Logits]:
+        """Add the errors at one point. Returns a sample of the logits, for :meth:`add_distributions`.
 
         Args:
             level: how the graphs were run.
             results: the outputs of each graph, by the reference, the yardstick and the graphs.
-            nudged: returns outputs of the yardstick with different rounding. Called if an error is beyond the limit.
             feeds: the inputs.
             point: their shape.
 
@@ -75,26 +80,49 @@ class Findings:
             ValueError: an output does not have its declared shape.
         """
         self.compared.add(level)
-        known = dict(feeds)
+        known, logits = dict(feeds), {}
         for graph in self.graphs:
             known |= results[2][graph.name]
             for tensor in graph.output_tensors():
-                exact, allowed, found = (outputs[graph.name][tensor.name] for outputs in results)
-                check_shape(graph, tensor, found.shape, known, point)
-                valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), exact.shape)
-                exact, allowed, found, valid = (as_rows(tensor, values) for values in (exact, allowed, found, valid))
-                rows = np.asarray(valid.any(axis=1))
-                errors = self.errors[level, graph.name, tensor.name]
-                errors.add(exact, allowed, found, rows, point)
-                if errors.finite and not errors.passed:
-                    for other in nudged():
-                        errors.allow(exact, as_rows(tensor, other[graph.name][tensor.name]), rows)
-                if tensor.name == "logits":
-                    distribution = self.distributions[level, graph.name, tensor.name]
-                    distribution.add(exact[rows], allowed[rows], found[rows], self.margin(level, graph))
-                    if errors.finite and not distribution.close:
-                        for other in nudged():
-                            distribution.allow(exact[rows], as_rows(tensor, other[graph.name][tensor.name])[rows])
+                key = level, graph.name, tensor.name
+                check_shape(graph, tensor, results[2][graph.name][tensor.name].shape, known, point)
+                (exact, allowed, found), valid = _rows(graph, tensor, results, feeds, point)
+                self.errors[key].add(exact, allowed, found, valid, point)
+                if key in self.distributions:
+                    logits[key] = sampled(exact, valid), sampled(allowed, valid), sampled(found, valid)
+        return logits
+
+    def add_distributions(self, logits: Mapping[Key, Logits]) -> None:
+        """Add next-token distributions. The errors allowed so far say which logits are nearly equal."""
+        for (level, name, output), (exact, allowed, found) in logits.items():
+            graph = next(graph for graph in self.graphs if graph.name == name)
+            self.distributions[level, name, output].add(exact, allowed, found, self.margin(level, graph))
+
+    def allow(
+        self, doubtful: Iterable[Doubtful], results: Sequence[Mapping[str, Arrays]], feeds: Feeds, point: Point
+    ) -> None:
+        """Raise limits by another result of PyTorch, computed with different rounding.
+
+        Args:
+            doubtful: outputs and what judges them, from :meth:`doubtful`.
+            results: the outputs of each graph, by the reference and by PyTorch.
+            feeds: the inputs.
+            point: their shape.
+        """
+        for graph, tensor, judge in doubtful:
+            (exact, allowed), valid = _rows(graph, tensor, results, feeds, point)
+            judge.allow(exact, allowed, valid)
+
+    def doubtful(
+        self, judges: Mapping[Key, Errors] | Mapping[Key, Distribution], levels: Collection[str]
+    ) -> list[Doubtful]:
+        """Return what is beyond a limit that another result of PyTorch may raise, among errors or distributions."""
+        found: list[Doubtful] = []
+        for graph in self.graphs:
+            for tensor in graph.output_tensors():
+                keys = ((level, graph.name, tensor.name) for level in levels)
+                found += [(graph, tensor, judges[key]) for key in keys if key in judges and judges[key].doubtful]
+        return found
 
     def margin(self, level: str, graph: Graph) -> float:
         """Largest difference of two logits of a graph that its allowed error may reverse."""
@@ -136,3 +164,12 @@ class Findings:
             }
             for tensor in graph.output_tensors()
         }
+
+
+def _rows(
+    graph: Graph, tensor: TensorSpec, results: Iterable[Mapping[str, Arrays]], feeds: Feeds, point: Point
+) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    """Return results for an output as (rows, channels), and whether each row is valid."""
+    arrays = [outputs[graph.name][tensor.name] for outputs in results]
+    valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), arrays[0].shape)
+    return [as_rows(tensor, values) for values in arrays], np.asarray(as_rows(tensor, valid).any(axis=1))

@@ -15,7 +15,7 @@ from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
-from zoo.probe.module import TorchExecutor, declared_tensors, noisy, weights_of
+from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, weights_of
 from zoo.probe.pipeline import Executor
 from zoo_export.graph.file import pointers, referenced_tensors, without_functions
 from zoo_export.graph.static import fixed_sizes
@@ -24,7 +24,7 @@ from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.placement import placement
-from zoo_runtime.providers import Provider, open_session
+from zoo_runtime.providers import Memory, Provider, open_session
 
 __all__ = ["FAINT", "LEVELS", "PERTURBED", "PERTURBED_LABELS", "REFERENCE", "OnnxSubject", "Subject", "Weights",
            "onnx_facts", "open_perturbed"]  # fmt: skip
@@ -132,7 +132,10 @@ class OnnxSubject(Subject):
         """Level whose weights the models have, if perturbed."""
 
     def open(self) -> dict[str, Executor]:
-        return {level: self._open(self.files, optimize) for level, optimize in self._levels.items()}
+        return {
+            level: self._open(self.files, optimize, memory="fast" if optimize else "mapped")
+            for level, optimize in self._levels.items()
+        }
 
     def conditions(self) -> Sequence[Conditions]:
         longest = getattr(self.stored.spec.config, "max_seq_len", None)
@@ -165,7 +168,9 @@ class OnnxSubject(Subject):
             "unused_tensors": sorted(set(layout) - referenced_tensors(self.files.values(), layout)),
         }
 
-    def _open(self, files: Mapping[str, bytes], optimize: bool, weights: Weights | None = None) -> OnnxExecutor:
+    def _open(
+        self, files: Mapping[str, bytes], optimize: bool, weights: Weights | None = None, memory: Memory = "mapped"
+    ) -> OnnxExecutor:
         """Open sessions for all graphs, with the stored weights or with others of the same layout."""
         try:
             sessions = {
@@ -175,6 +180,8 @@ class OnnxSubject(Subject):
                     provider=self.provider,
                     optimize=optimize,
                     placements=True,
+                    memory=memory,
+                    pool=False,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
                     replace=self._by_place(files[graph.name], weights) if weights else None,
                 )
@@ -200,9 +207,9 @@ class OnnxSubject(Subject):
             return
         if not wanted:
             stored = iter(weights_of(persist.load_directory(self.stored)))
-            self.models.change(lambda _: next(stored))
+            self.models.change(lambda weight: weight.copy_(next(stored)))
         elif wanted == FAINT:  # perturbed weights are those times a power of two
-            self.models.change(lambda weight: weight * _FAINT)
+            self.models.change(lambda weight: weight.mul_(_FAINT))
         self._weights_now = wanted
 
 
@@ -214,9 +221,9 @@ def open_perturbed(models: Models) -> Iterator[tuple[str, Weights]]:
     """
     generator = torch.Generator().manual_seed(SEED)
     upper = declared_tensors(models.yardstick.model).upper
-    models.change(lambda weight: noisy(weight, generator, upper=upper.get(id(weight))) * _FAINT)
+    models.change(lambda weight: add_noise(weight, generator, upper=upper.get(id(weight))).mul_(_FAINT))
     yield FAINT, models.state()
-    models.change(lambda weight: weight / _FAINT)
+    models.change(lambda weight: weight.div_(_FAINT))
     yield PERTURBED, models.state()
 
 

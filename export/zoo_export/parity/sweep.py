@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,21 +12,21 @@ from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, longest_length, make_feeds, make_grid
-from zoo.probe.pipeline import Executor, run_pipeline
+from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, is_affordable, make_feeds, make_grid
+from zoo.probe.pipeline import Arrays, Executor, run_pipeline
+from zoo.system import release_memory
 from zoo_export.parity.coverage import Coverage, candidates
 from zoo_export.parity.greedy import greedy_agreement
 from zoo_export.parity.laws import check_split, special_ids
+from zoo_export.parity.memory import fits, longest_input
 from zoo_export.parity.reference import SEED
-from zoo_export.parity.rule import Findings
+from zoo_export.parity.rule import Findings, Key
 from zoo_export.parity.subject import Subject
 
-__all__ = ["Sweep", "longest_input", "running", "smallest_points", "typical_point"]
+__all__ = ["Sweep", "running", "smallest_points", "typical_point"]
 
 _CANDIDATES, _CONSTANTS = 300, 12
 """Number of inputs that are tried to cover conditions, and of the graphs' constants around which they lie."""
-_NUMBERS = 2**28
-"""Largest number of attention weights compared at one point: it grows with the square of the length."""
 
 
 class Sweep:
@@ -44,13 +42,16 @@ class Sweep:
 
     def __init__(self, subject: Subject, longest: int | None = None) -> None:
         self.subject = subject
-        self.longest = longest_input(subject, longest)
+        self.longest = longest_input(subject.stored.spec.config, subject.graphs, longest)
         self.special = special_ids(subject.stored.spec.config)
         self.parameters = create.count_parameters(subject.models.yardstick.model)
-        self.runtimes = subject.open()
+        self.runtimes: Mapping[str, Executor] = subject.open()
         self.findings = Findings(subject.graphs, subject.labels, subject.models.epsilon, subject.coarse)
         self.coverage: dict[str, Any] | None = None
         self.points: list[Point] = []
+        self._splits: set[tuple[int, int]] = set()
+        self.graph_facts: dict[str, dict[str, Any]] = {}
+        """Evidence about each graph, apart from its errors."""
         self.left_out = 0
         """Number of points of the grid that were not compared."""
 
@@ -63,13 +64,17 @@ class Sweep:
         grid, self.left_out = make_grid(
             graphs, self.longest, self.parameters, whole=full_grid, fixed=self.subject.fixed
         )
-        points = [point for point in grid if _numbers(graphs, point) <= _NUMBERS]
+        points = [point for point in grid if fits(graphs, point)]
         self.left_out += len(grid) - len(points)
         points += self.cover(points, full_grid)
         self.visit(points, progress)
         self.left_out += len(points) - len(self.points)
         if not self.findings.hopeless:
             self.decode()
+        self.graph_facts = {graph.name: self.subject.graph_facts(graph, self.runtimes) for graph in graphs}
+        self.runtimes = {}
+        release_memory()  # for perturbed weights
+        if not self.findings.hopeless:
             self.perturb(points)
 
     def cover(self, points: Sequence[Point], full_grid: bool = False) -> list[Point]:
@@ -144,21 +149,45 @@ class Sweep:
         with running(f"at {point}", subject.stored.path):
             feeds = self._feeds(point)
             exact = run_pipeline(subject.models.reference, graphs, feeds, point, split=True)
-            if point.past and (point.tokens * self.parameters <= CHEAP or point.length + point.past <= ODD + PAST):
+            if self._is_new_split(point):
                 whole = run_pipeline(subject.models.reference, graphs, feeds, point, split=False)
                 check_split(graphs, whole, exact, feeds, point)
             allowed = {
                 executor: run_pipeline(executor, graphs, feeds, point, split=True)
                 for executor in {subject.yardstick(level) for level in runtimes}
             }
-            nudged = cache(
-                lambda: [run_pipeline(other, graphs, feeds, point, split=True) for other in subject.nudged()]
-            )
+            logits: dict[Key, Any] = {}
             for level, runtime in runtimes.items():
                 with running(f"at {point}, {subject.labels[level]}", subject.stored.path):
                     found = run_pipeline(runtime, graphs, feeds, point, split=True)
                 results = exact, allowed[subject.yardstick(level)], found
-                self.findings.add(level, results, nudged, feeds, point)
+                logits |= self.findings.add(level, results, feeds, point)
+                del found, results  # of a long text, they are large
+            self._settle(self.findings.errors, runtimes, exact, feeds, point)
+            self.findings.add_distributions(logits)
+            self._settle(self.findings.distributions, runtimes, exact, feeds, point)
+
+    def _is_new_split(self, point: Point) -> bool:
+        """Whether the law ``cache`` is to be checked at a point: of points of the same lengths, at the first."""
+        lengths = point.length, point.past
+        if not point.past or lengths in self._splits or not is_affordable(point, self.parameters):
+            return False
+        self._splits.add(lengths)
+        return True
+
+    def _settle(
+        self,
+        judges: Mapping[Key, Any],
+        levels: Collection[str],
+        exact: Mapping[str, Arrays],
+        feeds: Feeds,
+        point: Point,
+    ) -> None:
+        """Where something is beyond its limit, run PyTorch with different rounding, which may raise the limit."""
+        doubtful = self.findings.doubtful(judges, levels)
+        for other in self.subject.nudged() if doubtful else ():
+            results = exact, run_pipeline(other, self.subject.graphs, feeds, point, split=True)
+            self.findings.allow(doubtful, results, feeds, point)
 
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""
@@ -199,27 +228,6 @@ def running(where: str, path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the runtime raises a dozen classes without a common base
         raise ParityError(f"the graph fails {where} ({error})", path) from error
-
-
-def longest_input(subject: Subject, longest: int | None = None) -> int:
-    """Return the number of tokens of the longest inputs: at most ``longest``, and as memory allows."""
-    length = longest_length(subject.stored.spec.config, subject.graphs)
-    if longest is not None:
-        length = min(length, longest)
-    while _numbers(subject.graphs, Point(1, length, 0, "none")) > _NUMBERS:
-        length //= 2
-    return length
-
-
-def _numbers(graphs: Sequence[Graph], point: Point) -> int:
-    """Number of attention weights that the graphs return at ``point``."""
-    total = point.length + point.past
-    shapes = (
-        tensor.shape(dict.fromkeys(graph.dim_names(), total) | {"batch": point.batch, "past_sequence": 0})
-        for graph in graphs
-        for tensor in graph.recorded()
-    )
-    return sum(math.prod(shape) for shape in shapes)
 
 
 def typical_point(graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int] = MappingProxyType({})) -> Point:

@@ -33,7 +33,7 @@ from zoo.errors import ArtifactError, ParityError
 from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.probe.inputs import Feeds, Point
-from zoo.probe.module import TorchExecutor, declared_tensors, noisy
+from zoo.probe.module import TorchExecutor, add_noise, declared_tensors
 from zoo.probe.pipeline import Arrays, Executor
 from zoo_export.parity.compare import compare, judge
 from zoo_export.parity.modules import ModuleError, module_errors
@@ -170,8 +170,9 @@ class _QuantizedSubject(Subject):
         packed = {id(self.models.yardstick.model.get_parameter(name)) for name in self._packings}
         upper = declared_tensors(self.models.yardstick.model).upper
 
-        def change(weight: torch.Tensor) -> torch.Tensor:
-            return weight if id(weight) in packed else noisy(weight, generator, _NOISE, upper=upper.get(id(weight)))
+        def change(weight: torch.Tensor) -> None:
+            if id(weight) not in packed:
+                add_noise(weight, generator, _NOISE, upper=upper.get(id(weight)))
 
         self.models.change(change)
         values = self._values()

@@ -146,7 +146,7 @@ def test_lengths_are_bounded_by_memory(exported_build: Callable[..., Path], monk
     """The number of weights grows with the square of the length: lengths that do not fit are left out and reported."""
     stored = ModelDirectory.open(exported_build("bert-tiny"))
     files, declared = make_graphs(stored, SHOWN), Export(stored, ATTENTIONS).graphs
-    monkeypatch.setattr("zoo_export.parity.sweep._NUMBERS", 2 * 4 * 2 * 16 * 16)
+    monkeypatch.setattr("zoo_export.parity.memory._ATTENTIONS", 2 * 4 * 2 * 16 * 16)
     sweep = Sweep(OnnxSubject(stored, files, "cpu", declared))
     assert sweep.longest == 16
     report = judge(sweep)

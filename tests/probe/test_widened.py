@@ -1,0 +1,100 @@
+"""Models in a wider dtype than their weights are stored in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo.probe.widened import WideWeight, share_weights
+
+LARGE, WIDTH = 1200, 300
+"""A matrix of LARGE x WIDTH is converted where it is used; its products in two parts."""
+
+
+class Uses(nn.Module):
+    """Uses large weights in the ways that models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(LARGE, WIDTH)
+        self.head = nn.Linear(WIDTH, LARGE)
+        self.tied = nn.Linear(WIDTH, LARGE, bias=False)
+        self.tied.weight = self.embedding.weight
+        self.norm = nn.LayerNorm(WIDTH)
+        self.rnn = nn.GRU(WIDTH, WIDTH)
+        self.convolution = nn.Conv1d(WIDTH, WIDTH, 3)
+        self.experts = nn.Parameter(torch.randn(4, WIDTH, WIDTH))
+        self.register_buffer("table", torch.rand(LARGE, WIDTH))
+        self.register_buffer("order", torch.randperm(LARGE))
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        x = self.norm(self.embedding(ids))
+        table = self.get_buffer("table")
+        assert table.dtype == self.experts.dtype == x.dtype
+        return {
+            "linear": self.head(x),
+            "tied": self.tied(x),
+            "without batch": F.linear(x[0, 0], self.head.weight),
+            "rnn": self.rnn(x)[0],
+            "convolution": self.convolution(x.mT),
+            "experts": torch.einsum("bsw,ewv->bsev", x, self.experts),
+            "indexed": self.experts[ids % 4],
+            "product": x @ self.tied.weight.T,
+            "sum of weights": self.tied.weight + self.head.weight,
+            "product of weights": F.linear(self.head.weight[:3], self.tied.weight),
+            "both wide": F.linear(self.head.weight, self.tied.weight),
+            "table": table[self.get_buffer("order")[:5]],
+            "cast": self.head.weight.to(x.dtype).float(),
+        }
+
+
+def pair(dtype: torch.dtype = torch.float32, wide: torch.dtype = torch.float64) -> tuple[Uses, Uses, Uses]:
+    """Return a model, one that shares its weights, and one with a copy of them, the last two in the dtype ``wide``."""
+    torch.manual_seed(0)
+    source = Uses().to(dtype).requires_grad_(False)
+    shared, copied = Uses(), copy.deepcopy(source).to(wide)
+    share_weights(shared, source, wide)
+    return source, shared, copied
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [(torch.float32, torch.float64), (torch.bfloat16, torch.float32), (torch.float16, torch.float64)],
+)
+def test_results_are_those_of_a_copy(mode: Callable[[], object], dtype: torch.dtype, wide: torch.dtype) -> None:
+    _, shared, copied = pair(dtype, wide)
+    ids = torch.randint(0, LARGE, (2, 7))
+    with torch.inference_mode() if mode is torch.inference_mode else torch.no_grad():
+        found, wanted = shared(ids), copied(ids)
+    for name in wanted:
+        assert found[name].dtype == wanted[name].dtype
+        eps = torch.finfo(wide).eps
+        torch.testing.assert_close(found[name], wanted[name], rtol=16 * eps, atol=1e4 * eps)
+
+
+def test_large_weights_share_memory_and_small_ones_do_not() -> None:
+    source, shared, _ = pair()
+    wide = shared.head.weight
+    assert isinstance(wide, WideWeight)
+    assert wide.stored.data_ptr() == source.head.weight.data_ptr()
+    assert shared.tied.weight is shared.embedding.weight
+    assert isinstance(shared.get_buffer("table"), WideWeight)
+    assert not isinstance(shared.norm.weight, WideWeight)
+    assert shared.norm.weight.data_ptr() != source.norm.weight.data_ptr()
+    assert shared.get_buffer("order").dtype == torch.int64
+    assert [*shared.state_dict()] == [*source.state_dict()]
+    assert {parameter.dtype for parameter in shared.parameters()} == {torch.float64}
+
+
+def test_changes_of_the_source_are_seen() -> None:
+    source, shared, _ = pair()
+    source.head.weight.mul_(2)
+    x = torch.ones(1, WIDTH, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(F.linear(x, shared.head.weight), x @ source.head.weight.double().T)

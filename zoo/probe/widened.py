@@ -1,0 +1,110 @@
+"""Evaluation of a model in a wider dtype than its weights are stored in, without a second copy of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+__all__ = ["WideWeight", "share_weights"]
+
+_LARGE = 2**18
+"""Number of elements from which a weight is converted where it is used, and of those converted at a time by a product.
+So few fit into a core's cache, which makes a product about as fast as one with a converted copy in memory."""
+
+
+class WideWeight(torch.Tensor):
+    """A weight with the values of ``stored``, whose memory it shares, in the dtype ``dtype``.
+
+    Operations convert the values when they read them: a product a few rows at a time, an embedding the rows it looks
+    up, and others the whole weight.
+    """
+
+    stored: Tensor
+
+    @staticmethod
+    def __new__(cls, stored: Tensor, dtype: torch.dtype) -> WideWeight:
+        weight: WideWeight = torch.Tensor._make_wrapper_subclass(
+            cls, stored.shape, strides=stored.stride(), dtype=dtype, device=stored.device
+        )
+        weight.stored = stored
+        return weight
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        with torch.inference_mode(False), torch.no_grad():  # slices must not be inference tensors
+            special = _SPECIAL.get(function)
+            if special is not None and isinstance(args[special.place], cls):
+                return special.run(*args, **(kwargs or {}))
+            args, kwargs = pytree.tree_map_only(cls, cls.widened, (args, kwargs or {}))
+            return function(*args, **kwargs)
+
+    def widened(self) -> Tensor:
+        """Return a converted copy."""
+        return self.stored.to(self.dtype)
+
+
+class _Special:
+    """An operation that need not convert the whole weight, which is the argument at ``place``."""
+
+    def __init__(self, place: int, run: Callable[..., Tensor]) -> None:
+        self.place, self.run = place, run
+
+
+def _linear(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
+    if isinstance(x, WideWeight) or weight.ndim != 2:
+        return F.linear(x.widened() if isinstance(x, WideWeight) else x, weight.widened(), bias)
+    rows = max(1, _LARGE // weight.shape[1])
+    output = x.new_empty(*x.shape[:-1], weight.shape[0])
+    for start, part in zip(range(0, len(weight), rows), weight.stored.split(rows), strict=True):
+        output[..., start : start + len(part)] = F.linear(x, part.to(weight.dtype))
+    return output if bias is None else output.add_(bias)
+
+
+def _embedding(weight: WideWeight, indices: Tensor, *options: Any, **named: Any) -> Tensor:
+    return torch.embedding(weight.stored, indices, *options, **named).to(weight.dtype)
+
+
+def _detach(weight: WideWeight) -> Tensor:
+    return WideWeight(weight.stored, weight.dtype)
+
+
+_SPECIAL = {
+    torch.ops.aten.linear.default: _Special(1, _linear),
+    torch.ops.aten.embedding.default: _Special(0, _embedding),
+    torch.ops.aten.detach.default: _Special(0, _detach),
+}
+
+
+def share_weights(model: nn.Module, source: nn.Module, dtype: torch.dtype) -> None:
+    """Give a model the parameters and buffers of another instance, with the floating-point ones in ``dtype``.
+
+    Large ones are converted where they are used, and follow any change of the source. The model must not be trained.
+    """
+    made: dict[int, Tensor] = {}
+    for name, tensor in _named_tensors(source):
+        if id(tensor) not in made:
+            made[id(tensor)] = _in_dtype(tensor.detach(), dtype)
+        wide, (owner, _, leaf) = made[id(tensor)], name.rpartition(".")
+        if isinstance(tensor, nn.Parameter) and not isinstance(wide, nn.Parameter):
+            wide = made[id(tensor)] = nn.Parameter(wide, requires_grad=False)
+        setattr(model.get_submodule(owner), leaf, wide)
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    return WideWeight(tensor, dtype) if tensor.numel() >= _LARGE else tensor.to(dtype, copy=True)
