@@ -70,7 +70,7 @@ def open_session(
         provider: ``cpu`` or ``cuda``. There is no fallback to another provider.
         optimize: run all of ONNX Runtime's graph optimisations, or none.
         placements: record which provider runs each node, for ``zoo_runtime.placement``.
-        replace: values that override initialisers of the file, by name. They are not copied.
+        replace: values that override initialisers of the file, by name. ONNX Runtime copies them.
         spin: let idle threads busy-wait, which is fastest when nothing else uses the cores. No-op for more threads than
             cores, where it is slower by orders of magnitude.
         pool: keep memory for the results of operators, which is faster; otherwise it is freed after every run.
@@ -104,9 +104,8 @@ def open_session(
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(Path(weights).resolve())
         )
-    values = {name: to_value(value) for name, value in (replace or {}).items()}
-    for initializer, value in values.items():
-        options.add_initializer(initializer, value)
+    if replace:
+        options.add_external_initializers(list(replace), [to_value(value) for value in replace.values()])
     ort.set_default_logger_severity(_SILENT)
     try:
         if provider == "cuda":
@@ -132,7 +131,6 @@ def open_session(
         if key not in known:
             raise UsageError(f"{name} has no option {key!r}", _OPTION, nearest(key, known))
     session.disable_fallback()
-    session.replaced = values  # the session uses their memory
     return session
 
 

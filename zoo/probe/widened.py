@@ -92,7 +92,7 @@ def share_weights(model: nn.Module, source: nn.Module, dtype: torch.dtype) -> No
     made: dict[int, Tensor] = {}
     for name, tensor in _named_tensors(source):
         if id(tensor) not in made:
-            made[id(tensor)] = _in_dtype(tensor.detach(), dtype)
+            made[id(tensor)] = _in_dtype(tensor, dtype)
         wide, (owner, _, leaf) = made[id(tensor)], name.rpartition(".")
         if isinstance(tensor, nn.Parameter) and not isinstance(wide, nn.Parameter):
             wide = made[id(tensor)] = nn.Parameter(wide, requires_grad=False)
@@ -106,5 +106,5 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if not tensor.is_floating_point():
-        return tensor.clone()
-    return WideWeight(tensor, dtype) if tensor.numel() >= _LARGE else tensor.to(dtype, copy=True)
+        return tensor.detach().clone()
+    return WideWeight(tensor, dtype) if tensor.numel() >= _LARGE else tensor.detach().to(dtype, copy=True)

@@ -68,12 +68,16 @@ def _check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, 
 
 def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None) -> Report:
     """Run a sweep and the model's tasks, and report what they found."""
-    answers = compare_answers(sweep.subject, sweep.runtimes)  # first: the sweep leaves the weights perturbed
-    sweep.run(full_grid, progress)
-    failures = [*sweep.failures(), *answers.failures]
-    evidence = evidence_of(sweep, verified=not failures)
-    names = not_perturbed(sweep.subject.models.yardstick.model)
-    return Report({**evidence, "not_perturbed": names, "answers": answers.evidence}, failures)
+    subject = sweep.subject
+    try:
+        answers = compare_answers(subject, sweep.runtimes)  # first: the sweep leaves the weights perturbed
+        sweep.run(full_grid, progress)
+        failures = [*sweep.failures(), *answers.failures]
+    finally:
+        subject.close()
+    names = not_perturbed(subject.models.yardstick.model)
+    evidence = {**evidence_of(sweep, verified=not failures), "not_perturbed": names, "answers": answers.evidence}
+    return Report(evidence, failures)
 
 
 def _compare_in_float32(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.artifact import ModelDirectory
 from zoo.probe.dtypes import epsilon
 from zoo.probe.module import TorchExecutor, as_array, in_parts, weights_of
 from zoo.probe.widened import WideWeight, share_weights
@@ -40,6 +43,21 @@ class Models:
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """The current weights in the model's own dtype, by every name in the state dict."""
         return {name: as_array(tensor) for name, tensor in self.yardstick.model.state_dict().items()}
+
+    def move(self, stored: ModelDirectory, folder: Path) -> None:
+        """Copy the weights' files to a folder, and use those from now on: every change is written to them.
+
+        The system may then write changed weights to disk when it needs their memory. The models must still have the
+        stored weights.
+        """
+        tensors = self.yardstick.model.state_dict(keep_vars=True)
+        mapped = {}
+        for file in {place.file for place in stored.layout.values()}:
+            copied = shutil.copyfile(stored.path / file, folder / file)
+            mapped[file] = torch.from_file(str(copied), shared=True, size=copied.stat().st_size, dtype=torch.uint8)
+        for name, place in stored.layout.items():
+            part = mapped[place.file][place.offset : place.offset + place.length]
+            tensors[name].data = part.view(tensors[name].dtype).view(place.shape)
 
     def change(self, change: Callable[[Tensor], object]) -> None:
         """Change every weight by a function that works in place on the one in the model's own dtype."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,9 @@ class Subject(ABC):
         Each item maps the levels that run on the models' current weights to executors.
         """
 
+    def close(self) -> None:  # noqa: B027  (most have none)
+        """Remove temporary files. The graphs cannot be opened afterwards."""
+
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Evidence about the subject as a whole."""
@@ -122,19 +127,21 @@ class OnnxSubject(Subject):
         in_float32: bool = False,
     ) -> None:
         self.files, self.provider = files, provider
-        self._levels = {} if in_float32 else LEVELS
+        self._in_float32 = in_float32
         load = partial(persist.load_directory, stored)
         labels = {level: f"{label}, in float32" for level, label in PERTURBED_LABELS.items()} if in_float32 else _LABELS
         models = Models(lambda: load().float()) if in_float32 else Models(load)
         super().__init__(stored, declared or stored.spec.graphs, models, labels)
         self.fixed = fixed_sizes(next(iter(files.values())))
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        """Files with the models' current weights, once they are perturbed."""
         self._weights_now = ""
         """Level whose weights the models have, if perturbed."""
 
     def open(self) -> dict[str, Executor]:
         return {
             level: self._open(self.files, optimize, memory="fast" if optimize else "mapped")
-            for level, optimize in self._levels.items()
+            for level, optimize in ({} if self._in_float32 else LEVELS).items()
         }
 
     def conditions(self) -> Sequence[Conditions]:
@@ -142,16 +149,23 @@ class OnnxSubject(Subject):
         return [Conditions(graph, self.files[graph.name], self.stored.path, longest) for graph in self.graphs]
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
-        for level, weights in open_perturbed(self.models):
+        if not self._in_float32:
+            self._scratch = tempfile.TemporaryDirectory(prefix="zoo-")
+            self.models.move(self.stored, Path(self._scratch.name))
+        for level, _ in open_perturbed(self.models):
             self._weights_now = level
-            yield {level: self._open(self.files, True, weights)}
+            yield {level: self._open(self.files, True)}
+
+    def close(self) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def module_errors(self, level: str, name: str, feeds: Feeds, point: Point) -> list[ModuleError]:
         self._recall(level)
         graph = next(graph for graph in self.graphs if graph.name == name)
 
         def run_tapped(data: bytes) -> Executor:
-            return self._open({**self.files, name: data}, False, self.models.state())
+            return self._open({**self.files, name: data}, False)
 
         references = self.models.reference, self.models.yardstick
         return module_errors(graph, self.files[name], self.graphs, run_tapped, references, feeds, point)
@@ -168,22 +182,20 @@ class OnnxSubject(Subject):
             "unused_tensors": sorted(set(layout) - referenced_tensors(self.files.values(), layout)),
         }
 
-    def _open(
-        self, files: Mapping[str, bytes], optimize: bool, weights: Weights | None = None, memory: Memory = "mapped"
-    ) -> OnnxExecutor:
-        """Open sessions for all graphs, with the stored weights or with others of the same layout."""
+    def _open(self, files: Mapping[str, bytes], optimize: bool, memory: Memory = "mapped") -> OnnxExecutor:
+        """Open sessions for all graphs on the current weights of the models."""
         try:
             sessions = {
                 graph.name: open_session(
                     files[graph.name],
-                    weights=self.stored.path,
+                    weights=self._scratch.name if self._scratch is not None else self.stored.path,
                     provider=self.provider,
                     optimize=optimize,
                     placements=True,
                     memory=memory,
                     pool=False,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
-                    replace=self._by_place(files[graph.name], weights) if weights else None,
+                    replace=self._in_own_dtype(files[graph.name]),
                 )
                 for graph in self.graphs
             }
@@ -191,13 +203,19 @@ class OnnxSubject(Subject):
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
         return OnnxExecutor(sessions, self.models.yardstick.dtype)
 
-    def _by_place(self, file: bytes, weights: Weights) -> dict[str, np.ndarray[Any, Any]]:
-        """Look up the weight for each initialiser by the place it points at, as their names may differ."""
+    def _in_own_dtype(self, file: bytes) -> dict[str, np.ndarray[Any, Any]] | None:
+        """Return the weights for the initialisers of a graph whose dtype is not that of the weights' file.
+
+        Raises :class:`ParityError` if an initialiser is no weight at all.
+        """
         names = {(tensor.file, tensor.offset): name for name, tensor in self.stored.layout.items()}
         places = pointers(file)
         astray = [name for name, place in places.items() if place not in names]
         if astray:
             raise ParityError(f"initialiser {astray[0]} points at no tensor", self.stored.path)
+        if not self._in_float32:
+            return None
+        weights = self.models.state()
         return {name: weights[names[place]] for name, place in places.items()}
 
     def _recall(self, level: str) -> None:

@@ -454,11 +454,11 @@ def gather_beyond(*condition: onnx.NodeProto) -> Edit:
     return edit
 
 
-PROMPT_OF_FIVE = gather_beyond(
+LENGTH_OF_FIVE = gather_beyond(
     helper.make_node("Constant", [], ["five"], value_ints=[5]),
     helper.make_node("Equal", ["length", "five"], ["failing"]),
 )
-"""Fails for five tokens, a length that only greedy decoding uses."""
+"""Fails for five tokens, a length that only coverage of this condition adds."""
 OTHER_WEIGHTS = gather_beyond(
     helper.make_node("Constant", [], ["nothing"], value_ints=[0]),
     helper.make_node("Greater", ["length", "nothing"], ["true"]),
@@ -474,7 +474,7 @@ OTHER_WEIGHTS = gather_beyond(
 @pytest.mark.parametrize(
     ("edit", "where"),
     [
-        (PROMPT_OF_FIVE, "in greedy decoding, optimisations off"),
+        (LENGTH_OF_FIVE, "at batch 1, length 5, past 0, padding none, optimisations off"),
         (OTHER_WEIGHTS, "at batch 2, length 7, past 3, padding none, with faint weights"),
     ],
 )
@@ -685,7 +685,7 @@ def test_distributions() -> None:
     found = wanted + 0.1 * torch.randn(40, 30, generator=generator, dtype=torch.float64)
     margin = 0.15
     item = Distribution(EPSILON)
-    item.add(wanted.numpy(), wanted.float().numpy(), found.numpy(), np.full(40, True), margin)
+    item.add(wanted.numpy(), wanted.float().numpy(), found.numpy(), margin)
     divergence = torch.nn.functional.kl_div(
         found.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True
     )
@@ -712,31 +712,31 @@ def test_better_token_among_the_ten_best_is_missed() -> None:
     found = logits.copy()
     found[0, 12] = 0
     item = Distribution(EPSILON)
-    item.add(logits, logits, found, ONE, 0.1)
+    item.add(logits, logits, found, 0.1)
     assert "ranks 1 of the ten best" in (item.failure() or "")
     item = Distribution(EPSILON)
-    item.add(logits, logits, found, ONE, 3.0)
+    item.add(logits, logits, found, 3.0)
     assert item.missing == 0
 
 
 def test_divergence_that_is_not_a_number_fails() -> None:
     logits = np.zeros((1, 20))
     item = Distribution(EPSILON)
-    item.add(logits, logits, np.full((1, 20), np.nan), ONE, 0.1)
+    item.add(logits, logits, np.full((1, 20), np.nan), 0.1)
     assert item.failure() is not None
 
 
 def test_other_token_without_a_near_tie_is_a_disagreement() -> None:
     item = Distribution(EPSILON)
     logits = np.array([[3.0, 2.0, 0.0], [3.0, 2.99, 0.0]])
-    item.add(logits, logits, logits[:, [1, 0, 2]], np.full(2, True), 0.1)
+    item.add(logits, logits, logits[:, [1, 0, 2]], 0.1)
     assert (item.disagreements, item.near_ties, item.overlap) == (1, 1, 1.0)
 
 
 def test_long_outputs_are_sampled_evenly() -> None:
     item = Distribution(EPSILON)
     logits = np.tile([1.0, 0.0], (1000, 1))
-    item.add(logits, logits, logits[:, ::-1], np.full(1000, True), 0.0)
+    item.add(logits, logits, logits[:, ::-1], 0.0)
     assert item.rows == item.disagreements
     assert 64 <= item.rows <= 128
 
