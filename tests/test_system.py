@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
 import subprocess
 import sys
@@ -189,6 +190,27 @@ def test_cores_and_memory() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 1e8 < system.free_memory() <= total
     assert 1 <= system.usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_freed_memory_is_returned() -> None:
+    """Small blocks are returned although others between them are in use."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    before = resident()
+    blocks = [ctypes.c_void_p(libc.malloc(100_000)) for _ in range(2000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    assert resident() - before > 1.5e8
+    for block in blocks[:-1]:
+        libc.free(block)
+    system.release_memory()
+    assert resident() - before < 0.5e8
+    libc.free(blocks[-1])
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def test_generation_equals_transformers(tmp_path: Path, name: str, end: int, pro
 @pytest.mark.slow
 @pytest.mark.parametrize(("gain", "passes"), [(1.0, True), (300.0, False)])
 def test_saturating_float16_fails_verification(tmp_path: Path, gain: float, passes: bool) -> None:
-    """Residuals are clamped, so all numbers are finite; the comparison in float32 still detects the difference."""
+    """Residuals are clamped, so all numbers are finite, but PyTorch's own are too far from float64."""
     spec = registry().resolve("t5-tiny", ["max_seq_len=8"])
     model = create.build(spec, seed=0, dtype="float32").requires_grad_(False)
     for block in (*model.encoder, *model.decoder):
@@ -321,5 +321,5 @@ def test_saturating_float16_fails_verification(tmp_path: Path, gain: float, pass
     if passes:
         assert export_model(folder).evidence["in_float32"].keys() == {"encoder", "decoder"}
     else:
-        with pytest.raises(ParityError, match="in float32, is off by"):
+        with pytest.raises(ParityError, match="in PyTorch itself: the model amplifies rounding errors"):
             export_model(folder)

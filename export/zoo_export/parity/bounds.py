@@ -48,8 +48,10 @@ class Bounds:
         for tensor in self._inputs.values():
             if tensor.dtype == "int64":
                 sizes |= {name: (1.0, most) for name in tensor.dims[1:] if isinstance(name, str) and name in sizes}
-        for name, size in declared.sizes.items():
-            sizes[name] = (float(size.min), min(sizes[name][1], math.inf if size.max is None else size.max))
+        self._multiples = {name: size.multiple_of for name, size in declared.sizes.items()}
+        for name, size in declared.sizes.items():  # in units of the number that it is a multiple of
+            high = min(sizes[name][1], math.inf if size.max is None else size.max)
+            sizes[name] = (size.nearest(size.min) / size.multiple_of, high // size.multiple_of)
         self._past = declared.past.length if declared.past else ""
         sizes[self._past] = (0.0, most - 1)
         self._intervals = Intervals(sizes)
@@ -206,7 +208,9 @@ class Bounds:
             sizes[size], parts = (0.0, math.inf), [size]
         total = Number.of(0)
         for part in parts:
-            total = total.plus(Number.of(int(part)) if part.isdecimal() else Number(0, 0, {part: 1}))
+            total = total.plus(
+                Number.of(int(part)) if part.isdecimal() else Number(0, 0, {part: self._multiples.get(part, 1)})
+            )
         return total
 
 

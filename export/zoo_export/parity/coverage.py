@@ -33,6 +33,8 @@ __all__ = ["FLOOR", "Conditions", "Coverage", "candidates"]
 
 FLOOR = 2 / 3
 """Least share of the possible outcomes that must be seen, of conditions on ids, masks, positions and sizes."""
+_TOLERATED = 2
+"""Number of unseen outcomes that do not fail an export, however few others there are: a guard or two."""
 _FEW = 4
 """Largest number of elements of a small constant."""
 Array = np.ndarray[Any, Any]
@@ -224,7 +226,7 @@ class Coverage:
                 continue  # the comparison tells why
             steered = [(number, word) for number, word in item.possible if number not in item.heavy | item.closed]
             unseen = self._unseen(item, steered)
-            if len(unseen) > len(steered) * (1 - FLOOR):
+            if len(unseen) > max(_TOLERATED, len(steered) * (1 - FLOOR)):
                 return (
                     f"the inputs of the comparison show only {len(steered) - len(unseen)} of {len(steered)} outcomes "
                     f"of conditions in the graph {item.graph.name}, not {abridged(unseen)}"

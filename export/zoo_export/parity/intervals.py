@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 __all__ = ["ANY", "RULES", "Intervals", "Number"]
 
@@ -121,6 +122,12 @@ class Intervals:
             return value
         return value.times(-1) if high <= 0 else Number(0, max(-low, high))
 
+    def _smallest(self, *numbers: Number) -> Number:
+        return reduce(self._smaller, numbers)
+
+    def _largest(self, *numbers: Number) -> Number:
+        return reduce(self._larger, numbers)
+
     def _smaller(self, first: Number, second: Number) -> Number:
         low, high = self._difference(first, second)
         if high <= 0 or low >= 0:
@@ -200,8 +207,8 @@ RULES: Mapping[str, Callable[..., Number]] = {
     "Identity": lambda self, value: value,
     "Less": Intervals._less,
     "LessOrEqual": Intervals._less_or_equal,
-    "Max": Intervals._larger,
-    "Min": Intervals._smaller,
+    "Max": Intervals._largest,
+    "Min": Intervals._smallest,
     "Mod": Intervals._remainder,
     "Mul": Intervals._multiply,
     "Neg": lambda self, value: value.times(-1),

@@ -27,7 +27,7 @@ from zoo.probe.inputs import Point, make_grid
 from zoo.probe.module import TorchExecutor
 from zoo_export.parity.compare import compare
 from zoo_export.parity.greedy import greedy_agreement
-from zoo_export.parity.metrics import Distribution
+from zoo_export.parity.metrics import Distribution, sampled
 from zoo_export.parity.report import Report
 
 Graph = onnx.GraphProto
@@ -734,11 +734,13 @@ def test_other_token_without_a_near_tie_is_a_disagreement() -> None:
 
 
 def test_long_outputs_are_sampled_evenly() -> None:
-    item = Distribution(EPSILON)
-    logits = np.tile([1.0, 0.0], (1000, 1))
-    item.add(logits, logits, logits[:, ::-1], 0.0)
-    assert item.rows == item.disagreements
-    assert 64 <= item.rows <= 128
+    logits = np.arange(1000.0)[:, None]
+    valid = np.arange(1000) >= 100
+    (rows,) = sampled(logits, valid).T
+    assert 64 <= len(rows) <= 128
+    assert rows[0] == 100
+    assert rows[-1] > 990
+    assert len(set(np.diff(rows))) == 1
 
 
 # Greedy decoding.

@@ -1,0 +1,104 @@
+"""The model in float64 and in its own dtype, with equal weights that change together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.artifact import ModelDirectory
+from zoo.models import create, persist
+from zoo.probe.inputs import Point, make_feeds
+from zoo.probe.module import add_noise
+from zoo.probe.pipeline import run_pipeline
+from zoo.probe.widened import WideWeight
+from zoo.registry import registry
+from zoo_export.parity.reference import Models
+
+POINT = Point(2, 5, 0, "none")
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Callable[[str], ModelDirectory]:
+    """Save a model with embeddings that are large enough to be converted where they are used."""
+
+    def save(dtype: str) -> ModelDirectory:
+        spec = registry().resolve("gpt-tiny", ["vocab_size=5000"])
+        path = persist.save_spec(spec, create.build(spec, seed=0, dtype=dtype), tmp_path / "model")
+        return ModelDirectory.open(path)
+
+    return save
+
+
+def state(models: Models) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in models.yardstick.model.state_dict().items()}
+
+
+def results(models: Models, stored: ModelDirectory) -> list[Tensor]:
+    """Return the logits of the reference and of a float64 copy of the yardstick."""
+    graphs = stored.spec.graphs
+    feeds = make_feeds(graphs, POINT, 0, 16)
+    copied = persist.load_directory(stored)
+    copied.load_state_dict(models.yardstick.model.state_dict())
+    executors = models.reference, type(models.reference)(copied.double())
+    return [
+        torch.from_numpy(run_pipeline(executor, graphs, feeds, POINT, split=True)["model"]["logits"])
+        for executor in executors
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_reference_follows_every_change(stored: Callable[[str], ModelDirectory], dtype: str, tmp_path: Path) -> None:
+    directory = stored(dtype)
+    models = Models(partial(persist.load_directory, directory))
+    wide = [item for item in models.reference.model.parameters() if isinstance(item, WideWeight)]
+    assert [tuple(item.shape) for item in wide] == [(5000, 64)]
+    torch.testing.assert_close(*results(models, directory), rtol=1e-12, atol=1e-14)
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    for moved in (False, True):
+        if moved:
+            models = Models(partial(persist.load_directory, directory))
+            models.move(directory, folder)
+        generator = torch.Generator().manual_seed(0)
+        models.change(partial(add_noise, generator=generator))
+        torch.testing.assert_close(*results(models, directory), rtol=1e-12, atol=1e-13)
+    written = {name: place.read(folder) for name, place in directory.layout.items()}
+    there = {name: place.read(directory.path) for name, place in directory.layout.items()}
+    for name, tensor in models.yardstick.model.state_dict().items():
+        if name in written:
+            assert written[name] == tensor.contiguous().view(torch.uint8).numpy().tobytes()
+            assert written[name] != there[name]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_nudged_weights_differ_by_one_unit_and_are_restored(
+    stored: Callable[[str], ModelDirectory], dtype: str
+) -> None:
+    models = Models(partial(persist.load_directory, stored(dtype)))
+    before, seen = state(models), []
+    for executor in models.nudged():
+        assert executor is models.yardstick
+        now = state(models)
+        name = "token_embedding.weight" if "token_embedding.weight" in now else next(iter(now))
+        changed = now[name] != before[name]
+        assert 0.4 < changed.double().mean() < 0.6
+        unit = torch.finfo(now[name].dtype).eps * before[name].abs().double()
+        error = (now[name].double() - before[name].double()).abs()
+        assert bool((error <= unit + 1e-38 if dtype != "float16" else error <= unit + 6e-8).all())
+        seen.append(now[name])
+    assert all(not torch.equal(one, other) for one, other in pairwise(seen))
+    for name, tensor in state(models).items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_infinite_weights_stay_infinite(stored: Callable[[str], ModelDirectory]) -> None:
+    models = Models(partial(persist.load_directory, stored("float32")))
+    models.change(lambda weight: weight.view(-1)[0].fill_(-torch.inf))
+    for executor in models.nudged():
+        assert all(item.view(-1)[0] == -torch.inf for item in executor.model.state_dict().values())
