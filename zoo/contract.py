@@ -393,6 +393,9 @@ class Architecture:
     """A citation of the paper."""
     expected_failures: Mapping[str, str] = field(default_factory=dict)
     """Checks of :mod:`zoo.testing` known to fail, each with the reason. A listed check that passes is a failure."""
+    discontinuous: str = ""
+    """Why outputs jump where two computed numbers nearly tie, as in routing to experts; empty for other models. The
+    comparison of an export then leaves out the few rows at which PyTorch itself jumps by rounding alone."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""
@@ -403,6 +406,8 @@ class Architecture:
             isinstance(text, str) and text for item in self.expected_failures.items() for text in item
         ):
             raise ValueError(f"expected_failures of {self.name!r} must map check names to reasons")
+        if not isinstance(self.discontinuous, str):
+            raise ValueError(f"discontinuous of {self.name!r} must be a reason, got {self.discontinuous!r}")
         if not isinstance(self.tasks, tuple | list) or not all(isinstance(task, str) for task in self.tasks):
             raise ValueError(f"the tasks of architecture {self.name!r} must be strings, got {self.tasks!r}")
 

@@ -54,6 +54,7 @@ def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
         "verified": verified,
         "model": subject.stored.description["name"],
         "rule": RULE,
+        **({"discontinuous": reason} if (reason := subject.stored.spec.architecture.discontinuous) else {}),
         **subject.facts(),
         "graphs": {
             graph.name: {**sweep.graph_facts[graph.name], "outputs": findings.outputs(graph)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from zoo_runtime.generation.search import log_softmax
 
-__all__ = ["Distribution", "divergences", "sampled"]
+__all__ = ["Distribution", "divergences", "sampled", "sampled_rows"]
 
 Array = np.ndarray[Any, Any]
 
@@ -117,10 +117,15 @@ def divergences(log_p: Array, log_q: Array) -> Array:
     return result
 
 
-def sampled(logits: Array, valid: Array) -> Array:
-    """Return evenly spaced valid rows in float64, at most ``_MAX_ROWS``."""
+def sampled_rows(valid: Array) -> Array:
+    """Return the numbers of evenly spaced valid rows, at most ``_MAX_ROWS``."""
     rows = np.flatnonzero(valid)
-    return logits[rows[:: -(-len(rows) // _MAX_ROWS) or 1]].astype(np.float64)
+    return rows[:: -(-len(rows) // _MAX_ROWS) or 1]
+
+
+def sampled(logits: Array, valid: Array) -> Array:
+    """Return evenly spaced valid rows in float64."""
+    return logits[sampled_rows(valid)].astype(np.float64)
 
 
 def _largest_divergence(wanted: Array, found: Array) -> float:

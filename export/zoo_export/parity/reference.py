@@ -67,29 +67,29 @@ class Models:
                 if not isinstance(exact, WideWeight):
                     exact.copy_(own)
 
-    def nudged(self) -> Iterator[TorchExecutor]:
-        """Yield the yardstick on weights perturbed by at most one unit in the last place, several times.
+    def nudged(self, bits: int = 1) -> Iterator[TorchExecutor]:
+        """Yield the yardstick on weights whose last bits are random, several times.
 
         Where the model amplifies rounding errors, as a norm of two nearly equal numbers does, a single evaluation may
         be close to float64 by chance. The perturbed evaluations show how far rounding moves the outputs. The reference
         must not be evaluated meanwhile, because it shares the weights.
         """
         for seed in range(_NUDGES):
-            self._flip_last_bits(seed)
+            self._flip_last(bits, seed)
             try:
                 yield self.yardstick
             finally:
-                self._flip_last_bits(seed)
+                self._flip_last(bits, seed)
 
-    def _flip_last_bits(self, seed: int) -> None:
-        """Flip the last bit of about half of the weights, or flip it back."""
+    def _flip_last(self, bits: int, seed: int) -> None:
+        """Flip each of the last bits of about half of the weights, or flip them back."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in weights_of(self.yardstick.model):
                 for part in in_parts(weight):
-                    bits = part.view(_INTEGERS[part.element_size()])
-                    flips = torch.randint(0, 2, bits.shape, generator=generator, dtype=bits.dtype)
-                    bits ^= flips.mul_(part.isfinite())
+                    pattern = part.view(_INTEGERS[part.element_size()])
+                    flips = torch.randint(0, 2**bits, part.shape, generator=generator, dtype=pattern.dtype)
+                    pattern ^= flips.mul_(part.isfinite())
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(weights_of(self.yardstick.model), weights_of(self.reference.model), strict=True)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from zoo.contract import Graph, TensorSpec
-from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS, Errors, as_rows
+from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS, Errors, JumpErrors, as_rows
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import check_shape, valid_positions
-from zoo_export.parity.metrics import Distribution, sampled
+from zoo_export.parity.metrics import Distribution, sampled, sampled_rows
 
-__all__ = ["RULE", "Findings", "Key"]
+__all__ = ["RULE", "WIDE", "Findings", "Judges", "Key"]
 
 RULE = (
     f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|, and likewise, in "
@@ -26,11 +26,14 @@ RULE = (
 )
 
 
+WIDE = 2
+"""Number of last bits of the weights whose nudges show where a discontinuous model jumps: more than the rounding errors
+of a graph, so that rows at which the graph alone jumps are rare."""
 Key = tuple[str, str, str]
 """Level, graph and output."""
-Logits = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
-"""By the reference, the yardstick and the graph, (rows, vocabulary)."""
-Doubtful = tuple[Graph, TensorSpec, Errors | Distribution]
+Logits = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
+"""Which rows are valid, and a sample of these by the reference, the yardstick and the graph, (rows, vocabulary)."""
+Judges = Mapping[Key, Errors] | Mapping[Key, Distribution]
 
 
 class Findings:
@@ -41,14 +44,23 @@ class Findings:
         labels: a phrase for error messages for each level.
         epsilon: the rounding unit of the dtype in which the graphs compute.
         coarse: levels at which the graphs differ from PyTorch by more than rounding: only maxima are judged.
+        discontinuous: whether the architecture is declared discontinuous.
     """
 
     def __init__(
-        self, graphs: Sequence[Graph], labels: Mapping[str, str], epsilon: float, coarse: Collection[str] = ()
+        self,
+        graphs: Sequence[Graph],
+        labels: Mapping[str, str],
+        epsilon: float,
+        coarse: Collection[str] = (),
+        *,
+        discontinuous: bool = False,
     ) -> None:
         self.graphs, self.labels = graphs, labels
         self.errors = {
-            (level, graph.name, tensor.name): Errors(epsilon, local=level not in coarse)
+            (level, graph.name, tensor.name): (
+                JumpErrors(epsilon) if discontinuous and level not in coarse else Errors(epsilon, level not in coarse)
+            )
             for level in labels
             for graph in graphs
             for tensor in graph.output_tensors()
@@ -89,44 +101,64 @@ class Findings:
                 (exact, allowed, found), valid = _rows(graph, tensor, results, feeds, point)
                 self.errors[key].add(exact, allowed, found, valid, point)
                 if key in self.distributions:
-                    logits[key] = sampled(exact, valid), sampled(allowed, valid), sampled(found, valid)
+                    logits[key] = valid, sampled(exact, valid), sampled(allowed, valid), sampled(found, valid)
         return logits
 
     def add_distributions(self, logits: Mapping[Key, Logits]) -> None:
-        """Add next-token distributions. The errors allowed so far say which logits are nearly equal."""
-        for (level, name, output), (exact, allowed, found) in logits.items():
-            graph = next(graph for graph in self.graphs if graph.name == name)
-            self.distributions[level, name, output].add(exact, allowed, found, self.margin(level, graph))
+        """Add next-token distributions. The errors allowed so far say which rows are judged, and which are near-ties."""
+        for key, (valid, *arrays) in logits.items():
+            judged = self.errors[key].judged_rows(valid)[sampled_rows(valid)]
+            exact, allowed, found = (values[judged] for values in arrays)
+            self.distributions[key].add(exact, allowed, found, self._margin(key))
+
+    def doubtful(self, judges: Judges, levels: Collection[str]) -> list[Key]:
+        """Return the keys of errors or distributions beyond a limit that another result of PyTorch may raise."""
+        return [key for key, judge in judges.items() if key[0] in levels and judge.doubtful]
 
     def allow(
-        self, doubtful: Iterable[Doubtful], results: Sequence[Mapping[str, Arrays]], feeds: Feeds, point: Point
+        self,
+        doubtful: Collection[Key],
+        judges: Judges,
+        results: Sequence[Mapping[str, Arrays]],
+        feeds: Feeds,
+        point: Point,
+        *,
+        bits: int = 1,
     ) -> None:
         """Raise limits by another result of PyTorch, computed with different rounding.
 
         Args:
-            doubtful: outputs and what judges them, from :meth:`doubtful`.
+            doubtful: the outputs, from :meth:`doubtful`.
+            judges: the errors or distributions.
             results: the outputs of each graph, by the reference and by PyTorch.
             feeds: the inputs.
             point: their shape.
+            bits: number of the last bits of the weights that were random.
         """
-        for graph, tensor, judge in doubtful:
-            (exact, allowed), valid = _rows(graph, tensor, results, feeds, point)
-            judge.allow(exact, allowed, valid)
-
-    def doubtful(
-        self, judges: Mapping[Key, Errors] | Mapping[Key, Distribution], levels: Collection[str]
-    ) -> list[Doubtful]:
-        """Return what is beyond a limit that another result of PyTorch may raise, among errors or distributions."""
-        found: list[Doubtful] = []
         for graph in self.graphs:
             for tensor in graph.output_tensors():
-                keys = ((level, graph.name, tensor.name) for level in levels)
-                found += [(graph, tensor, judges[key]) for key in keys if key in judges and judges[key].doubtful]
-        return found
+                keys = [key for key in doubtful if key[1:] == (graph.name, tensor.name)]
+                if keys:
+                    (exact, allowed), valid = _rows(graph, tensor, results, feeds, point)
+                for key in keys:
+                    judge = judges[key]
+                    if isinstance(judge, Distribution):
+                        judge.allow(exact, allowed, self.errors[key].judged_rows(valid))
+                    elif isinstance(judge, JumpErrors):
+                        judge.nudge(exact, allowed, valid, bits)
+                    else:
+                        judge.allow(exact, allowed, valid)
+
+    def jumping(self) -> dict[Key, Errors]:
+        """Return the errors of discontinuous outputs."""
+        return {key: errors for key, errors in self.errors.items() if isinstance(errors, JumpErrors)}
 
     def margin(self, level: str, graph: Graph) -> float:
         """Largest difference of two logits of a graph that its allowed error may reverse."""
-        return 2 * self.errors[level, graph.name, "logits"].limit
+        return self._margin((level, graph.name, "logits"))
+
+    def _margin(self, key: Key) -> float:
+        return 2 * self.errors[key].limit
 
     @property
     def hopeless(self) -> bool:

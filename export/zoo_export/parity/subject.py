@@ -92,9 +92,9 @@ class Subject(ABC):
         """The torch model whose error bounds this level."""
         return self.models.yardstick
 
-    def nudged(self) -> Iterator[TorchExecutor]:
+    def nudged(self, bits: int = 1) -> Iterator[TorchExecutor]:
         """Yield torch models that differ by rounding alone: their errors extend the allowed error."""
-        return self.models.nudged()
+        return self.models.nudged(bits)
 
     def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
         """Evidence about one graph, apart from its errors."""

@@ -20,7 +20,7 @@ from zoo_export.parity.greedy import greedy_agreement
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
 from zoo_export.parity.reference import SEED
-from zoo_export.parity.rule import Findings, Key
+from zoo_export.parity.rule import WIDE, Findings, Judges, Key
 from zoo_export.parity.subject import Subject
 
 __all__ = ["Sweep", "running", "smallest_points", "typical_point"]
@@ -46,7 +46,13 @@ class Sweep:
         self.special = special_ids(subject.stored.spec.config)
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         self.runtimes: Mapping[str, Executor] = subject.open()
-        self.findings = Findings(subject.graphs, subject.labels, subject.models.epsilon, subject.coarse)
+        self.findings = Findings(
+            subject.graphs,
+            subject.labels,
+            subject.models.epsilon,
+            subject.coarse,
+            discontinuous=bool(subject.stored.spec.architecture.discontinuous),
+        )
         self.coverage: dict[str, Any] | None = None
         self.points: list[Point] = []
         self._splits: set[tuple[int, int]] = set()
@@ -164,6 +170,7 @@ class Sweep:
                 logits |= self.findings.add(level, results, feeds, point)
                 del found, results  # of a long text, they are large
             self._settle(self.findings.errors, runtimes, exact, feeds, point)
+            self._settle(self.findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
             self.findings.add_distributions(logits)
             self._settle(self.findings.distributions, runtimes, exact, feeds, point)
 
@@ -177,17 +184,19 @@ class Sweep:
 
     def _settle(
         self,
-        judges: Mapping[Key, Any],
+        judges: Judges,
         levels: Collection[str],
         exact: Mapping[str, Arrays],
         feeds: Feeds,
         point: Point,
+        *,
+        bits: int = 1,
     ) -> None:
         """Where something is beyond its limit, run PyTorch with different rounding, which may raise the limit."""
         doubtful = self.findings.doubtful(judges, levels)
-        for other in self.subject.nudged() if doubtful else ():
+        for other in self.subject.nudged(bits) if doubtful else ():
             results = exact, run_pipeline(other, self.subject.graphs, feeds, point, split=True)
-            self.findings.allow(doubtful, results, feeds, point)
+            self.findings.allow(doubtful, judges, results, feeds, point, bits=bits)
 
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""

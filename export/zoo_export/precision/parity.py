@@ -184,7 +184,7 @@ class _QuantizedSubject(Subject):
     def yardstick(self, level: str) -> TorchExecutor:
         return self.models.yardstick if level in _IN_FLOAT32 else self._emulated
 
-    def nudged(self) -> Iterator[TorchExecutor]:
+    def nudged(self, bits: int = 1) -> Iterator[TorchExecutor]:
         """None: packed weights cannot be perturbed by less than a quantisation step."""
         return iter(())
 

@@ -16,5 +16,6 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             config="zoo_plugins.product_key_memory.config:ProductKeyMemoryConfig",
             model="zoo_plugins.product_key_memory.model:ProductKeyMemoryDecoder",
             reference="Lample et al. 2019, Large Memory Layers with Product Keys",
+            discontinuous="a token reads the slots with the best scores",
         )
     ]

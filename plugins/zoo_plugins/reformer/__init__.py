@@ -16,5 +16,6 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             config="zoo_plugins.reformer.config:ReformerConfig",
             model="zoo_plugins.reformer.model:Reformer",
             reference="Kitaev et al. 2020, Reformer: The Efficient Transformer",
+            discontinuous="a token's bucket is the argmax of rotated queries, and tokens are sorted by bucket",
         )
     ]
