@@ -19,7 +19,7 @@ from onnx_ir.passes import common as passes
 from zoo.artifact import abridged
 from zoo.contract import Graph, Size, sizes_of
 from zoo.errors import ArtifactError
-from zoo.probe.inputs import CHEAP, Feeds, Padding, Point, slice_feeds
+from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Padding, Point, slice_feeds
 from zoo_export.graph.file import inline, parse, serialize
 from zoo_export.parity.bounds import Bounds
 from zoo_export.parity.conditions import Condition, subgraphs, tap
@@ -29,12 +29,14 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import open_session
 from zoo_runtime.values import run_session
 
-__all__ = ["FLOOR", "Conditions", "Coverage", "candidates"]
+__all__ = ["FLOOR", "LARGEST_BATCH", "Conditions", "Coverage", "candidates", "turning_points"]
 
 FLOOR = 2 / 3
 """Least share of the possible outcomes that must be seen, of conditions on ids, masks, positions and sizes."""
 _TOLERATED = 2
 """Number of unseen outcomes that do not fail an export, however few others there are: a guard or two."""
+LARGEST_BATCH = 9
+"""Batches are tried up to this size: one more than a batch that special code for a few rows may expect."""
 _FEW = 4
 """Largest number of elements of a small constant."""
 Array = np.ndarray[Any, Any]
@@ -236,6 +238,27 @@ class Coverage:
     def _unseen(self, item: Conditions, outcomes: Iterable[tuple[int, str]]) -> list[str]:
         known = {(number, word) for graph, (number, word, _) in self.seen if graph == item.graph.name}
         return [f"{item.found[number]}: {word}" for number, word in outcomes if (number, word) not in known]
+
+
+def turning_points(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:
+    """Return points at which a length or a past is a constant of the graphs or next to one, small ones first.
+
+    All batches up to ``LARGEST_BATCH`` are tried.
+    """
+    near = sorted({value + change for value in constants for change in (-1, 0, 1)})
+    few, has_past = min(ODD, longest), any(graph.past for graph in graphs)
+    found = [Point(batch, few, 0, "none") for batch in range(1, LARGEST_BATCH + 1)]
+    found += [Point(2, length, 0, "none") for length in near if 1 <= length <= longest]
+    if has_past:
+        past = min(PAST, longest - 1)
+        found += [Point(batch, min(2, longest - past), past, "none") for batch in range(1, LARGEST_BATCH + 1)]
+        found += [
+            Point(2, min(length, longest - past), past, "none")
+            for past in near
+            if 1 <= past < longest
+            for length in (1, 2)
+        ]
+    return sorted(found, key=lambda point: point.tokens)
 
 
 def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:

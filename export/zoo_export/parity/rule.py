@@ -105,7 +105,7 @@ class Findings:
         return logits
 
     def add_distributions(self, logits: Mapping[Key, Logits]) -> None:
-        """Add next-token distributions. The errors allowed so far say which rows are judged, and which are near-ties."""
+        """Add next-token distributions. The allowed errors say which rows are judged, and which are near-ties."""
         for key, (valid, *arrays) in logits.items():
             judged = self.errors[key].judged_rows(valid)[sampled_rows(valid)]
             exact, allowed, found = (values[judged] for values in arrays)

@@ -15,7 +15,7 @@ from zoo.models import create
 from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, is_affordable, make_feeds, make_grid
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.system import release_memory
-from zoo_export.parity.coverage import Coverage, candidates
+from zoo_export.parity.coverage import Coverage, candidates, turning_points
 from zoo_export.parity.greedy import greedy_agreement
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
@@ -55,6 +55,8 @@ class Sweep:
         )
         self.coverage: dict[str, Any] | None = None
         self.points: list[Point] = []
+        self.added: list[Point] = []
+        """Points beyond the grid, at which conditions have other outcomes."""
         self._splits: set[tuple[int, int]] = set()
         self.graph_facts: dict[str, dict[str, Any]] = {}
         """Evidence about each graph, apart from its errors."""
@@ -72,7 +74,8 @@ class Sweep:
         )
         points = [point for point in grid if fits(graphs, point)]
         self.left_out += len(grid) - len(points)
-        points += self.cover(points, full_grid)
+        self.added = self.cover(points, full_grid)
+        points += self.added
         self.visit(points, progress)
         self.left_out += len(points) - len(self.points)
         if not self.findings.hopeless:
@@ -91,15 +94,16 @@ class Sweep:
         graphs, conditions = self.subject.graphs, self.subject.conditions()
         if not conditions or self.subject.fixed:
             return []
+        constants = sorted({number for item in conditions for number in item.constants})
+        self.special = sorted({*self.special, *constants})
         coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype, self.parameters)
         coverage.add(points)
-        constants = sorted({number for item in conditions for number in item.constants})
+        turning = turning_points(graphs, self.longest, constants)
         tried = candidates(graphs, self.longest, constants[:_CONSTANTS])
-        more = [point for point in tried if point not in points]
         if not full_grid:
-            cheap = [point for point in more if point.tokens * self.parameters <= CHEAP]
-            more = cheap[:: -(-len(cheap) // _CANDIDATES) or 1]
-        added = list(coverage.extend(more))
+            turning, tried = ([p for p in some if p.tokens * self.parameters <= CHEAP] for some in (turning, tried))
+            tried = tried[:: -(-len(tried) // _CANDIDATES) or 1]
+        added = list(coverage.extend(point for point in (*turning, *tried) if point not in points))
         self.coverage = coverage.facts()
         failure = coverage.failure()
         if failure is not None:
@@ -138,8 +142,11 @@ class Sweep:
                 findings.greedy[level] = agreement
 
     def perturb(self, points: Sequence[Point]) -> None:
-        """Compare on perturbed weights, at the smallest points with several rows and tokens, and at a longer one."""
-        chosen = [*smallest_points(points), *self._longer(points)]
+        """Compare on perturbed weights, at the smallest points with several rows and tokens, at a longer one, and more.
+
+        Those added for a condition are compared as well: its effect may be invisible on the stored weights.
+        """
+        chosen = list(dict.fromkeys([*smallest_points(points), *self._longer(points), *self.added]))
         for runtimes in self.subject.open_perturbed():
             for point in chosen:
                 self.compare_at(point, runtimes)
