@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from zoo.artifact import ModelDirectory
 from zoo.models import create, persist
 from zoo.registry import registry
 
-__all__ = ["Configuration", "draw_configuration", "draw_image_configuration", "draw_llama_configuration"]
+__all__ = ["Configuration", "draw_any", "draw_configuration", "draw_image_configuration", "draw_llama_configuration"]
 
 
 @dataclass(frozen=True)
@@ -218,3 +219,106 @@ def _draw_kin(rng: random.Random, hidden_size: int) -> dict[str, object]:
             )
         ),
     }
+
+
+def draw_any(seed: int) -> Configuration:
+    """Draw a configuration of any architecture: one or two layers, few channels and short inputs."""
+    rng = random.Random(f"any {seed}")
+    draws = (draw_configuration, draw_llama_configuration, draw_image_configuration)
+    return rng.choice(draws)(seed) if rng.random() < 0.4 else _draw_other(rng, seed)
+
+
+def _draw_other(rng: random.Random, seed: int) -> Configuration:
+    """Draw a configuration of the other architectures."""
+    preset = rng.choice(sorted(_OTHERS))
+    heads, head_dim = rng.choice((1, 2, 4)), rng.choice((2, 4, 6))
+    length = rng.randint(5, 40)
+    values: dict[str, object] = {"vocab_size": rng.randint(7, 200), "max_seq_len": length}
+    if preset not in ("rnn-tiny", "seq2seq-tiny", "textcnn-tiny"):
+        values |= {"num_heads": heads, "hidden_size": heads * head_dim}
+        values |= {"intermediate_size": rng.randint(3, 40)} if preset != "all-attention-tiny" else {}
+    if preset not in ("reformer-tiny", "textcnn-tiny"):
+        values["num_layers"] = rng.randint(1, 2)
+    values |= _OTHERS[preset](rng, length, heads * head_dim)
+    return Configuration(
+        preset=preset,
+        settings=tuple(f"{key}={value}" for key, value in values.items()),
+        dtype="float32",
+        seed=seed,
+        gain=2 ** rng.uniform(-2, 2),
+        noise=rng.random() < 0.7,
+    )
+
+
+def _spans(rng: random.Random, length: int, _: int) -> dict[str, object]:
+    span = rng.randint(2, length)
+    return {"span": span, "eos_token_id": 1}
+
+
+def _low_rank(rng: random.Random, length: int, _: int) -> dict[str, object]:
+    return {
+        "attention_rank": rng.randint(2, min(16, length)),
+        "mask_token_id": 1,
+        "pooler": rng.choice(("true", "false")),
+    }
+
+
+def _reformer(rng: random.Random, length: int, hidden: int) -> dict[str, object]:
+    rows, first = rng.choice((2, 4)), rng.randint(1, hidden - 1)
+    chunk = rng.choice((4, 8))
+    return {
+        "max_seq_len": rows * 8,
+        "axial_shape": f"[{rows}, 8]",
+        "axial_sizes": f"[{first}, {hidden - first}]",
+        "head_dim": rng.choice((2, 4)),
+        "local_chunk_length": chunk,
+        "lsh_chunk_length": chunk,
+        "num_hashes": rng.randint(1, 3),
+        "num_buckets": rng.choice(("[4]", "[8]", "[2, 4]")),
+    }
+
+
+_OTHERS: dict[str, Callable[[random.Random, int, int], dict[str, object]]] = {
+    "adaptive-span-tiny": lambda rng, length, _: _spans(rng, length, _) | {"span_ramp": rng.randint(1, 8)},
+    "all-attention-tiny": lambda rng, length, _: _spans(rng, length, _) | {"num_memories": rng.randint(1, 12)},
+    "linformer-tiny": _low_rank,
+    "longformer-tiny": lambda rng, *_: {
+        "attention_window": rng.choice((2, 4, 8)),
+        "global_tokens": rng.choice((0, 1)),
+        "mask_token_id": 1,
+    },
+    "perceiver-tiny": lambda rng, *_: {
+        "embedding_size": rng.choice((6, 12)),
+        "num_latents": rng.randint(1, 8),
+        "num_repeats": rng.randint(1, 2),
+        "cross_num_heads": rng.choice((1, 2)),
+        "decoder_num_heads": rng.choice((1, 2)),
+        "mask_token_id": 1,
+    },
+    "performer-tiny": _low_rank,
+    "product-key-memory-tiny": lambda rng, *_: {
+        "memory_keys": rng.randint(4, 12),
+        "memory_top_k": rng.randint(1, 4),
+        "memory_heads": rng.randint(1, 3),
+        "memory_query_size": rng.choice((4, 8)),
+        "eos_token_id": 1,
+    },
+    "reformer-tiny": _reformer,
+    "rnn-tiny": lambda rng, *_: {
+        "embedding_size": rng.randint(2, 16),
+        "hidden_size": rng.randint(2, 12),
+        "cell": rng.choice(("lstm", "gru")),
+        "bidirectional": rng.choice(("true", "false")),
+    },
+    "seq2seq-tiny": lambda rng, *_: {
+        "target_vocab_size": rng.randint(7, 100),
+        "embedding_size": rng.randint(2, 12),
+        "hidden_size": rng.randint(2, 12),
+        "attention_size": rng.randint(2, 12),
+        "maxout_size": rng.randint(1, 6),
+        "eos_token_id": 1,
+        "decoder_start_token_id": 2,
+    },
+    "textcnn-tiny": lambda rng, *_: {"hidden_size": rng.randint(2, 16), "num_filters": rng.randint(1, 8)},
+}
+"""Settings of other presets, given the longest input and the hidden size."""

@@ -6,6 +6,7 @@ position off by one, a size fixed while tracing. Kinds of faults depend on opera
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,28 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from zoo.probe.inputs import Point
 from zoo_export.graph.file import MODULE_KEY
 
-__all__ = ["KINDS", "Fault", "enumerate_faults"]
+__all__ = [
+    "CHANGED",
+    "EXACT",
+    "KINDS",
+    "Edit",
+    "Fault",
+    "Reach",
+    "Sites",
+    "View",
+    "after",
+    "before",
+    "enumerate_faults",
+    "inserted",
+    "kind",
+    "set_attributes",
+    "set_inputs",
+    "set_operator",
+    "set_tensor",
+]
 
 Edit = Callable[[onnx.GraphProto], None]
 Values = Mapping[str, "np.ndarray[Any, Any]"]
@@ -30,7 +50,17 @@ EPSILONS = (1e-12, 1e-5, 1e-3)
 """Norm epsilons of BERT and GPT, and one that neither uses."""
 TRACED = {0: 2, 1: 16, 2: 16}
 """Sizes of an exporter's usual example input, by axis: a batch of 2, 16 tokens, a past of 16."""
+EXACT, CHANGED = "exact", "changed"
+"""Names of a node's own result, and of the one that replaces it, in inserted nodes."""
 _END = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Inputs that meet the condition of a fault: points, and ids among their tokens."""
+
+    points: tuple[Point, ...] = ()
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +70,7 @@ class Fault:
     kind: str
     site: str
     edit: Edit
+    reach: Reach = Reach()
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Return a copy of the graph with this fault."""
@@ -51,10 +82,10 @@ class Fault:
 
 
 class View:
-    """Queries on a graph without functions. ``values`` are the stored tensors by name."""
+    """Queries on a graph without functions, given the stored tensors by name and the length of the longest input."""
 
-    def __init__(self, model: onnx.ModelProto, values: Values) -> None:
-        self.graph, self.stored = model.graph, values
+    def __init__(self, model: onnx.ModelProto, values: Values, longest: int) -> None:
+        self.graph, self.stored, self.longest = model.graph, values, longest
         self.nodes = list(model.graph.node)
         known = shape_inference.infer_shapes(model).graph
         typed = [*known.value_info, *known.input, *known.output]
@@ -81,18 +112,34 @@ class View:
         return name in self.places or (name in self.types and self.types[name].elem_type in REALS)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the element type of a value."""
-        return helper.tensor_dtype_to_np_dtype(self.types[name].elem_type)
+        """Return the element type of a value, float32 if it is not known."""
+        known = self.types[name].elem_type if name in self.types else TensorProto.FLOAT
+        return helper.tensor_dtype_to_np_dtype(known)
 
     def little(self, name: str) -> float:
         """Return a factor near 1, but beyond rounding: 1.001, or in float16 16 units in the last place."""
-        real = self.dtype(name) if name in self.types else np.dtype(np.float32)
-        return float(1 + max(1e-3, 16 * np.finfo(real).eps))
+        return float(1 + max(1e-3, 16 * np.finfo(self.dtype(name)).eps))
+
+    def width(self, node: onnx.NodeProto) -> int | None:
+        """Return the number of channels of a product or norm, if its weights are stored."""
+        place = self.places.get(node.input[1])
+        if place is None:
+            return None
+        transposed = node.op_type != "Gemm" or bool(_attribute(node, "transB", 0))
+        return int(place.dims[0] if transposed else place.dims[1])
+
+    def stored_names(self) -> list[str]:
+        """Return the names of the tensors that the graph reads as they are stored."""
+        return sorted(set(self.places) & set(self.stored))
 
     def dims(self, name: str) -> list[object]:
         """Return the dimensions of an input or output, as sizes or names."""
         shape = self.types[name].shape
         return [dim.dim_param or dim.dim_value for dim in shape.dim]
+
+    def draw(self, what: str) -> random.Random:
+        """Return a source of random numbers that depends on the graph's size and on what is drawn alone."""
+        return random.Random(f"{len(self.nodes)} {what}")
 
     def site(self, node: onnx.NodeProto, what: str = "") -> str:
         """Describe a node for readers."""
@@ -100,7 +147,7 @@ class View:
         return " ".join(filter(None, (module, node.op_type, node.output[0], what)))
 
 
-Sites = Iterator[tuple[str, Edit]]
+Sites = Iterator[tuple[str, Edit] | tuple[str, Edit, Reach]]
 KINDS: dict[str, Callable[[View], Sites]] = {}
 """All kinds of faults, by name."""
 
@@ -115,15 +162,16 @@ def kind(name: str) -> Callable[[Callable[[View], Sites]], Callable[[View], Site
     return register
 
 
-def enumerate_faults(model: onnx.ModelProto, values: Values) -> list[Fault]:
+def enumerate_faults(model: onnx.ModelProto, values: Values, longest: int) -> list[Fault]:
     """Return every fault of every kind in one graph without functions.
 
     Args:
         model: the graph, with initialisers that point into the stored weights.
         values: the stored tensors by name.
+        longest: number of tokens of the longest input.
     """
-    view = View(model, values)
-    return [Fault(name, site, edit) for name, sites in KINDS.items() for site, edit in sites(view)]
+    view = View(model, values, longest)
+    return [Fault(name, *site) for name, sites in KINDS.items() for site in sites(view)]
 
 
 # Edits.
@@ -164,6 +212,13 @@ def set_inputs(index: int, inputs: Sequence[str]) -> Edit:
     return edit
 
 
+def set_tensor(graph: onnx.GraphProto, name: str, value: np.ndarray[Any, Any]) -> None:
+    """Store a tensor in the graph itself, instead of its place in the weights."""
+    kept = [item for item in graph.initializer if item.name != name]
+    del graph.initializer[:]
+    graph.initializer.extend([*kept, numpy_helper.from_array(value, name)])
+
+
 def before(index: int, place: int, *steps: Step) -> Edit:
     """Insert operations between one input and the node."""
 
@@ -179,16 +234,22 @@ def before(index: int, place: int, *steps: Step) -> Edit:
 
 def after(index: int, *steps: Step) -> Edit:
     """Insert operations on a node's result."""
+    last, made = _chain(EXACT, "fault", steps)
+    for new in made:
+        new.output[:] = [CHANGED if output == last else output for output in new.output]
+    return inserted(index, made)
+
+
+def inserted(index: int, nodes: Sequence[onnx.NodeProto]) -> Edit:
+    """Insert nodes after another: they read its result as ``EXACT`` and replace it by ``CHANGED``."""
 
     def edit(graph: onnx.GraphProto) -> None:
         node = graph.node[index]
-        name = node.output[0]
-        node.output[0] = "exact"
-        last, made = _chain("exact", "fault", steps)
-        for new in made:
-            new.output[:] = [name if output == last else output for output in new.output]
-        for number, new in enumerate(made):
-            graph.node.insert(index + 1 + number, new)
+        name, node.output[0] = node.output[0], EXACT
+        for number, new in enumerate(nodes, 1):
+            graph.node.insert(index + number, new)
+            made = graph.node[index + number]
+            made.output[:] = [name if output == CHANGED else output for output in made.output]
 
     return edit
 
@@ -289,16 +350,11 @@ def _(view: View) -> Sites:
 
 @kind("one weight differs in the graph alone")
 def _(view: View) -> Sites:
-    def bake(graph: onnx.GraphProto, name: str, value: np.ndarray[Any, Any]) -> None:
-        kept = [item for item in graph.initializer if item.name != name]
-        del graph.initializer[:]
-        graph.initializer.extend([*kept, numpy_helper.from_array(value, name)])
-
-    for name in sorted(view.places):
+    for name in view.stored_names():
         value = view.stored[name].copy()
         largest = np.unravel_index(np.argmax(np.abs(value)), value.shape)
         value[largest] += 0.01 * np.abs(value[largest]) + 1e-3
-        yield name, partial(bake, name=name, value=value)
+        yield name, partial(set_tensor, name=name, value=value)
 
 
 # Normalisation and activations.
@@ -413,8 +469,9 @@ def _(view: View) -> Sites:
                 yield view.site(node, f"merged as {perm}"), set_attributes(index, perm=perm)
         elif maker is not None and maker.op_type == "Reshape":
             shape = view.producer(maker.input[1])
-            if shape is not None and shape.op_type == "Concat" and len(shape.input) == 4:
-                heads, size = (view.constants[name] for name in shape.input[2:])
+            names = shape.input[2:] if shape is not None and shape.op_type == "Concat" else []
+            if len(names) == 2 and all(name in view.constants for name in names):
+                heads, size = (view.constants[name] for name in names)
                 back = ("Reshape", (np.concatenate([_integers(0, 0), size, heads]),), {})
                 turn = ("Transpose", (), {"perm": [0, 1, 3, 2]})
                 yield view.site(node, "interleaved"), before(index, 0, back, turn)
@@ -442,16 +499,17 @@ def _(view: View) -> Sites:
 
 @kind("an integer off by one")
 def _(view: View) -> Sites:
-    for index, node in view.find("Range", "Add", "Sub", "Clip", "Slice", "Gather"):
+    for index, node in enumerate(view.nodes):
         for place, name in enumerate(node.input):
             value = view.constants.get(name)
-            counts = place in (1, 2) if node.op_type == "Slice" else place > 0 or node.op_type == "Range"
-            if value is None or value.dtype != np.int64 or not counts:
+            if value is None or value.dtype != np.int64 or not value.size:
                 continue
+            number = view.draw(f"{index} {place}").randrange(value.size)
             for step in (1, -1):
-                if value.item() != _END:
-                    edit = before(index, place, ("Add", (np.full_like(value, step),), {}))
-                    yield view.site(node, f"input {place} {step:+d}"), edit
+                if value.reshape(-1)[number] != _END:
+                    change = np.zeros_like(value)
+                    change.reshape(-1)[number] = step
+                    yield view.site(node, f"input {place} {step:+d}"), before(index, place, ("Add", (change,), {}))
 
 
 @kind("a length off by one")

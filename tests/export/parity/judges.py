@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from torch.onnx.verification import VerificationInfo
 
 from tests.export.parity.faults import Fault, enumerate_faults
+from tests.export.parity.regimes import REGIMES
 from tests.exported import change_weights, inlined
 from zoo import plugins
 from zoo.artifact import ModelDirectory
@@ -28,17 +29,21 @@ from zoo.errors import ArtifactError, ParityError
 from zoo.models import create, persist
 from zoo.probe.inputs import Feeds, Point, make_feeds
 from zoo.probe.module import TorchExecutor
-from zoo.probe.pipeline import Arrays, run_pipeline
+from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.probe.positions import valid_positions
 from zoo.registry import registry
 from zoo_export.parity import compare, reference, sweep
+from zoo_export.precision.parity import verify_variant
+from zoo_export.precision.quantize import Precision, make_variant
 from zoo_export.trace.make import PORTABLE, Options, make_graphs
 from zoo_runtime.buffers import PAST_LENGTH
-from zoo_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.executor import LOGITS_TO_KEEP, OnnxExecutor
 from zoo_runtime.providers import open_session
 
 __all__ = [
+    "FAMILIES",
     "POINTS",
+    "REGIMES",
     "STUDIES",
     "Exact",
     "Study",
@@ -70,6 +75,9 @@ class Study:
     trained: bool = True
     """Whether biases and norms are random and matrices twice as large; initial weights hide more faults."""
     profile: str = PORTABLE
+    size: tuple[str, ...] = SIZE
+    precision: Precision | None = None
+    """A smaller precision in whose graphs faults are seeded, instead of the model's own."""
 
 
 STUDIES = {
@@ -99,14 +107,52 @@ STUDIES = {
         ("norm_first=true", "positions=learned", "attention_bias=true", "tie_embeddings=false", "activation=gelu"),
     ),
 }
+_NARROW = (*SIZE, "intermediate_size=24")
+_SPANS = ("span=12", "max_seq_len=32", "hidden_size=16", "num_heads=4")
+FAMILIES = {
+    "adaptive span": Study("adaptive-span-tiny", ("span_ramp=4", "intermediate_size=24"), size=_SPANS),
+    "all-attention": Study("all-attention-tiny", ("num_memories=6",), size=_SPANS),
+    "bert, 5000 ids": Study("bert-tiny", ("vocab_size=5000", "mask_token_id=17", "pooler=false"), size=_NARROW),
+    "linformer": Study("linformer-tiny", ("attention_rank=8",), size=_NARROW),
+    "llama": Study("llama-tiny", ("num_kv_heads=2", "head_dim=4"), size=_NARROW),
+    "llama, in place": Study("llama-tiny", ("num_kv_heads=2", "head_dim=4"), profile="cpu", size=_NARROW),
+    "longformer": Study("longformer-tiny", ("attention_window=8",), size=_NARROW),
+    "perceiver": Study(
+        "perceiver-tiny",
+        ("embedding_size=12", "num_latents=4", "value_head_dim=4", "cross_value_head_dim=4"),
+        size=_NARROW,
+    ),
+    "performer": Study("performer-tiny", ("attention_rank=8",), size=_NARROW),
+    "product-key memory": Study("product-key-memory-tiny", ("memory_keys=8", "memory_query_size=8"), size=_NARROW),
+    "reformer": Study(
+        "reformer-tiny",
+        ("head_dim=4", "axial_shape=[4, 8]", "axial_sizes=[4, 12]", "local_chunk_length=4", "lsh_chunk_length=8"),
+        size=("max_seq_len=32", "hidden_size=16", "num_heads=4", "intermediate_size=24"),
+    ),
+    "rnn": Study("rnn-tiny", size=("max_seq_len=32", "embedding_size=12", "hidden_size=8")),
+    "seq2seq": Study(
+        "seq2seq-tiny",
+        size=("max_seq_len=32", "embedding_size=8", "hidden_size=8", "attention_size=8", "maxout_size=4"),
+    ),
+    "t5": Study("t5-tiny", ("head_dim=4",), size=_NARROW),
+    "t5, in place": Study("t5-tiny", ("head_dim=4",), profile="cpu", size=_NARROW),
+    "textcnn": Study("textcnn-tiny", ("num_filters=6",), size=("max_seq_len=32", "hidden_size=16")),
+    "vit": Study("vit-tiny", size=("hidden_size=16", "num_heads=4", "intermediate_size=24")),
+    "gpt, int8": Study("gpt-tiny", precision="int8"),
+    "gpt, int4": Study("gpt-tiny", precision="int4"),
+    "bert, int8": Study("bert-tiny", precision="int8"),
+    "bert, float16 variant": Study("bert-tiny", precision="float16"),
+}
+"""Models of the other architectures, and smaller precisions."""
 
 
 class Subject:
     """A saved model, its correct graphs, and all their faults."""
 
-    def __init__(self, stored: ModelDirectory, profile: str = PORTABLE) -> None:
+    def __init__(self, stored: ModelDirectory, profile: str = PORTABLE, precision: Precision | None = None) -> None:
         self.stored = stored
-        self.linked = make_graphs(stored, Options(profile=profile))
+        self.variant = make_variant(stored, precision, stored.path) if precision is not None else None
+        self.linked = self.variant.files() if self.variant else make_graphs(stored, Options(profile=profile))
         self.flat = {name: inlined(data) for name, data in self.linked.items()}
         self.model = persist.load_directory(stored)
         self.values = {name: tensor.numpy() for name, tensor in self.model.state_dict().items()}
@@ -115,21 +161,38 @@ class Subject:
     def build(cls, study: Study, folder: Path) -> Subject:
         """Build the model of a study in a new folder."""
         plugins.select(plugins.Selection(third_party=False))
-        spec = registry().resolve(study.preset, (*SIZE, *study.settings))
+        spec = registry().resolve(study.preset, (*study.size, *study.settings))
         model = create.build(spec, seed=0, dtype=study.dtype)
         if study.trained:
             change_weights(model, 0, noise=True, gain=2.0)
-        return cls(ModelDirectory.open(persist.save_spec(spec, model, folder / "model")), study.profile)
+        stored = ModelDirectory.open(persist.save_spec(spec, model, folder / "model"))
+        return cls(stored, study.profile, study.precision)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
         """The graphs that the model declares."""
         return self.stored.spec.graphs
 
+    @property
+    def dtype(self) -> str:
+        """The dtype in which the graphs compute."""
+        return "float16" if self.variant and self.variant.precision == "float16" else self.stored.dtype
+
+    @property
+    def runtime_only(self) -> bool:
+        """Whether ONNX's reference implementation does not compute the graphs correctly, or only ONNX Runtime can."""
+        operators = {node.op_type for model in self.flat.values() for node in model.graph.node}
+        return self.variant is not None or bool(operators & {"GRU", "LSTM", "Scan"})
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest input."""
+        return int(getattr(self.stored.spec.config, "max_seq_len", 1))
+
     def faults(self) -> Iterator[tuple[str, Fault]]:
         """Every fault with the name of its graph."""
         for name, model in self.flat.items():
-            for fault in enumerate_faults(model, self.values):
+            for fault in enumerate_faults(model, self.values, self.longest):
                 yield name, fault
 
     def seed(self, name: str, fault: Fault) -> bytes | None:
@@ -180,8 +243,13 @@ def kept_references() -> Iterator[None]:
 
 def gate(subject: Subject, name: str, data: bytes) -> Verdict:
     """Apply zoo's comparison. Faults are caught if the graph differs or cannot be compared."""
+    graphs, variant = {**subject.linked, name: data}, subject.variant
     try:
-        report = compare.compare(subject.stored, {**subject.linked, name: data})
+        if variant is None:
+            report = compare.compare(subject.stored, graphs)
+        else:
+            faulty = {key: variant.parse(value, subject.stored) for key, value in graphs.items()}
+            report = verify_variant(subject.stored, replace(variant, graphs=faulty))
     except ParityError:
         return "caught"
     return "passed" if report.passed else "caught"
@@ -308,23 +376,38 @@ class Exact:
 def effect(subject: Subject, name: str, fault: Fault, draws: int = 3) -> float:
     """Return the effect of a fault on valid outputs in float64, relative to the largest output.
 
-    The maximum over random weights of several sizes and over inputs other than the gate's. 0, up to float64 rounding,
-    means that the fault changes no outputs.
+    The maximum over random weights of several sizes and over inputs other than the gate's, among them those that meet
+    the condition of the fault. 0, up to float64 rounding, means that the fault changes no outputs.
     """
+    correct = subject.flat
+    broken = {**correct, name: fault.apply(correct[name])}
+    runs = _on_the_runtime if subject.runtime_only else _in_float64
     moved = 0.0
     for draw in range(draws):
-        weights = random_weights(subject, draw)
-        honest = {name: in_double(model, weights, subject.stored) for name, model in subject.flat.items()}
-        faulty = {**honest, name: in_double(fault.apply(subject.flat[name]), weights, subject.stored)}
-        for point in POINTS:
-            feeds = make_feeds(subject.graphs, point, 1000 + draw, 32)
-            wanted = run_pipeline(Exact(honest), subject.graphs, feeds, point, split=True)
+        honest, faulty = (runs(subject, graphs, draw) for graphs in (correct, broken))
+        for point in (*POINTS, *fault.reach.points):
+            feeds = make_feeds(subject.graphs, point, 1000 + draw, subject.longest, special=fault.reach.ids)
+            wanted = run_pipeline(honest, subject.graphs, feeds, point, split=True)
             try:
-                found = run_pipeline(Exact(faulty), subject.graphs, feeds, point, split=True)
+                found = run_pipeline(faulty, subject.graphs, feeds, point, split=True)
             except Exception:  # anything that numpy cannot compute
                 return np.inf
             moved = max(moved, _distance(subject.graphs, wanted, found, feeds, point))
     return moved
+
+
+def _in_float64(subject: Subject, graphs: Mapping[str, onnx.ModelProto], draw: int) -> Executor:
+    weights = random_weights(subject, draw)
+    return Exact({name: in_double(model, weights, subject.stored) for name, model in graphs.items()})
+
+
+def _on_the_runtime(subject: Subject, graphs: Mapping[str, onnx.ModelProto], draw: int) -> Executor:
+    """Return the graphs on ONNX Runtime, with the stored weights: rounding is that of the model's dtype."""
+    sessions = {
+        name: open_session(model.SerializeToString(), weights=subject.stored.path, optimize=False, spin=False)
+        for name, model in graphs.items()
+    }
+    return OnnxExecutor(sessions, np.dtype(subject.dtype))
 
 
 def _distance(
