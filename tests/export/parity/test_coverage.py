@@ -11,13 +11,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import zoo
 from tests.conftest import Result
 from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
 from zoo.artifact import Export, ModelDirectory, coverage_summary
 from zoo.artifact.card import model_card
 from zoo.probe.inputs import Point, make_feeds, make_grid
 from zoo_export.graph.file import parse, serialize
-from zoo_export.parity.coverage import Conditions
+from zoo_export.parity.coverage import LARGEST_BATCH, Conditions, turning_points
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_export.trace.make import Options, make_graphs
@@ -49,6 +50,22 @@ def plant_in_the_scan(graph: onnx.GraphProto, past: int) -> None:
     ]
     for node in reversed(nodes):
         body.node.insert(makers[context] + 1, node)
+
+
+@pytest.mark.parametrize("has_past", [False, True])
+def test_every_constant_is_a_length_and_a_past(has_past: bool) -> None:
+    """And so is the next number on either side, as far as the model takes that many tokens."""
+    decoder = zoo.causal_graph(vocab_size=9, num_layers=1, num_kv_heads=1, head_dim=2)
+    encoder = zoo.Graph(inputs=(zoo.token_ids("input_ids", 9),), outputs=())
+    points = turning_points([decoder if has_past else encoder], 40, [0, 7, 23, 40, 10**6])
+    wanted = {1, 6, 7, 8, 22, 23, 24, 39, 40}
+    assert wanted <= {point.length for point in points}
+    assert {point.batch for point in points} == set(range(1, LARGEST_BATCH + 1))
+    assert all(1 <= point.length <= point.length + point.past <= 40 for point in points)
+    for length in (1, 2) if has_past else ():
+        most = 40 - length
+        assert {past for past in wanted if past <= most} <= {point.past for point in points if point.length == length}
+    assert has_past or not any(point.past for point in points)
 
 
 @pytest.mark.slow

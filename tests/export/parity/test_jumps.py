@@ -49,7 +49,7 @@ def judge(
     valid = np.ones(ROWS, bool)
     errors.add(exact, result(torch_jumps), graph, valid, POINT)
     if isinstance(errors, JumpErrors):
-        errors.nudge(exact, result(nudged_jumps), valid, 4.0)
+        errors.nudge(exact, result(nudged_jumps), valid, 2)
     return errors
 
 

@@ -23,7 +23,7 @@ from zoo.artifact import Export, ModelDirectory
 from zoo.contract import TensorSpec
 from zoo.errors import ParityError
 from zoo.probe.errors import Errors, as_rows
-from zoo.probe.inputs import Point, make_grid
+from zoo.probe.inputs import Point, make_feeds, make_grid
 from zoo.probe.module import TorchExecutor
 from zoo_export.parity.compare import compare
 from zoo_export.parity.greedy import greedy_agreement
@@ -454,11 +454,15 @@ def gather_beyond(*condition: onnx.NodeProto) -> Edit:
     return edit
 
 
-LENGTH_OF_FIVE = gather_beyond(
-    helper.make_node("Constant", [], ["five"], value_ints=[5]),
-    helper.make_node("Equal", ["length", "five"], ["failing"]),
+GREEDY_PROMPT = make_feeds(
+    [zoo.causal_graph(vocab_size=260, num_layers=2, num_kv_heads=4, head_dim=16)], Point(2, 5, 0, "left"), 1, 13
+)["input_ids"]
+PROMPT_ALONE = gather_beyond(
+    helper.make_node("Constant", [], ["sum"], value_ints=[int(GREEDY_PROMPT.sum())]),
+    helper.make_node("ReduceSum", ["input_ids"], ["found"], keepdims=0),
+    helper.make_node("Equal", ["found", "sum"], ["failing"]),
 )
-"""Fails for five tokens, a length that only coverage of this condition adds."""
+"""Fails for the prompts of greedy decoding."""
 OTHER_WEIGHTS = gather_beyond(
     helper.make_node("Constant", [], ["nothing"], value_ints=[0]),
     helper.make_node("Greater", ["length", "nothing"], ["true"]),
@@ -474,7 +478,7 @@ OTHER_WEIGHTS = gather_beyond(
 @pytest.mark.parametrize(
     ("edit", "where"),
     [
-        (LENGTH_OF_FIVE, "at batch 1, length 5, past 0, padding none, optimisations off"),
+        (PROMPT_ALONE, "in greedy decoding, optimisations off"),
         (OTHER_WEIGHTS, "at batch 2, length 7, past 3, padding none, with faint weights"),
     ],
 )
