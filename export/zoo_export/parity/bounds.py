@@ -87,6 +87,8 @@ class Bounds:
         inputs = [self._of(item) for item in node.inputs]
         if node.op_type == "Shape":
             return self._shape(node)
+        if not all(inputs) and node.op_type != "Concat":  # a vector without elements
+            return (ANY,)
         if node.op_type in _LAYOUT:
             return inputs[0]
         if node.op_type == "Slice":  # it may reverse a vector
@@ -98,7 +100,8 @@ class Bounds:
             return tuple(number for item in inputs for number in item)
         if node.op_type == "Gather":
             places = self._constants(node.inputs[1])
-            if len(inputs[0]) == 1 or any(map(math.isnan, places)):
+            count = len(inputs[0])
+            if count == 1 or not all(-count <= place < count for place in places):  # nor if it is not a number
                 return (self._intervals.join(inputs[0]),)
             return tuple(inputs[0][int(place)] for place in places)
         if node.op_type in ("ArgMax", "ArgMin", "TopK") and value is node.outputs[-1]:

@@ -145,6 +145,16 @@ def test_faults_beyond_random_thresholds_are_caught(exported_subject: Subjects, 
     assert tried >= 6
 
 
+def test_sizes_without_elements_are_refused(exported_subject: Subjects) -> None:
+    """A shape of no axis leaves nothing to compute bounds of conditions from."""
+    subject = exported_subject("gpt")
+    faults = [item for item in subject.faults() if item[1].kind == "an integer attribute off by one"]
+    empty = [(name, fault) for name, fault in faults if "Shape" in fault.site and fault.site.endswith("end -1")]
+    for name, fault in empty[:3]:
+        assert gate(subject, name, fault.apply(subject.flat[name]).SerializeToString()) == "caught"
+    assert empty
+
+
 @pytest.mark.parametrize("study", ["gpt", pytest.param("vit", marks=pytest.mark.slow)])
 def test_model_that_breaks_a_law_is_refused(monkeypatch: pytest.MonkeyPatch, study: str) -> None:
     monkeypatch.setenv("ZOO_CACHE", "off")
