@@ -16,7 +16,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from linecache import getline
@@ -98,7 +98,7 @@ class _UntraceableError(PluginError):
 def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: bool) -> tuple[ir.Model, str | None]:
     """Trace a graph; return it, and the reason if repeated modules did not become functions."""
     inputs, outputs = graph.input_tensors(), graph.output_tensors()
-    sizes = _example_sizes(graph, sizes_of(spec.graphs))
+    sizes = _example_sizes(graph, sizes_of(spec.graphs), getattr(spec.config, "max_seq_len", None))
     real = dtypes.torch_dtype(dtype)
     model_on_meta = create.build_on_meta(spec, dtype)
     stored_names = {name: first for first, (_, names) in tensor_groups(model_on_meta).items() for name in names}
@@ -174,13 +174,25 @@ def _shapes(program: torch.export.ExportedProgram, tensors: Sequence[TensorSpec]
     return [(tensor, nodes[name].meta["val"].shape) for tensor, name in zip(tensors, names, strict=False)]
 
 
-def _example_sizes(graph: Graph, declared: Mapping[str, Size]) -> dict[str, int]:
-    """Return sizes of the named dimensions, multiples of odd primes, so that the tracer takes no two for the same."""
+def _example_sizes(graph: Graph, declared: Mapping[str, Size], longest: int | None) -> dict[str, int]:
+    """Return sizes of the named dimensions, multiples of odd primes, so that the tracer takes no two for the same.
+
+    Lengths fill several chunks of a model that cuts texts into chunks, because the tracer takes a number of 1 for a
+    constant. They are below the largest number of tokens, because it takes a slice of all rows for a constant, too.
+    """
+    names = graph.dim_names()
+    sizes = _distinct_sizes(graph, names, declared, 11)
+    if longest is not None and sum(size for name, size in sizes.items() if name != "batch") >= longest:
+        sizes = _distinct_sizes(graph, sorted(names, key=lambda name: name == "batch"), declared, 3)
+    return sizes
+
+
+def _distinct_sizes(graph: Graph, names: Iterable[str], declared: Mapping[str, Size], smallest: int) -> dict[str, int]:
     dims = {dim for tensor in (*graph.input_tensors(), *graph.output_tensors()) for dim in tensor.dims}
     sizes: dict[str, int] = {}
-    for name in graph.dim_names():
+    for name in names:
         allowed = declared.get(name, Size())
-        for prime in _odd_primes():
+        for prime in _primes(smallest):
             sizes[name] = allowed.nearest(prime * allowed.multiple_of)
             known = [dim_size(dim, sizes) for dim in dims if dim_names(dim) and sizes.keys() >= {*dim_names(dim)}]
             distinct = min(known, default=3) > 2 and len({*known}) == len(known)
@@ -189,8 +201,8 @@ def _example_sizes(graph: Graph, declared: Mapping[str, Size]) -> dict[str, int]
     return sizes
 
 
-def _odd_primes() -> Iterator[int]:
-    return (number for number in itertools.count(3) if all(number % divisor for divisor in range(2, number)))
+def _primes(smallest: int) -> Iterator[int]:
+    return (number for number in itertools.count(smallest) if all(number % divisor for divisor in range(2, number)))
 
 
 def _allowed_sizes(spec: ModelSpec, graph: Graph) -> dict[str, Size]:
