@@ -19,9 +19,9 @@ from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, weights_of
 from zoo.probe.pipeline import Executor
+from zoo_export.coverage.outcomes import Conditions
 from zoo_export.graph.file import pointers, referenced_tensors, without_functions
 from zoo_export.graph.static import fixed_sizes
-from zoo_export.parity.coverage import Conditions
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
 from zoo_runtime.executor import OnnxExecutor

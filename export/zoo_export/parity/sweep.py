@@ -15,7 +15,7 @@ from zoo.models import create
 from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, is_affordable, make_feeds, make_grid
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.system import release_memory
-from zoo_export.parity.coverage import Coverage, candidates, turning_points
+from zoo_export.coverage.outcomes import Coverage, candidates, turning_points
 from zoo_export.parity.greedy import greedy_agreement
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo_export.parity.intervals import RULES, Intervals, Number
+from zoo_export.coverage.intervals import RULES, Intervals, Number
 
 SIZES = {"batch": (1.0, math.inf), "sequence": (1.0, 9.0), "past": (0.0, 8.0)}
 VALUES: dict[str, Callable[..., Any]] = {

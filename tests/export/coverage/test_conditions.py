@@ -11,7 +11,7 @@ import pytest
 
 from zoo import Graph, floats, token_ids
 from zoo.probe.inputs import Point
-from zoo_export.parity.coverage import Conditions, Coverage
+from zoo_export.coverage.outcomes import Conditions, Coverage
 
 DECLARED = Graph(inputs=(token_ids("input_ids", 100),), outputs=(floats("y", "batch", "sequence"),))
 

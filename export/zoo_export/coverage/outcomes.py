@@ -20,9 +20,9 @@ from zoo.artifact import abridged
 from zoo.contract import Graph, Size, sizes_of
 from zoo.errors import ArtifactError
 from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Padding, Point, slice_feeds
+from zoo_export.coverage.bounds import Bounds
+from zoo_export.coverage.conditions import Condition, subgraphs, tap
 from zoo_export.graph.file import inline, parse, serialize
-from zoo_export.parity.bounds import Bounds
-from zoo_export.parity.conditions import Condition, subgraphs, tap
 from zoo_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime import ort

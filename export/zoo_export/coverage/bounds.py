@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from zoo.contract import Graph
-from zoo_export.parity.intervals import ANY, RULES, Intervals, Number
+from zoo_export.coverage.intervals import ANY, RULES, Intervals, Number
 from zoo_runtime.buffers import PAST_LENGTH
 
 __all__ = ["Bounds"]

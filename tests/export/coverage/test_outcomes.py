@@ -17,8 +17,8 @@ from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, sour
 from zoo.artifact import Export, ModelDirectory, coverage_summary
 from zoo.artifact.card import model_card
 from zoo.probe.inputs import Point, make_feeds, make_grid
+from zoo_export.coverage.outcomes import LARGEST_BATCH, Conditions, turning_points
 from zoo_export.graph.file import parse, serialize
-from zoo_export.parity.coverage import LARGEST_BATCH, Conditions, turning_points
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_export.trace.make import Options, make_graphs
