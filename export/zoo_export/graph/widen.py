@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,29 +17,34 @@ _finfo: Any = ml_dtypes.finfo  # untyped
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
-def widen(graph: bytes) -> bytes | None:
+def widen(graph: bytes, move: np.random.Generator | None = None) -> tuple[bytes, bool]:
     """Convert all float16 and bfloat16 values of a graph to float32.
 
     External weights only change their declared dtype and must be replaced by float32 ones.
 
+    Args:
+        graph: a serialised graph.
+        move: moves constants that may have been rounded from an unknown number by half a unit in the last place, up or
+            down at random: the farthest that the number may lie from them.
+
     Returns:
-        The graph, or None if a constant may have been rounded from an unknown number.
+        The graph, and whether no constant may have been rounded from an unknown number.
     """
     model = parse(graph)
-    known = [_widen_graph(model.graph), *(_widen_nodes(function.node) for function in model.functions)]
-    return serialize(model) if all(known) else None
+    known = [_widen_graph(model.graph, move), *(_widen_nodes(function.node, move) for function in model.functions)]
+    return serialize(model), all(known)
 
 
-def _widen_graph(graph: onnx.GraphProto) -> bool:
+def _widen_graph(graph: onnx.GraphProto, move: np.random.Generator | None) -> bool:
     """Widen a graph or subgraph; return whether its constants are exact."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    known = [_widen_tensor(tensor) for tensor in graph.initializer]
-    return _widen_nodes(graph.node) and all(known)
+    known = [_widen_tensor(tensor, move) for tensor in graph.initializer]
+    return _widen_nodes(graph.node, move) and all(known)
 
 
-def _widen_tensor(tensor: onnx.TensorProto) -> bool:
+def _widen_tensor(tensor: onnx.TensorProto, move: np.random.Generator | None) -> bool:
     """Widen a tensor; return whether its values are exact.
 
     Values with few binary digits are taken to be unrounded. The lowest number of the dtype, ``torch.finfo(dtype).min``,
@@ -54,12 +58,15 @@ def _widen_tensor(tensor: onnx.TensorProto) -> bool:
     halves = onnx.numpy_helper.to_array(tensor)
     lowest = halves == _finfo(halves.dtype).min
     values = np.where(lowest, np.finfo(np.float32).min, halves.astype(np.float32))
+    exact = lowest | ~np.isfinite(values) | (16 * np.frexp(values)[0] % 1 == 0)
+    if move is not None:
+        half_unit = np.exp2(np.frexp(values)[1]) * float(_finfo(halves.dtype).eps) / 4
+        values = np.where(exact, values, values + move.choice([-1.0, 1.0], values.shape) * half_unit).astype(np.float32)
     tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    few = (math.isinf(value) or (16 * math.frexp(value)[0]).is_integer() for value in values[~lowest].flat)
-    return all(few)
+    return bool(exact.all())
 
 
-def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
+def _widen_nodes(nodes: Iterable[onnx.NodeProto], move: np.random.Generator | None) -> bool:
     known = []
     for node in nodes:
         exact = [float(entry.value) for entry in node.metadata_props if entry.key == EXACT_KEY]
@@ -71,7 +78,7 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
             if attribute.name in ("to", "dtype") and attribute.i in _HALVES:
                 attribute.i = onnx.TensorProto.FLOAT
             elif attribute.type == onnx.AttributeProto.TENSOR:
-                known.append(_widen_tensor(attribute.t))
+                known.append(_widen_tensor(attribute.t, move))
             for inner in (attribute.g, *attribute.graphs):
-                known.append(_widen_graph(inner))
+                known.append(_widen_graph(inner, move))
     return all(known)

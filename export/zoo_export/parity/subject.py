@@ -96,6 +96,10 @@ class Subject(ABC):
         """Yield torch models that differ by rounding alone: their errors extend the allowed error."""
         return self.models.nudged(bits)
 
+    def moved(self) -> Iterator[Executor]:
+        """Yield the graphs with other constants of the same rounding: what they change extends the allowed error."""
+        return iter(())
+
     def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
         """Evidence about one graph, apart from its errors."""
         return {}
@@ -115,6 +119,7 @@ class OnnxSubject(Subject):
         declared: the declared graphs, by default those of the model.
         in_float32: compare graphs that were widened to float32 (:func:`zoo_export.graph.widen.widen`) with the model
             in float32, on perturbed weights alone.
+        moved: the same graphs with constants elsewhere within the rounding to half precision.
     """
 
     def __init__(
@@ -125,8 +130,9 @@ class OnnxSubject(Subject):
         declared: Sequence[Graph] | None = None,
         *,
         in_float32: bool = False,
+        moved: Sequence[Mapping[str, bytes]] = (),
     ) -> None:
-        self.files, self.provider = files, provider
+        self.files, self.provider, self._moved = files, provider, moved
         self._in_float32 = in_float32
         load = partial(persist.load_directory, stored)
         labels = {level: f"{label}, in float32" for level, label in PERTURBED_LABELS.items()} if in_float32 else _LABELS
@@ -159,6 +165,9 @@ class OnnxSubject(Subject):
     def close(self) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
+
+    def moved(self) -> Iterator[Executor]:
+        return (self._open(files, True) for files in self._moved)
 
     def module_errors(self, level: str, name: str, feeds: Feeds, point: Point) -> list[ModuleError]:
         self._recall(level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -177,9 +178,11 @@ class Sweep:
                 logits |= self.findings.add(level, results, feeds, point)
                 del found, results  # of a long text, they are large
             self._settle(self.findings.errors, runtimes, exact, feeds, point)
+            self._settle_constants(self.findings.errors, runtimes, exact, feeds, point)
             self._settle(self.findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
             self.findings.add_distributions(logits)
             self._settle(self.findings.distributions, runtimes, exact, feeds, point)
+            self._settle_constants(self.findings.distributions, runtimes, exact, feeds, point)
 
     def _is_new_split(self, point: Point) -> bool:
         """Whether the law ``cache`` is to be checked at a point: of points of the same lengths, at the first."""
@@ -204,6 +207,28 @@ class Sweep:
         for other in self.subject.nudged(bits) if doubtful else ():
             results = exact, run_pipeline(other, self.subject.graphs, feeds, point, split=True)
             self.findings.allow(doubtful, judges, results, feeds, point, bits=bits)
+
+    def _settle_constants(
+        self,
+        judges: Judges,
+        runtimes: Mapping[str, Executor],
+        exact: Mapping[str, Arrays],
+        feeds: Feeds,
+        point: Point,
+    ) -> None:
+        """Where something is beyond its limit, add how far the rounding of the graphs' constants moves the outputs."""
+        for level, runtime in runtimes.items():
+            doubtful = self.findings.doubtful(judges, {level})
+            executors = (runtime, *self.subject.moved()) if doubtful else ()
+            found = [run_pipeline(one, self.subject.graphs, feeds, point, split=True) for one in executors]
+            for first, other in product(found[:1], found[1:]):
+                shifted = {
+                    graph: {
+                        name: values + (other[graph][name] - first[graph][name]) for name, values in outputs.items()
+                    }
+                    for graph, outputs in exact.items()
+                }
+                self.findings.allow(doubtful, judges, (exact, shifted), feeds, point)
 
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""

@@ -31,6 +31,7 @@ from zoo.probe.inputs import Feeds, Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.probe.positions import valid_positions
+from zoo.probe.widened import WideWeight
 from zoo.registry import registry
 from zoo_export.parity import compare, reference, sweep
 from zoo_export.precision.parity import verify_variant
@@ -215,7 +216,7 @@ class _Kept(TorchExecutor):
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         digest = hashlib.sha256(f"{graph.name} {self.real}".encode())
-        digest.update(self._weights(tuple(tensor._version for tensor in self.model.parameters())))
+        digest.update(self._weights(tuple(tensor._version for tensor in self._stored())))
         for name, value in sorted(feeds.items()):
             digest.update(f"{name} {value.dtype} {value.shape}".encode() + np.ascontiguousarray(value).tobytes())
         key = digest.digest()
@@ -226,30 +227,38 @@ class _Kept(TorchExecutor):
     @functools.lru_cache(maxsize=4)  # noqa: B019  (lives as long as one comparison)
     def _weights(self, _versions: tuple[int, ...]) -> bytes:
         digest = hashlib.sha256()
-        for tensor in self.model.parameters():
+        for tensor in self._stored():
             digest.update(tensor.detach().numpy().tobytes())
         return digest.digest()
+
+    def _stored(self) -> Iterator[torch.Tensor]:
+        for tensor in self.model.parameters():
+            yield tensor.stored if isinstance(tensor, WideWeight) else tensor
 
 
 @contextmanager
 def kept_references() -> Iterator[None]:
-    """Share torch's results between comparisons in this block, and skip the search for the diverging module."""
+    """Share torch's results between comparisons in this block."""
     kept = type("_KeptHere", (_Kept,), {"results": {}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "TorchExecutor", kept)
-        patch.setattr(sweep.Sweep, "first_divergence", lambda _: None)
         yield
 
 
 def gate(subject: Subject, name: str, data: bytes) -> Verdict:
-    """Apply zoo's comparison. Faults are caught if the graph differs or cannot be compared."""
+    """Apply zoo's comparison. Faults are caught if the graph differs or cannot be compared.
+
+    The search for the diverging module is skipped.
+    """
     graphs, variant = {**subject.linked, name: data}, subject.variant
     try:
-        if variant is None:
-            report = compare.compare(subject.stored, graphs)
-        else:
-            faulty = {key: variant.parse(value, subject.stored) for key, value in graphs.items()}
-            report = verify_variant(subject.stored, replace(variant, graphs=faulty))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweep.Sweep, "first_divergence", lambda _: None)
+            if variant is None:
+                report = compare.compare(subject.stored, graphs)
+            else:
+                faulty = {key: variant.parse(value, subject.stored) for key, value in graphs.items()}
+                report = verify_variant(subject.stored, replace(variant, graphs=faulty))
     except ParityError:
         return "caught"
     return "passed" if report.passed else "caught"
