@@ -57,11 +57,11 @@ def check_memory(stored: ModelDirectory, graphs: Sequence[Graph] | None = None) 
     """Raise :class:`ParityError` if there is not enough memory to compare graphs, by default those declared.
 
     Weights are read from their file. A comparison holds one copy that is perturbed or repacked for kernels, and the
-    outputs of the longest input. Graphs in half precision are also compared in float32.
+    outputs of the longest input. Graphs in half precision are also compared in float32, on two copies.
     """
     graphs = graphs or stored.spec.graphs
     longest = Point(1, longest_input(stored.spec.config, graphs), 0, "none")
-    weights = sum(tensor.length for tensor in stored.layout.values()) * (2 if stored.dtype in HALVES else 1)
+    weights = sum(tensor.length for tensor in stored.layout.values()) * (4 if stored.dtype in HALVES else 1)
     outputs = _outputs(graphs, longest) + _outputs(graphs, longest, attentions=True)
     needed, free = weights * _COPIES + outputs * _OUTPUT_BYTES, free_memory()
     if needed > free:

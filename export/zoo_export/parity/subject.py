@@ -43,6 +43,9 @@ _LABELS = {"off": "optimisations off", "all": "optimisations on", **PERTURBED_LA
 _FAINT = 1 / 8
 """Factor on all weights that makes activations small enough for the epsilon of a norm to matter."""
 
+_REPACKED = 2e9
+"""Bytes of weights up to which ONNX Runtime repacks them for its kernels, in memory. Larger ones stay in their file."""
+
 
 class Subject(ABC):
     """Graphs of a model under comparison.
@@ -139,6 +142,8 @@ class OnnxSubject(Subject):
         models = Models(lambda: load().float()) if in_float32 else Models(load)
         super().__init__(stored, declared or stored.spec.graphs, models, labels)
         self.fixed = fixed_sizes(next(iter(files.values())))
+        size = sum(place.length for place in stored.layout.values())
+        self._repacked: Memory = "fast" if size <= _REPACKED else "mapped"
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         """Files with the models' current weights, once they are perturbed."""
         self._weights_now = ""
@@ -146,7 +151,7 @@ class OnnxSubject(Subject):
 
     def open(self) -> dict[str, Executor]:
         return {
-            level: self._open(self.files, optimize, memory="fast" if optimize else "mapped")
+            level: self._open(self.files, optimize, memory=self._repacked if optimize else "mapped")
             for level, optimize in ({} if self._in_float32 else LEVELS).items()
         }
 
@@ -188,6 +193,7 @@ class OnnxSubject(Subject):
             "provider": self.provider,
             "dtype": self.stored.dtype,
             "reference": REFERENCE,
+            "weights_in_memory": self._repacked,
             "unused_tensors": sorted(set(layout) - referenced_tensors(self.files.values(), layout)),
         }
 
