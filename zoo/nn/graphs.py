@@ -15,8 +15,12 @@ from zoo.nn.recording import recorded_attentions
 __all__ = ["GraphModule", "call_graph"]
 
 
-def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def call_graph(
+    model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor], *, hooks: bool = False
+) -> dict[str, Tensor]:
     """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name.
+
+    With ``hooks``, ``forward`` is called as users call it, through the model itself, which runs the model's own hooks.
 
     Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares.
     """
@@ -29,7 +33,8 @@ def call_graph(model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor]) -> d
     recorded = graph.recorded()
     with ExitStack() as stack:
         weights = stack.enter_context(recorded_attentions()) if recorded else []
-        result = getattr(model, graph.method)(**arguments)
+        function = model if hooks and graph.method == "forward" else getattr(model, graph.method)
+        result = function(**arguments)
     if isinstance(result, Tensor):
         result = {graph.outputs[0].name: result}
     if len(weights) != len(recorded):

@@ -187,4 +187,6 @@ class TorchExecutor:
             name: tensor.to(self.real) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
         }
         with torch.inference_mode():
-            return {name: as_array(tensor) for name, tensor in call_graph(self.model, graph, tensors).items()}
+            return {
+                name: as_array(tensor) for name, tensor in call_graph(self.model, graph, tensors, hooks=True).items()
+            }
