@@ -8,7 +8,7 @@ random numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +258,9 @@ def turning_points(graphs: Sequence[Graph], longest: int, constants: Iterable[in
             if 1 <= past < longest
             for length in (1, 2)
         ]
-    return sorted(found, key=lambda point: point.tokens)
+    allowed = sizes_of(graphs).get("sequence", Size())
+    found = [replace(point, length=allowed.nearest(point.length)) for point in found]
+    return sorted(dict.fromkeys(found), key=lambda point: point.tokens)
 
 
 def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 
 import zoo
 from tests.conftest import Result
-from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
 from zoo.artifact import Export, ModelDirectory, coverage_summary
 from zoo.artifact.card import model_card
 from zoo.probe.inputs import Point, make_feeds, make_grid
@@ -66,6 +65,15 @@ def test_every_constant_is_a_length_and_a_past(has_past: bool) -> None:
         most = 40 - length
         assert {past for past in wanted if past <= most} <= {point.past for point in points if point.length == length}
     assert has_past or not any(point.past for point in points)
+
+
+def test_turning_points_have_declared_sizes() -> None:
+    size = zoo.Size(min=8, multiple_of=4)
+    tokens, output = zoo.token_ids("input_ids", 9), zoo.floats("output", "batch", "sequence", 4)
+    graph = zoo.Graph(inputs=(tokens,), outputs=(output,), sizes={"sequence": size})
+    points = turning_points([graph], 40, [0, 7, 23])
+    assert {point.length for point in points} == {8, 24}
+    assert len(set(points)) == len(points)
 
 
 @pytest.mark.slow
@@ -132,15 +140,13 @@ GUARDS = """x = self.embedding(input_ids)
 
 
 @pytest.mark.slow
-def test_floor(install: Callable[..., Path], zoo: Zoo) -> None:
+def test_floor(build_small: Callable[..., None], zoo: Zoo) -> None:
     """A model most of whose conditions have one outcome in the comparison is refused, and the others are named."""
-    install(DISTRIBUTION, PLUGIN, files=source(("x = self.embedding(input_ids)\n        rotation", GUARDS)))
-    Path("zoo.toml").write_text(PRESETS)
-    assert zoo("build", "decoder-small").status == 0
-    said = zoo("export", "decoder-small", "--onnx").failed(4)
+    build_small("decoder-small", ("x = self.embedding(input_ids)\n        rotation", GUARDS))
+    said = zoo("export", "model", "--onnx").failed(4)
     assert "outcomes of conditions in the graph model, not Equal: true (40 times)" in said
     assert "--grid full" in said
-    assert not list(Path("decoder-small").glob("*.onnx"))
+    assert not list(Path("model").glob("*.onnx"))
 
 
 def test_coverage_is_shown(exported_model: Exported, zoo: Zoo) -> None:
