@@ -137,8 +137,8 @@ class Errors:
         if not self.finite:
             self.worst = point
 
-    def allow(self, reference: Array, yardstick: Array, valid: Array) -> None:
-        """Raise the limits by another result of PyTorch, computed with different rounding."""
+    def allow(self, reference: Array, yardstick: Array, valid: Array, *, bits: int = 1) -> None:
+        """Raise the limits by another result of PyTorch, on weights of which this number of last bits is random."""
         for part in self._parts(np.flatnonzero(valid), reference.shape[1]):
             exact = reference[part].astype(np.float64)
             error = np.abs(yardstick[part].astype(np.float64) - exact)
@@ -296,10 +296,7 @@ class JumpErrors(Errors):
         super().add(reference, yardstick, result, valid, point)
         self._settle()
 
-    def allow(self, reference: Array, yardstick: Array, valid: Array) -> None:
-        self.nudge(reference, yardstick, valid, 1)
-
-    def nudge(self, reference: Array, yardstick: Array, valid: Array, bits: int) -> None:
+    def allow(self, reference: Array, yardstick: Array, valid: Array, *, bits: int = 1) -> None:
         """Add a result of PyTorch at the last point, on weights whose last bits are random.
 
         It shows how far rounding may move each row. Where PyTorch does not jump, nudges of one bit raise the limits.

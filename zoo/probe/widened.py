@@ -41,22 +41,15 @@ class WideWeight(torch.Tensor):
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         with torch.inference_mode(False), torch.no_grad():  # slices must not be inference tensors
-            special = _SPECIAL.get(function)
-            if special is not None and isinstance(args[special.place], cls):
-                return special.run(*args, **(kwargs or {}))
+            place, special = _SPECIAL.get(function, (0, None))
+            if special is not None and isinstance(args[place], cls):
+                return special(*args, **(kwargs or {}))
             args, kwargs = pytree.tree_map_only(cls, cls.widened, (args, kwargs or {}))
             return function(*args, **kwargs)
 
     def widened(self) -> Tensor:
         """Return a converted copy."""
         return self.stored.to(self.dtype)
-
-
-class _Special:
-    """An operation that need not convert the whole weight, which is the argument at ``place``."""
-
-    def __init__(self, place: int, run: Callable[..., Tensor]) -> None:
-        self.place, self.run = place, run
 
 
 def _linear(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
@@ -77,11 +70,12 @@ def _detach(weight: WideWeight) -> Tensor:
     return WideWeight(weight.stored, weight.dtype)
 
 
-_SPECIAL = {
-    torch.ops.aten.linear.default: _Special(1, _linear),
-    torch.ops.aten.embedding.default: _Special(0, _embedding),
-    torch.ops.aten.detach.default: _Special(0, _detach),
+_SPECIAL: dict[Any, tuple[int, Callable[..., Tensor]]] = {
+    torch.ops.aten.linear.default: (1, _linear),
+    torch.ops.aten.embedding.default: (0, _embedding),
+    torch.ops.aten.detach.default: (0, _detach),
 }
+"""Operations that need not convert the whole weight: its place among the arguments, and a function that runs them."""
 
 
 def share_weights(model: nn.Module, source: nn.Module, dtype: torch.dtype) -> None:

@@ -84,7 +84,7 @@ class _Kind:
     """Appends booleans that are true where each outcome occurs."""
     applies: Callable[[ir.Node], bool] = lambda node: True
     part: str = ""
-    """What the condition is about, if a node has several."""
+    """The input that a condition concerns, if a node has several conditions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Condition:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """What may happen."""
+        """The names of the possible outcomes."""
         return self.kind.outcomes
 
     def __str__(self) -> str:

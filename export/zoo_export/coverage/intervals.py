@@ -218,4 +218,4 @@ RULES: Mapping[str, Callable[..., Number]] = {
     "Sub": lambda self, first, second: first.plus(second.times(-1)),
     "Where": Intervals._where,
 }
-"""What each operator returns for the numbers that it reads."""
+"""The bounds of each operator's output, as a function of those of its inputs."""

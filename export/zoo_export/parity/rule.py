@@ -32,7 +32,7 @@ of a graph, so that rows at which the graph alone jumps are rare."""
 Key = tuple[str, str, str]
 """Level, graph and output."""
 Logits = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
-"""Which rows are valid, and a sample of these by the reference, the yardstick and the graph, (rows, vocabulary)."""
+"""The mask of valid rows, and a sample of them by the reference, the yardstick and the graph: (rows, vocabulary)."""
 Judges = Mapping[Key, Errors] | Mapping[Key, Distribution]
 
 
@@ -144,10 +144,8 @@ class Findings:
                     judge = judges[key]
                     if isinstance(judge, Distribution):
                         judge.allow(exact, allowed, self.errors[key].judged_rows(valid))
-                    elif isinstance(judge, JumpErrors):
-                        judge.nudge(exact, allowed, valid, bits)
                     else:
-                        judge.allow(exact, allowed, valid)
+                        judge.allow(exact, allowed, valid, bits=bits)
 
     def jumping(self) -> dict[Key, Errors]:
         """Return the errors of discontinuous outputs."""

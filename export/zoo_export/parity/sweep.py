@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -219,9 +218,10 @@ class Sweep:
         """Where something is beyond its limit, add how far the rounding of the graphs' constants moves the outputs."""
         for level, runtime in runtimes.items():
             doubtful = self.findings.doubtful(judges, {level})
-            executors = (runtime, *self.subject.moved()) if doubtful else ()
-            found = [run_pipeline(one, self.subject.graphs, feeds, point, split=True) for one in executors]
-            for first, other in product(found[:1], found[1:]):
+            first = None
+            for executor in self.subject.moved() if doubtful else ():
+                first = first or run_pipeline(runtime, self.subject.graphs, feeds, point, split=True)
+                other = run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
                 shifted = {
                     graph: {
                         name: values + (other[graph][name] - first[graph][name]) for name, values in outputs.items()

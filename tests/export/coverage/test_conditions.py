@@ -252,7 +252,7 @@ def test_conditions_that_cannot_be_evaluated(nodes: str, tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_impossible_outcomes(nodes: str, impossible: set[str], tmp_path: Path) -> None:
-    """Those that the ranges of ids and sizes exclude, and no others."""
+    """The ranges of ids and sizes rule out the impossible outcomes, and no others."""
     found = conditions(nodes, tmp_path, longest=20)
     every = {f"{item}: {word}" for item in found.found for word in item.outcomes}
     possible = {f"{found.found[number]}: {word}" for number, word in found.possible}

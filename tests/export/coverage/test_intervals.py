@@ -36,7 +36,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "Sub": lambda first, second: first - second,
     "Where": lambda chosen, first, second: first if chosen else second,
 }
-"""What operators on single numbers return."""
+"""The operators on single numbers, by name."""
 BOOLEANS = {"And": 2, "Not": 1, "Or": 2, "Where": 1}
 """How many first inputs are booleans."""
 

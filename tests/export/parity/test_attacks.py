@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import Result
-from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
 
 INIT = "self.norm = nn.LayerNorm(c.hidden_size)\n\n    def forward(self, mels):"
 HOOK = INIT.replace("\n\n", "\n        self.register_forward_hook(lambda module, inputs, output: 2 * output)\n\n")
@@ -18,10 +16,8 @@ CALL = CALL.replace("*inputs", "*inputs, **named")
 
 @pytest.mark.parametrize("edited", [HOOK, CALL], ids=["hook", "call"])
 def test_forward_is_called_through_the_model(
-    install: Callable[..., Path], zoo: Callable[..., Result], edited: str
+    build_small: Callable[..., None], zoo: Callable[..., Result], edited: str
 ) -> None:
     """A hook of the model and its own ``__call__`` change what users get, and are not in the graph of ``forward``."""
-    install(DISTRIBUTION, PLUGIN, files=source((INIT, edited)))
-    Path("zoo.toml").write_text(PRESETS)
-    assert zoo("build", "sound-small", "-o", "model").status == 0
+    build_small("sound-small", (INIT, edited))
     zoo("export", "model", "--onnx").failed(4, "not equal to the model", "nothing was written")

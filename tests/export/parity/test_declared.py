@@ -12,7 +12,6 @@ import onnx
 import pytest
 
 from tests.conftest import Result
-from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
 from zoo import Size
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
@@ -45,18 +44,6 @@ def strided(kernel: int, stride: int, padding: int) -> Edit:
 GROUPED = (LAST, "return self.norm(F.gelu(self.second(x)).transpose(1, 2).unflatten(1, (-1, 4)).mean(2))")
 
 
-@pytest.fixture
-def build(install: Callable[..., Path], zoo: Zoo) -> Build:
-    """Build a preset of the plugin with edits, in the folder ``model``."""
-
-    def make(name: str, *edits: Edit) -> None:
-        install(DISTRIBUTION, PLUGIN, files=source(*edits))
-        Path("zoo.toml").write_text(PRESETS)
-        assert zoo("build", name, "-o", "model").status == 0
-
-    return make
-
-
 def branch(condition: str) -> Edit:
     """Return an edit that doubles the output under a condition on a size."""
     return LAST, f"if {condition}:\n            x = 2 * x\n        {LAST}"
@@ -86,7 +73,7 @@ def branch(condition: str) -> Edit:
     ],
 )
 def test_true_declaration_is_verified(
-    build: Build, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, length: str, sizes: str, edit: Edit, frames: set[int]
+    build_small: Build, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, length: str, sizes: str, edit: Edit, frames: set[int]
 ) -> None:
     """At sizes that are declared, the smallest and a long one included."""
     seen: set[int] = set()
@@ -97,7 +84,7 @@ def test_true_declaration_is_verified(
         return feeds
 
     monkeypatch.setattr("zoo_export.parity.sweep.make_feeds", record)
-    build("sound-small", *declare(length, sizes), edit)
+    build_small("sound-small", *declare(length, sizes), edit)
     result = zoo("export", "model", "--onnx")
     assert (result.status, result.err) == (0, "")
     assert seen >= frames
@@ -137,8 +124,10 @@ def test_true_declaration_is_verified(
         pytest.param("frames", "{}", branch("mels.shape[1] == 1"), "at batch 7, length 2", id="branch on 1"),
     ],
 )
-def test_false_declaration_is_refused(build: Build, zoo: Zoo, length: str, sizes: str, edit: Edit, said: str) -> None:
-    build("sound-small", *declare(length, sizes), edit)
+def test_false_declaration_is_refused(
+    build_small: Build, zoo: Zoo, length: str, sizes: str, edit: Edit, said: str
+) -> None:
+    build_small("sound-small", *declare(length, sizes), edit)
     zoo("export", "model", "--onnx").failed(4, said)
     assert not list(Path("model").glob("*.onnx"))
 
@@ -160,10 +149,10 @@ MASKED = """def forward(self, mels, frame_mask):
         ("(frames + 3) // 4", "{}", strided(3, 4, 1)),
     ],
 )
-def test_padding_along_a_quotient(build: Build, zoo: Zoo, length: str, sizes: str, edit: Edit) -> None:
+def test_padding_along_a_quotient(build_small: Build, zoo: Zoo, length: str, sizes: str, edit: Edit) -> None:
     """A row has the outputs that it has without padding, as the laws require; other checks of the kit pass, too."""
     masked = (declare(length)[0], (OUTPUTS, f"(mels, {MASK}), outputs=(hidden,), sizes={sizes}"), (FIRST, MASKED))
-    build("sound-small", *masked, edit)
+    build_small("sound-small", *masked, edit)
     subject = find_subject("sound")
     for name in ("declaration", "signature", "lengths", "padding-invariance", "gradients", "half-precision"):
         find_check(all_checks(), name)(subject)
@@ -172,10 +161,10 @@ def test_padding_along_a_quotient(build: Build, zoo: Zoo, length: str, sizes: st
 
 
 @pytest.mark.slow
-def test_padding_that_changes_a_quotient_is_refused(build: Build, zoo: Zoo) -> None:
+def test_padding_that_changes_a_quotient_is_refused(build_small: Build, zoo: Zoo) -> None:
     leaking = MASKED.replace(" * tokens)) * tokens", "))")
     masked = (declare("(frames + 3) // 4")[0], (OUTPUTS, f"(mels, {MASK}), outputs=(hidden,)"), (FIRST, leaking))
-    build("sound-small", *masked, strided(3, 4, 1))
+    build_small("sound-small", *masked, strided(3, 4, 1))
     zoo("export", "model", "--onnx").failed(4, "law padding-invariance")
 
 
@@ -191,17 +180,17 @@ def test_padding_that_changes_a_quotient_is_refused(build: Build, zoo: Zoo) -> N
     ],
 )
 def test_branch_on_a_size_of_1_is_refused(
-    build: Build, zoo: Zoo, name: str, condition: str, place: str, said: str
+    build_small: Build, zoo: Zoo, name: str, condition: str, place: str, said: str
 ) -> None:
     """The tracer keeps no record of it, but the inputs contain the size."""
-    build(name, (place, f"if {condition}: x = 2 * x\n        {place}"))
+    build_small(name, (place, f"if {condition}: x = 2 * x\n        {place}"))
     zoo("export", "model", "--onnx").failed(4, said)
 
 
 @pytest.mark.slow
-def test_running_refuses_other_sizes(build: Build, zoo: Zoo) -> None:
+def test_running_refuses_other_sizes(build_small: Build, zoo: Zoo) -> None:
     outputs = "outputs=(hidden, *vectors)"
-    build("encoder-small", (outputs, f'{outputs}, sizes={{"sequence": zoo.Size(min=8, multiple_of=4)}}'))
+    build_small("encoder-small", (outputs, f'{outputs}, sizes={{"sequence": zoo.Size(min=8, multiple_of=4)}}'))
     assert "sequence: at least 8, a multiple of 4" in zoo("show", "model").out
     result = zoo("export", "model", "--onnx", "--json")
     assert (result.status, result.err) == (0, "")
@@ -220,8 +209,8 @@ def test_running_refuses_other_sizes(build: Build, zoo: Zoo) -> None:
 
 
 @pytest.mark.slow
-def test_export_of_one_number_of_frames(build: Build, zoo: Zoo) -> None:
-    build("sound-small", *declare("frames // 4", '{"frames": zoo.Size(min=4)}'), strided(4, 4, 0))
+def test_export_of_one_number_of_frames(build_small: Build, zoo: Zoo) -> None:
+    build_small("sound-small", *declare("frames // 4", '{"frames": zoo.Size(min=4)}'), strided(4, 4, 0))
     assert zoo("export", "model", "--onnx", "--fix", "frames=42").status == 0
     graph = onnx.load("model/model.onnx", load_external_data=False).graph
     assert [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim] == [0, 10, 16]

@@ -12,7 +12,6 @@ from onnx import numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from tests.conftest import Result
-from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
 from zoo.artifact import ModelDirectory
 from zoo.errors import ParityError
 from zoo_export.parity.compare import compare
@@ -42,18 +41,6 @@ DECAY = "self.decay = nn.Parameter(torch.rand(c.hidden_size, 1) * 0.9 + 0.05)"
 DECAYED = "x = x * torch.atanh(self.decay)"
 
 
-@pytest.fixture
-def build(install: Callable[..., Path], zoo: Zoo) -> Build:
-    """Build a model with edits of its source, in the folder ``model``."""
-
-    def make(*edits: Edit) -> None:
-        install(DISTRIBUTION, PLUGIN, files=source(*edits))
-        Path("zoo.toml").write_text(PRESETS)
-        assert zoo("build", "sound-small", "-o", "model").status == 0
-
-    return make
-
-
 @pytest.mark.parametrize(
     "edits",
     [
@@ -61,13 +48,13 @@ def build(install: Callable[..., Path], zoo: Zoo) -> Build:
         pytest.param(tensor("", DECAY, DECAYED), id="below 1", marks=pytest.mark.slow),
     ],
 )
-def test_without_a_declaration_noise_breaks_the_model(build: Build, zoo: Zoo, edits: tuple[Edit, ...]) -> None:
-    build(*edits)
+def test_without_a_declaration_noise_breaks_the_model(build_small: Build, zoo: Zoo, edits: tuple[Edit, ...]) -> None:
+    build_small("sound-small", *edits)
     zoo("export", "model", "--onnx").failed(4)
 
 
-def test_fixed_tensor_keeps_its_values_and_is_reported(build: Build, zoo: Zoo) -> None:
-    build(*tensor('fixed_tensors = ("order",)', SHUFFLE, SHUFFLED))
+def test_fixed_tensor_keeps_its_values_and_is_reported(build_small: Build, zoo: Zoo) -> None:
+    build_small("sound-small", *tensor('fixed_tensors = ("order",)', SHUFFLE, SHUFFLED))
     result = zoo("export", "model", "--onnx")
     assert (result.status, result.err) == (0, "")
     assert "tensors compared with their stored values only: order" in result.out
@@ -76,9 +63,9 @@ def test_fixed_tensor_keeps_its_values_and_is_reported(build: Build, zoo: Zoo) -
     assert zoo("verify", "model", "--json").json["not_perturbed"] == ["order"]
 
 
-def test_fixed_tensor_as_a_constant_is_refused(build: Build) -> None:
+def test_fixed_tensor_as_a_constant_is_refused(build_small: Build) -> None:
     """Noise on the weights would not show it."""
-    build(*tensor('fixed_tensors = ("order",)', SHUFFLE, SHUFFLED))
+    build_small("sound-small", *tensor('fixed_tensors = ("order",)', SHUFFLE, SHUFFLED))
     stored = ModelDirectory.open("model")
     graphs = {}
     for name, data in make_graphs(stored).items():
@@ -92,13 +79,13 @@ def test_fixed_tensor_as_a_constant_is_refused(build: Build) -> None:
 
 
 @pytest.mark.slow
-def test_positive_tensor_stays_in_its_range(build: Build, zoo: Zoo) -> None:
-    build(*tensor('positive_tensors = {"decay": 1.0}', DECAY, DECAYED))
+def test_positive_tensor_stays_in_its_range(build_small: Build, zoo: Zoo) -> None:
+    build_small("sound-small", *tensor('positive_tensors = {"decay": 1.0}', DECAY, DECAYED))
     result = zoo("export", "model", "--onnx")
     assert (result.status, result.err) == (0, "")
     assert json.loads(Path("model/parity.json").read_text())["not_perturbed"] == []
 
 
-def test_trainable_tensor_cannot_be_fixed(build: Build, zoo: Zoo) -> None:
-    build(*tensor('fixed_tensors = ("decay",)', DECAY, DECAYED))
+def test_trainable_tensor_cannot_be_fixed(build_small: Build, zoo: Zoo) -> None:
+    build_small("sound-small", *tensor('fixed_tensors = ("decay",)', DECAY, DECAYED))
     zoo("export", "model", "--onnx").failed(5, "decay is declared fixed, but is trainable: Sound.fixed_tensors")
