@@ -102,6 +102,8 @@ class Errors:
     finite: bool = True
     overflow: Point | None = None
     """The first point at which PyTorch's own result is not finite."""
+    worst_torch: Point | None = None
+    """Point of PyTorch's largest error."""
     _channels: Array | None = field(default=None, repr=False)
     """Largest value of each channel so far."""
     _rows: int = 0
@@ -151,6 +153,8 @@ class Errors:
             self.runtime, self.worst = highest, point
         if local_scale is not None and not (highest := float(np.max(error / local_scale))) <= self.local_runtime:
             self.local_runtime, self.worst_local = highest, point
+        if np.max(allowed) > self.torch:
+            self.worst_torch = point
         self._allow(allowed, local_scale)
 
     def judged_rows(self, valid: Array) -> Array:
@@ -223,12 +227,13 @@ class Errors:
         if self.overflow is not None:
             return f"overflows in PyTorch at {self.overflow}, so there is nothing to compare with"
         if not self.finite:
-            return "is not finite"
+            return f"is not finite at {self.worst}"
         if not self.stable:
             part = self.torch / self.scale
             return (
-                f"is off by {part:.1%} in PyTorch itself: the model amplifies rounding errors too much to be verified "
-                "(one that chooses by comparing computed numbers, as routing does, can be declared discontinuous)"
+                f"is off by {part:.1%} in PyTorch itself at {self.worst_torch}: the model amplifies rounding errors too "
+                "much to be verified (one that chooses by comparing computed numbers, as routing does, can be declared "
+                "discontinuous)"
             )
         if not self.runtime <= self.limit:
             return f"is off by {self.runtime:.3g}, allowed {self.limit:.3g}, at {self.worst}"
@@ -329,7 +334,8 @@ class JumpErrors(Errors):
         self.torch_jumps = float(np.mean(own > self._threshold))
         steady = [rows.own <= self._threshold for rows in self._known]
         pairs = list(zip(self._known, steady, strict=True))
-        self.torch = max(float(np.max(rows.torch, where=there, initial=0.0)) for rows, there in pairs)
+        largest = [float(np.max(rows.torch, where=there, initial=0.0)) for rows, there in pairs]
+        self.torch, self.worst_torch = max(largest), self._known[int(np.argmax(largest))].point
         self.local_torch = max(float(np.max(rows.torch_local, where=there, initial=0.0)) for rows, there in pairs)
         self.runtime = self.local_runtime = 0.0
         self._kept, beyond = [], 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,12 +16,14 @@ from zoo.contract import Graph, Size, TensorSpec, dim_size, fit_sizes, sizes_of
 __all__ = [
     "CHEAP",
     "DEFAULT_MAX",
+    "MAGNITUDES",
     "ODD",
     "PAST",
     "WORK",
     "Feeds",
     "Padding",
     "Point",
+    "at_magnitudes",
     "empty_past",
     "is_affordable",
     "longest_length",
@@ -42,6 +44,10 @@ _FEW = 16
 """Size of a vocabulary up to which random ids contain all of them."""
 CHEAP, WORK = 1e9, 1.6e11
 """Costs as parameters times tokens. Points up to ``CHEAP`` are always compared; the others may add up to ``WORK``."""
+MAGNITUDES = ((0.0, 100.0), (100.0, 1.0), (-1000.0, 100.0))
+"""Means and deviations of floating-point inputs, beside 0 and 1. Exponentials of the first overflow in float32; in a
+variance of the second, computed as a difference of squares, few digits are left; the third are large and negative, as
+in computed tomography, and their squares overflow in float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,9 @@ class Point:
     length: int
     past: int
     padding: Padding
+    mean: float = 0.0
+    deviation: float = 1.0
+    """Of floating-point inputs, which are normally distributed."""
 
     @property
     def tokens(self) -> int:
@@ -59,11 +68,18 @@ class Point:
         return self.batch * (self.length + self.past)
 
     def __str__(self) -> str:
-        return f"batch {self.batch}, length {self.length}, past {self.past}, padding {self.padding}"
+        sizes = f"batch {self.batch}, length {self.length}, past {self.past}, padding {self.padding}"
+        return sizes if self.is_standard else f"{sizes}, inputs of mean {self.mean:g} and deviation {self.deviation:g}"
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether floating-point inputs have mean 0 and deviation 1."""
+        return (self.mean, self.deviation) == (0, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry for parity.json."""
-        return asdict(self)
+        """Return the entry for parity.json; mean and deviation are left out if they are 0 and 1."""
+        facts = asdict(self)
+        return {key: facts[key] for key in ("batch", "length", "past", "padding")} if self.is_standard else facts
 
 
 def longest_length(config: Settings, graphs: Iterable[Graph]) -> int:
@@ -167,6 +183,20 @@ def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], a
         yield Point(batch, allowed.nearest(max(1, min(length, longest - past))), past, padding)
 
 
+def at_magnitudes(graphs: Sequence[Graph], point: Point) -> list[Point]:
+    """Return a point with floating-point inputs of each of ``MAGNITUDES``, or nothing if no graph is given any."""
+    if all(tensor.dtype == "int64" for tensor in _given(graphs).values()):
+        return []
+    return [replace(point, mean=mean, deviation=deviation) for mean, deviation in MAGNITUDES]
+
+
+def _given(graphs: Sequence[Graph]) -> dict[str, TensorSpec]:
+    """Return the inputs by name that are neither outputs of a graph nor a past."""
+    made = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
+    made |= {tensor.name for graph in graphs if graph.past for tensor in graph.past.tensors()}
+    return {tensor.name: tensor for graph in graphs for tensor in graph.input_tensors() if tensor.name not in made}
+
+
 def make_feeds(
     graphs: Sequence[Graph],
     point: Point,
@@ -181,7 +211,7 @@ def make_feeds(
 
     Args:
         graphs: the declared graphs.
-        point: batch size, lengths and padding.
+        point: batch size, lengths, padding and magnitude.
         seed: seed of the random values.
         max_length: the largest length of a row.
         other: size of the first length other than ``sequence``, such as the source's; by default it differs from it by
@@ -192,14 +222,13 @@ def make_feeds(
     """
     rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
     feeds: dict[str, np.ndarray[Any, Any]] = {}
-    known = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
+    given = _given(graphs)
     total = point.length + point.past
     if other is None:  # different, so that confusing the two lengths shows
         other = total + 1 if total < max_length and total != 2 else max(1, total - 1)  # 1 beside 2
     others: dict[str, int] = {}
     declared = sizes_of(graphs)
     for graph in graphs:
-        past = {tensor.name for tensor in graph.past.tensors()} if graph.past else set()
         lengths = {graph.past.length} if graph.past else set()
         for name in graph.dim_names():
             if name not in {"batch", "sequence", *lengths}:
@@ -209,7 +238,7 @@ def make_feeds(
         sizes = {**others, "batch": point.batch, "sequence": total, **dict.fromkeys(lengths, 0)}
         sizes = {**fit_sizes(graphs, sizes), **fixed}
         for tensor in graph.input_tensors():
-            if tensor.name not in feeds and tensor.name not in known and tensor.name not in past:
+            if tensor.name in given and tensor.name not in feeds:
                 feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng, special)
     return feeds
 
@@ -224,7 +253,7 @@ def _make_tensor(
         if tensor.upper is not None and tensor.upper > _FEW:
             _place(values.reshape(-1), {*range(4), tensor.upper - 1, *special}, tensor.upper, rng)
         return values
-    return rng.standard_normal(shape)
+    return point.mean + point.deviation * rng.standard_normal(shape)
 
 
 def _place(values: np.ndarray[Any, Any], special: Iterable[int], upper: int, rng: np.random.Generator) -> None:

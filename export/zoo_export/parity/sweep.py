@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,7 @@ from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, is_affordable, make_feeds, make_grid
+from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, at_magnitudes, is_affordable, make_feeds, make_grid
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.system import release_memory
 from zoo_export.coverage.outcomes import Coverage, candidates, turning_points
@@ -23,7 +24,7 @@ from zoo_export.parity.reference import SEED
 from zoo_export.parity.rule import WIDE, Findings, Judges, Key
 from zoo_export.parity.subject import Subject
 
-__all__ = ["Sweep", "running", "smallest_points", "typical_point"]
+__all__ = ["Magnitude", "Sweep", "running", "smallest_points", "typical_point"]
 
 _CANDIDATES, _CONSTANTS = 300, 12
 """Number of inputs that are tried to cover conditions, and of the graphs' constants around which they lie."""
@@ -46,13 +47,9 @@ class Sweep:
         self.special = special_ids(subject.stored.spec.config)
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         self.runtimes: Mapping[str, Executor] = subject.open()
-        self.findings = Findings(
-            subject.graphs,
-            subject.labels,
-            subject.models.epsilon,
-            subject.coarse,
-            discontinuous=bool(subject.stored.spec.architecture.discontinuous),
-        )
+        self.findings = self._new_findings()
+        self.magnitudes: dict[Point, Magnitude] = {}
+        """Comparisons with floating-point inputs of other magnitudes."""
         self.coverage: dict[str, Any] | None = None
         self.points: list[Point] = []
         self.added: list[Point] = []
@@ -63,8 +60,18 @@ class Sweep:
         self.left_out = 0
         """Number of points of the grid that were not compared."""
 
+    def _new_findings(self) -> Findings:
+        subject = self.subject
+        return Findings(
+            subject.graphs,
+            subject.labels,
+            subject.models.epsilon,
+            subject.coarse,
+            discontinuous=bool(subject.stored.spec.architecture.discontinuous),
+        )
+
     def run(self, full_grid: bool = False, progress: Progress | None = None) -> None:
-        """Compare at every point of the grid, then greedily decoded text, then with perturbed weights.
+        """Compare at every point of the grid and at magnitudes, then greedily decoded text and perturbed weights.
 
         Stops at a point whose error is far beyond the limit.
         """
@@ -79,6 +86,7 @@ class Sweep:
         self.visit(points, progress)
         self.left_out += len(points) - len(self.points)
         if not self.findings.hopeless:
+            self.compare_magnitudes(points, self.runtimes)
             self.decode()
         self.graph_facts = {graph.name: self.subject.graph_facts(graph, self.runtimes) for graph in graphs}
         self.runtimes = {}
@@ -150,15 +158,23 @@ class Sweep:
         for runtimes in self.subject.open_perturbed():
             for point in chosen:
                 self.compare_at(point, runtimes)
+            self.compare_magnitudes(points, runtimes)
+
+    def compare_magnitudes(self, points: Sequence[Point], runtimes: Mapping[str, Executor]) -> None:
+        """Compare floating-point inputs of other magnitudes at the smallest point, each with a limit of its own."""
+        for point in at_magnitudes(self.subject.graphs, smallest_points(points)[0]):
+            magnitude = self.magnitudes.setdefault(point, Magnitude(self._new_findings()))
+            self.compare_at(point, runtimes, magnitude)
 
     def _longer(self, points: Sequence[Point]) -> list[Point]:
         """Return the point with the longest past, or else the longest input, among those that cost little."""
         cheap = [point for point in points if point.tokens * self.parameters <= CHEAP]
         return [max(cheap, key=lambda point: (point.past, point.length, -point.batch))] if cheap else []
 
-    def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
-        """Compare executors, by level, at one point."""
+    def compare_at(self, point: Point, runtimes: Mapping[str, Executor], magnitude: Magnitude | None = None) -> None:
+        """Compare executors, by level, at one point, which may be one of inputs of another magnitude."""
         subject, graphs = self.subject, self.subject.graphs
+        findings = self.findings if magnitude is None else magnitude.findings
         with running(f"at {point}", subject.stored.path):
             feeds = self._feeds(point)
             exact = run_pipeline(subject.models.reference, graphs, feeds, point, split=True)
@@ -169,19 +185,23 @@ class Sweep:
                 executor: run_pipeline(executor, graphs, feeds, point, split=True)
                 for executor in {subject.yardstick(level) for level in runtimes}
             }
+            if magnitude is not None:
+                own = {level: allowed[subject.yardstick(level)] for level in runtimes}
+                magnitude.left_out |= unstable(self._new_findings(), exact, own, feeds, point)
+                runtimes = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
             logits: dict[Key, Any] = {}
             for level, runtime in runtimes.items():
                 with running(f"at {point}, {subject.labels[level]}", subject.stored.path):
                     found = run_pipeline(runtime, graphs, feeds, point, split=True)
                 results = exact, allowed[subject.yardstick(level)], found
-                logits |= self.findings.add(level, results, feeds, point)
+                logits |= findings.add(level, results, feeds, point)
                 del found, results  # of a long text, they are large
-            self._settle(self.findings.errors, runtimes, exact, feeds, point)
-            self._settle_constants(self.findings.errors, runtimes, exact, feeds, point)
-            self._settle(self.findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
-            self.findings.add_distributions(logits)
-            self._settle(self.findings.distributions, runtimes, exact, feeds, point)
-            self._settle_constants(self.findings.distributions, runtimes, exact, feeds, point)
+            self._settle(findings, findings.errors, runtimes, exact, feeds, point)
+            self._settle_constants(findings, findings.errors, runtimes, exact, feeds, point)
+            self._settle(findings, findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
+            findings.add_distributions(logits)
+            self._settle(findings, findings.distributions, runtimes, exact, feeds, point)
+            self._settle_constants(findings, findings.distributions, runtimes, exact, feeds, point)
 
     def _is_new_split(self, point: Point) -> bool:
         """Whether the law ``cache`` is to be checked at a point: of points of the same lengths, at the first."""
@@ -193,6 +213,7 @@ class Sweep:
 
     def _settle(
         self,
+        findings: Findings,
         judges: Judges,
         levels: Collection[str],
         exact: Mapping[str, Arrays],
@@ -202,13 +223,14 @@ class Sweep:
         bits: int = 1,
     ) -> None:
         """Where something is beyond its limit, run PyTorch with different rounding, which may raise the limit."""
-        doubtful = self.findings.doubtful(judges, levels)
+        doubtful = findings.doubtful(judges, levels)
         for other in self.subject.nudged(bits) if doubtful else ():
             results = exact, run_pipeline(other, self.subject.graphs, feeds, point, split=True)
-            self.findings.allow(doubtful, judges, results, feeds, point, bits=bits)
+            findings.allow(doubtful, judges, results, feeds, point, bits=bits)
 
     def _settle_constants(
         self,
+        findings: Findings,
         judges: Judges,
         runtimes: Mapping[str, Executor],
         exact: Mapping[str, Arrays],
@@ -217,7 +239,7 @@ class Sweep:
     ) -> None:
         """Where something is beyond its limit, add how far the rounding of the graphs' constants moves the outputs."""
         for level, runtime in runtimes.items():
-            doubtful = self.findings.doubtful(judges, {level})
+            doubtful = findings.doubtful(judges, {level})
             first = None
             for executor in self.subject.moved() if doubtful else ():
                 first = first or run_pipeline(runtime, self.subject.graphs, feeds, point, split=True)
@@ -228,25 +250,33 @@ class Sweep:
                     }
                     for graph, outputs in exact.items()
                 }
-                self.findings.allow(doubtful, judges, (exact, shifted), feeds, point)
+                findings.allow(doubtful, judges, (exact, shifted), feeds, point)
 
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""
         facts = {"seed": SEED, "left_out": self.left_out, "points": [point.to_dict() for point in self.points]}
+        facts |= {"magnitudes": self.magnitude_facts()} if self.magnitudes else {}
         return facts | ({"coverage": self.coverage} if self.coverage is not None else {})
+
+    def magnitude_facts(self) -> list[dict[str, Any]]:
+        """Evidence about floating-point inputs of other magnitudes."""
+        return [{**point.to_dict(), **magnitude.to_dict()} for point, magnitude in self.magnitudes.items()]
+
+    def _all_findings(self) -> list[Findings]:
+        return [self.findings, *(magnitude.findings for magnitude in self.magnitudes.values())]
 
     def failures(self) -> list[str]:
         """One line per failed comparison; the first names the first module that diverges."""
-        lines = self.findings.failures()
+        lines = [line for findings in self._all_findings() for line in findings.failures()]
         module = self.first_divergence() if lines else None
         return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
 
     def first_divergence(self) -> str | None:
         """The first module whose output differs, with its source and plugin; None if it cannot be told."""
         typical = typical_point(self.subject.graphs, self.longest, self.subject.fixed)
-        for level, graph, worst in self.findings.failed():
+        for level, graph, worst in (failed for findings in self._all_findings() for failed in findings.failed()):
             # A small point may hide where an error begins: with one token, only what reads the past is wrong.
-            for point in (typical, worst):
+            for point in (replace(typical, mean=worst.mean, deviation=worst.deviation), worst):
                 try:
                     feeds = self._feeds(point)
                     modules = self.subject.module_errors(level, graph, feeds, point)
@@ -258,6 +288,44 @@ class Sweep:
             if modules is not None:
                 return None
         return None
+
+
+@dataclass
+class Magnitude:
+    """The comparison with floating-point inputs of another mean and deviation."""
+
+    findings: Findings
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why levels were not compared: what PyTorch itself does at these inputs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry for parity.json: the error of each level, in multiples of its limit."""
+        errors: dict[str, float] = {}
+        for (level, _, _), item in self.findings.errors.items():
+            if level in self.findings.compared:
+                errors[level] = max(errors.get(level, 0.0), item.runtime / item.limit if item.limit else 0.0)
+        return {"error_of_limit": errors, "left_out": self.left_out}
+
+
+def unstable(
+    findings: Findings, exact: Mapping[str, Arrays], own: Mapping[str, Mapping[str, Arrays]], feeds: Feeds, point: Point
+) -> dict[str, str]:
+    """Return why PyTorch's own results, by level, are none to compare with.
+
+    Args:
+        findings: new ones, which receive the errors of PyTorch.
+        exact: the outputs of each graph in float64.
+        own: the same by PyTorch in its own dtype, by level.
+        feeds: the inputs.
+        point: their shape.
+    """
+    for level, outputs in own.items():
+        findings.add(level, (exact, outputs, outputs), feeds, point)
+    return {
+        level: f"{name} of {graph} {failure}"
+        for (level, graph, name), errors in findings.errors.items()
+        if (failure := errors.failure())
+    }
 
 
 @contextmanager
