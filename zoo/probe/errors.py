@@ -231,9 +231,9 @@ class Errors:
         if not self.stable:
             part = self.torch / self.scale
             return (
-                f"is off by {part:.1%} in PyTorch itself at {self.worst_torch}: the model amplifies rounding errors too "
-                "much to be verified (one that chooses by comparing computed numbers, as routing does, can be declared "
-                "discontinuous)"
+                f"is off by {part:.1%} in PyTorch itself at {self.worst_torch}: the model amplifies rounding errors "
+                "too much to be verified (one that chooses by comparing computed numbers, as routing does, can be "
+                "declared discontinuous)"
             )
         if not self.runtime <= self.limit:
             return f"is off by {self.runtime:.3g}, allowed {self.limit:.3g}, at {self.worst}"

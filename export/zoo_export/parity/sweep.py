@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
@@ -224,9 +226,19 @@ class Sweep:
     ) -> None:
         """Where something is beyond its limit, run PyTorch with different rounding, which may raise the limit."""
         doubtful = findings.doubtful(judges, levels)
+        generator = np.random.default_rng(SEED)
         for other in self.subject.nudged(bits) if doubtful else ():
-            results = exact, run_pipeline(other, self.subject.graphs, feeds, point, split=True)
+            nudged = self._nudged(feeds, bits, generator)
+            results = exact, run_pipeline(other, self.subject.graphs, nudged, point, split=True)
             findings.allow(doubtful, judges, results, feeds, point, bits=bits)
+
+    def _nudged(self, feeds: Feeds, bits: int, generator: np.random.Generator) -> Feeds:
+        """Return inputs of which the floating-point ones are changed in their last bits."""
+        size = (2**bits - 1) * self.subject.models.epsilon
+        return {
+            name: values * (1 + generator.uniform(-size, size, values.shape)) if values.dtype.kind == "f" else values
+            for name, values in feeds.items()
+        }
 
     def _settle_constants(
         self,
