@@ -215,8 +215,9 @@ def make_feeds(
         seed: seed of the random values.
         max_length: the largest length of a row.
         other: size of the first length other than ``sequence``, such as the source's; by default it differs from it by
-            one. Further lengths differ from each other, as far as ``max_length`` allows. Lengths whose sizes are
-            declared have the nearest allowed size, and their largest beside a longest row.
+            one, or is the number of tokens if there is no ``sequence``. Further lengths differ from each other, as far
+            as ``max_length`` allows. Lengths whose sizes are declared have the nearest allowed size, and their largest
+            beside a longest row.
         special: token ids to place among the random ones, beside the first four and the last of a vocabulary.
         fixed: the sizes of dimensions that have only one.
     """
@@ -224,7 +225,9 @@ def make_feeds(
     feeds: dict[str, np.ndarray[Any, Any]] = {}
     given = _given(graphs)
     total = point.length + point.past
-    if other is None:  # different, so that confusing the two lengths shows
+    if other is None and not any("sequence" in graph.dim_names() for graph in graphs):
+        other = total
+    elif other is None:  # different, so that confusing the two lengths shows
         other = total + 1 if total < max_length and total != 2 else max(1, total - 1)  # 1 beside 2
     others: dict[str, int] = {}
     declared = sizes_of(graphs)

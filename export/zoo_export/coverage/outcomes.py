@@ -19,7 +19,7 @@ from onnx_ir.passes import common as passes
 from zoo.artifact import abridged
 from zoo.contract import Graph, Size, sizes_of
 from zoo.errors import ArtifactError
-from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Padding, Point, slice_feeds
+from zoo.probe.inputs import CHEAP, ODD, PAST, WORK, Feeds, Padding, Point, slice_feeds
 from zoo_export.coverage.bounds import Bounds
 from zoo_export.coverage.conditions import Condition, subgraphs, tap
 from zoo_export.graph.file import inline, parse, serialize
@@ -29,7 +29,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import open_session
 from zoo_runtime.values import run_session
 
-__all__ = ["FLOOR", "LARGEST_BATCH", "Conditions", "Coverage", "candidates", "turning_points"]
+__all__ = ["FLOOR", "LARGEST_BATCH", "Conditions", "Coverage", "candidates", "many_lengths", "turning_points"]
 
 FLOOR = 2 / 3
 """Least share of the possible outcomes that must be seen, of conditions on ids, masks, positions and sizes."""
@@ -37,6 +37,9 @@ _TOLERATED = 2
 """Number of unseen outcomes that do not fail an export, however few others there are: a guard or two."""
 LARGEST_BATCH = 9
 """Batches are tried up to this size: one more than a batch that special code for a few rows may expect."""
+_ALL_LENGTHS, _SPREAD = 64, 32
+"""Length up to which all lengths are compared where sizes are rounded, and number of longer ones."""
+_ROUNDING = {"Cast", "Ceil", "Floor", "Round"}
 _FEW = 4
 """Largest number of elements of a small constant."""
 Array = np.ndarray[Any, Any]
@@ -80,6 +83,7 @@ class Conditions:
         passes.ShapeInferencePass()(model)
         tapped = tap(model.graph)
         self.found = [condition for condition, _ in tapped]
+        self._resizes = any(node.op_type == "Resize" for node in model.graph.all_nodes())
         bounds = Bounds(model.graph, graph, longest)
         self.possible = [
             (number, word)
@@ -102,6 +106,18 @@ class Conditions:
                 continue
             conditions = [(number, self.found[number]) for number in sorted(chosen)]
             self._parts.append(_Part(conditions, session, chosen is self.heavy))
+
+    @property
+    def round_sizes(self) -> bool:
+        """Whether the graph rounds floating-point numbers that it computes from sizes, masks or ids, as Resize does.
+
+        PyTorch may compute such a number by another formula, which differs at the lengths where it is nearly whole.
+        """
+        return self._resizes or any(
+            condition.node.op_type in _ROUNDING
+            for number, condition in enumerate(self.found)
+            if number not in self.heavy
+        )
 
     def outcomes(self, feeds: Feeds, point: Point, dtype: np.dtype[Any], *, cheap: bool = True) -> set[Outcome]:
         """Return what happens in the last call at a point; a failure, which the comparison reports, counts as well.
@@ -281,6 +297,22 @@ def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) 
         for padding in paddings
     ]
     return sorted(found, key=lambda point: point.tokens)
+
+
+def many_lengths(graphs: Sequence[Graph], longest: int, parameters: int, *, batch: int = 1) -> list[Point]:
+    """Return points of all lengths up to 64 and of others up to the longest, short ones first, as far as ``WORK``.
+
+    Graphs with a past read the same number of tokens in two calls, too, of which the second has one token.
+    """
+    allowed = sizes_of(graphs).get("sequence", Size())
+    spread = np.linspace(_ALL_LENGTHS, longest, _SPREAD + 1).astype(int).tolist()
+    lengths = {allowed.nearest(min(size, longest)) for size in (*range(1, _ALL_LENGTHS + 1), *spread)}
+    found = [Point(batch, length, 0, "none") for length in sorted(lengths)]
+    if any(graph.past for graph in graphs):
+        found += [Point(batch, 1, length - 1, "none") for length in sorted(lengths) if length > 1]
+    found.sort(key=lambda point: point.tokens)
+    work = np.cumsum([point.tokens * parameters for point in found])
+    return [point for point, total in zip(found, work, strict=True) if total <= WORK]
 
 
 def _computes_activations(value: ir.Value) -> bool:

@@ -18,7 +18,7 @@ from zoo.models import create
 from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, at_magnitudes, is_affordable, make_feeds, make_grid
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.system import release_memory
-from zoo_export.coverage.outcomes import Coverage, candidates, turning_points
+from zoo_export.coverage.outcomes import Conditions, Coverage, candidates, many_lengths, turning_points
 from zoo_export.parity.greedy import greedy_agreement
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
@@ -102,8 +102,9 @@ class Sweep:
         Raises :class:`ParityError` if all of them together show too few outcomes.
         """
         graphs, conditions = self.subject.graphs, self.subject.conditions()
+        lengths = self._lengths(conditions)
         if not conditions or self.subject.fixed:
-            return []
+            return lengths
         constants = sorted({number for item in conditions for number in item.constants})
         self.special = sorted({*self.special, *constants})
         coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype, self.parameters)
@@ -119,7 +120,15 @@ class Sweep:
         if failure is not None:
             remedy = "try more inputs with --grid full, or remove conditions that no input meets"
             raise ParityError(failure, self.subject.stored.path, remedy)
-        return added
+        return [*added, *(point for point in lengths if point not in (*points, *added))]
+
+    def _lengths(self, conditions: Sequence[Conditions]) -> list[Point]:
+        """Return points of many lengths if a graph rounds numbers that it computes from sizes."""
+        graphs, fixed = self.subject.graphs, self.subject.fixed
+        if not set(fixed) <= {"batch"} or not any(item.round_sizes for item in conditions):
+            return []
+        found = many_lengths(graphs, self.longest, self.parameters, batch=fixed.get("batch", 1))
+        return [point for point in found if fits(graphs, point)]
 
     def _feeds(self, point: Point) -> Feeds:
         subject = self.subject
