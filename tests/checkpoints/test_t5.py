@@ -321,5 +321,5 @@ def test_saturating_float16_fails_verification(tmp_path: Path, gain: float, pass
     if passes:
         assert export_model(folder).evidence["in_float32"].keys() == {"encoder", "decoder"}
     else:
-        with pytest.raises(ParityError, match="in PyTorch itself at .*: the model amplifies rounding errors"):
+        with pytest.raises(ParityError, match=r"in PyTorch itself at .*: the model amplifies rounding errors"):
             export_model(folder)

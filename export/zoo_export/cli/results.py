@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         "points": len(report.evidence["grid"]["points"]),
         "left_out": report.evidence["grid"]["left_out"],
         "unseen": [line for part in report.evidence["grid"].get("coverage", {}).values() for line in part["unseen"]],
+        "magnitudes": report.evidence["grid"].get("magnitudes", []),
         "not_perturbed": report.evidence.get("not_perturbed", []),
         "files": [export_file(name, variant, "onnx") for name in report.evidence["graphs"]],
         "outputs": len(outputs),
@@ -69,11 +70,22 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
     say(f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}")
     where = f"{worst['graph']} {worst['output']}" if worst["graph"] != "model" else worst["output"]
     say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
+    if facts["magnitudes"]:
+        say(_magnitudes(facts["magnitudes"]))
     if kept := facts["not_perturbed"]:
         say(f"tensors compared with their stored values only: {abridged(kept)}")
     covered = coverage_summary(report.evidence)
     if covered is not None:
         say(covered)
+
+
+def _magnitudes(magnitudes: Sequence[Mapping[str, Any]]) -> str:
+    """Return which floating-point inputs were compared, and which were left out at some level."""
+    names = {False: ["mean 0, deviation 1"], True: []}
+    for item in magnitudes:
+        names[bool(item["left_out"])].append(f"mean {item['mean']:g}, deviation {item['deviation']:g}")
+    rest = f"; left out, because PyTorch itself is inaccurate: {'; '.join(names[True])}" if names[True] else ""
+    return f"floating-point inputs compared: {'; '.join(names[False])}{rest}"
 
 
 def say_record(record: Record, format_name: str, command: str, as_json: bool) -> None:

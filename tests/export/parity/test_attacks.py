@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -21,3 +22,48 @@ def test_forward_is_called_through_the_model(
     """A hook of the model and its own ``__call__`` change what users get, and are not in the graph of ``forward``."""
     build_small("sound-small", (INIT, edited))
     zoo("export", "model", "--onnx").failed(4, "not equal to the model", "nothing was written")
+
+
+READ = "x = F.gelu(self.first(mels.transpose(1, 2)))"
+INACCURATE = {
+    "group norm": ("F.group_norm(mels.transpose(1, 2), 2).transpose(1, 2)", "mean 100 and deviation 1"),
+    "log sigmoid": ("F.logsigmoid(mels)", "mean 0 and deviation 100"),
+    "cross entropy": (
+        "F.binary_cross_entropy_with_logits(mels, torch.zeros_like(mels), reduction='none')",
+        "mean 0 and deviation 100",
+    ),
+    "log of a sum": ("torch.logaddexp(mels, mels.flip(-1))", "mean 0 and deviation 100"),
+    "log of sums": ("torch.logcumsumexp(mels, -1)", "mean 0 and deviation 100"),
+}
+"""Functions of the inputs whose ONNX graphs lose all digits or overflow, and where."""
+
+
+def edited(mels: str) -> tuple[str, str]:
+    """Return the edit that has the model read this function of its inputs."""
+    return READ, f"mels = {mels}\n        {READ}"
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("mels", "where"), INACCURATE.values(), ids=INACCURATE)
+def test_inputs_of_other_magnitudes(
+    build_small: Callable[..., None], zoo: Callable[..., Result], mels: str, where: str
+) -> None:
+    build_small("sound-small", edited(mels))
+    zoo("export", "model", "--onnx").failed(4, "not equal to the model", f"inputs of {where}", "nothing was written")
+
+
+PLACES = "torch.linspace(0, 1, 10) * (mels.shape[1] + 1)"
+OWN = "mels.new_full((9,), 0.1).cumsum(0) * mels.shape[1]"
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    ("places", "reason"), [(PLACES, "is off by"), (OWN, "in PyTorch itself at batch 1")], ids=["graph", "model"]
+)
+def test_rounded_sizes(build_small: Callable[..., None], zoo: Callable[..., Result], places: str, reason: str) -> None:
+    """Where a product is a whole number, the graph, or PyTorch in float32 alone, may round it to the one before."""
+    picked = f"mels[:, ({places}).long().clamp(max=mels.shape[1] - 1)]"
+    build_small("sound-small", edited(f"{picked}.mean(1, keepdim=True) + mels"))
+    line = zoo("export", "model", "--onnx").failed(4, "not equal to the model", reason, "nothing was written")
+    (length,) = re.findall(r"batch 1, length (\d+),", line)
+    assert int(length) % 5 == 0
