@@ -121,7 +121,7 @@ def test_true_declaration_is_verified(
             "which is wrong for frames 301: zoo_small_model.py",
             id="far branch",
         ),
-        pytest.param("frames", "{}", branch("mels.shape[1] == 1"), "at batch 7, length 2", id="branch on 1"),
+        pytest.param("frames", "{}", branch("mels.shape[1] == 1"), "length 1, past 0", id="branch on 1"),
     ],
 )
 def test_false_declaration_is_refused(
