@@ -24,7 +24,7 @@ from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.rule import WIDE, Findings, Judges, Key
-from zoo_export.parity.subject import Subject
+from zoo_export.parity.subject import FAINT, Subject
 
 __all__ = ["Magnitude", "Sweep", "running", "smallest_points", "typical_point"]
 
@@ -169,7 +169,8 @@ class Sweep:
         for runtimes in self.subject.open_perturbed():
             for point in chosen:
                 self.compare_at(point, runtimes)
-            self.compare_magnitudes(points, runtimes)
+            if FAINT not in runtimes:
+                self.compare_magnitudes(points, runtimes)
 
     def compare_magnitudes(self, points: Sequence[Point], runtimes: Mapping[str, Executor]) -> None:
         """Compare floating-point inputs of other magnitudes at the smallest point, each with a limit of its own."""
@@ -198,7 +199,7 @@ class Sweep:
             }
             if magnitude is not None:
                 own = {level: allowed[subject.yardstick(level)] for level in runtimes}
-                magnitude.left_out |= unstable(self._new_findings(), exact, own, feeds, point)
+                magnitude.left_out |= _unstable(self._new_findings(), exact, own, feeds, point)
                 runtimes = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
             logits: dict[Key, Any] = {}
             for level, runtime in runtimes.items():
@@ -328,7 +329,7 @@ class Magnitude:
         return {"error_of_limit": errors, "left_out": self.left_out}
 
 
-def unstable(
+def _unstable(
     findings: Findings, exact: Mapping[str, Arrays], own: Mapping[str, Mapping[str, Arrays]], feeds: Feeds, point: Point
 ) -> dict[str, str]:
     """Return why PyTorch's own results, by level, are none to compare with.

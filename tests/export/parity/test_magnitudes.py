@@ -16,7 +16,7 @@ from zoo.probe.inputs import MAGNITUDES, Point, at_magnitudes, make_feeds
 from zoo.registry import registry
 from zoo_export.coverage.outcomes import many_lengths
 
-LEVELS = {"off", "all", "faint", "perturbed"}
+LEVELS = {"off", "all", "perturbed"}
 FEATURES = Graph(
     inputs=(floats("features", "batch", "sequence", 80), mask("attention_mask")),
     outputs=(floats("hidden", "batch", "sequence", 8),),
