@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -173,39 +173,69 @@ class Sweep:
                 self.compare_magnitudes(points, runtimes)
 
     def compare_magnitudes(self, points: Sequence[Point], runtimes: Mapping[str, Executor]) -> None:
-        """Compare floating-point inputs of other magnitudes at the smallest point, each with a limit of its own."""
+        """Compare floating-point inputs of other magnitudes at the smallest point, each with a limit of its own.
+
+        Levels at which PyTorch itself fails or is inaccurate are left out.
+        """
         for point in at_magnitudes(self.subject.graphs, smallest_points(points)[0]):
             magnitude = self.magnitudes.setdefault(point, Magnitude(self._new_findings()))
-            self.compare_at(point, runtimes, magnitude)
+            try:
+                references = self._run_torch(point, runtimes)
+            except Exception as error:  # a model may raise any at numbers that it does not expect
+                magnitude.left_out |= dict.fromkeys(runtimes, f"PyTorch fails ({error})")
+                continue
+            magnitude.left_out |= self._unstable(point, references)
+            stable = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
+            self._compare(magnitude.findings, point, stable, references)
 
     def _longer(self, points: Sequence[Point]) -> list[Point]:
         """Return the point with the longest past, or else the longest input, among those that cost little."""
         cheap = [point for point in points if point.tokens * self.parameters <= CHEAP]
         return [max(cheap, key=lambda point: (point.past, point.length, -point.batch))] if cheap else []
 
-    def compare_at(self, point: Point, runtimes: Mapping[str, Executor], magnitude: Magnitude | None = None) -> None:
-        """Compare executors, by level, at one point, which may be one of inputs of another magnitude."""
-        subject, graphs = self.subject, self.subject.graphs
-        findings = self.findings if magnitude is None else magnitude.findings
+    def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
+        """Compare executors, by level, at one point."""
+        with running(f"at {point}", self.subject.stored.path):
+            references = self._run_torch(point, runtimes)
+        self._compare(self.findings, point, runtimes, references)
+
+    def _run_torch(self, point: Point, levels: Iterable[str]) -> _References:
+        """Run the reference, and the yardstick of each level."""
+        graphs, reference = self.subject.graphs, self.subject.models.reference
+        feeds = self._feeds(point)
+        exact = run_pipeline(reference, graphs, feeds, point, split=True)
+        if self._is_new_split(point):
+            whole = run_pipeline(reference, graphs, feeds, point, split=False)
+            check_split(graphs, whole, exact, feeds, point)
+        yardsticks = {level: self.subject.yardstick(level) for level in levels}
+        allowed = {
+            executor: run_pipeline(executor, graphs, feeds, point, split=True) for executor in {*yardsticks.values()}
+        }
+        return _References(feeds, exact, {level: allowed[executor] for level, executor in yardsticks.items()})
+
+    def _unstable(self, point: Point, references: _References) -> dict[str, str]:
+        """Return the levels at which PyTorch itself breaks the rule, and how."""
+        feeds, exact, own = references.feeds, references.exact, references.allowed
+        findings = self._new_findings()
+        for level, outputs in own.items():
+            findings.add(level, (exact, outputs, outputs), feeds, point)
+        return {
+            level: f"{name} of {graph} {failure}"
+            for (level, graph, name), errors in findings.errors.items()
+            if (failure := errors.failure())
+        }
+
+    def _compare(
+        self, findings: Findings, point: Point, runtimes: Mapping[str, Executor], references: _References
+    ) -> None:
+        """Compare executors, by level, with PyTorch at one point, and add the errors to findings."""
+        subject, feeds, exact = self.subject, references.feeds, references.exact
         with running(f"at {point}", subject.stored.path):
-            feeds = self._feeds(point)
-            exact = run_pipeline(subject.models.reference, graphs, feeds, point, split=True)
-            if self._is_new_split(point):
-                whole = run_pipeline(subject.models.reference, graphs, feeds, point, split=False)
-                check_split(graphs, whole, exact, feeds, point)
-            allowed = {
-                executor: run_pipeline(executor, graphs, feeds, point, split=True)
-                for executor in {subject.yardstick(level) for level in runtimes}
-            }
-            if magnitude is not None:
-                own = {level: allowed[subject.yardstick(level)] for level in runtimes}
-                magnitude.left_out |= _unstable(self._new_findings(), exact, own, feeds, point)
-                runtimes = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
             logits: dict[Key, Any] = {}
             for level, runtime in runtimes.items():
                 with running(f"at {point}, {subject.labels[level]}", subject.stored.path):
-                    found = run_pipeline(runtime, graphs, feeds, point, split=True)
-                results = exact, allowed[subject.yardstick(level)], found
+                    found = run_pipeline(runtime, subject.graphs, feeds, point, split=True)
+                results = exact, references.allowed[level], found
                 logits |= findings.add(level, results, feeds, point)
                 del found, results  # of a long text, they are large
             self._settle(findings, findings.errors, runtimes, exact, feeds, point)
@@ -312,6 +342,17 @@ class Sweep:
         return None
 
 
+@dataclass(frozen=True)
+class _References:
+    """Results of PyTorch at one point."""
+
+    feeds: Feeds
+    exact: Mapping[str, Arrays]
+    """The outputs of each graph in float64."""
+    allowed: Mapping[str, Mapping[str, Arrays]]
+    """The same by the yardstick of each level."""
+
+
 @dataclass
 class Magnitude:
     """The comparison with floating-point inputs of another mean and deviation."""
@@ -327,27 +368,6 @@ class Magnitude:
             if level in self.findings.compared:
                 errors[level] = max(errors.get(level, 0.0), item.runtime / item.limit if item.limit else 0.0)
         return {"error_of_limit": errors, "left_out": self.left_out}
-
-
-def _unstable(
-    findings: Findings, exact: Mapping[str, Arrays], own: Mapping[str, Mapping[str, Arrays]], feeds: Feeds, point: Point
-) -> dict[str, str]:
-    """Return why PyTorch's own results, by level, are none to compare with.
-
-    Args:
-        findings: new ones, which receive the errors of PyTorch.
-        exact: the outputs of each graph in float64.
-        own: the same by PyTorch in its own dtype, by level.
-        feeds: the inputs.
-        point: their shape.
-    """
-    for level, outputs in own.items():
-        findings.add(level, (exact, outputs, outputs), feeds, point)
-    return {
-        level: f"{name} of {graph} {failure}"
-        for (level, graph, name), errors in findings.errors.items()
-        if (failure := errors.failure())
-    }
 
 
 @contextmanager

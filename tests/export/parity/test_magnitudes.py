@@ -71,6 +71,16 @@ def test_magnitudes_at_which_the_model_overflows(build_small: Callable[..., None
 
 
 @pytest.mark.slow
+def test_magnitudes_at_which_the_model_fails(build_small: Callable[..., None], zoo: Callable[..., Result]) -> None:
+    build_small("sound-small", edited("mels + torch.linspace(0, 1, 50, dtype=mels.dtype)[mels.long()]"))
+    exported = zoo("export", "model", "--onnx")
+    assert exported.status == 0, exported.err
+    assert "inputs compared: mean 0, deviation 1; left out, because PyTorch itself" in exported.out
+    found = json.loads(Path("model/parity.json").read_text())["grid"]["magnitudes"]
+    assert all("PyTorch fails (index " in reason for item in found for reason in item["left_out"].values())
+
+
+@pytest.mark.slow
 def test_lengths_of_graphs_that_round_sizes(build_small: Callable[..., None], zoo: Callable[..., Result]) -> None:
     build_small("sound-small", edited("mels[:, (torch.arange(mels.shape[1]) * 0.3).long()]"))
     assert zoo("export", "model", "--onnx").status == 0
