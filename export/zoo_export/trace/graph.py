@@ -111,7 +111,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
 
     what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
     free = torch.export.Dim.DYNAMIC
-    branches = Branches()
+    branches = Branches(spec.plugin.distribution)
     try:
         with _quiet(), _without_collection(), torch.no_grad():
             outline = Outline(model_on_meta, graph, examples("meta", inputs), blocks=blocks)
@@ -149,6 +149,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             _take_names(model, stored_names)
             cut_functions(model, outline, _simplify)
     except Exception as error:
+        branches.explain(error)
         raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
     allowed = _allowed_sizes(spec, graph)
     given = _shapes(program, kept, program.graph_signature.user_inputs)

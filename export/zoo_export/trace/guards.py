@@ -2,7 +2,11 @@
 
 The tracer follows one side of an ``if`` on the size of a tensor and leaves out the other. torch records such decisions
 as guards. Most of them are torch's own, about the layout of tensors, and do not change results; the others are those of
-the model's code. A graph is right at a size only if each decision is the same there as at the traced sizes.
+the model's code. A graph is right at a size only if each decision is the same there as at the traced sizes. The same is
+true of sizes that the code converts to Python numbers.
+
+Other uses of a size leave no guard: as text, as a key, or in code that raises an error only while it is traced, which
+the model catches. They are recorded where they happen, and refused.
 """
 
 from __future__ import annotations
@@ -10,66 +14,177 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import sympy
 import torch
+from torch._dynamo.exc import UserError, UserErrorType
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names, dim_size
 from zoo.errors import ParityError
+from zoo_export.trace import recurrent
 
 __all__ = ["Branches", "Traced", "check_outputs"]
 
 Traced = Sequence[tuple[TensorSpec, Sequence[Any]]]
 """Tensors with their symbolic shapes."""
 
-_TORCH = str(Path(torch.__file__).parent)
-_SYMBOLIC = (torch.__file__, f"{_TORCH}/fx/experimental/", __file__)
+_TORCH = f"{Path(torch.__file__).parent}/"
+_SYMBOLIC = (torch.__file__, f"{_TORCH}fx/experimental/", __file__)
 """Files of torch that implement symbolic sizes, and so stand between a decision and the code that asks for it."""
+_MODES = (__file__, recurrent.__file__)
+"""Files whose modes stand between the model and every torch function."""
+_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+_INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
+_OURS = {"zoo", "zoo_export", "zoo_runtime"}
+_ONLY_INT = {*dir(int)} - {*dir(torch.SymInt), "__float__", "__getnewargs__", "from_bytes"}
+"""Attributes of numbers that symbolic sizes lack, unless Python has an alternative to them."""
 _SMALL = range(18)
 """Sizes at which every branch is evaluated, beside those that its own constants suggest."""
+
+_NUMBER_REMEDY = "keep the size, with //, %, ** 0.5, math.floor, math.ceil or torch.arange, or declare it"
+_TEXT_REMEDY = "compare the size itself, or leave the text out of forward"
+_KEY_REMEDY = "compare sizes with =="
+_ERROR_REMEDY = "do not catch errors of torch in forward"
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """A decision on sizes in the model's code."""
+    """A decision on sizes in the model's code, or a conversion of a size to a number."""
 
     condition: sympy.Basic
-    outcome: bool
+    outcome: float
     place: str
+
+    def __str__(self) -> str:
+        if isinstance(self.outcome, bool):
+            return "branches on a size that is declared free"
+        return "turns a size that is declared free into a number"
+
+    @property
+    def remedy(self) -> str:
+        return "select with torch.where, or declare the size" if isinstance(self.outcome, bool) else _NUMBER_REMEDY
 
 
 class Branches:
-    """Decisions on sizes that the code of a model made while it was traced."""
+    """Decisions on sizes, and other uses of them, by the code of a model while it was traced.
 
-    def __init__(self) -> None:
+    Args:
+        distribution: name of the distribution that the model belongs to. Other libraries may format sizes and catch
+            errors of tracing, as einops does.
+    """
+
+    def __init__(self, distribution: str) -> None:
+        self._distribution = distribution
         self._branches: list[_Branch] = []
+        self._numbers: list[tuple[float, str]] = []
+        """Sizes that became numbers, and the model's lines that did it, with torch's help or without."""
+        self._refused: list[ParityError] = []
         self._environment: ShapeEnv | None = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the decisions made in this context."""
-        original = ShapeEnv.evaluate_expr
+        """Record the uses of sizes in this context."""
+        evaluate = ShapeEnv.evaluate_expr
 
-        def evaluate(environment: ShapeEnv, condition: sympy.Basic, *arguments: Any, **options: Any) -> sympy.Basic:
-            outcome = original(environment, condition, *arguments, **options)
-            if isinstance(condition, sympy.logic.boolalg.Boolean) and (place := _place_of_decision()) is not None:
-                self._branches.append(_Branch(condition, bool(outcome), place))
-                self._environment = environment
+        def evaluated(environment: ShapeEnv, condition: sympy.Basic, *arguments: Any, **options: Any) -> sympy.Basic:
+            try:
+                outcome = evaluate(environment, condition, *arguments, **options)
+            except Exception as error:
+                if _place_of_decision() is not None:
+                    self._refuse_error(error)
+                raise
+            self._environment = environment
+            self._decide(condition, outcome)
             return outcome
 
-        ShapeEnv.evaluate_expr = evaluate  # type: ignore[assignment, method-assign]
-        try:
+        def unhashable(_: torch.SymInt) -> int:
+            self._refuse("looks up a size in a set, a dictionary or a cache", _KEY_REMEDY)
+            raise TypeError(f"a size cannot be looked up in a set, a dictionary or a cache: {_KEY_REMEDY}")
+
+        def text(convert: Callable[..., str]) -> Callable[..., str]:
+            def converted(*arguments: Any) -> str:
+                self._refuse("turns a size into text, which no graph contains", _TEXT_REMEDY)
+                return convert(*arguments)
+
+            return converted
+
+        def missing(name: str) -> property:
+            def get(_: torch.SymInt) -> Any:
+                self._refuse(f"uses int.{name}, which traced sizes lack", _NUMBER_REMEDY)
+                raise (TypeError if name.startswith("__") else AttributeError)(f"traced sizes have no {name}")
+
+            return property(get)
+
+        with ExitStack() as stack:
+            for owner, name, value in (
+                (ShapeEnv, "evaluate_expr", evaluated),
+                (SymNode, "str", text(SymNode.str)),
+                (SymNode, "_graph_repr", text(SymNode._graph_repr)),
+                (torch.SymInt, "__format__", text(object.__format__)),
+                (torch.SymFloat, "__format__", text(object.__format__)),
+                (torch.SymInt, "__hash__", unhashable),
+                *((torch.SymInt, name, missing(name)) for name in _ONLY_INT),
+            ):
+                stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(_Calls(self))
             yield
-        finally:
-            ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
+
+    def _decide(self, condition: sympy.Basic, outcome: sympy.Basic) -> None:
+        if not isinstance(outcome, sympy.Number):
+            result: float = bool(outcome)
+        else:
+            result = int(outcome) if outcome.is_integer else float(outcome)
+            if condition.is_Symbol and (place := self._place((_TORCH,))) is not None:
+                self._numbers.append((result, place))
+        if (place := _place_of_decision()) is not None:
+            self._branches.append(_Branch(condition, result, place))
+
+    def _refuse(self, what: str, remedy: str, between: tuple[str, ...] = _SYMBOLIC) -> None:
+        """Record a use of a size that no graph can contain, unless torch, zoo or a library asked for it."""
+        place = self._place(between)
+        if place is not None:
+            self._refused.append(ParityError(f"the model {what}", place, remedy))
+
+    def _refuse_error(self, error: Exception) -> None:
+        line = str(error).strip().partition("\n")[0]
+        what = f"catches an error of tracing ({type(error).__name__}: {line})"
+        self._refuse(what, _ERROR_REMEDY, (_TORCH,))
+
+    def _place(self, between: tuple[str, ...]) -> str | None:
+        """Describe the line of the model's code that is at work; None if it is code of torch, zoo or a library.
+
+        Args:
+            between: paths of files to pass over, beside the standard library and generated code.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _is_between(frame, (*_MODES, *between)):
+            frame = frame.f_back
+        if frame is None or frame.f_code.co_filename.startswith(_TORCH):
+            return None
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        owners = packages_distributions().get(package, [self._distribution])
+        return None if package in _OURS or self._distribution not in owners else _line(frame)
+
+    def explain(self, error: Exception) -> None:
+        """Raise a :class:`ParityError` if an error of the tracer is due to a size that became a number."""
+        violated = isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION
+        if violated and self._numbers:
+            number, place = self._numbers[0]
+            what = f"the model turns a size that is declared free into the number {number}"
+            raise ParityError(what, place, _NUMBER_REMEDY) from error
 
     def check(self, inputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> None:
         """Check that every decision is the same at all declared sizes of 2 or more.
@@ -82,21 +197,54 @@ class Branches:
             allowed: the sizes that each named dimension may have. With a past, those of ``sequence`` limit the total.
 
         Raises:
-            ParityError: a decision depends on a size that is declared free.
+            ParityError: a decision or a number depends on a size that is declared free, or a size was used in a way
+                that no graph contains.
         """
         dims = _dims(inputs)
+        for refused in self._refused:
+            raise refused
         for branch in dict.fromkeys(self._branches):
             assert self._environment is not None
             condition = self._environment.replace(branch.condition)
-            for sizes, outcome in _values(condition, dims, graph, allowed):
-                if bool(outcome) != branch.outcome:
+            for sizes, value in _values(condition, dims, graph, allowed):
+                if value != branch.outcome:
                     text = condition.xreplace({symbol: sympy.Symbol(f"({dim})") for symbol, dim in dims.items()})
                     raise ParityError(
-                        f"the model branches on a size that is declared free: {text} is assumed to be "
-                        f"{str(branch.outcome).lower()}, which is wrong for {_words(sizes)}",
+                        f"the model {branch}: {text} is assumed to be {str(branch.outcome).lower()}, which is wrong "
+                        f"for {_words(sizes)}",
                         branch.place,
-                        "select with torch.where, or declare the size",
+                        branch.remedy,
                     )
+
+
+class _Calls(TorchFunctionMode):
+    """Records the torch functions that raise errors or turn tensors into text."""
+
+    def __init__(self, branches: Branches) -> None:
+        self._branches = branches
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.Tensor.__repr__, torch.Tensor.__format__):
+            self._branches._refuse("turns a tensor into text, which no graph contains", _TEXT_REMEDY, (_TORCH,))
+        try:
+            return function(*args, **(kwargs or {}))
+        except Exception as error:
+            self._branches._refuse_error(error)
+            raise
+
+
+@contextmanager
+def _replaced(owner: type, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute of a class temporarily."""
+    own = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
 
 
 def check_outputs(inputs: Traced, outputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> None:
@@ -172,8 +320,18 @@ def _place_of_decision() -> str | None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_SYMBOLIC):
         asked = frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
-    if not asked or frame.f_code.co_filename.startswith((_TORCH, "<")):
-        return None
+    while frame.f_back is not None and _is_between(frame, ()):
+        frame = frame.f_back
+    return _line(frame) if asked and not frame.f_code.co_filename.startswith(_TORCH) else None
+
+
+def _is_between(frame: FrameType, files: tuple[str, ...]) -> bool:
+    """Check that a frame is code of the given files, of the standard library, or generated."""
+    file = frame.f_code.co_filename
+    return file.startswith((*files, "<")) or (file.startswith(_STANDARD) and not file.startswith(_INSTALLED))
+
+
+def _line(frame: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}, in {frame.f_code.co_name}"
 
 

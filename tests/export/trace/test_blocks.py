@@ -303,7 +303,8 @@ def traced(model: nn.Module, monkeypatch: pytest.MonkeyPatch, graph: Graph = GRA
 
     monkeypatch.setattr(tracing.create, "build_on_meta", lambda spec, dtype: build_on_meta(model))
     monkeypatch.setattr(tracing, "_describe", lambda *_: None)
-    spec: Any = SimpleNamespace(plugin="test", name="test", config=None, graphs=(graph,))
+    plugin = SimpleNamespace(distribution="test")
+    spec: Any = SimpleNamespace(plugin=plugin, name="test", config=None, graphs=(graph,))
     return onnx.load_model_from_string(tracing.trace_graph(spec, graph, "float32", opset=23))
 
 

@@ -1,19 +1,30 @@
-"""Branches of a model's code on sizes: refused if the graph would be wrong at another declared size."""
+"""Uses of sizes in a model's code: refused if the graph would be wrong at another declared size."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import logging
+import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from tests.export.parity.small_plugin import DISTRIBUTION, MODEL, PLUGIN, source
+from tests.export.trace.test_blocks import traced
+from zoo.contract import Graph, floats
 from zoo.errors import ParityError
 from zoo.testing import find_subject
 from zoo_export.trace.graph import trace_graph
 
 Install = Callable[..., Path]
 
+GRAPH = Graph(inputs=(floats("x", "batch", "tokens", 4),), outputs=(floats("y", "batch", "tokens", 4),))
 PLACE = "rotation = self.rotary(positions, x.dtype)"
 
 
@@ -28,8 +39,8 @@ def trace(install: Install, branch: str) -> bytes:
     ("branch", "sizes"),
     [
         ("if total - length > 20: x = 2 * x", "past_sequence 21"),
-        pytest.param("if batch > 5: x = 2 * x", "batch 6", marks=pytest.mark.slow),
-        pytest.param("if 20 < total < 60: x = 2 * x", "sequence 2, past_sequence 19", marks=pytest.mark.slow),
+        pytest.param("if batch > 5: x = 2 * x", "batch 2", marks=pytest.mark.slow),
+        pytest.param("if 20 < total < 60: x = 2 * x", "sequence 2, past_sequence 2", marks=pytest.mark.slow),
         pytest.param("if 100 < batch * length < 120: x = 2 * x", "batch", marks=pytest.mark.slow),
         pytest.param("if length % 4 == 0: x = 2 * x", "sequence 4", marks=pytest.mark.slow),
         pytest.param("x = x * (2 if length >= past else 1)", "sequence 2, past_sequence 2", marks=pytest.mark.slow),
@@ -49,3 +60,187 @@ def test_branch_on_a_free_size_is_refused(install: Install, branch: str, sizes: 
 def test_check_of_the_longest_input_is_accepted(install: Install) -> None:
     """The condition is true at every declared size."""
     assert trace(install, "assert total <= self.config.max_seq_len, 'too long'")
+
+
+def text(x: Tensor) -> Tensor:
+    return 2 * x if str(x.shape[1]) == "33" else x
+
+
+def text_of_sizes(x: Tensor) -> Tensor:
+    return 2 * x if "33" in f"{x.shape}" else x
+
+
+def formatted(x: Tensor) -> Tensor:
+    return 2 * x if "{}".format(x.shape[1]) == "33" else x  # noqa: UP032
+
+
+def percent(x: Tensor) -> Tensor:
+    return 2 * x if "%s" % x.shape[1] == "33" else x  # noqa: UP031
+
+
+def represented(x: Tensor) -> Tensor:
+    return 2 * x if repr(x.shape[1] / 2) == "16.5" else x
+
+
+def text_of_a_tensor(x: Tensor) -> Tensor:
+    return 2 * x if "33" in repr(x) else x
+
+
+def caught_format(x: Tensor) -> Tensor:
+    with contextlib.suppress(TypeError):
+        x = 2 * x if f"{x.shape[1]:d}" == "33" else x
+    return x
+
+
+def caught_set(x: Tensor) -> Tensor:
+    with contextlib.suppress(TypeError):
+        x = 2 * x if x.shape[1] in {33} else x
+    return x
+
+
+def caught_hash(x: Tensor) -> Tensor:
+    with contextlib.suppress(TypeError):
+        x = 2 * x if hash(x.shape) == hash((2, 33, 4)) else x
+    return x
+
+
+def caught_value(x: Tensor) -> Tensor:
+    with contextlib.suppress(Exception):
+        x = 2 * x if x.sum().item() > 33 else x
+    return x
+
+
+def caught_truth(x: Tensor) -> Tensor:
+    try:
+        return 2 * x if x.sum() > 33 else x
+    except Exception:
+        return x
+
+
+def caught_number(x: Tensor) -> Tensor:
+    with contextlib.suppress(Exception):
+        x = 2 * x if int(x.sum()) > 33 else x
+    return x
+
+
+def caught_array(x: Tensor) -> Tensor:
+    with contextlib.suppress(Exception):
+        x = 2 * x if x.numpy().sum() > 33 else x
+    return x
+
+
+def caught_operator(x: Tensor) -> Tensor:
+    with contextlib.suppress(TypeError):
+        x = 2 * x if divmod(x.shape[1], 33)[1] == 0 else x
+    return x
+
+
+def caught_attribute(x: Tensor) -> Tensor:
+    with contextlib.suppress(AttributeError):
+        x = 2 * x if x.shape[1].bit_count() == 5 else x
+    return x
+
+
+def half(x: Tensor) -> Tensor:
+    return x * int(x.shape[1] * 0.5)
+
+
+def root_of_half(x: Tensor) -> Tensor:
+    return x * math.sqrt(x.shape[1] / 2)
+
+
+def root(x: Tensor) -> Tensor:
+    return x / math.sqrt(x.shape[1])
+
+
+def steps(x: Tensor) -> Tensor:
+    for number in range(x.shape[1]):
+        x = x + number
+    return x
+
+
+def one_by_one(x: Tensor) -> Tensor:
+    return torch.stack([2 * part for part in x.unbind(1)], 1)
+
+
+def evaluated(x: Tensor) -> Tensor:
+    return 2 * x if eval("size > 33", {"size": x.shape[1]}) else x
+
+
+USES = {
+    # one of each kind comes first
+    text: "turns a size into text",
+    caught_set: "looks up a size in a set",
+    caught_value: "catches an error of tracing (GuardOnDataDependentSymNode: Could not guard",
+    half: "turns a size that is declared free into a number: TruncToInt(0.5*ToFloat((tokens))) is assumed to be",
+    text_of_sizes: "turns a size into text",
+    formatted: "turns a size into text",
+    percent: "turns a size into text",
+    represented: "turns a size into text",
+    text_of_a_tensor: "turns a tensor into text",
+    caught_format: "turns a size into text",
+    caught_hash: "looks up a size in a set",
+    caught_truth: "catches an error of tracing (GuardOnDataDependentSymNode: Could not guard",
+    caught_number: "catches an error of tracing (GuardOnDataDependentSymNode: Could not guard",
+    caught_array: "catches an error of tracing (RuntimeError: .numpy() is not supported",
+    caught_operator: "uses int.__divmod__",
+    caught_attribute: "uses int.bit_count",
+    root_of_half: "turns a size that is declared free into a number",
+    root: "turns a size that is declared free into the number",
+    steps: "turns a size that is declared free into the number",
+    one_by_one: "turns a size that is declared free into the number",
+    evaluated: "branches on a size that is declared free",
+}
+
+
+class Model(nn.Module):
+    """A module that calls a function outside of it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.dense(x))
+
+
+@pytest.mark.slow_after(4)
+@pytest.mark.parametrize("function", USES)
+def test_use_of_a_size_is_refused(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ParityError) as refused:
+        traced(Model(function).eval(), monkeypatch, GRAPH)
+    message = str(refused.value)
+    assert f"the model {USES[function]}" in message
+    lines, first = inspect.getsourcelines(function)
+    (use,) = [number for number, line in enumerate(lines) if "x." in line or "repr(x)" in line]
+    assert f"test_guards.py:{first + use}, in {function.__name__}" in message
+
+
+def logged(x: Tensor) -> Tensor:
+    logging.getLogger(__name__).warning("shape %s", x.shape)
+    return 2 * x
+
+
+def rounded_up(x: Tensor) -> Tensor:
+    return x * -(-x.shape[1] // 3) * math.floor(x.shape[1] * 0.5) / x.shape[1] ** 0.5
+
+
+@pytest.mark.parametrize("function", [logged, rounded_up])
+def test_honest_use_of_a_size_is_accepted(
+    function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracing silences logs, so a message that the logger would format is never formatted."""
+    traced(Model(function).eval(), monkeypatch, GRAPH)
+
+
+def test_library_may_catch_errors_of_tracing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """einops looks up shapes in a cache, and does without where they cannot be looked up."""
+    library = ModuleType("cachelib")
+    code = (
+        "def double(x):\n    try:\n        hash(x.shape)\n    except TypeError:\n        str(x.shape)\n    return 2 * x"
+    )
+    exec(compile(code, str(tmp_path / "cachelib.py"), "exec"), vars(library))
+    monkeypatch.setitem(sys.modules, "cachelib", library)
+    monkeypatch.setattr("zoo_export.trace.guards.packages_distributions", lambda: {"cachelib": ["zoo-cachelib"]})
+    traced(Model(library.double).eval(), monkeypatch, GRAPH)
