@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -378,7 +379,12 @@ def running(where: str, path: Path) -> Iterator[None]:
     except ZooError:
         raise
     except Exception as error:  # the runtime raises a dozen classes without a common base
-        raise ParityError(f"the graph fails {where} ({error})", path) from error
+        raise ParityError(f"the graph fails {where} ({_short(error)})", path) from error
+
+
+def _short(error: Exception) -> str:
+    """Return the message of an error without the source file and the function of ONNX Runtime that raised it."""
+    return re.sub(r"/\S*onnxruntime\S*:\d+ .* was false\.\s*", "", str(error))
 
 
 def typical_point(graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int] = MappingProxyType({})) -> Point:

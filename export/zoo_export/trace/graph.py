@@ -27,7 +27,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
-from onnxscript import opset23 as op
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -44,14 +43,16 @@ from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.guards import Branches, Traced, check_outputs
 from zoo_export.trace.outline import Outline
 from zoo_export.trace.recurrent import RecurrentLayers
+from zoo_export.trace.translation import TRANSLATIONS, prepare
 
 __all__ = ["trace_graph"]
 
 IR_VERSION = 10
-_op: Any = op  # the stubs' types are too strict to compose operators
 
 _READS_VALUES = ("meta tensor", "meta device", "data-dependent")
 """Parts of torch's messages about code that needs the values of a tensor."""
+
+_UNTRANSLATED = re.compile(r"No ONNX function found for <(?:OpOverload\(op='|built-in function |function )([\w.]+)")
 
 
 def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> bytes:
@@ -133,16 +134,14 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
                         ),
                         strict=False,
                     )
+            prepare(program)
             translated = torch.onnx.export(
                 program,
                 dynamo=True,
                 optimize=False,
                 verbose=False,
                 opset_version=opset,
-                custom_translation_table={
-                    torch.ops.aten.linear.default: _linear,
-                    torch.ops.aten.scalar_tensor.default: _scalar_tensor,
-                },
+                custom_translation_table=dict(TRANSLATIONS),
             )
             assert translated is not None
             model = translated.model
@@ -227,6 +226,8 @@ def _reason(error: BaseException) -> str:
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     if any(phrase in text.lower() for phrase in _READS_VALUES):
         text = f"the code needs the values of a tensor, which are not known yet: {text}"
+    if missing := _UNTRANSLATED.match(text):
+        text = f"torch cannot translate {missing[1]} to ONNX: write it with other functions"
     if isinstance(first, KeyError):
         text = f"KeyError: {text}"
     return re.sub(r"\b0x[0-9a-f]+", "0x...", text)  # addresses differ between runs, and the reason may be stored
@@ -271,32 +272,6 @@ def _own_code(model: nn.Module) -> Iterator[str]:
             yield from (f"{folder}/" for folder in package.__path__)
         elif file := getattr(package, "__file__", None):
             yield file
-
-
-def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """Translate a dense layer to Reshape, Gemm, Reshape, with the weight as torch stores it, (outputs, inputs).
-
-    torch's own translation transposes the weight, which runtimes fold into a private copy.
-    """
-    outputs, inputs = (int(size) for size in weight.shape)
-    rows = _op.Reshape(x, _op.Constant(value_ints=[-1, inputs]))
-    product = _op.Gemm(rows, weight, transB=1) if bias is None else _op.Gemm(rows, weight, bias, transB=1)
-    shape = _op.Concat(_op.Shape(x, start=0, end=-1), _op.Constant(value_ints=[outputs]), axis=0)
-    return _op.Reshape(product, shape)
-
-
-def _scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
-    """Translate a number to a constant of the given dtype.
-
-    torch's own translation rounds it to float32 first, even in float64 graphs.
-    """
-    kind = ir.DataType(dtype)
-    if not isinstance(s, (bool, int, float)):
-        return _op.Cast(s, to=kind)
-    constant = _op.Constant(value=ir.tensor(s, dtype=kind))
-    if kind in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        constant.producer().metadata_props[EXACT_KEY] = repr(float(s))
-    return constant
 
 
 def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
