@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from zoo_export.parity.report import Report
     from zoo_runtime.providers import Provider
 
+from zoo_export.trace.cache import repeat_if_stale
 from zoo_export.trace.make import PORTABLE, Options, link_graphs, make_graphs, planned_layout
 
 __all__ = [
@@ -99,26 +101,30 @@ def export_model(
 
 def export_onnx(job: Job) -> dict[str, Any]:
     """Export a model to ONNX (the exporter's ``export``)."""
-    request = job.options or Request()
-    stored, export = job.model, Export(job.model, job.variant)
+    graphs, evidence = repeat_if_stale(partial(_verified_graphs, job))
+    stage_export(Export(job.model, job.variant), job.folder, graphs, evidence)
+    return evidence
+
+
+def _verified_graphs(job: Job) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the graphs of a model and the evidence that they match it."""
     from zoo_export.parity.compare import compare  # imported late, because tracing alone does not need ONNX Runtime
     from zoo_export.parity.laws import check_laws
 
+    request, stored = job.options or Request(), job.model
     laws = check_laws(stored.spec)
     graphs = make_graphs(stored, request)
     report = compare(
         stored,
         graphs,
-        declared=export.graphs,
+        declared=Export(stored, job.variant).graphs,
         provider=request.compared_on,
         full_grid=request.grid == "full",
         progress=job.progress,
     )
-    report.evidence |= {"laws": laws, "options": request.facts()}
     if not report.passed:
         raise ParityError(report.verdict(), stored.path, "nothing was written")
-    stage_export(export, job.folder, graphs, report.evidence)
-    return report.evidence
+    return graphs, {**report.evidence, "laws": laws, "options": request.facts()}
 
 
 def export_loop(directory: Path, *, force: bool = False, provider: Provider = "cpu") -> Report:

@@ -110,7 +110,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
 
     profile = variant if variant in PROFILES else PORTABLE
     options = Options.from_dict({"attentions": variant == ATTENTIONS, "profile": profile})
-    graphs = export.read() if export.exists else make_graphs(stored, options)
+    graphs = export.read() if export.exists else make_graphs(stored, options, cached=False)
     check_memory(stored, export.graphs)
     subject = OnnxSubject(stored, graphs, provider, export.graphs)
     longest = longest_input(stored.spec.config, subject.graphs)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from zoo import memo
 from zoo.config import Config
 from zoo.contract import Graph
 from zoo.errors import ParityError, ZooError
@@ -26,6 +25,7 @@ from zoo.registry import ModelSpec
 from zoo.testing.check import Check, CheckFailure, Inapplicable, read_more
 from zoo.testing.laws import LAWS
 from zoo.testing.subject import Subject
+from zoo_export.trace import cache
 from zoo_export.trace.key import key
 
 __all__ = ["LawError", "check_laws", "check_split", "special_ids"]
@@ -53,7 +53,7 @@ def check_laws(spec: ModelSpec) -> dict[str, str]:
         LawError: the model violates a law.
     """
     place = key(spec, "laws", "float64", {})
-    if (known := memo.read(place)) is not None:
+    if (known := cache.read(place)) is not None:
         outcomes: dict[str, str] = json.loads(known)
         return outcomes
     subject = Subject(_smaller(spec))
@@ -76,7 +76,7 @@ def check_laws(spec: ModelSpec) -> dict[str, str]:
         except Exception as error:
             what = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
             raise LawError(what, spec.plugin, read_more(check.name)) from error
-    memo.write(place, json.dumps(outcomes).encode())
+    cache.write(place, json.dumps(outcomes).encode())
     return outcomes
 
 

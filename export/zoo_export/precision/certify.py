@@ -35,6 +35,7 @@ from zoo_export.parity.metrics import divergences
 from zoo_export.parity.report import Report
 from zoo_export.precision.parity import verify_variant
 from zoo_export.precision.quantize import PRECISIONS, Precision, Variant, make_variant, open_variant, read_variant
+from zoo_export.trace.cache import repeat_if_stale
 from zoo_runtime.generation.search import log_softmax
 from zoo_runtime.providers import Provider, check_dtype
 
@@ -450,27 +451,37 @@ def export_variant(
     def gate(variant: Variant) -> Report:
         return verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
 
-    with stored.adding() as stage:
-        if precision is not None:
-            variant: Variant | None = make_variant(stored, precision, stage)
-            tried: list[dict[str, Any]] = []
-        else:
-            assert max_kl is not None
-            variant, tried = choose(stored, stage, tokens, max_kl, provider=provider)
-        if variant is None:
-            return "float32", None
-        if precision is not None:
-            certificate = certify(stored, variant, tokens, max_kl=max_kl, provider=provider)
-        else:
-            certificate = Certificate(tried[-1])  # the last one tried was chosen
-        if not certificate.passed:
-            raise ParityError(f"{variant.precision} is too far from float32: {certificate.failures[0]}", directory)
-        report = gate(variant)
-        if not report.passed:
-            raise ParityError(report.verdict(), directory, "nothing was written")
-        report.evidence |= {"certificate": certificate.evidence, "tried": tried}
-        stage_export(Export(stored, variant.precision), stage, variant.files(), report.evidence)
-    return variant.precision, report
+    def add() -> tuple[Precision, Report]:
+        with stored.adding() as stage:
+            if precision is not None:
+                variant: Variant | None = make_variant(stored, precision, stage)
+                tried: list[dict[str, Any]] = []
+            else:
+                assert max_kl is not None
+                variant, tried = choose(stored, stage, tokens, max_kl, provider=provider)
+            if variant is None:
+                raise _NoPrecisionError("no smaller precision is within the bounds", directory)
+            if precision is not None:
+                certificate = certify(stored, variant, tokens, max_kl=max_kl, provider=provider)
+            else:
+                certificate = Certificate(tried[-1])  # the last one tried was chosen
+            if not certificate.passed:
+                raise ParityError(f"{variant.precision} is too far from float32: {certificate.failures[0]}", directory)
+            report = gate(variant)
+            if not report.passed:
+                raise ParityError(report.verdict(), directory, "nothing was written")
+            report.evidence |= {"certificate": certificate.evidence, "tried": tried}
+            stage_export(Export(stored, variant.precision), stage, variant.files(), report.evidence)
+        return variant.precision, report
+
+    try:
+        return repeat_if_stale(add)
+    except _NoPrecisionError:
+        return "float32", None
+
+
+class _NoPrecisionError(ParityError):
+    """No precision smaller than float32 is within its bounds."""
 
 
 def verify_stored_variant(

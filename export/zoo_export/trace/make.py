@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
-from zoo import memo
 from zoo.artifact import ATTENTIONS, PROFILES, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
@@ -15,6 +14,7 @@ from zoo.contract import Graph, Size, sizes_of
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
 from zoo_export.graph.file import link
+from zoo_export.trace import cache
 from zoo_export.trace import key as traces
 
 __all__ = ["OPSETS", "PORTABLE", "TRACED", "Options", "link_graphs", "make_graphs", "planned_layout", "unlinked_graphs"]
@@ -135,7 +135,7 @@ def _check_fixed(spec: ModelSpec, sizes: Mapping[str, int]) -> None:
 
 def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cached: bool) -> bytes:
     key = traces.key(spec, graph.name, dtype, options.facts())
-    data = memo.read(key) if cached else None
+    data = cache.read(key) if cached else None
     if data is None:
         if options.fix:
             from zoo_export.graph.static import fix
@@ -156,19 +156,19 @@ def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cache
             from zoo_export.trace.graph import trace_graph
 
             data = trace_graph(spec, graph, dtype, opset=options.operators, functions=options.functions)
-        memo.write(key, data)
+        cache.write(key, data)
     return data
 
 
 def planned_layout(spec: ModelSpec, dtype: str) -> dict[str, StoredTensor]:
     """Return the layout of the model's weights as they will be stored, from the cache or the model."""
     key = traces.key(spec, "layout", dtype, {})
-    data = memo.read(key)
+    data = cache.read(key)
     if data is None:
         from zoo.models import persist
 
         layout = persist.plan_layout(spec, dtype)
-        memo.write(key, json.dumps({name: astuple(tensor) for name, tensor in layout.items()}).encode())
+        cache.write(key, json.dumps({name: astuple(tensor) for name, tensor in layout.items()}).encode())
         return layout
     return {
         name: StoredTensor(file, dtype, tuple(shape), offset, length)
