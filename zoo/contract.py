@@ -264,7 +264,7 @@ class Graph:
     outputs: tuple[TensorSpec | KeyValues, ...]
     past: KeyValues | None = None
     causal: bool | None = None
-    """Whether outputs at a position are independent of later positions (True) or depend on them (False).
+    """Whether outputs at a position depend on earlier positions alone (True), or on later ones or none (False).
     None leaves it unspecified; a graph with a past is always causal."""
     attentions: tuple[TensorSpec, ...] = ()
     """The attention weights, in the order in which the method computes them: :func:`attentions` for self-attention,

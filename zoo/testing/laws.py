@@ -319,8 +319,9 @@ def causality(subject: Subject) -> None:
     """A graph is causal if, and only if, it is declared so.
 
     In a causal graph, one with a past or with ``causal=True``, later tokens never change earlier outputs, and some
-    earlier token changes a later output. With ``causal=False``, some later token changes an earlier output. A causal
-    model that sees later tokens has excellent training loss, but cannot generate text.
+    earlier token changes a later output. With ``causal=False``, some later token changes an earlier output, or no token
+    changes the output of another, as in a model that treats each position by itself. A causal model that sees later
+    tokens has excellent training loss, but cannot generate text.
 
     Mask with ``zoo.nn.build_mask(causal=True)``, or correct the declaration.
     """
@@ -360,8 +361,9 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
             looked_back = max(looked_back, _moved(graph, length, late, wanted, for_earlier))
     where = f"graph {graph.name!r}, along {length}"
     if graph.causal is False:
-        if looked_ahead <= TOLERANCE:
-            fail(f"in {where}, a later token changes an earlier output, as causal=False declares", "none does")
+        if looked_ahead <= TOLERANCE < looked_back:
+            happened = "only earlier tokens change later ones"
+            fail(f"in {where}, a later token changes an earlier output, as causal=False declares", happened)
         return
     if looked_ahead > TOLERANCE:
         happened = f"an earlier output changes by {looked_ahead:.2g} of the largest value"

@@ -33,8 +33,8 @@ __all__ = ["LawError", "check_laws", "check_split", "special_ids"]
 _LARGE = 5_000_000
 """Number of parameters beyond which the laws are checked on a smaller configuration."""
 _LAYERS, _VOCABULARY = 2, 1000
-_REQUIRED = {"eval-deterministic", "inputs-unchanged", "cache"}
-"""Laws that no declaration makes optional, because the comparison itself relies on them."""
+_OPTIONAL = {"batch-invariance", "padding-invariance", "causality"}
+"""Laws whose failure an architecture may declare. The meaning of a comparison relies on the others."""
 _TOLERANCE = 1e-8
 """Allowed difference between float64 results, relative to the largest value."""
 
@@ -44,40 +44,49 @@ class LawError(ParityError):
 
 
 def check_laws(spec: ModelSpec) -> dict[str, str]:
-    """Check the laws of a model. Returns the outcome of each, for the evidence: "passed", or why it does not apply.
+    """Check the laws of a model. Returns the outcome of each, for the evidence: "passed", or why it need not.
 
-    A law that the architecture declares in ``expected_failures`` is left out, with the declared reason, unless the
-    comparison relies on it. Outcomes are cached: they depend on code and configuration alone.
+    An architecture may declare in ``expected_failures`` that it breaks an optional law, with a reason. The law is
+    checked all the same: where this configuration obeys it, the declaration has no effect. Outcomes are cached: they
+    depend on code, configuration and declarations alone.
 
     Raises:
         LawError: the model violates a law.
     """
-    place = key(spec, "laws", "float64", {})
+    excuses = {law: why for law, why in spec.architecture.expected_failures.items() if law in _OPTIONAL}
+    place = key(spec, "laws", "float64", {"excuses": excuses})
     if (known := cache.read(place)) is not None:
         outcomes: dict[str, str] = json.loads(known)
         return outcomes
     subject = Subject(_smaller(spec))
     outcomes = {}
     for check in map(Check, LAWS):
-        excuse = spec.architecture.expected_failures.get(check.name)
-        if excuse is not None and check.name not in _REQUIRED:
-            outcomes[check.name] = f"not required: {excuse}"
-            continue
+        excuse = excuses.get(check.name)
         try:
-            check(subject)
-            outcomes[check.name] = "passed"
+            _check_law(check, subject)
+            outcomes[check.name] = "passed" if excuse is None else f"passed, although expected to fail: {excuse}"
         except Inapplicable as reason:
             outcomes[check.name] = f"does not apply: {reason}"
-        except CheckFailure as failure:
-            what = f"the model violates the law {check.name}: {failure.expected}, but {failure.happened}"
-            raise LawError(what, spec.plugin, read_more(check.name)) from failure
-        except ZooError:
-            raise
-        except Exception as error:
-            what = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
-            raise LawError(what, spec.plugin, read_more(check.name)) from error
+        except LawError:
+            if excuse is None:
+                raise
+            outcomes[check.name] = f"not required: {excuse}"
     cache.write(place, json.dumps(outcomes).encode())
     return outcomes
+
+
+def _check_law(check: Check, subject: Subject) -> None:
+    """Raise :class:`LawError` if a model violates a law or fails in it, and :class:`Inapplicable` as the check does."""
+    try:
+        check(subject)
+    except CheckFailure as failure:
+        what = f"the model violates the law {check.name}: {failure.expected}, but {failure.happened}"
+        raise LawError(what, subject.plugin, read_more(check.name)) from failure
+    except (Inapplicable, ZooError):
+        raise
+    except Exception as error:
+        what = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
+        raise LawError(what, subject.plugin, read_more(check.name)) from error
 
 
 def _smaller(spec: ModelSpec) -> ModelSpec:
