@@ -156,12 +156,12 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
 
 
 def _check_sizes(graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Raise :class:`UsageError` if an input has a size that the graph does not declare."""
+    """Raise :class:`ArtifactError` if an input has a size that the graph does not declare."""
     for tensor in graph.input_tensors():
         for dim, size in zip(tensor.dims, np.shape(feeds.get(tensor.name, ())), strict=False):
             declared = graph.sizes.get(str(dim))
             if declared is not None and not declared.allows(size):
-                raise UsageError(f"{dim} of {tensor.name} is {size}, but must be {declared}", f"graph {graph.name}")
+                raise ArtifactError(f"{dim} of {tensor.name} is {size}, but must be {declared}", f"graph {graph.name}")
 
 
 def _runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
@@ -370,7 +370,7 @@ class Session:
 
         bfloat16 outputs are converted to float32, which is lossless and supported by numpy.
 
-        Raises :class:`UsageError` for an input of a size that the model does not declare.
+        Raises :class:`ArtifactError` for an input of a size that the model does not declare.
         """
         _check_sizes(graph, feeds)
         if graph.past is not None and graph.past.tensors()[0].name not in feeds:

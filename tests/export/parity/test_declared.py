@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Result
 from zoo import Size
 from zoo.artifact import ModelDirectory
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError
 from zoo.probe.inputs import make_feeds
 from zoo.testing import all_checks, find_check, find_subject
 from zoo_runtime import load_session
@@ -202,8 +202,10 @@ def test_running_refuses_other_sizes(build_small: Build, zoo: Zoo) -> None:
     with load_session("model") as session:
         (graph,) = session.graphs
         ids = np.ones((2, 10), np.int64)
-        with pytest.raises(UsageError, match="sequence of input_ids is 10, but must be at least 8, a multiple of 4"):
+        with pytest.raises(ArtifactError, match="sequence of input_ids is 10, but must be at least 8, a multiple of 4"):
             session.execute(graph, {"input_ids": ids, "attention_mask": ids})
+        errors = [answer.error for answer in session.map([[1] * 8, [1] * 3])]
+        assert [type(error) for error in errors] == [type(None), ArtifactError]
     zoo("export", "model", "--onnx", "--force", "--fix", "sequence=10").failed(2, "sequence must be at least 8")
     zoo("bench", "model", "--lengths", "10").failed(2, "sequence must be at least 8, a multiple of 4")
 
