@@ -295,6 +295,8 @@ class JumpErrors(Errors):
     """Number of items of the last point."""
     _kept: list[Array] = field(default_factory=list, repr=False)
     """For each item, the rows that are judged."""
+    _shifts: list[Array] = field(default_factory=list, repr=False)
+    """How far other constants of the graph move each row, relative to the row or channel."""
 
     def add(self, reference: Array, yardstick: Array, result: Array, valid: Array, point: Point) -> None:
         self._latest = 0
@@ -305,6 +307,8 @@ class JumpErrors(Errors):
         """Add a result of PyTorch at the last point, on weights whose last bits are random.
 
         It shows how far rounding may move each row. Where PyTorch does not jump, nudges of one bit raise the limits.
+        With 0 bits, it is PyTorch's own result with the effect of other constants in the graph, which move every row:
+        a row jumps if it moves by more than ``JUMP`` times the median of these effects.
         """
         parts = self._parts(np.flatnonzero(valid), reference.shape[1])
         for part, rows in zip(parts, self._known[len(self._known) - self._latest :], strict=True):
@@ -312,8 +316,11 @@ class JumpErrors(Errors):
             error = np.abs(yardstick[part].astype(np.float64) - exact)
             highest, local = np.max(error, axis=1), np.max(error / self._local_scale(exact), axis=1)
             rows.reach, rows.reach_local = np.fmax(rows.reach, highest), np.fmax(rows.reach_local, local)
-            if bits == 1:
-                steady = local <= self._threshold
+            if bits == 0:
+                self._shifts.append(local)
+            if bits <= 1:
+                usual = JUMP * float(np.median(np.concatenate(self._shifts))) if bits == 0 else 0.0
+                steady = local <= max(self._threshold, usual)
                 rows.torch = np.maximum(rows.torch, np.where(steady, highest, 0.0))
                 rows.torch_local = np.maximum(rows.torch_local, np.where(steady, local, 0.0))
         self._settle()

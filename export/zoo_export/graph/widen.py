@@ -31,17 +31,23 @@ def widen(graph: bytes, move: np.random.Generator | None = None) -> tuple[bytes,
         The graph, and whether no constant may have been rounded from an unknown number.
     """
     model = parse(graph)
+    for function in model.functions:
+        _widen_types(function.value_info)
     known = [_widen_graph(model.graph, move), *(_widen_nodes(function.node, move) for function in model.functions)]
     return serialize(model), all(known)
 
 
 def _widen_graph(graph: onnx.GraphProto, move: np.random.Generator | None) -> bool:
     """Widen a graph or subgraph; return whether its constants are exact."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in _HALVES:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    _widen_types((*graph.input, *graph.output, *graph.value_info))
     known = [_widen_tensor(tensor, move) for tensor in graph.initializer]
     return _widen_nodes(graph.node, move) and all(known)
+
+
+def _widen_types(values: Iterable[onnx.ValueInfoProto]) -> None:
+    for value in values:
+        if value.type.tensor_type.elem_type in _HALVES:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
 
 
 def _widen_tensor(tensor: onnx.TensorProto, move: np.random.Generator | None) -> bool:
@@ -58,7 +64,8 @@ def _widen_tensor(tensor: onnx.TensorProto, move: np.random.Generator | None) ->
     halves = onnx.numpy_helper.to_array(tensor)
     lowest = halves == _finfo(halves.dtype).min
     values = np.where(lowest, np.finfo(np.float32).min, halves.astype(np.float32))
-    exact = lowest | ~np.isfinite(values) | (16 * np.frexp(values)[0] % 1 == 0)
+    with np.errstate(invalid="ignore"):  # infinity has no digits
+        exact = lowest | ~np.isfinite(values) | (16 * np.frexp(values)[0] % 1 == 0)
     if move is not None:
         half_unit = np.exp2(np.frexp(values)[1]) * float(_finfo(halves.dtype).eps) / 4
         values = np.where(exact, values, values + move.choice([-1.0, 1.0], values.shape) * half_unit).astype(np.float32)

@@ -133,7 +133,7 @@ class Findings:
             results: the outputs of each graph, by the reference and by PyTorch.
             feeds: the inputs.
             point: their shape.
-            bits: number of the last bits of the weights that were random.
+            bits: number of the last bits of the weights that were random, or 0 if constants of the graph were moved.
         """
         for graph in self.graphs:
             for tensor in graph.output_tensors():

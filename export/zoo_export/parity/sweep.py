@@ -303,7 +303,7 @@ class Sweep:
                     }
                     for graph, outputs in exact.items()
                 }
-                findings.allow(doubtful, judges, (exact, shifted), feeds, point)
+                findings.allow(doubtful, judges, (exact, shifted), feeds, point, bits=0)
 
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""

@@ -101,6 +101,23 @@ def test_smooth_models_are_judged_as_without_the_rule(seed: int, fault: float) -
         assert getattr(jumping, name) == getattr(plain, name)
 
 
+@settings(deadline=None)
+@given(st.integers(0, 1000), rows, st.floats(1e-5, 1e-3))
+def test_constants_move_all_rows_but_those_that_jump(seed: int, jumps: set[int], shift: float) -> None:
+    """Other constants of the graph move every row, and some of them far; only the usual effect raises the limits."""
+    rng = np.random.default_rng(seed)
+    exact, valid = rng.standard_normal((ROWS, CHANNELS)), np.ones(ROWS, bool)
+    far = np.ones((ROWS, 1))
+    far[sorted(jumps)] = 1.5
+    for fault, passed in ((0.0, True), (8 * shift, False)):
+        errors = JumpErrors(EPSILON)
+        errors.add(exact, rounded(rng, exact), rounded(rng, exact) * (1 + shift + fault), valid, POINT)
+        assert not errors.passed
+        for sign in (-1, 1):
+            errors.allow(exact, rounded(rng, exact) * far * (1 + sign * shift), valid, bits=0)
+        assert errors.passed is passed, errors.failure()
+
+
 # A model with experts, two of which have almost the same router.
 
 EXPERTS = """
@@ -123,8 +140,9 @@ class Block(nn.Module):"""
 def experts(install: Callable[..., Path]) -> Callable[..., ModelDirectory]:
     """Build a decoder with experts, of which a share of tokens chooses one of two by rounding."""
 
-    def build(declared: str, near: float) -> ModelDirectory:
-        code = (("class Block(nn.Module):", EXPERTS.lstrip()), ("self.mlp = MLP(c)", "self.mlp = Experts(c)"))
+    def build(declared: str, near: float, *, dtype: str = "float32", scale: str = "") -> ModelDirectory:
+        experts = EXPERTS.lstrip().replace("expert(x) for", f"{scale}expert(x) for")
+        code = (("class Block(nn.Module):", experts), ("self.mlp = MLP(c)", "self.mlp = Experts(c)"))
         reason = f'reference="A test", discontinuous="{declared}",'
         install(DISTRIBUTION, PLUGIN.replace('reference="A test",', reason), files=source(*code))
         Path("zoo.toml").write_text(PRESETS)
@@ -136,7 +154,7 @@ def experts(install: Callable[..., Path]) -> Callable[..., ModelDirectory]:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
             router = model.get_parameter("blocks.1.mlp.router.weight")
             router[1] = router[0] + near * torch.randn(router[0].shape, generator=generator)
-        return ModelDirectory.open(persist.save_spec(spec, model, Path("model")))
+        return ModelDirectory.open(persist.save_spec(spec, model.to(getattr(torch, dtype)), Path("model")))
 
     return build
 
@@ -154,6 +172,23 @@ def test_experts_chosen_by_rounding_are_verified_if_declared(experts: Callable[.
     faulty = inlined(graphs["model"])
     last = max(index for index, node in enumerate(faulty.graph.node) if node.op_type == "MatMul")
     after(last, ("Mul", (np.float32(1.01),), {}))(faulty.graph)
+    assert not compare(stored, {"model": faulty.SerializeToString()}).passed
+
+
+@pytest.mark.slow
+def test_constants_of_a_discontinuous_graph_are_rounded_to_half_precision(
+    experts: Callable[..., ModelDirectory],
+) -> None:
+    """In float32, their rounding moves all rows, which is no jump, and hides no fault of 1 %."""
+    stored = experts("experts", 1, dtype="float16", scale="torch.tensor(0.7, dtype=x.dtype) * ")
+    graphs = make_graphs(stored)
+    report = compare(stored, graphs)
+    assert report.failures == []
+    for level in report.evidence["in_float32"]["model"]["outputs"]["logits"].values():
+        assert level["local_limit"] < 0.01
+    faulty = inlined(graphs["model"])
+    first = min(index for index, node in enumerate(faulty.graph.node) if node.op_type == "Softmax")
+    after(first, ("Mul", (np.float16(1.01),), {}))(faulty.graph)
     assert not compare(stored, {"model": faulty.SerializeToString()}).passed
 
 
