@@ -17,11 +17,13 @@ __all__ = [
     "RESERVED_COMMANDS",
     "Architecture",
     "Command",
+    "Dataset",
     "Dim",
     "Exporter",
     "Graph",
     "Importer",
     "KeyValues",
+    "Objective",
     "Size",
     "Task",
     "TensorSpec",
@@ -37,7 +39,7 @@ __all__ = [
     "token_ids",
 ]
 
-RESERVED_COMMANDS = frozenset({"adapt", "build", "import", "list", "plugins", "show", "tokenizer", "why"})
+RESERVED_COMMANDS = frozenset({"adapt", "build", "import", "list", "plugins", "show", "tokenizer", "train", "why"})
 """Names of built-in commands, which plugins cannot use."""
 
 Dim = str | int
@@ -522,6 +524,61 @@ class Task:
     def can_serve(self, declared: str) -> bool:
         """Return whether it runs models that declare this task."""
         return declared in (self.serves or (self.name,))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """A training objective, ``zoo train MODEL --objective NAME``, by reference."""
+
+    name: str
+    """NAME in ``--objective``. Without the option, a model is trained by the first objective for its task."""
+    criterion: str
+    """``module:Class``, a subclass of :class:`zoo.training.criterion.Criterion`. Its module may import torch."""
+    tasks: tuple[str, ...]
+    """The tasks of the models that it trains, as their configurations declare them."""
+    columns: tuple[str, ...] = ("text",)
+    """The columns that the data must have, by role: ``text``, ``pair``, ``target``, ``label`` or a name of its own."""
+    optional: tuple[str, ...] = ()
+    """Columns that the data may have."""
+    options: str | None = None
+    """``module:Class``, a :class:`zoo.Settings` subclass with settings of its own. Its module must not import torch."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a malformed field."""
+        _check_name("objective", self.name)
+        for field_name in ("tasks", "columns", "optional"):
+            names = getattr(self, field_name)
+            if not isinstance(names, tuple | list):
+                raise ValueError(f"{field_name} of objective {self.name!r} must be a tuple of names, got {names!r}")
+            for name in names:
+                _check_name("task" if field_name == "tasks" else "column", name)
+        _check_reference("criterion", self.criterion)
+        if self.options is not None:
+            _check_reference("options", self.options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """Data to train on that is computed or comes with an installed package, ``--data NAME``, by reference."""
+
+    name: str
+    """NAME in ``--data``."""
+    rows: str
+    """``module:function``, called with the name of a split; returns an iterable of rows, each a mapping from the names
+    of columns to texts, numbers or lists. Equal calls return equal rows. Its module must not import torch."""
+    splits: tuple[str, ...] = ("train", "validation", "test")
+    """The splits that it has."""
+    description: str = ""
+    """One line: what the data is, and its source."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a malformed field."""
+        _check_name("dataset", self.name)
+        _check_reference("rows", self.rows)
+        if not isinstance(self.splits, tuple | list):
+            raise ValueError(f"splits of dataset {self.name!r} must be a tuple of names, got {self.splits!r}")
+        for name in self.splits:
+            _check_name("split", name)
 
 
 def _check_name(kind: str, name: object) -> None:

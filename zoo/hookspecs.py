@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pluggy
 
-from zoo.contract import Architecture, Command, Exporter, Importer, Task
+from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task
 
 __all__ = ["OLDEST_API", "ZOO_API", "hookimpl", "hookspec"]
 
@@ -59,3 +59,13 @@ def zoo_tasks() -> Sequence[Task]:  # type: ignore[empty-body]
 @hookspec
 def zoo_commands() -> Sequence[Command]:  # type: ignore[empty-body]
     """Additional commands, by reference."""
+
+
+@hookspec
+def zoo_objectives() -> Sequence[Objective]:  # type: ignore[empty-body]
+    """Training objectives, by reference."""
+
+
+@hookspec
+def zoo_datasets() -> Sequence[Dataset]:  # type: ignore[empty-body]
+    """Data to train on, by reference."""

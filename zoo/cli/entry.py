@@ -57,6 +57,12 @@ COMMANDS = {
             section="Make",
         ),
         Command(
+            name="train",
+            help="Train a model, from scratch or from its weights.",
+            command="zoo.cli.train:command",
+            section="Make",
+        ),
+        Command(
             name="tokenizer",
             help="Train a tokenizer, or apply one to text.",
             command="zoo.cli.tokenizer:command",

@@ -38,6 +38,7 @@ from zoo.registry import ModelSpec
 __all__ = [
     "MAX_SHARD_BYTES",
     "Progress",
+    "common_dtype",
     "fill",
     "load",
     "load_directory",
@@ -45,6 +46,7 @@ __all__ = [
     "read_tensors",
     "save",
     "save_spec",
+    "write_model",
     "write_weights",
 ]
 
@@ -109,29 +111,55 @@ def save_spec(
     progress: Progress | None = None,
 ) -> Path:
     """:func:`save` with a given description. ``origin`` is the provenance of the weights, if the caller knows it."""
-    directory, attached = Path(directory), attachments(model)
+    directory, description = Path(directory), describe(spec, dtype=common_dtype(model))
+    with new_model(directory, description, force=force) as stage:
+        description["origin"] = write_model(
+            stage,
+            spec,
+            model,
+            tokenizer=tokenizer,
+            max_shard_bytes=max_shard_bytes,
+            origin=origin,
+            progress=progress,
+        ).to_dict()
+    return directory
+
+
+def common_dtype(model: nn.Module) -> str:
+    """Return the dtype of all parameters. Raises :class:`UsageError` if they differ, or it cannot be stored."""
     dtypes = {dtype_name(tensor.dtype) for tensor in model.parameters()}
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
         raise UsageError(f"all parameters must have one of {', '.join(DTYPES)}, got {', '.join(sorted(dtypes))}")
-    description = describe(spec, dtype=dtypes.pop())
-    with new_model(directory, description, force=force) as stage:
-        tensors, aliases = stored_tensors(model)
-        digest = write_weights(
-            stage, tensors, tensors.__getitem__, aliases=aliases, max_shard_bytes=max_shard_bytes, progress=progress
-        )
-        for file, content in attached.files.items():
-            if tokenizer is None or file not in TOKENIZER_FILES:
-                (stage / file).write_bytes(content)
-        if tokenizer is not None:
-            from zoo.tokenizers.load import write_tokenizer
+    return dtypes.pop()
 
-            write_tokenizer(os.fspath(tokenizer), stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
-        known = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
-        description["origin"] = known.to_dict()
-        (stage / CARD).write_text(
-            model_card(spec, description["dtype"], known, parameter_count(spec)), encoding="utf-8"
-        )
-    return directory
+
+def write_model(
+    stage: Path,
+    spec: ModelSpec,
+    model: nn.Module,
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    origin: Origin | None = None,
+    progress: Progress | None = None,
+) -> Origin:
+    """Write all files of a model directory except config.json and the manifest. Returns the origin of the weights."""
+    attached = attachments(model)
+    tensors, aliases = stored_tensors(model)
+    digest = write_weights(
+        stage, tensors, tensors.__getitem__, aliases=aliases, max_shard_bytes=max_shard_bytes, progress=progress
+    )
+    for file, content in attached.files.items():
+        if tokenizer is None or file not in TOKENIZER_FILES:
+            (stage / file).write_bytes(content)
+    if tokenizer is not None:
+        from zoo.tokenizers.load import write_tokenizer
+
+        write_tokenizer(os.fspath(tokenizer), stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
+    known = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
+    card = model_card(spec, common_dtype(model), known, parameter_count(spec))
+    (stage / CARD).write_text(card, encoding="utf-8")
+    return known
 
 
 def write_weights(

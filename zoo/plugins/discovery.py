@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Literal
 
-from zoo.contract import Architecture, Command, Exporter, Importer, Task
+from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task
 from zoo.errors import PluginError, ZooError, ZooWarning, missing_package
 from zoo.plugins.presets import Preset
 
@@ -49,6 +49,7 @@ BUILT_IN = {
     "seq2seq": "zoo_plugins.seq2seq",
     "t5": "zoo_plugins.t5",
     "textcnn": "zoo_plugins.textcnn",
+    "training": "zoo.training.plugin",
     "transformer": "zoo_plugins.transformer",
     "vit": "zoo_plugins.vit",
 }
@@ -76,6 +77,8 @@ class Plugin:
     importers: Sequence[Importer] = ()
     exporters: Sequence[Exporter] = ()
     tasks: Sequence[Task] = ()
+    objectives: Sequence[Objective] = ()
+    datasets: Sequence[Dataset] = ()
     commands: Sequence[Command] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
     preset_files: Sequence[Path] = ()

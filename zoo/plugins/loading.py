@@ -25,7 +25,7 @@ from typing import Any
 import pluggy
 
 from zoo import hookspecs, memo
-from zoo.contract import Architecture, Command, Exporter, Importer, Task
+from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task
 from zoo.errors import PluginError, UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
 from zoo.plugins import isolation
@@ -39,6 +39,8 @@ CONTRIBUTIONS: Mapping[str, type[Any]] = {
     "importers": Importer,
     "exporters": Exporter,
     "tasks": Task,
+    "objectives": Objective,
+    "datasets": Dataset,
     "commands": Command,
 }
 """Contributions of plugins besides presets; each has the hook ``zoo_NAME``."""
@@ -47,7 +49,7 @@ HEAVY = ("torch", "onnx", "onnxruntime")
 VARIABLE = "ZOO_PLUGIN_SECONDS"
 """The environment variable with the time limit for loading a plugin, in seconds."""
 _SECONDS = 20.0
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:

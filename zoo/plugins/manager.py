@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from zoo.contract import RESERVED_COMMANDS, Architecture, Command, Exporter, Importer, Task
+from zoo.contract import RESERVED_COMMANDS, Architecture, Command, Dataset, Exporter, Importer, Objective, Task
 from zoo.errors import PluginError, UsageError, Wording, argument, nearest
 from zoo.plugins import loading
 from zoo.plugins.discovery import Plugin, ZooWarning, discover
@@ -20,7 +20,7 @@ from zoo.plugins.presets import known_provider
 
 __all__ = ["Plugins", "Selection", "active", "clash", "select"]
 
-Named = TypeVar("Named", bound=Command | Exporter | Task)
+Named = TypeVar("Named", bound=Command | Dataset | Exporter | Objective | Task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,39 @@ class Plugins:
             fitting = [item.name for _, item in provided if item.can_serve(declared)]
             raise UsageError(f"task {name!r} is not for a {declared} model", argument("task"), nearest(name, fitting))
         return found
+
+    def objective(self, name: str | None, task: str) -> tuple[Plugin, Objective]:
+        """Return the objective ``name``, or the first one, for models of a task.
+
+        Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several, or if there is none
+        but a plugin is broken or disabled.
+        """
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.objectives]
+        fitting = [item for item in provided if task in item[1].tasks]
+        if name is None:
+            if not fitting:
+                remedy = "a plugin adds one with the hook zoo_objectives"
+                raise UsageError(f"no objective trains a {task} model", argument("objective"), remedy)
+            return fitting[0]
+        found = self._named(
+            provided, name, "objective", f"no plugin provides the objective {name!r}", argument("objective")
+        )
+        if found not in fitting:
+            remedy = nearest(name, [item.name for _, item in fitting])
+            raise UsageError(f"objective {name!r} is not for a {task} model", argument("objective"), remedy)
+        return found
+
+    def datasets(self) -> list[tuple[Plugin, Dataset]]:
+        """Return the data sets of all plugins."""
+        return [(plugin, item) for plugin in self.loaded() for item in plugin.datasets]
+
+    def dataset(self, name: str) -> tuple[Plugin, Dataset]:
+        """Return a data set.
+
+        Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several, or if there is none
+        but a plugin is broken or disabled.
+        """
+        return self._named(self.datasets(), name, "dataset", f"no file or data set {name!r}", argument("data"))
 
     def commands(self) -> list[tuple[Plugin, Command]]:
         """Return the commands of all plugins."""

@@ -1,0 +1,196 @@
+"""Runs of ``zoo train``: the result, interruption at any time, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import zoo as library
+from tests.conftest import Result
+from zoo.artifact import ModelDirectory
+
+Zoo = Callable[..., Result]
+SMALL = ("--set", "hidden_size=16", "--set", "num_layers=1", "--set", "num_heads=2", "--set", "max_seq_len=32")
+FAST = (*SMALL, "--option", "batch_size=8", "--option", "learning_rate=0.01", "--option", "log_every=1")
+ROWS = [{"text": text, "label": label} for text, label in [("good and fine", "yes"), ("bad and awful", "no")] * 20]
+
+
+@pytest.fixture
+def corpus() -> Path:
+    path = Path("corpus.txt")
+    path.write_text("".join(f"line {number} of a text that counts to {number + 1}\n" for number in range(200)))
+    return path
+
+
+@pytest.fixture
+def reviews() -> Path:
+    path = Path("reviews.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def weights(directory: Path | str) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in library.load(directory).state_dict().items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_trained_model_is_a_model_directory(zoo: Zoo, corpus: Path) -> None:
+    found = zoo("train", "gpt-tiny", "--data", str(corpus), "-o", "lm", *FAST, "--max-steps", "30", "--json").json
+    stored = ModelDirectory.open("lm", rehash=True)
+    assert set(stored.files) == {"README.md", "config.json", "metrics.jsonl", "model.safetensors", "tokenizer.json",
+                                 "training.json"}  # fmt: skip
+    rows = [json.loads(line) for line in (stored.path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 31))
+    assert rows[-1]["loss"] == found["loss"] < rows[0]["loss"]
+    record = json.loads((stored.path / "training.json").read_text())
+    assert record["steps"] == 30
+    assert str(Path.cwd()) not in json.dumps(record)
+    assert "trained for 30 steps on corpus.txt (causal-lm)" in (stored.path / "README.md").read_text()
+    assert stored.origin.parent is not None
+    assert stored.origin.parent.kind == "initialised"
+    assert zoo("run", "lm", "line", "--max-new-tokens", "1").status != 0  # not exported yet
+
+
+def test_classes_come_from_the_data(zoo: Zoo, reviews: Path) -> None:
+    said = zoo("train", "bert-tiny", "--data", str(reviews), "--task", "text-classification", "-o", "judge", *FAST,
+               "--tokenizer", "bytes", "--max-steps", "40")  # fmt: skip
+    assert said.status == 0, said.stderr
+    model = library.load("judge")
+    assert model.config.labels == ("no", "yes")
+    assert model.config.problem_type == "single_label_classification"
+
+
+def run_in_process(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "zoo", "train", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.slow
+def test_killed_run_continues_to_the_same_bits(zoo: Zoo, corpus: Path) -> None:
+    """SIGKILL at random times, again and again, until the run is complete."""
+    options = (*FAST, "--max-steps", "120", "--option", "checkpoint_every=1", "--option", "ema=0.9")
+    arguments = ("gpt-tiny", "--data", str(corpus), "--validation", str(corpus), "--option", "evaluate_every=7")
+    assert zoo("train", *arguments, "-o", "whole", *options).status == 0
+    rng, kills = random.Random(0), 0
+    process = run_in_process(*arguments, "-o", "killed", *options)
+    while True:
+        while not Path("killed/training.safetensors").exists() and process.poll() is None:
+            time.sleep(0.01)
+        try:
+            process.wait(rng.uniform(0.05, 0.6))
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, process.stderr.read()
+        process = run_in_process("killed", "--resume")
+        time.sleep(rng.uniform(2, 4) if kills > 50 else 3)
+    assert kills >= 3
+    assert equal(weights("whole"), weights("killed"))
+    stored = [(Path(name) / "metrics.jsonl").read_text().splitlines() for name in ("whole", "killed")]
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in stored]
+    assert losses[0] == losses[1]
+
+
+def test_interrupted_run_continues(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.training.loop import Trainer
+
+    arguments = ("gpt-tiny", "--data", str(corpus), *FAST, "--max-steps", "12", "--option", "checkpoint_every=5")
+    assert zoo("train", *arguments, "-o", "whole").status == 0
+    step = Trainer._step
+
+    def failing(self: Trainer, number: int, parts: object) -> object:
+        if number == 8:
+            raise KeyboardInterrupt
+        return step(self, number, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", failing)
+        assert zoo("train", *arguments, "-o", "part").status == 130
+    assert ModelDirectory.open("part").origin.training.steps == 5
+    assert zoo("train", "part", "--resume").status == 0
+    assert equal(weights("whole"), weights("part"))
+    assert "holds no unfinished training" in zoo("train", "part", "--resume").failed(3)
+
+
+def test_changed_data_is_refused(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.training.loop import Trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert zoo("train", "gpt-tiny", "--data", str(corpus), *FAST, "-o", "lm").status == 130
+    corpus.write_text(corpus.read_text() + "more\n")
+    assert "changed since training began: data 0 corpus.txt" in zoo("train", "lm", "--resume").failed(3)
+
+
+def test_files_of_the_user_stay(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that appears in the directory while training goes on is neither lost nor in the way."""
+    from zoo.training.run import Run
+
+    checkpoint = Run.checkpoint
+
+    def noting(self: Run) -> None:
+        checkpoint(self)
+        (self.directory / "notes.txt").write_text("mine")
+
+    monkeypatch.setattr(Run, "checkpoint", noting)
+    assert zoo("train", "gpt-tiny", "--data", str(corpus), *FAST, "-o", "lm", "--max-steps", "4").status == 0
+    assert Path("lm/notes.txt").read_text() == "mine"
+
+
+def test_best_weights_are_kept(zoo: Zoo, corpus: Path) -> None:
+    """With other data for evaluations, the loss on them grows soon."""
+    options = (*FAST, "--option", "schedule=constant", "--option", "evaluate_every=2", "--max-steps", "12")
+    Path("other.txt").write_text("l" * 40 + "n" * 100 + "z" * 100)
+    arguments = ("train", "gpt-tiny", "--data", str(corpus), "--validation", "other.txt")
+    found = zoo(*arguments, *options, "-o", "best", "--json").json
+    rows = [json.loads(line) for line in Path("best/metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["evaluation"]["loss"] for row in rows if "evaluation" in row}
+    assert found["kept_step"] == min(losses, key=losses.__getitem__) < 12
+    zoo(*arguments, *options, "-o", "last", "--option", "keep=last")
+    assert not equal(weights("best"), weights("last"))
+    stopped = zoo(*arguments, *options, "-o", "stopped", "--option", "patience=1", "--json").json
+    assert stopped["steps"] < 12
+    assert equal(weights("best"), weights("stopped"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("gpt-tiny", "-o", "x"), 2, "no data"),
+        (("gpt-tiny", "--data", "corpus.txt"), 2, "no directory to write"),
+        (("gpt-tiny", "--data", "nothing.txt", "-o", "x"), 3, "no such file: nothing.txt"),
+        (("gpt-tiny", "--data", "copy-tsk", "-o", "x"), 2, "did you mean 'copy-task'?"),
+        (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--option", "batchsize=4"), 2, "did you mean 'batch_size'"),
+        (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--option", "batch_size=0"), 2, "must be positive"),
+        (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--objective", "causal"), 2, "did you mean 'causal-lm'"),
+        (("bert-tiny", "--data", "corpus.txt", "-o", "x", "--objective", "causal-lm"), 2, "is not for a"),
+        (("gpt-tiny", "--data", "corpus.txt", "-o", "corpus.txt"), 2, "corpus.txt"),
+        (("gpt-tiny", "--data", "corpus.txt", "--option", "max_length=4000", "-o", "x"), 2, "longest input"),
+        (("nothing", "--resume"), 3, "no such directory"),
+        (("nothing", "--resume", "--epochs", "2"), 2, "cannot be changed when training continues"),
+        (("bert-tiny", "--task", "text-classification", "--data", "bad.jsonl", "-o", "x", "--tokenizer", "bytes"), 3,
+         "2 of 4 rows cannot be used: bad.jsonl, row 2: not JSON"),
+    ],
+)  # fmt: skip
+def test_errors(zoo: Zoo, corpus: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
+    Path("bad.jsonl").write_text('{"text": "a", "label": "b"}\n{"text"\n{"text": "c"}\n{"text": "d", "label": "e"}\n')
+    assert message in zoo("train", *arguments).failed(status)
+    assert not Path("x").exists()

@@ -1,0 +1,84 @@
+"""The batches of a run, each a pure function of the seed, the step and its place in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from zoo.training.criterion import Batch, Criterion
+from zoo.training.examples import Examples
+from zoo.training.order import Order, generator
+from zoo.training.settings import TrainingSettings
+
+__all__ = ["MicroBatch", "StepBatches", "evaluation_batches", "make_order", "step_batches"]
+
+_ORDER, _EXAMPLE, _NOISE = range(3)
+"""The first part of the keys of random numbers: for the order, for the contents of an example, for dropout."""
+
+
+class MicroBatch:
+    """A part of a step that is computed at once."""
+
+    def __init__(self, batch: Batch, examples: Sequence[int], seed: int) -> None:
+        self.batch, self.examples, self.seed = batch, examples, seed
+        """The tensors, the numbers of the examples, and the seed of dropout."""
+
+
+class StepBatches(Dataset[MicroBatch]):
+    """The parts of all steps, by step and part."""
+
+    def __init__(self, examples: Examples, criterion: Criterion, order: Order, size: int) -> None:
+        self._examples, self._criterion, self._order, self._size = examples, criterion, order, size
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of a step."""
+        return -(-self._order.batch_size // self._size)
+
+    def __getitem__(self, key: tuple[int, int]) -> MicroBatch:
+        step, part = key
+        positions = self._order.positions(step)[part * self._size : (part + 1) * self._size]
+        indices = self._order.examples(positions).tolist()
+        seed = self._order.seed
+        batch = self._criterion.collate(
+            [self._examples[index] for index in indices],
+            [generator(seed, _EXAMPLE, int(position)) for position in positions],
+        )
+        return MicroBatch(batch, indices, int(generator(seed, _NOISE, step, part).integers(2**63)))
+
+
+def make_order(examples: Examples, settings: TrainingSettings) -> Order:
+    """Return the order of the examples of a run."""
+    lengths = examples.lengths if settings.buckets else None
+    return Order(len(examples), settings.batch_size, settings.seed, lengths)
+
+
+def step_batches(batches: StepBatches, first: int, last: int, workers: int) -> Iterator[tuple[int, list[MicroBatch]]]:
+    """Yield the steps from ``first`` to before ``last``, each with its parts."""
+    keys = [(step, part) for step in range(first, last) for part in range(batches.parts)]
+    loader = DataLoader(batches, batch_size=None, sampler=keys, num_workers=workers)
+    found: list[MicroBatch] = []
+    for (step, part), batch in zip(keys, loader, strict=True):
+        found.append(batch)
+        if part == batches.parts - 1:
+            yield step, found
+            found = []
+
+
+def evaluation_batches(examples: Examples, criterion: Criterion, size: int) -> Iterator[Batch]:
+    """Yield all examples once, in batches of like length. What is random in them is the same in each evaluation."""
+    lengths = examples.lengths
+    order = np.arange(len(examples)) if lengths is None else np.argsort(lengths, kind="stable")
+    for start in range(0, len(order), size):
+        indices = order[start : start + size].tolist()
+        yield criterion.collate(
+            [examples[index] for index in indices], [generator(_EXAMPLE, index) for index in indices]
+        )
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch on a device."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,0 +1,132 @@
+"""Examples of a data set, tokenised once and kept in the cache. Importing this module imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo import memo
+from zoo.errors import ArtifactError, storage_errors
+from zoo.training.criterion import Criterion
+from zoo.training.examples import Blocks, Examples, ExamplesWriter, StoredExamples
+from zoo.training.rows import RowError
+
+__all__ = ["Data", "prepare"]
+
+_FACTS = "facts.json"
+_SHOWN = 3
+"""Broken rows that an error message lists."""
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found when rows were turned into examples."""
+
+    rows: int
+    bad: int
+    """Rows that cannot be used."""
+    truncated: int
+    """Texts that were cut to the longest allowed length."""
+    tokens: int
+    """Elements of the longest field of each example, in total."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples and what was found when they were made."""
+
+    examples: Examples
+    facts: Facts
+
+
+def prepare(
+    rows: Iterable[Mapping[str, Any] | RowError],
+    criterion: Criterion,
+    key: Any,
+    *,
+    skip_bad: int = 0,
+    progress: Progress | None = None,
+) -> Data:
+    """Return the examples of rows, from the cache if rows with this key were encoded before.
+
+    Args:
+        rows: by role, see :func:`zoo.training.rows.read_rows`.
+        criterion: encodes them.
+        key: plain data that determines the examples: the digests of the data and the tokenizer, and all settings.
+        skip_bad: number of unusable rows that may be left out.
+        progress: called with the number of rows read.
+
+    Raises:
+        ArtifactError: more rows are unusable, or none is left.
+    """
+    name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    parent = memo.directory()
+    temporary = tempfile.mkdtemp(prefix="zoo-") if parent is None else None  # removed when the process ends
+    folder = Path(temporary or parent or "") / "examples"
+    target = folder / name
+    if not (target / _FACTS).is_file():
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            stage = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
+        try:
+            with storage_errors(folder):
+                facts = _write(rows, criterion, stage, skip_bad, progress)
+                (stage / _FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+                if not (target / _FACTS).is_file():
+                    stage.replace(target)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    facts = Facts(**json.loads((target / _FACTS).read_text(encoding="utf-8")))
+    _check_bad(facts, skip_bad, [])
+    stored = StoredExamples(target)
+    examples: Examples = stored
+    if criterion.packed:
+        examples = Blocks(stored.stream("input_ids"), criterion.max_length)
+        if not len(examples):
+            raise ArtifactError(f"the data has {facts.tokens} tokens, less than one block of {criterion.max_length}")
+    return Data(examples, facts)
+
+
+def _write(
+    rows: Iterable[Mapping[str, Any] | RowError],
+    criterion: Criterion,
+    directory: Path,
+    skip_bad: int,
+    progress: Progress | None,
+) -> Facts:
+    bad: list[str] = []
+    number = tokens = 0
+    before = criterion.truncated
+    with ExamplesWriter(directory) as writer:
+        for number, row in enumerate(rows, 1):
+            try:
+                if isinstance(row, RowError):
+                    raise ValueError(row.what)
+                example = criterion.encode(row)
+            except ValueError as error:
+                bad.append(f"{row.where}: {error}" if isinstance(row, RowError) else f"row {number}: {error}")
+                continue
+            writer.add(example)
+            tokens += max(map(len, example.values()))
+            if progress is not None and number % 256 == 0:
+                progress(number, None)
+        facts = Facts(number, len(bad), criterion.truncated - before, tokens)
+        _check_bad(facts, skip_bad, bad)
+    return facts
+
+
+def _check_bad(facts: Facts, skip_bad: int, bad: list[str]) -> None:
+    """Raise :class:`ArtifactError` for more unusable rows than allowed, or if none is usable."""
+    if facts.bad > skip_bad:
+        shown = "; ".join(bad[:_SHOWN])
+        what = f"{facts.bad} of {facts.rows} rows cannot be used" + (f": {shown}" if shown else "")
+        raise ArtifactError(what, None, f"mend them, or leave them out with --skip-bad {facts.bad}")
+    if facts.rows == facts.bad:
+        raise ArtifactError("the data has no rows")

@@ -1,0 +1,1 @@
+"""Data sets that are computed, or come with installed packages. The modules do not import torch."""

@@ -1,0 +1,1 @@
+"""The built-in objectives. Importing the modules imports torch."""

@@ -1,0 +1,172 @@
+"""Reading rows of data: plain text, JSON lines, CSV, parquet, and folders of them. Rows are read one at a time."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
+
+__all__ = ["FileRows", "RowError", "data_files", "read_rows"]
+
+LINES = (".jsonl", ".ndjson")
+TABLES = {".csv": ",", ".tsv": "\t"}
+TEXTS = (".txt", ".md")
+PARQUET = ".parquet"
+_BATCH = 1024
+_PIECE = 1 << 20
+"""Characters of a plain text that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """A row that cannot be read."""
+
+    where: str
+    """The file and the number of the row."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def data_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of some paths, those of directories in alphabetical order.
+
+    Raises:
+        ArtifactError: a path does not exist, or a directory holds no data.
+        UsageError: a file has an unknown type, or the files have several.
+    """
+    known = (*LINES, *TABLES, *TEXTS, PARQUET)
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(item for item in path.rglob("*") if item.suffix.lower() in known and item.is_file())
+            if not found:
+                raise ArtifactError("no data in this directory", path, f"put *{', *'.join(known)} there")
+            files += found
+        elif not path.exists():
+            raise ArtifactError("no such file", path)
+        else:
+            files.append(path)
+    for path in files:
+        if path.suffix.lower() not in known:
+            raise UsageError("unknown file type", path, f"name it *{', *'.join(known)}")
+    if len({path.suffix.lower() in TEXTS for path in files}) > 1:
+        raise UsageError("plain texts and tables cannot be mixed", files[0])
+    return files
+
+
+def read_rows(
+    path: Path, columns: Mapping[str, str], optional: Mapping[str, str]
+) -> Iterator[dict[str, Any] | RowError]:
+    """Yield the rows of a file by role.
+
+    A plain text has the role ``text`` only. Its rows are pieces of about a million characters that end with a line;
+    all but the last have ``continues``.
+
+    Args:
+        path: a file of one of the known types.
+        columns: the column in the file of each role.
+        optional: the same for roles that the file need not have.
+
+    Raises:
+        ArtifactError: the file cannot be read.
+        UsageError: a column does not exist.
+    """
+    suffix = path.suffix.lower()
+    if suffix in TEXTS:
+        if set(columns) != {"text"}:
+            raise UsageError("plain text has no columns", path, "give .jsonl, .csv or .parquet")
+        yield from _read_text(path)
+        return
+    found = _read_lines(path) if suffix in LINES else _read_parquet(path) if suffix == PARQUET else _read_table(path)
+    for number, row in enumerate(found, 1):
+        where = f"{path}, row {number}"
+        if isinstance(row, str):
+            yield RowError(where, row)
+            continue
+        lacks = next((column for column in columns.values() if column not in row), None)
+        if lacks is not None:
+            if suffix in LINES:
+                yield RowError(where, f"has no {lacks!r}")
+                continue
+            raise UsageError(f"no column {lacks!r}", path, nearest(lacks, row))
+        wanted = {**columns, **{role: column for role, column in optional.items() if column in row}}
+        null = next((column for column in wanted.values() if row[column] is None), None)
+        if null is not None:
+            yield RowError(where, f"{null!r} is null")
+        else:
+            yield {role: row[column] for role, column in wanted.items()}
+
+
+class FileRows:
+    """The rows of files, read anew by each iteration."""
+
+    def __init__(self, files: Sequence[Path], columns: Mapping[str, str], optional: Mapping[str, str]) -> None:
+        self.files, self._columns, self._optional = files, columns, optional
+
+    def __iter__(self) -> Iterator[dict[str, Any] | RowError]:
+        for file in self.files:
+            yield from read_rows(file, self._columns, self._optional)
+
+
+def _read_text(path: Path) -> Iterator[dict[str, Any] | RowError]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            piece = file.read(_PIECE) + file.readline(_PIECE)
+            while piece:
+                following = file.read(_PIECE) + file.readline(_PIECE)
+                yield {"text": piece, **({"continues": True} if following else {})}
+                piece = following
+    except UnicodeDecodeError as error:
+        yield RowError(str(path), f"not UTF-8 ({error.reason} at byte {error.start})")
+    except OSError as error:
+        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield the objects of JSON lines, or what is wrong with them."""
+    try:
+        with path.open("rb") as file:
+            for line in filter(bytes.strip, file):
+                try:
+                    row = json.loads(line)
+                    yield row if isinstance(row, dict) else "not a JSON object"
+                except (ValueError, RecursionError) as error:
+                    yield f"not JSON ({error})"
+    except OSError as error:
+        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+
+
+def _read_table(path: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield the rows of a CSV file with a header, or what is wrong with them."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
+            header = next(reader, [])
+            for row in reader:
+                if len(row) == len(header):
+                    yield dict(zip(header, row, strict=True))
+                elif row:
+                    yield f"{len(row)} fields, the header has {len(header)}"
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ArtifactError(f"cannot read ({error})", path) from error
+
+
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingPackageError("parquet needs pyarrow", path, "pip install attention-zoo[parquet]") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                yield from batch.to_pylist()
+    except Exception as error:  # pyarrow raises its own classes
+        raise ArtifactError(f"not a parquet file ({error})", path) from error

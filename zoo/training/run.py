@@ -1,0 +1,393 @@
+"""A training run: from a plan to a trained model directory, with checkpoints. Importing this module imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import nn
+
+from zoo import plugins
+from zoo.artifact import TOKENIZER, ModelDirectory, describe, write_json
+from zoo.artifact.layout import CONFIG, SCHEMA
+from zoo.artifact.provenance import Origin, Training, base_name
+from zoo.classes import ClassifierConfig
+from zoo.config import Settings
+from zoo.contract import Objective
+from zoo.errors import ArtifactError, UsageError
+from zoo.models import create, persist
+from zoo.models.attachments import attachments
+from zoo.plugins import Plugin
+from zoo.registry import ModelSpec, load_reference, registry
+from zoo.tokenizers.load import read_tokenizer
+from zoo.training.criterion import Criterion
+from zoo.training.data import Data, Progress, prepare
+from zoo.training.heads import retask
+from zoo.training.loop import Evaluation, Step, Trainer
+from zoo.training.plan import PLAN, Plan
+from zoo.training.sources import Source, find_source
+from zoo.training.state import STATE, read_state, write_state
+from zoo.version import __version__
+
+__all__ = ["METRICS", "Outcome", "Run", "resume", "start"]
+
+METRICS = "metrics.jsonl"
+BEST = "best.safetensors"
+"""The trained weights of the best evaluation so far, while the run is unfinished."""
+Report = Callable[["Run", Step, Evaluation | None], None]
+"""Called after each step that is logged or evaluated."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a finished run."""
+
+    directory: Path
+    steps: int
+    """Number of steps done; the number planned unless the run stopped early."""
+    kept: int
+    """The step whose weights were kept."""
+    loss: float
+    """Training loss of the last step."""
+    evaluation: Evaluation | None
+    """The evaluation of the weights that were kept, if there was data for it."""
+
+
+class Run:
+    """A run in progress.
+
+    Args:
+        plan: its description.
+        spec: the model, for config.json.
+        model: in float32, with the weights to start from.
+        trainer: trains it.
+        directory: the model directory that is written.
+        training: the examples.
+        origin: the origin of the weights before training.
+    """
+
+    def __init__(
+        self, plan: Plan, spec: ModelSpec, trainer: Trainer, directory: Path, training: Data, name: str, origin: Origin
+    ) -> None:
+        self.plan, self.spec, self.trainer, self.directory = plan, spec, trainer, directory
+        self.data, self._name, self._origin = training, name, origin
+        self.metrics: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        """The step, the loss and the accuracy of the best evaluation so far."""
+        self._worse = 0
+
+    # Checkpoints
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a checkpoint says of the run so far, apart from tensors."""
+        return {"step": self.trainer.done, "best": self.best, "worse": self._worse, "origin": self._origin.to_dict()}
+
+    def _described(self, stage: Path, **written: Any) -> None:
+        """Write the model's files to a stage, config.json included."""
+        record = Training(objective=self.plan.objective, data=self._name, steps=self.trainer.done)
+        origin = self._origin.derive("trained", training=record)
+        description = describe(self.spec, dtype="float32")
+        model = self.trainer.model
+        description["origin"] = persist.write_model(stage, self.spec, model, origin=origin, **written).to_dict()
+        write_json(stage / CONFIG, {"schema": SCHEMA, **description})
+
+    def checkpoint(self) -> None:
+        """Write the weights and the state of the run to the directory. A crash leaves the old checkpoint or the new."""
+        with ModelDirectory.open(self.directory, weights=False).adding(action="trained") as stage:
+            with self.trainer.averaged():
+                self._described(stage)
+                if self.best is not None and self.best["step"] == self.trainer.done:
+                    weights = {name: value.detach().cpu().contiguous() for name, value in self.trainer.trained()}
+                    save_file(weights, stage / BEST)
+            write_state(self.trainer, stage / STATE)
+            self.plan.write(stage / PLAN, self.progress())
+            self._write_metrics(stage)
+
+    def _write_metrics(self, stage: Path) -> None:
+        lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
+        (stage / METRICS).write_text(lines, encoding="utf-8")
+
+    # The run
+
+    def train(self, report: Report = lambda run, step, evaluation: None) -> Outcome:
+        """Do the remaining steps and complete the directory.
+
+        Raises :class:`zoo.training.loop.TrainingError` if training cannot go on; the last checkpoint stands.
+        """
+        trainer, settings = self.trainer, self.plan.settings
+        evaluate_every = settings.evaluate_every or trainer.steps_per_epoch
+        checkpoint_every = settings.checkpoint_every or evaluate_every
+        step: Step | None = None
+        for step in trainer.run():
+            last = step.number == trainer.steps
+            evaluation = None
+            if trainer.validation is not None and (last or step.number % evaluate_every == 0):
+                evaluation = self._evaluate()
+            stopping = settings.patience is not None and self._worse >= settings.patience
+            if last or stopping or evaluation is not None or step.number % settings.log_every == 0:
+                self._log(step, evaluation)
+                report(self, step, evaluation)
+            improved = evaluation is not None and self.best is not None and self.best["step"] == step.number
+            if last or stopping or improved or step.number % checkpoint_every == 0:
+                self.checkpoint()
+            if stopping:
+                break
+        return self._finish(step)
+
+    def _evaluate(self) -> Evaluation:
+        evaluation = self.trainer.evaluate()
+        if self.best is None or evaluation.loss < self.best["loss"]:
+            self.best, self._worse = {"step": self.trainer.done, **asdict(evaluation)}, 0
+        else:
+            self._worse += 1
+        return evaluation
+
+    def _log(self, step: Step, evaluation: Evaluation | None) -> None:
+        row = {"step": step.number, **{key: value for key, value in asdict(step).items() if key != "number"}}
+        if evaluation is not None:
+            row["evaluation"] = asdict(evaluation)
+        self.metrics.append(row)
+
+    def _finish(self, step: Step | None) -> Outcome:
+        """Put the weights to keep into the directory, and remove the state."""
+        keep_best = self.plan.settings.keep == "best" and self.best is not None
+        directory = ModelDirectory.open(self.directory, weights=False)
+        removed = [name for name in (STATE, BEST) if name in directory.files]
+        with directory.adding(removed=removed, action="trained") as stage:
+            if keep_best and self.best is not None and self.best["step"] != self.trainer.done:
+                with safe_open(self.directory / BEST, framework="pt") as reader, torch.no_grad():
+                    for name, parameter in self.trainer.trained():
+                        parameter.copy_(reader.get_tensor(name))
+                self._described(stage)
+            else:
+                with self.trainer.averaged():
+                    self._described(stage)
+            write_json(stage / PLAN, self._record())
+            self._write_metrics(stage)
+        kept = self.best["step"] if keep_best and self.best is not None else self.trainer.done
+        loss = step.loss if step is not None else self.metrics[-1]["loss"] if self.metrics else float("nan")
+        found = self.best if keep_best else None
+        evaluation = Evaluation(**{key: found[key] for key in ("loss", "accuracy", "targets")}) if found else None
+        return Outcome(self.directory, self.trainer.done, kept, loss, evaluation)
+
+    def _record(self) -> dict[str, Any]:
+        """Return the record of the finished run: everything but paths."""
+        plan = self.plan
+        return {
+            "schema": 1,
+            "model": base_name(plan.model),
+            "objective": plan.objective,
+            "options": dict(plan.options),
+            "data": self._name,
+            "digests": dict(plan.digests),
+            "rows": asdict(self.data.facts),
+            "settings": plan.settings.to_dict(),
+            "steps": self.trainer.done,
+            "best": self.best,
+            "zoo": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        }
+
+
+def start(plan: Plan, directory: Path, *, force: bool = False, progress: Progress | None = None) -> Run:
+    """Prepare a run and write its first checkpoint, with the weights before training.
+
+    Raises:
+        UsageError: a setting is invalid, or the target exists.
+        ArtifactError: the data cannot be read, or holds unusable rows.
+        PluginError: no plugin, or more than one, provides the model or the objective.
+    """
+    spec, model, origin = _load_model(plan)
+    declared = dict(_parse_values(spec, plan.values))
+    if plan.task is not None:
+        declared["task"] = plan.task
+    plugin, objective = plugins.active().objective(plan.objective, str(declared.get("task", spec.task)))
+    sources = _find_sources(plan, objective)
+    declared |= _classes(spec, declared, objective, sources[0])
+    found = retask(spec, model, declared, plan.settings.seed)
+    if found.fresh or found.dropped:
+        changes = [f"fresh {name}" for name in found.fresh] + [f"without {name}" for name in found.dropped]
+        origin = replace(origin, changes=(*origin.changes, *changes))
+    spec = replace(found.spec, name=base_name(directory))
+    tokenizer = _tokenizer(plan, spec, found.model)
+    plan = replace(plan, objective=objective.name, digests=_digests(sources, tokenizer))
+    run = _make(plan, spec, found.model, directory, plugin, objective, sources, tokenizer, origin, progress)
+    label = plan.tokenizer or (spec.tokenizer if TOKENIZER not in attachments(found.model).files else None)
+    persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
+    run.trainer.model.train()
+    reopened = ModelDirectory.open(directory, weights=False)
+    files = {name: (directory / name).read_bytes() for name in reopened.files if name == TOKENIZER}
+    attached = attachments(found.model)
+    vars(found.model)["_zoo_attachments"] = replace(attached, files={**attached.files, **files})
+    run.checkpoint()
+    return run
+
+
+def resume(directory: Path, *, progress: Progress | None = None) -> Run:
+    """Continue an unfinished run from its last checkpoint.
+
+    Raises:
+        ArtifactError: the directory holds no unfinished run, or the data has changed since it was started.
+    """
+    stored = ModelDirectory.open(directory)
+    if STATE not in stored.files:
+        raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
+    plan, so_far = Plan.read(stored.file(PLAN))
+    model = _trainable(persist.load_directory(stored))
+    plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
+    sources = _find_sources(plan, objective)
+    tokenizer = _tokenizer(replace(plan, tokenizer=None), stored.spec, model)
+    digests = _digests(sources, tokenizer)
+    names = digests.keys() | plan.digests.keys()
+    changed = ", ".join(sorted(name for name in names if digests.get(name) != plan.digests.get(name)))
+    if changed:
+        raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
+    origin = Origin.from_dict(so_far["origin"], directory / PLAN)
+    run = _make(plan, stored.spec, model, directory, plugin, objective, sources, tokenizer, origin, progress)
+    read_state(run.trainer, stored.file(STATE))
+    run.best, run._worse = so_far["best"], so_far["worse"]
+    lines = (directory / METRICS).read_text(encoding="utf-8").splitlines()
+    run.metrics = [json.loads(line) for line in lines]
+    return run
+
+
+def _make(
+    plan: Plan,
+    spec: ModelSpec,
+    model: nn.Module,
+    directory: Path,
+    plugin: Plugin,
+    objective: Objective,
+    sources: tuple[Source, Source | None],
+    tokenizer: Tokenizer | None,
+    origin: Origin,
+    progress: Progress | None,
+) -> Run:
+    criterion = _criterion(plan, spec, plugin, objective, tokenizer)
+    data = [
+        prepare(
+            source.rows,
+            criterion,
+            [
+                __version__, plugin.fingerprint, objective.criterion, dict(plan.options), dict(plan.columns),
+                criterion.max_length, spec.config.to_dict(), _digest(tokenizer), dict(source.digests),
+            ],
+            skip_bad=plan.skip_bad,
+            progress=progress,
+        )
+        for source in sources
+        if source is not None
+    ]  # fmt: skip
+    validation = data[1].examples if len(data) > 1 else None
+    trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation)
+    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin)
+
+
+def _load_model(plan: Plan) -> tuple[ModelSpec, nn.Module, Origin]:
+    """Return the model to start from, in float32."""
+    if Path(plan.model).is_dir():
+        stored = ModelDirectory.open(plan.model)
+        return stored.spec, _trainable(persist.load_directory(stored)), stored.origin
+    spec = registry().resolve(plan.model, plan.values)
+    model = create.build(spec, seed=plan.settings.seed, dtype="float32")
+    return spec, model, Origin(kind="initialised", seed=plan.settings.seed)
+
+
+def _trainable(model: nn.Module) -> nn.Module:
+    """Return a model with weights of its own, in float32, instead of mapped ones."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
+    return model
+
+
+def _parse_values(spec: ModelSpec, values: tuple[str, ...]) -> Mapping[str, Any]:
+    with plugins.blame(spec.plugin, f"cannot configure {spec.name}"):
+        return type(spec.config).parse_settings(values, "--set")
+
+
+def _find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | None]:
+    """Return the data to learn from, and that for evaluations."""
+    training = find_source(plan.data, objective, plan.columns)
+    if plan.validation:
+        return training, find_source(plan.validation, objective, plan.columns, split="validation")
+    provided = {item.name: item for _, item in plugins.active().datasets()}
+    dataset = provided.get(training.name)
+    if dataset is not None and "validation" in dataset.splits and not Path(plan.data[0]).exists():
+        return training, find_source(plan.data, objective, plan.columns, split="validation")
+    return training, None
+
+
+def _classes(spec: ModelSpec, values: Mapping[str, Any], objective: Objective, source: Source) -> dict[str, Any]:
+    """Return the classes in the data, for a head that is fresh and of which none are declared."""
+    config = spec.config
+    if not isinstance(config, ClassifierConfig) or "label" not in objective.columns:
+        return {}
+    kept = config.task == values.get("task", config.task) and (config.labels or Path(source.name).suffix == "")
+    if kept or {"labels", "num_classes", "problem_type"} & values.keys():
+        return {}
+    found: set[str] = set()
+    for row in source.rows:
+        label = row.get("label") if isinstance(row, Mapping) else None
+        if isinstance(label, str | int):
+            found.add(str(label))
+    if not found:
+        return {}
+    names = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return {"num_classes": len(names), "labels": tuple(names), "problem_type": "single_label_classification"}
+
+
+def _tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
+    """Return the tokenizer that is given, or the model's."""
+    if plan.tokenizer is not None:
+        return read_tokenizer(plan.tokenizer)
+    content = attachments(model).files.get(TOKENIZER)
+    if content is not None:
+        tokenizer = Tokenizer.from_str(content.decode())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+    return read_tokenizer(spec.tokenizer) if spec.tokenizer else None
+
+
+def _digest(tokenizer: Tokenizer | None) -> str:
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest() if tokenizer is not None else ""
+
+
+def _digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | None) -> dict[str, str]:
+    found = {f"data {name}": digest for name, digest in sources[0].digests.items()}
+    if sources[1] is not None:
+        found |= {f"validation {name}": digest for name, digest in sources[1].digests.items()}
+    return {**found, "tokenizer": _digest(tokenizer)}
+
+
+def _criterion(
+    plan: Plan, spec: ModelSpec, plugin: Plugin, objective: Objective, tokenizer: Tokenizer | None
+) -> Criterion:
+    options = load_reference(objective.options, plugin) if objective.options else Settings
+    chosen = options.from_dict(plan.options, "options")
+    longest = getattr(spec.config, "max_seq_len", None)
+    limit = plan.settings.max_length or longest
+    if limit is None:
+        raise UsageError("the model has no longest input", "max_length", "set max_length")
+    if longest is not None and limit > longest:
+        raise UsageError(f"max_length {limit} exceeds the model's longest input {longest}", "max_length")
+    criterion = load_reference(objective.criterion, plugin)
+    with plugins.blame(plugin, f"cannot construct {objective.criterion}"):
+        try:
+            made = criterion(spec.config, tokenizer, chosen, limit)
+        except ValueError as error:
+            raise UsageError(str(error), f"objective {objective.name}") from error
+        if not isinstance(made, Criterion):
+            raise TypeError(f"{objective.criterion} is not a zoo.training Criterion")
+    return made

@@ -1,0 +1,95 @@
+"""Settings of a training run, torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo.config import Settings
+
+__all__ = ["TrainingSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(Settings):
+    """Settings of a training run."""
+
+    max_steps: int | None = None
+    """Number of steps; by default those of ``epochs``."""
+    epochs: float | None = None
+    """Passes over the data, if ``max_steps`` is not given; 3 by default."""
+    batch_size: int = 32
+    """Examples in a step, over all processes."""
+    micro_batch_size: int | None = None
+    """Examples computed at once; ``batch_size`` by default. Gradients of a step do not depend on it."""
+    max_length: int | None = None
+    """Longest example, in tokens; longer ones are truncated. The model's longest input by default."""
+    buckets: bool = True
+    """Whether a batch has examples of like length."""
+    seed: int = 0
+    """Seed of the weights, the order of examples, masking and dropout."""
+    optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    """The class of ``torch.optim``."""
+    learning_rate: float = 3e-4
+    """The largest learning rate."""
+    schedule: Literal["constant", "linear", "cosine", "inverse-sqrt"] = "linear"
+    """How the learning rate decreases after the warm-up."""
+    warmup_steps: int = 0
+    """Steps in which the learning rate increases linearly from 0."""
+    min_learning_rate: float = 0.0
+    """The learning rate at which ``linear`` and ``cosine`` end."""
+    weight_decay: float = 0.01
+    """Applied to matrices only: not to norms, biases and embeddings."""
+    beta1: float = 0.9
+    """Decay of the first moment of Adam, or the momentum of SGD."""
+    beta2: float = 0.999
+    """Decay of the second moment of Adam."""
+    epsilon: float = 1e-8
+    """Added to the denominator of Adam."""
+    clip_norm: float | None = 1.0
+    """Largest norm of the gradients of a step; None for no limit."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of matrix products. Weights are always float32."""
+    freeze: tuple[str, ...] = ()
+    """Globs of parameters that are not trained."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each block to the one below it."""
+    ema: float | None = None
+    """Decay of the moving average of the weights, which is what is evaluated and saved; None for no average."""
+    compile: bool = False
+    """Whether the model is compiled by torch.compile."""
+    evaluate_every: int | None = None
+    """Steps between evaluations; once per epoch by default."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; the same as ``evaluate_every`` by default."""
+    log_every: int = 10
+    """Steps between records in metrics.jsonl."""
+    patience: int | None = None
+    """Evaluations without improvement after which training ends; None for no limit."""
+    keep: Literal["best", "last"] = "best"
+    """Which weights are kept: those of the best evaluation, if there is data for it, or the last ones."""
+    workers: int = 0
+    """Processes that prepare batches."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a number out of its range."""
+        positive = ("max_steps", "epochs", "batch_size", "micro_batch_size", "max_length", "evaluate_every",
+                    "checkpoint_every", "log_every", "patience", "learning_rate", "epsilon", "clip_norm",
+                    "layer_decay")  # fmt: skip
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        for name in ("seed", "warmup_steps", "min_learning_rate", "weight_decay", "workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("beta1", "beta2", "ema"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"{name} must be from 0 to less than 1, got {value}")
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise ValueError(f"micro_batch_size {self.micro_batch_size} exceeds batch_size {self.batch_size}")
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(f"min_learning_rate {self.min_learning_rate} exceeds learning_rate {self.learning_rate}")
+        if self.max_steps is not None and self.epochs is not None:
+            raise ValueError(f"give max_steps {self.max_steps} or epochs {self.epochs}, not both")

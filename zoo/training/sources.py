@@ -1,0 +1,89 @@
+"""The data of a run: files, directories, or a data set of a plugin. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo import plugins
+from zoo.artifact.digests import Digests
+from zoo.contract import Objective
+from zoo.errors import UsageError, nearest
+from zoo.registry import load_reference
+from zoo.training.rows import FileRows, RowError, data_files
+
+__all__ = ["Source", "find_source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of data by role, and what identifies them."""
+
+    rows: Iterable[Mapping[str, Any] | RowError]
+    """Iterated anew for each pass."""
+    digests: Mapping[str, str]
+    """SHA-256 of each file, by name, or the fingerprint of a data set's plugin."""
+    name: str
+    """What the data is called, without a path."""
+
+
+class _DatasetRows:
+    """The rows of a split of a data set, by role."""
+
+    def __init__(self, owner: plugins.Plugin, reference: str, split: str, roles: Mapping[str, str]) -> None:
+        self._owner, self._reference, self._split, self._roles = owner, reference, split, roles
+
+    def __iter__(self) -> Iterator[Mapping[str, Any] | RowError]:
+        read = load_reference(self._reference, self._owner)
+        with plugins.blame(self._owner, f"cannot read {self._reference}"):
+            for number, row in enumerate(read(self._split), 1):
+                lacks = next((column for column in self._roles.values() if column not in row), None)
+                if lacks is not None:
+                    yield RowError(f"{self._reference}, row {number}", f"has no {lacks!r}")
+                else:
+                    yield {role: row[column] for role, column in self._roles.items()}
+
+
+def find_source(
+    given: Sequence[str], objective: Objective, columns: Mapping[str, str], *, split: str = "train"
+) -> Source:
+    """Return the data that ``given`` names: one data set, or files and directories.
+
+    Args:
+        given: the name of a data set, or paths.
+        objective: names the roles of columns.
+        columns: the name in the data of columns that are not named after their role.
+        split: which part of a data set.
+
+    Raises:
+        UsageError: there is no such data set or split, or a role does not exist.
+        ArtifactError: a path does not exist, or holds no data.
+    """
+    roles = (*objective.columns, *objective.optional)
+    for role in columns:
+        if role not in roles:
+            raise UsageError(f"objective {objective.name!r} has no column {role!r}", "columns", nearest(role, roles))
+    named = {role: columns.get(role, role) for role in objective.columns}
+    optional = {role: columns.get(role, role) for role in objective.optional}
+    if len(given) == 1 and _is_dataset(given[0]):
+        owner, dataset = plugins.active().dataset(given[0])
+        if split not in dataset.splits:
+            raise UsageError(f"{dataset.name} has no split {split!r}", "data", nearest(split, dataset.splits))
+        digests = {f"{dataset.name} {split}": owner.fingerprint or f"{owner} {owner.module}"}
+        return Source(_DatasetRows(owner, dataset.rows, split, named), digests, dataset.name)
+    files = data_files([Path(item) for item in given])
+    known = Digests()
+    found = {f"{number} {file.name}": known.of(file) for number, file in enumerate(files)}
+    known.keep()
+    names = [file.name for file in files]
+    label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
+    return Source(FileRows(files, named, optional), found, label)
+
+
+def _is_dataset(name: str) -> bool:
+    """Return whether a name is that of a data set, or can only be meant as one."""
+    if Path(name).exists():
+        return False
+    return ("/" not in name and not Path(name).suffix) or name in {item.name for _, item in plugins.active().datasets()}

@@ -1,0 +1,73 @@
+"""Checkpoints: the model directory itself, with the state of the optimiser beside the weights.
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from zoo.errors import ArtifactError
+from zoo.training.loop import Trainer
+
+__all__ = ["STATE", "read_state", "write_state"]
+
+STATE = "training.safetensors"
+"""The state of an unfinished run; removed when training ends."""
+
+
+def write_state(trainer: Trainer, file: Path) -> None:
+    """Write what the weights of a checkpoint do not tell.
+
+    These are the state of the optimiser and, if the checkpoint has averaged weights, those of the last step.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in trainer.trained():
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
+        if trainer.averages:
+            tensors[f"weight/{name}"] = parameter
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save_file(stored, file, {"step": str(trainer.done)})
+
+
+def read_state(trainer: Trainer, file: Path) -> None:
+    """Continue from a checkpoint whose weights the trainer's model has, with the state that :func:`write_state` wrote.
+
+    Raises :class:`ArtifactError` if the file is damaged or belongs to another model.
+    """
+    try:
+        with safe_open(file, framework="pt") as reader:
+            tensors: dict[str, Tensor] = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+            step = int((reader.metadata() or {})["step"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ArtifactError(f"not the state of a training run ({error})", file) from error
+    parameters = dict(trainer.trained())
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+    for path, value in tensors.items():
+        part, _, name = path.partition("/")
+        name, _, key = name.rpartition("/") if part == "optimizer" else (name, "", "")
+        known = parameters.get(name)
+        if known is None or (part == "weight" and value.shape != known.shape):
+            raise ArtifactError(f"the state does not fit the model: {path}", file)
+        if part == "optimizer":
+            states[name][key] = _place(key, value, known)
+        else:
+            with torch.no_grad():
+                trainer.averages[name].copy_(known)
+                known.copy_(value)
+    for name, state in states.items():
+        if state:
+            trainer.optimizer.state[parameters[name]] = state
+    trainer.done = step
+
+
+def _place(key: str, value: Tensor, parameter: Tensor) -> Tensor:
+    """Return a copy of an entry where torch keeps it: a number of steps on the CPU, others beside the parameter."""
+    return value.clone() if key == "step" else value.to(parameter.device, copy=True)
