@@ -28,6 +28,7 @@ def zoo_commands() -> Sequence[zoo.Command]:
         "quantize": ("Export", "Write a smaller precision of a model, and measure the loss."),
         "publish": ("Export", "Write a model in a layout that other tools read."),
         "relink": ("Export", "Make an export use new weights without re-exporting."),
+        "evaluate": ("Check", "Score a model and its exports on labelled data."),
         "verify": ("Check", "Verify an existing export again."),
         "diff": ("Check", "Compare an export with its model, module by module."),
         "bench": ("Check", "Measure the speed of an exported model, compared with PyTorch."),

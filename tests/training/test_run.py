@@ -22,7 +22,7 @@ from zoo.artifact import ModelDirectory
 
 Zoo = Callable[..., Result]
 SMALL = ("--set", "hidden_size=16", "--set", "num_layers=1", "--set", "num_heads=2", "--set", "max_seq_len=32")
-FAST = (*SMALL, "--option", "batch_size=8", "--option", "learning_rate=0.01", "--option", "log_every=1")
+FAST = (*SMALL, "--set", "batch_size=8", "--set", "learning_rate=0.01", "--set", "log_every=1")
 ROWS = [{"text": text, "label": label} for text, label in [("good and fine", "yes"), ("bad and awful", "no")] * 20]
 
 
@@ -83,8 +83,8 @@ def run_in_process(*arguments: str) -> subprocess.Popen[bytes]:
 @pytest.mark.slow
 def test_killed_run_continues_to_the_same_bits(zoo: Zoo, corpus: Path) -> None:
     """SIGKILL at random times, again and again, until the run is complete."""
-    options = (*FAST, "--max-steps", "120", "--option", "checkpoint_every=1", "--option", "ema=0.9")
-    arguments = ("gpt-tiny", "--data", str(corpus), "--validation", str(corpus), "--option", "evaluate_every=7")
+    options = (*FAST, "--max-steps", "120", "--set", "checkpoint_every=1", "--set", "ema=0.9")
+    arguments = ("gpt-tiny", "--data", str(corpus), "--validation", str(corpus), "--set", "evaluate_every=7")
     assert zoo("train", *arguments, "-o", "whole", *options).status == 0
     rng, kills = random.Random(0), 0
     process = run_in_process(*arguments, "-o", "killed", *options)
@@ -112,7 +112,7 @@ def test_killed_run_continues_to_the_same_bits(zoo: Zoo, corpus: Path) -> None:
 def test_interrupted_run_continues(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.training.loop import Trainer
 
-    arguments = ("gpt-tiny", "--data", str(corpus), *FAST, "--max-steps", "12", "--option", "checkpoint_every=5")
+    arguments = ("gpt-tiny", "--data", str(corpus), *FAST, "--max-steps", "12", "--set", "checkpoint_every=5")
     assert zoo("train", *arguments, "-o", "whole").status == 0
     step = Trainer._step
 
@@ -157,16 +157,16 @@ def test_files_of_the_user_stay(zoo: Zoo, corpus: Path, monkeypatch: pytest.Monk
 
 def test_best_weights_are_kept(zoo: Zoo, corpus: Path) -> None:
     """With other data for evaluations, the loss on them grows soon."""
-    options = (*FAST, "--option", "schedule=constant", "--option", "evaluate_every=2", "--max-steps", "12")
+    options = (*FAST, "--set", "schedule=constant", "--set", "evaluate_every=2", "--max-steps", "12")
     Path("other.txt").write_text("l" * 40 + "n" * 100 + "z" * 100)
     arguments = ("train", "gpt-tiny", "--data", str(corpus), "--validation", "other.txt")
     found = zoo(*arguments, *options, "-o", "best", "--json").json
     rows = [json.loads(line) for line in Path("best/metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["evaluation"]["loss"] for row in rows if "evaluation" in row}
     assert found["kept_step"] == min(losses, key=losses.__getitem__) < 12
-    zoo(*arguments, *options, "-o", "last", "--option", "keep=last")
+    zoo(*arguments, *options, "-o", "last", "--set", "keep=last")
     assert not equal(weights("best"), weights("last"))
-    stopped = zoo(*arguments, *options, "-o", "stopped", "--option", "patience=1", "--json").json
+    stopped = zoo(*arguments, *options, "-o", "stopped", "--set", "patience=1", "--json").json
     assert stopped["steps"] < 12
     assert equal(weights("best"), weights("stopped"))
 
@@ -178,12 +178,12 @@ def test_best_weights_are_kept(zoo: Zoo, corpus: Path) -> None:
         (("gpt-tiny", "--data", "corpus.txt"), 2, "no directory to write"),
         (("gpt-tiny", "--data", "nothing.txt", "-o", "x"), 3, "no such file: nothing.txt"),
         (("gpt-tiny", "--data", "copy-tsk", "-o", "x"), 2, "did you mean 'copy-task'?"),
-        (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--option", "batchsize=4"), 2, "did you mean 'batch_size'"),
-        (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--option", "batch_size=0"), 2, "must be positive"),
+        (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--set", "batchsize=4"), 2, "did you mean 'batch_size'"),
+        (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--set", "batch_size=0"), 2, "must be positive"),
         (("gpt-tiny", "--data", "corpus.txt", "-o", "x", "--objective", "causal"), 2, "did you mean 'causal-lm'"),
         (("bert-tiny", "--data", "corpus.txt", "-o", "x", "--objective", "causal-lm"), 2, "is not for a"),
         (("gpt-tiny", "--data", "corpus.txt", "-o", "corpus.txt"), 2, "corpus.txt"),
-        (("gpt-tiny", "--data", "corpus.txt", "--option", "max_length=4000", "-o", "x"), 2, "longest input"),
+        (("gpt-tiny", "--data", "corpus.txt", "--set", "max_length=4000", "-o", "x"), 2, "longest input"),
         (("nothing", "--resume"), 3, "no such directory"),
         (("nothing", "--resume", "--epochs", "2"), 2, "cannot be changed when training continues"),
         (("bert-tiny", "--task", "text-classification", "--data", "bad.jsonl", "-o", "x", "--tokenizer", "bytes"), 3,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,9 @@ from zoo.artifact import check_model_target
 from zoo.cli.options import Command, force_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
-from zoo.config import Settings
-from zoo.errors import UsageError, nearest
-from zoo.training.plan import Plan
-from zoo.training.settings import TrainingSettings
+from zoo.errors import UsageError
+from zoo.registry.recipes import find_recipe
+from zoo.training.plan import make_plan
 
 if TYPE_CHECKING:
     from zoo.training.loop import Evaluation, Step
@@ -25,29 +24,33 @@ if TYPE_CHECKING:
 _COLUMNS = ("text", "pair", "target", "label")
 
 
-def _column(role: str) -> Callable[[Any], Any]:
-    return option(
-        f"--{role}-column", section="Data", metavar="NAME", help=f"The column of the data that holds the {role}."
-    )
+def column_options(command: Any) -> Any:
+    """Add an option for the name of each column."""
+    for role in reversed(_COLUMNS):
+        text = f"The column of the data that holds the {role}."
+        command = option(f"--{role}-column", section="Data", metavar="NAME", help=text)(command)
+    return command
+
+
+def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the names of columns that were given, by role."""
+    return {role: name for role in _COLUMNS if (name := options.get(f"{role}_column")) is not None}
 
 
 @click.command("train", cls=Command)
 @click.argument("model")
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
 @option("--validation", section="Data", metavar="PATH", multiple=True, help="The same, for evaluations.")
-@_column("text")
-@_column("pair")
-@_column("target")
-@_column("label")
+@column_options
 @option("--skip-bad", section="Data", metavar="N", type=click.IntRange(0), default=0, help="Unusable rows to skip.")
 @option("--task", section="Model", metavar="NAME", help="Train the model of a directory for another task.")
-@option("--set", "values", section="Model", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@option(
+    "--set", "settings", section="Model", metavar="KEY=VALUE", multiple=True,
+    help="A setting of training, of the objective or of the model's configuration, such as learning_rate=3e-4.",
+)  # fmt: skip
 @option("--tokenizer", section="Model", metavar="FILE", help="A tokenizer.json or a vocabulary to attach, or 'bytes'.")
 @option("--objective", section="Training", metavar="NAME", help="What to learn; by default what the task says.")
-@option(
-    "--option", "options", section="Training", metavar="KEY=VALUE", multiple=True,
-    help="A setting of training or of the objective, such as learning_rate=3e-4.",
-)  # fmt: skip
+@option("--recipe", section="Training", metavar="NAME", help="Data and settings: see zoo why --recipe NAME.")
 @option("--max-steps", section="Training", metavar="N", type=click.IntRange(1), help="Number of steps.")
 @option("--epochs", section="Training", metavar="N", type=float, help="Passes over the data; 3 by default.")
 @option("--seed", section="Training", metavar="N", type=click.IntRange(0, 2**63 - 1), help="Random seed.")
@@ -62,10 +65,10 @@ def command(
     validation: tuple[str, ...],
     skip_bad: int,
     task: str | None,
-    values: tuple[str, ...],
+    settings: tuple[str, ...],
     tokenizer: str | None,
     objective: str | None,
-    options: tuple[str, ...],
+    recipe: str | None,
     max_steps: int | None,
     epochs: float | None,
     seed: int | None,
@@ -87,14 +90,22 @@ def command(
         with show_progress("reading data") as progress:
             run = resume_run(Path(model), progress=progress)
     else:
-        if not data:
-            raise UsageError("no data", "--data", "name files, directories, or a data set")
         if output is None:
             raise UsageError("no directory to write", "--output", "add -o DIR")
         check_model_target(output, force=force)
-        named = {role: name for role in _COLUMNS if (name := columns[f"{role}_column"]) is not None}
-        plan = _plan(model, data, validation, named, skip_bad, task, values, tokenizer, objective, options,
-                     {"max_steps": max_steps, "epochs": epochs, "seed": seed})  # fmt: skip
+        plan = make_plan(
+            model,
+            recipe=find_recipe(recipe) if recipe is not None else None,
+            texts=settings,
+            settings={"max_steps": max_steps, "epochs": epochs, "seed": seed},
+            task=task,
+            tokenizer=tokenizer,
+            objective=objective,
+            data=data,
+            validation=validation,
+            columns=given_columns(columns),
+            skip_bad=skip_bad,
+        )
         from zoo.training.run import start
 
         with show_progress("reading data") as progress:
@@ -126,51 +137,6 @@ def _refuse_with_resume() -> None:
     ]  # fmt: skip
     if given:
         raise UsageError("cannot be changed when training continues", f"--{given[0].replace('_', '-')}", "leave it out")
-
-
-def _plan(
-    model: str,
-    data: tuple[str, ...],
-    validation: tuple[str, ...],
-    columns: dict[str, str],
-    skip_bad: int,
-    task: str | None,
-    values: tuple[str, ...],
-    tokenizer: str | None,
-    objective: str | None,
-    options: tuple[str, ...],
-    chosen: dict[str, Any],
-) -> Plan:
-    """Return the plan of the options. The objective is found by the task of the model."""
-    from zoo import plugins
-    from zoo.cli.model_argument import find_model
-    from zoo.registry import load_reference
-
-    spec, _ = find_model(model, values if not Path(model).is_dir() else ())
-    plugin, found = plugins.active().objective(objective, task or spec.task)
-    own = load_reference(found.options, plugin) if found.options else Settings
-    texts: dict[bool, list[str]] = {True: [], False: []}
-    for text in options:
-        key = text.partition("=")[0]
-        if "=" in text and key not in TrainingSettings.field_types() and key not in own.field_types():
-            choices = {*TrainingSettings.field_types(), *own.field_types()}
-            raise UsageError(f"unknown key {key!r}", f"--option {text}", nearest(key, choices))
-        texts[key in own.field_types()].append(text)
-    settings = TrainingSettings.parse_settings(texts[False], "--option")
-    settings |= {key: value for key, value in chosen.items() if value is not None}
-    return Plan(
-        model=model,
-        values=values,
-        task=task,
-        tokenizer=tokenizer,
-        objective=found.name,
-        options=own.parse_settings(texts[True], "--option"),
-        data=data,
-        validation=validation,
-        columns=columns,
-        skip_bad=skip_bad,
-        settings=TrainingSettings.from_dict(settings, "--option"),
-    )
 
 
 def _evaluation_text(found: Evaluation) -> str:

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import click
 
-from zoo.cli.model_argument import find_model
+from zoo.cli.model_argument import find_model, refuse_settings
 from zoo.cli.options import json_option
 from zoo.cli.report import columns, emit_json
+from zoo.errors import UsageError
 from zoo.registry import Assignment
 from zoo.registry.resolution import DEFAULT
 
 
 @click.command("why")
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@click.option("--recipe", metavar="NAME", help="Explain a recipe for training instead of a model.")
 @json_option
-def command(model: str, settings: tuple[str, ...], as_json: bool) -> None:
+def command(model: str | None, settings: tuple[str, ...], recipe: str | None, as_json: bool) -> None:
     """Show the source of each configuration value of MODEL, a preset or model directory, and the values it replaced."""
+    if (model is None) == (recipe is None):
+        raise UsageError("name a model, or a recipe with --recipe NAME")
+    if recipe is not None:
+        refuse_settings(settings)
+        from zoo.registry.recipes import find_recipe
+
+        found = find_recipe(recipe)
+        _explain(recipe, {key: given[-1].value for key, given in found.origins.items()}, found.origins, as_json)
+        return
+    assert model is not None
     spec, stored = find_model(model, settings)
     values, origins = spec.config.to_dict(), spec.origins or {}
     if stored is not None:
         given, source = stored.description["config"], str(stored.path / "config.json")
         origins = {key: [Assignment(value, source if key in given else DEFAULT)] for key, value in values.items()}
+    _explain(spec.name, values, origins, as_json)
+
+
+def _explain(name: str, values: Mapping[str, Any], origins: Mapping[str, Sequence[Assignment]], as_json: bool) -> None:
+    """Print each value with its source and the values it replaced."""
     if as_json:
         explained = {
             key: {
@@ -31,7 +51,7 @@ def command(model: str, settings: tuple[str, ...], as_json: bool) -> None:
             }
             for key, value in values.items()
         }
-        emit_json("why", {"name": spec.name, "config": explained})
+        emit_json("why", {"name": name, "config": explained})
         return
     rows = []
     for key, value in values.items():

@@ -1,4 +1,4 @@
-"""Preset files: TOML tables of models, each an architecture and configuration values, and of known packages."""
+"""Preset files: TOML tables of models, of recipes for training, and of known packages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "known_provider",
     "preset_layers",
     "read_presets",
+    "read_tables",
     "user_presets",
 ]
 
@@ -54,6 +55,14 @@ def read_presets(path: Path, label: str | None = None) -> Mapping[str, Preset]:
     return _parse_presets(_read(path, source), source)
 
 
+def read_tables(path: Path, source: str) -> dict[str, dict[str, Any]]:
+    """Return the tables ``models``, ``packages`` and ``recipes`` of a preset file, called ``source`` in messages.
+
+    Raises :class:`UsageError` for a file that cannot be read, is not TOML, or has other tables.
+    """
+    return _parse_tables(_read(path, source), source)
+
+
 def _read(path: Path, source: str) -> bytes:
     try:
         return path.read_bytes()
@@ -68,12 +77,12 @@ def _parse_presets(content: bytes, source: str) -> Mapping[str, Preset]:
 
 
 def _parse_tables(content: bytes, source: str) -> dict[str, dict[str, Any]]:
-    """Parse the tables ``models`` and ``packages`` of a file."""
+    """Parse the tables of a file."""
     try:
         data = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not valid TOML ({error})", source) from error
-    keys = {"models": "a model", "packages": "a package"}
+    keys = {"models": "a model", "packages": "a package", "recipes": "a recipe"}
     for key in data:
         if key != "schema" and key not in keys:
             raise UsageError(f"unknown key {key!r}", source, nearest(key, ["schema", *keys]))
@@ -136,7 +145,7 @@ def known_provider(name: str) -> str | None:
     """Return how to install a package that provides ``name``, from the tables ``[packages.DISTRIBUTION]``, or None."""
     for path, label in preset_layers():
         source = label or str(path)
-        for package, table in _parse_tables(_read(path, source), source)["packages"].items():
+        for package, table in read_tables(path, source)["packages"].items():
             names, install = table.get("provides"), table.get("install")
             if not isinstance(names, list) or not isinstance(install, str) or len(table) > 2:
                 where = f"{source} [packages.{package}]"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from zoo import plugins
+from zoo.artifact import ModelDirectory
 from zoo.artifact.weights import load_json
-from zoo.errors import ArtifactError, UsageError
+from zoo.config import Settings
+from zoo.errors import ArtifactError, UsageError, argument, nearest
+from zoo.registry import load_reference, registry
+from zoo.registry.recipes import Recipe
 from zoo.training.settings import TrainingSettings
 
-__all__ = ["PLAN", "Plan"]
+__all__ = ["PLAN", "Plan", "make_plan"]
 
 PLAN = "training.json"
 """The plan of an unfinished run, or the record of a finished one."""
@@ -25,8 +30,8 @@ class Plan:
 
     model: str
     """A preset or a model directory."""
-    values: tuple[str, ...] = ()
-    """``KEY=VALUE`` settings of the model's configuration."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Values that replace those of the model's configuration."""
     task: str | None = None
     """The task of the trained model, if it differs from that of ``model``."""
     tokenizer: str | None = None
@@ -61,7 +66,76 @@ class Plan:
                 raise ValueError(f"schema {content['schema']} is unknown")
             stored: dict[str, Any] = dict(content["plan"])
             settings = TrainingSettings.from_dict(stored.pop("settings"), file)
-            stored |= {key: tuple(stored[key]) for key in ("values", "data", "validation")}
+            stored |= {key: tuple(stored[key]) for key in ("data", "validation")}
             return cls(settings=settings, **stored), dict(content["progress"])
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise ArtifactError(f"not the plan of a training run ({error})", file) from error
+
+
+def make_plan(
+    model: str,
+    *,
+    recipe: Recipe | None = None,
+    texts: Sequence[str] = (),
+    settings: Mapping[str, Any],
+    task: str | None = None,
+    tokenizer: str | None = None,
+    objective: str | None = None,
+    data: Sequence[str] = (),
+    validation: Sequence[str] = (),
+    columns: Mapping[str, str],
+    skip_bad: int = 0,
+) -> Plan:
+    """Return the plan of a recipe, overridden by what else is given.
+
+    Args:
+        model: a preset or a model directory.
+        recipe: data and settings.
+        texts: ``KEY=VALUE`` settings of training, of the objective or of the model's configuration, in this precedence.
+        settings: settings of training; those that are None are not given.
+        task: the task of the trained model, if it differs from that of ``model``.
+        tokenizer: see :class:`Plan`.
+        objective: its name; by default the first for the task.
+        data: see :class:`Plan`.
+        validation: see :class:`Plan`.
+        columns: see :class:`Plan`.
+        skip_bad: see :class:`Plan`.
+
+    Raises:
+        UsageError: a name, key or value is unknown, or there is no data.
+    """
+    recipe = recipe or Recipe("", {})
+    is_directory = Path(model).is_dir()
+    spec = ModelDirectory.open(model, weights=False).spec if is_directory else registry().resolve(model)
+    task = task or recipe.get("task")
+    plugin, found = plugins.active().objective(objective or recipe.get("objective"), task or spec.task)
+    own: type[Settings] = load_reference(found.options, plugin) if found.options else Settings
+    kinds: tuple[type[Settings], ...] = (TrainingSettings, own, type(spec.config))
+    parts: tuple[dict[str, Any], ...] = tuple(recipe.table(name) for name in ("settings", "options", "config"))
+    for text in texts:
+        key = text.partition("=")[0]
+        place = next((number for number, kind in enumerate(kinds) if key in kind.field_types()), None)
+        if place is None:
+            known = {name for kind in kinds for name in kind.field_types()}
+            raise UsageError(f"unknown key {key!r}", f"--set {text}", nearest(key, known))
+        parts[place].update(kinds[place].parse_settings([text], "--set"))
+    given = {key: value for key, value in settings.items() if value is not None}
+    for one, other in (("max_steps", "epochs"), ("epochs", "max_steps")):
+        if one in given and other not in given:
+            parts[0].pop(other, None)
+    chosen = tuple(data) or tuple(recipe.get("data", ()))
+    if not chosen:
+        raise UsageError("no data", argument("data"), "name files, directories, or a data set")
+    return Plan(
+        model=model,
+        config=parts[2],
+        task=task,
+        tokenizer=tokenizer or recipe.get("tokenizer"),
+        objective=found.name,
+        options=own.from_dict(parts[1], "options").to_dict(),
+        data=chosen,
+        validation=tuple(validation) or (() if data else tuple(recipe.get("validation", ()))),
+        columns={**recipe.table("columns"), **columns},
+        skip_bad=skip_bad,
+        settings=TrainingSettings.from_dict({**parts[0], **given}, "settings"),
+    )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,27 @@ from zoo import plugins
 from zoo.artifact import TOKENIZER, ModelDirectory, describe, write_json
 from zoo.artifact.layout import CONFIG, SCHEMA
 from zoo.artifact.provenance import Origin, Training, base_name
-from zoo.classes import ClassifierConfig
-from zoo.config import Settings
 from zoo.contract import Objective
-from zoo.errors import ArtifactError, UsageError
-from zoo.models import create, persist
+from zoo.errors import ArtifactError
+from zoo.models import persist
 from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
-from zoo.registry import ModelSpec, load_reference, registry
-from zoo.tokenizers.load import read_tokenizer
-from zoo.training.criterion import Criterion
-from zoo.training.data import Data, Progress, prepare
+from zoo.registry import ModelSpec
+from zoo.training.data import Data, Progress
 from zoo.training.heads import retask
 from zoo.training.loop import Evaluation, Step, Trainer
 from zoo.training.plan import PLAN, Plan
-from zoo.training.sources import Source, find_source
+from zoo.training.setup import (
+    classes_of,
+    data_digests,
+    find_sources,
+    load_model,
+    make_criterion,
+    model_tokenizer,
+    read_data,
+    trainable,
+)
+from zoo.training.sources import Source
 from zoo.training.state import STATE, read_state, write_state
 from zoo.version import __version__
 
@@ -208,20 +213,20 @@ def start(plan: Plan, directory: Path, *, force: bool = False, progress: Progres
         ArtifactError: the data cannot be read, or holds unusable rows.
         PluginError: no plugin, or more than one, provides the model or the objective.
     """
-    spec, model, origin = _load_model(plan)
-    declared = dict(_parse_values(spec, plan.values))
+    spec, model, origin = load_model(plan)
+    declared = dict(plan.config)
     if plan.task is not None:
         declared["task"] = plan.task
     plugin, objective = plugins.active().objective(plan.objective, str(declared.get("task", spec.task)))
-    sources = _find_sources(plan, objective)
-    declared |= _classes(spec, declared, objective, sources[0])
+    sources = find_sources(plan, objective)
+    declared |= classes_of(spec, declared, objective, sources[0])
     found = retask(spec, model, declared, plan.settings.seed)
     if found.fresh or found.dropped:
         changes = [f"fresh {name}" for name in found.fresh] + [f"without {name}" for name in found.dropped]
         origin = replace(origin, changes=(*origin.changes, *changes))
     spec = replace(found.spec, name=base_name(directory))
-    tokenizer = _tokenizer(plan, spec, found.model)
-    plan = replace(plan, objective=objective.name, digests=_digests(sources, tokenizer))
+    tokenizer = model_tokenizer(plan, spec, found.model)
+    plan = replace(plan, objective=objective.name, digests=data_digests(sources, tokenizer))
     run = _make(plan, spec, found.model, directory, plugin, objective, sources, tokenizer, origin, progress)
     label = plan.tokenizer or (spec.tokenizer if TOKENIZER not in attachments(found.model).files else None)
     persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
@@ -244,11 +249,11 @@ def resume(directory: Path, *, progress: Progress | None = None) -> Run:
     if STATE not in stored.files:
         raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
     plan, so_far = Plan.read(stored.file(PLAN))
-    model = _trainable(persist.load_directory(stored))
+    model = trainable(persist.load_directory(stored))
     plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
-    sources = _find_sources(plan, objective)
-    tokenizer = _tokenizer(replace(plan, tokenizer=None), stored.spec, model)
-    digests = _digests(sources, tokenizer)
+    sources = find_sources(plan, objective)
+    tokenizer = model_tokenizer(replace(plan, tokenizer=None), stored.spec, model)
+    digests = data_digests(sources, tokenizer)
     names = digests.keys() | plan.digests.keys()
     changed = ", ".join(sorted(name for name in names if digests.get(name) != plan.digests.get(name)))
     if changed:
@@ -274,120 +279,12 @@ def _make(
     origin: Origin,
     progress: Progress | None,
 ) -> Run:
-    criterion = _criterion(plan, spec, plugin, objective, tokenizer)
+    criterion = make_criterion(plan, spec, plugin, objective, tokenizer)
     data = [
-        prepare(
-            source.rows,
-            criterion,
-            [
-                __version__, plugin.fingerprint, objective.criterion, dict(plan.options), dict(plan.columns),
-                criterion.max_length, spec.config.to_dict(), _digest(tokenizer), dict(source.digests),
-            ],
-            skip_bad=plan.skip_bad,
-            progress=progress,
-        )
+        read_data(plan, spec, plugin, objective, criterion, source, tokenizer, progress)
         for source in sources
         if source is not None
-    ]  # fmt: skip
+    ]
     validation = data[1].examples if len(data) > 1 else None
     trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation)
     return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin)
-
-
-def _load_model(plan: Plan) -> tuple[ModelSpec, nn.Module, Origin]:
-    """Return the model to start from, in float32."""
-    if Path(plan.model).is_dir():
-        stored = ModelDirectory.open(plan.model)
-        return stored.spec, _trainable(persist.load_directory(stored)), stored.origin
-    spec = registry().resolve(plan.model, plan.values)
-    model = create.build(spec, seed=plan.settings.seed, dtype="float32")
-    return spec, model, Origin(kind="initialised", seed=plan.settings.seed)
-
-
-def _trainable(model: nn.Module) -> nn.Module:
-    """Return a model with weights of its own, in float32, instead of mapped ones."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
-    return model
-
-
-def _parse_values(spec: ModelSpec, values: tuple[str, ...]) -> Mapping[str, Any]:
-    with plugins.blame(spec.plugin, f"cannot configure {spec.name}"):
-        return type(spec.config).parse_settings(values, "--set")
-
-
-def _find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | None]:
-    """Return the data to learn from, and that for evaluations."""
-    training = find_source(plan.data, objective, plan.columns)
-    if plan.validation:
-        return training, find_source(plan.validation, objective, plan.columns, split="validation")
-    provided = {item.name: item for _, item in plugins.active().datasets()}
-    dataset = provided.get(training.name)
-    if dataset is not None and "validation" in dataset.splits and not Path(plan.data[0]).exists():
-        return training, find_source(plan.data, objective, plan.columns, split="validation")
-    return training, None
-
-
-def _classes(spec: ModelSpec, values: Mapping[str, Any], objective: Objective, source: Source) -> dict[str, Any]:
-    """Return the classes in the data, for a head that is fresh and of which none are declared."""
-    config = spec.config
-    if not isinstance(config, ClassifierConfig) or "label" not in objective.columns:
-        return {}
-    kept = config.task == values.get("task", config.task) and (config.labels or Path(source.name).suffix == "")
-    if kept or {"labels", "num_classes", "problem_type"} & values.keys():
-        return {}
-    found: set[str] = set()
-    for row in source.rows:
-        label = row.get("label") if isinstance(row, Mapping) else None
-        if isinstance(label, str | int):
-            found.add(str(label))
-    if not found:
-        return {}
-    names = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    return {"num_classes": len(names), "labels": tuple(names), "problem_type": "single_label_classification"}
-
-
-def _tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
-    """Return the tokenizer that is given, or the model's."""
-    if plan.tokenizer is not None:
-        return read_tokenizer(plan.tokenizer)
-    content = attachments(model).files.get(TOKENIZER)
-    if content is not None:
-        tokenizer = Tokenizer.from_str(content.decode())
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
-    return read_tokenizer(spec.tokenizer) if spec.tokenizer else None
-
-
-def _digest(tokenizer: Tokenizer | None) -> str:
-    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest() if tokenizer is not None else ""
-
-
-def _digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | None) -> dict[str, str]:
-    found = {f"data {name}": digest for name, digest in sources[0].digests.items()}
-    if sources[1] is not None:
-        found |= {f"validation {name}": digest for name, digest in sources[1].digests.items()}
-    return {**found, "tokenizer": _digest(tokenizer)}
-
-
-def _criterion(
-    plan: Plan, spec: ModelSpec, plugin: Plugin, objective: Objective, tokenizer: Tokenizer | None
-) -> Criterion:
-    options = load_reference(objective.options, plugin) if objective.options else Settings
-    chosen = options.from_dict(plan.options, "options")
-    longest = getattr(spec.config, "max_seq_len", None)
-    limit = plan.settings.max_length or longest
-    if limit is None:
-        raise UsageError("the model has no longest input", "max_length", "set max_length")
-    if longest is not None and limit > longest:
-        raise UsageError(f"max_length {limit} exceeds the model's longest input {longest}", "max_length")
-    criterion = load_reference(objective.criterion, plugin)
-    with plugins.blame(plugin, f"cannot construct {objective.criterion}"):
-        try:
-            made = criterion(spec.config, tokenizer, chosen, limit)
-        except ValueError as error:
-            raise UsageError(str(error), f"objective {objective.name}") from error
-        if not isinstance(made, Criterion):
-            raise TypeError(f"{objective.criterion} is not a zoo.training Criterion")
-    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,38 @@ from zoo.training.rows import FileRows, RowError, data_files
 __all__ = ["Source", "find_source"]
 
 
+Rows = Iterable[Mapping[str, Any] | RowError]
+
+
 @dataclass(frozen=True)
 class Source:
     """Rows of data by role, and what identifies them."""
 
-    rows: Iterable[Mapping[str, Any] | RowError]
+    rows: Rows
     """Iterated anew for each pass."""
     digests: Mapping[str, str]
     """SHA-256 of each file, by name, or the fingerprint of a data set's plugin."""
     name: str
     """What the data is called, without a path."""
+
+
+class _Limited:
+    """The first rows of others."""
+
+    def __init__(self, rows: Rows, limit: int) -> None:
+        self._rows, self._limit = rows, limit
+
+    def __iter__(self) -> Iterator[Mapping[str, Any] | RowError]:
+        return islice(iter(self._rows), self._limit)
+
+
+def _first(rows: Rows, limit: int | None) -> Rows:
+    return rows if limit is None else _Limited(rows, limit)
+
+
+def _limited(digests: Mapping[str, str], limit: int | None) -> Mapping[str, str]:
+    """Return digests that tell the first rows from all of them."""
+    return digests if limit is None else {**digests, "rows": str(limit)}
 
 
 class _DatasetRows:
@@ -36,18 +59,27 @@ class _DatasetRows:
         self._owner, self._reference, self._split, self._roles = owner, reference, split, roles
 
     def __iter__(self) -> Iterator[Mapping[str, Any] | RowError]:
-        read = load_reference(self._reference, self._owner)
         with plugins.blame(self._owner, f"cannot read {self._reference}"):
-            for number, row in enumerate(read(self._split), 1):
-                lacks = next((column for column in self._roles.values() if column not in row), None)
-                if lacks is not None:
-                    yield RowError(f"{self._reference}, row {number}", f"has no {lacks!r}")
-                else:
-                    yield {role: row[column] for role, column in self._roles.items()}
+            rows = iter(load_reference(self._reference, self._owner)(self._split))
+        for number in count(1):
+            with plugins.blame(self._owner, f"cannot read {self._reference}"):
+                row = next(rows, None)
+            if row is None:
+                return
+            lacks = next((column for column in self._roles.values() if column not in row), None)
+            if lacks is not None:
+                yield RowError(f"{self._reference}, row {number}", f"has no {lacks!r}")
+            else:
+                yield {role: row[column] for role, column in self._roles.items()}
 
 
 def find_source(
-    given: Sequence[str], objective: Objective, columns: Mapping[str, str], *, split: str = "train"
+    given: Sequence[str],
+    objective: Objective,
+    columns: Mapping[str, str],
+    *,
+    split: str = "train",
+    limit: int | None = None,
 ) -> Source:
     """Return the data that ``given`` names: one data set, or files and directories.
 
@@ -56,6 +88,7 @@ def find_source(
         objective: names the roles of columns.
         columns: the name in the data of columns that are not named after their role.
         split: which part of a data set.
+        limit: number of rows, from the first on; by default all.
 
     Raises:
         UsageError: there is no such data set or split, or a role does not exist.
@@ -72,14 +105,15 @@ def find_source(
         if split not in dataset.splits:
             raise UsageError(f"{dataset.name} has no split {split!r}", "data", nearest(split, dataset.splits))
         digests = {f"{dataset.name} {split}": owner.fingerprint or f"{owner} {owner.module}"}
-        return Source(_DatasetRows(owner, dataset.rows, split, named), digests, dataset.name)
+        rows: Rows = _DatasetRows(owner, dataset.rows, split, named)
+        return Source(_first(rows, limit), _limited(digests, limit), dataset.name)
     files = data_files([Path(item) for item in given])
     known = Digests()
     found = {f"{number} {file.name}": known.of(file) for number, file in enumerate(files)}
     known.keep()
     names = [file.name for file in files]
     label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
-    return Source(FileRows(files, named, optional), found, label)
+    return Source(_first(FileRows(files, named, optional), limit), _limited(found, limit), label)
 
 
 def _is_dataset(name: str) -> bool:

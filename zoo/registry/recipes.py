@@ -1,0 +1,104 @@
+"""Recipes for training: the tables ``[recipes.NAME]`` of preset files, with the source of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo import plugins
+from zoo.errors import UsageError, nearest
+from zoo.plugins.presets import preset_layers, read_tables
+from zoo.registry.spec import Assignment
+
+__all__ = ["Recipe", "find_recipe", "recipe_names"]
+
+_TABLES = ("settings", "options", "config", "columns")
+_KEYS: Mapping[str, type] = {
+    "base": str, "description": str, "task": str, "objective": str, "tokenizer": str, "data": list, "validation": list,
+    **dict.fromkeys(_TABLES, dict),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe after inheritance and overrides. Values are as written: their users check them."""
+
+    name: str
+    origins: Mapping[str, list[Assignment]]
+    """All values assigned to each key, in order; the last one applies. Keys in tables are ``TABLE.KEY``."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key outside of tables."""
+        return self.origins[key][-1].value if key in self.origins else default
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return the values of ``settings`` (training), ``options`` (objective), ``config`` (model) or ``columns``."""
+        prefix = f"{name}."
+        return {
+            key.removeprefix(prefix): given[-1].value for key, given in self.origins.items() if key.startswith(prefix)
+        }
+
+    def where(self, key: str) -> str:
+        """Return the file and table that set a key."""
+        return self.origins[key][-1].source
+
+
+def _layers() -> list[tuple[str, Mapping[str, Mapping[str, Any]]]]:
+    """Return the name and the recipes of each preset file, in increasing precedence."""
+    files = [(path, label) for path, label in preset_layers()]
+    provided = [(path, None) for plugin in plugins.active().loaded() for path in plugin.preset_files]
+    found: list[tuple[str, Mapping[str, Mapping[str, Any]]]] = []
+    for path, label in (*files[:1], *provided, *files[1:]):
+        source = label or str(path)
+        found.append((source, read_tables(Path(path), source)["recipes"]))
+    return found
+
+
+def recipe_names() -> dict[str, str]:
+    """Return the description of each recipe, by name."""
+    found: dict[str, str] = {}
+    for _, recipes in _layers():
+        for name, table in recipes.items():
+            found[name] = str(table.get("description", found.get(name, "")))
+    return dict(sorted(found.items()))
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return a recipe: its base's values, overridden by its own, by file in increasing precedence.
+
+    Raises :class:`UsageError` for an unknown name, a malformed table, or recipes that inherit in a cycle.
+    """
+    layers = _layers()
+    chain: list[tuple[str, Mapping[str, Any]]] = []
+    seen: list[str] = []
+    base: str | None = name
+    while base is not None:
+        if base in seen:
+            raise UsageError(f"recipes inherit in a cycle ({' -> '.join((*seen, base))})", "--recipe")
+        entries = [(f"{source} [recipes.{base}]", recipes[base]) for source, recipes in layers if base in recipes]
+        if not entries:
+            known = {recipe for _, recipes in layers for recipe in recipes}
+            raise UsageError(f"unknown recipe {base!r}", chain[0][0] if chain else "--recipe", nearest(base, known))
+        for where, table in entries:
+            _check(table, where)
+        chain, seen = [*entries, *chain], [*seen, base]
+        base = next((table["base"] for _, table in reversed(entries) if "base" in table), None)
+    origins: dict[str, list[Assignment]] = {}
+    for where, table in chain:
+        for key, value in table.items():
+            flat = {f"{key}.{inner}": item for inner, item in value.items()} if key in _TABLES else {key: value}
+            for full, item in flat.items():
+                origins.setdefault(full, []).append(Assignment(item, where))
+    return Recipe(name, origins)
+
+
+def _check(table: Mapping[str, Any], where: str) -> None:
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise UsageError(f"unknown key {key!r}", where, nearest(key, _KEYS))
+        kind = _KEYS[key]
+        if type(value) is not kind or not all(isinstance(item, str) for item in (value if kind is list else ())):
+            kinds = {str: "a string", list: "a list of strings", dict: "a table"}
+            raise UsageError(f"{key} must be {kinds[kind]}, got {value!r}", where)

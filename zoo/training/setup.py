@@ -1,0 +1,144 @@
+"""What a run is made of: the model, its tokenizer, the criterion and the data. Importing this module imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from torch import nn
+
+from zoo import plugins
+from zoo.artifact import TOKENIZER, ModelDirectory
+from zoo.artifact.provenance import Origin
+from zoo.classes import ClassifierConfig
+from zoo.config import Settings
+from zoo.contract import Objective
+from zoo.errors import UsageError
+from zoo.models import create, persist
+from zoo.models.attachments import attachments
+from zoo.plugins import Plugin
+from zoo.registry import ModelSpec, load_reference, registry
+from zoo.tokenizers.load import read_tokenizer
+from zoo.training.criterion import Criterion
+from zoo.training.data import Data, Progress, prepare
+from zoo.training.plan import Plan
+from zoo.training.sources import Source, find_source
+from zoo.version import __version__
+
+__all__ = ["classes_of", "data_digests", "find_sources", "load_model", "make_criterion", "model_tokenizer", "read_data",
+           "trainable"]  # fmt: skip
+
+
+def load_model(plan: Plan) -> tuple[ModelSpec, nn.Module, Origin]:
+    """Return the model to start from, in float32."""
+    if Path(plan.model).is_dir():
+        stored = ModelDirectory.open(plan.model)
+        return stored.spec, trainable(persist.load_directory(stored)), stored.origin
+    spec = registry().resolve(plan.model, values=plan.config)
+    model = create.build(spec, seed=plan.settings.seed, dtype="float32")
+    return spec, model, Origin(kind="initialised", seed=plan.settings.seed)
+
+
+def trainable(model: nn.Module) -> nn.Module:
+    """Return a model with weights of its own, in float32, instead of mapped ones."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
+    return model
+
+
+def find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | None]:
+    """Return the data to learn from, and that for evaluations."""
+    training = find_source(plan.data, objective, plan.columns)
+    if plan.validation:
+        return training, find_source(plan.validation, objective, plan.columns, split="validation")
+    provided = {item.name: item for _, item in plugins.active().datasets()}
+    dataset = provided.get(training.name)
+    if dataset is not None and "validation" in dataset.splits and not Path(plan.data[0]).exists():
+        return training, find_source(plan.data, objective, plan.columns, split="validation")
+    return training, None
+
+
+def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective, source: Source) -> dict[str, Any]:
+    """Return the classes in the data, for a head that is fresh and of which none are declared."""
+    config = spec.config
+    if not isinstance(config, ClassifierConfig) or "label" not in objective.columns:
+        return {}
+    kept = config.task == values.get("task", config.task) and (config.labels or Path(source.name).suffix == "")
+    if kept or {"labels", "numclasses_of", "problem_type"} & values.keys():
+        return {}
+    found: set[str] = set()
+    for row in source.rows:
+        label = row.get("label") if isinstance(row, Mapping) else None
+        if isinstance(label, str | int):
+            found.add(str(label))
+    if not found:
+        return {}
+    names = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return {"numclasses_of": len(names), "labels": tuple(names), "problem_type": "single_label_classification"}
+
+
+def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
+    """Return the tokenizer that is given, or the model's."""
+    if plan.tokenizer is not None:
+        return read_tokenizer(plan.tokenizer)
+    content = attachments(model).files.get(TOKENIZER)
+    if content is not None:
+        tokenizer = Tokenizer.from_str(content.decode())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+    return read_tokenizer(spec.tokenizer) if spec.tokenizer else None
+
+
+def digest_of(tokenizer: Tokenizer | None) -> str:
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest() if tokenizer is not None else ""
+
+
+def data_digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | None) -> dict[str, str]:
+    found = {f"data {name}": digest for name, digest in sources[0].digests.items()}
+    if sources[1] is not None:
+        found |= {f"validation {name}": digest for name, digest in sources[1].digests.items()}
+    return {**found, "tokenizer": digest_of(tokenizer)}
+
+
+def make_criterion(
+    plan: Plan, spec: ModelSpec, plugin: Plugin, objective: Objective, tokenizer: Tokenizer | None
+) -> Criterion:
+    options = load_reference(objective.options, plugin) if objective.options else Settings
+    chosen = options.from_dict(plan.options, "options")
+    longest = getattr(spec.config, "max_seq_len", None)
+    limit = plan.settings.max_length or longest
+    if limit is None:
+        raise UsageError("the model has no longest input", "max_length", "set max_length")
+    if longest is not None and limit > longest:
+        raise UsageError(f"max_length {limit} exceeds the model's longest input {longest}", "max_length")
+    criterion = load_reference(objective.criterion, plugin)
+    with plugins.blame(plugin, f"cannot construct {objective.criterion}"):
+        try:
+            made = criterion(spec.config, tokenizer, chosen, limit)
+        except ValueError as error:
+            raise UsageError(str(error), f"objective {objective.name}") from error
+        if not isinstance(made, Criterion):
+            raise TypeError(f"{objective.criterion} is not a zoo.training Criterion")
+    return made
+
+
+def read_data(
+    plan: Plan,
+    spec: ModelSpec,
+    plugin: Plugin,
+    objective: Objective,
+    criterion: Criterion,
+    source: Source,
+    tokenizer: Tokenizer | None,
+    progress: Progress | None = None,
+) -> Data:
+    """Return the examples of a source, from the cache if nothing that determines them has changed."""
+    key = [
+        __version__, plugin.fingerprint, objective.criterion, dict(plan.options), dict(plan.columns),
+        criterion.max_length, spec.config.to_dict(), digest_of(tokenizer), dict(source.digests),
+    ]  # fmt: skip
+    return prepare(source.rows, criterion, key, skip_bad=plan.skip_bad, progress=progress)
