@@ -99,6 +99,12 @@ def _check(table: Mapping[str, Any], where: str) -> None:
         if key not in _KEYS:
             raise UsageError(f"unknown key {key!r}", where, nearest(key, _KEYS))
         kind = _KEYS[key]
-        if type(value) is not kind or not all(isinstance(item, str) for item in (value if kind is list else ())):
-            kinds = {str: "a string", list: "a list of strings", dict: "a table"}
+        if not _fits(value, kind):
+            kinds: dict[type, str] = {str: "a string", list: "a list of strings", dict: "a table"}
             raise UsageError(f"{key} must be {kinds[kind]}, got {value!r}", where)
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if isinstance(value, list):
+        return kind is list and all(isinstance(item, str) for item in value)
+    return isinstance(value, kind)

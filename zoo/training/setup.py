@@ -67,7 +67,7 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
     if not isinstance(config, ClassifierConfig) or "label" not in objective.columns:
         return {}
     kept = config.task == values.get("task", config.task) and (config.labels or Path(source.name).suffix == "")
-    if kept or {"labels", "numclasses_of", "problem_type"} & values.keys():
+    if kept or {"labels", "num_classes", "problem_type"} & values.keys():
         return {}
     found: set[str] = set()
     for row in source.rows:
@@ -77,7 +77,7 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
     if not found:
         return {}
     names = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    return {"numclasses_of": len(names), "labels": tuple(names), "problem_type": "single_label_classification"}
+    return {"num_classes": len(names), "labels": tuple(names), "problem_type": "single_label_classification"}
 
 
 def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:

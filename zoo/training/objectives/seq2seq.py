@@ -21,7 +21,8 @@ __all__ = ["SequenceToSequence"]
 class SequenceToSequence(Criterion):
     """The cross-entropy of each target token, with teacher forcing and label smoothing (Vaswani et al. 2017, 5.4).
 
-    The decoder reads the start token and the target without its last token. The target ends with the end token.
+    The decoder reads the start token and the target without its last token. The target ends with the end token. It
+    needs no mask: padding is on the right, which no earlier position attends to.
     """
 
     settings: SequenceToSequenceOptions
@@ -49,7 +50,6 @@ class SequenceToSequence(Criterion):
             "input_ids": padded(sources, self.pad_id),
             "attention_mask": mask_of(sources),
             "decoder_input_ids": padded(read, self.pad_id),
-            "decoder_attention_mask": mask_of(read),
             "targets": padded(targets, -100),
         }
 
