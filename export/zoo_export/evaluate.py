@@ -22,6 +22,7 @@ from zoo.training.batches import evaluation_batches
 from zoo.training.criterion import Criterion
 from zoo.training.examples import Examples
 from zoo.training.plan import Plan
+from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
 from zoo.training.sources import find_source
 from zoo_export.scores import answer_scores
@@ -105,7 +106,7 @@ def _score(
 ) -> Scores:
     total, count, correct, known = 0.0, 0, 0, False
     with torch.no_grad():
-        for done, batch in enumerate(evaluation_batches(examples, criterion, _BATCH), 1):
+        for done, batch in enumerate(evaluation_batches(examples, criterion, _BATCH, ALONE), 1):
             loss = criterion.loss(model, batch)
             total, count = total + loss.total.item(), count + loss.count
             known, correct = loss.correct is not None, correct + (loss.correct or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,16 +84,14 @@ def command(
     A run that ends early, by an error, a signal or a power failure, leaves its last checkpoint in the directory, which
     --resume continues to the same weights.
     """
+    plan = None
     if resume:
         _refuse_with_resume()
-        from zoo.training.run import resume as resume_run
-
-        with show_progress("reading data") as progress:
-            run = resume_run(Path(model), progress=progress)
     else:
         if output is None:
             raise UsageError("no directory to write", "--output", "add -o DIR")
-        check_model_target(output, force=force)
+        if is_first():
+            check_model_target(output, force=force)
         plan = make_plan(
             model,
             recipe=find_recipe(recipe) if recipe is not None else None,
@@ -106,15 +105,22 @@ def command(
             columns=given_columns(columns),
             skip_bad=skip_bad,
         )
-        from zoo.training.run import start
+    from zoo.training import run as runs
+    from zoo.training.processes import joined
 
+    with joined() as processes:
         with show_progress("reading data") as progress:
-            run = start(plan, output, force=force, progress=progress)
-    facts = run.data.facts
-    if facts.truncated or facts.bad:
-        click.echo(f"{facts.rows:,} rows: {facts.truncated:,} truncated, {facts.bad:,} left out", err=True)
-    with show_progress("training") as progress:
-        outcome = run.train(lambda run, step, found: _report(run, step, found, progress))
+            if plan is None or output is None:
+                run = runs.resume(Path(model), processes=processes, progress=progress)
+            else:
+                run = runs.start(plan, output, force=force, processes=processes, progress=progress)
+        facts = run.data.facts
+        if (facts.truncated or facts.bad) and is_first():
+            click.echo(f"{facts.rows:,} rows: {facts.truncated:,} truncated, {facts.bad:,} left out", err=True)
+        with show_progress("training") as progress:
+            outcome = run.train(lambda run, step, found: _report(run, step, found, progress))
+    if not is_first():
+        return
     found = outcome.evaluation
     if as_json:
         result = {"directory": str(outcome.directory), "steps": outcome.steps, "kept_step": outcome.kept}
@@ -125,6 +131,11 @@ def command(
     if found is not None:
         text += f"; on data for evaluation, at step {outcome.kept:,}: {_evaluation_text(found)}"
     say(text)
+
+
+def is_first() -> bool:
+    """Return whether this is the process that writes and reports, of those that torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _refuse_with_resume() -> None:
@@ -147,7 +158,7 @@ def _report(run: Run, step: Step, evaluation: Evaluation | None, progress: Any) 
     """Show a step: in the progress bar, and on a line of its own after an evaluation or without a terminal."""
     if progress is not None:
         progress(step.number, run.trainer.steps)
-    if is_quiet() or (progress is not None and evaluation is None):
+    if is_quiet() or not is_first() or (progress is not None and evaluation is None):
         return
     text = f"step {step.number:,} of {run.trainer.steps:,}: loss {step.loss:.4f}"
     text += f", {step.targets / step.seconds:,.0f} targets/s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from zoo.training.criterion import Batch, Criterion
 from zoo.training.examples import Examples
 from zoo.training.order import Order, generator
+from zoo.training.processes import Processes
 from zoo.training.settings import TrainingSettings
 
 __all__ = ["MicroBatch", "StepBatches", "evaluation_batches", "make_order", "step_batches"]
@@ -56,23 +58,29 @@ def make_order(examples: Examples, settings: TrainingSettings) -> Order:
     return Order(len(examples), settings.batch_size, settings.seed, lengths)
 
 
-def step_batches(batches: StepBatches, first: int, last: int, workers: int) -> Iterator[tuple[int, list[MicroBatch]]]:
-    """Yield the steps from ``first`` to before ``last``, each with its parts."""
-    keys = [(step, part) for step in range(first, last) for part in range(batches.parts)]
-    loader = DataLoader(batches, batch_size=None, sampler=keys, num_workers=workers)
+def step_batches(
+    batches: StepBatches, first: int, last: int, workers: int, processes: Processes
+) -> Iterator[tuple[int, list[MicroBatch]]]:
+    """Yield the steps from ``first`` to before ``last``, each with the parts of this process."""
+    mine = processes.mine(range(batches.parts))
+    loader = DataLoader(batches, batch_size=None, sampler=product(range(first, last), mine), num_workers=workers)
     found: list[MicroBatch] = []
-    for (step, part), batch in zip(keys, loader, strict=True):
+    for (step, part), batch in zip(product(range(first, last), mine), loader, strict=True):
         found.append(batch)
-        if part == batches.parts - 1:
+        if part == mine[-1]:
             yield step, found
             found = []
 
 
-def evaluation_batches(examples: Examples, criterion: Criterion, size: int) -> Iterator[Batch]:
-    """Yield all examples once, in batches of like length. What is random in them is the same in each evaluation."""
+def evaluation_batches(examples: Examples, criterion: Criterion, size: int, processes: Processes) -> Iterator[Batch]:
+    """Yield this process's share of all examples, in batches of like length.
+
+    What is random in them is the same in each evaluation.
+    """
     lengths = examples.lengths
     order = np.arange(len(examples)) if lengths is None else np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), size):
+    starts = range(0, len(order), size)
+    for start in (starts[place] for place in processes.mine(starts)):
         indices = order[start : start + size].tolist()
         yield criterion.collate(
             [examples[index] for index in indices], [generator(_EXAMPLE, index) for index in indices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,8 +18,8 @@ def _is_finite(values: Any) -> bool:
     return all(bool(item.isfinite().all()) for item in tensors)
 
 
-def find_non_finite(model: nn.Module, backward: Callable[[], object]) -> str:
-    """Run a forward and a backward pass again, and return what the first non-finite number belongs to.
+def find_non_finite(model: nn.Module, backward: Callable[[], object]) -> str | None:
+    """Run a forward and a backward pass again, and return what the first non-finite number belongs to, or None.
 
     Args:
         model: the model, with the weights of the failed step.
@@ -42,11 +43,13 @@ def find_non_finite(model: nn.Module, backward: Callable[[], object]) -> str:
         handles.append(part.register_forward_hook(partial(watch, named, "output")))
         handles.append(part.register_full_backward_hook(partial(watch_backward, named)))
     try:
-        backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that hooks see gradients of outputs of the first modules
+            backward()
     finally:
         for handle in handles:
             handle.remove()
     if found:
         return found[0]
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return next((f"the gradient of {name}" for name, item in gradients.items() if not _is_finite(item)), "the loss")
+    return next((f"the gradient of {name}" for name, item in gradients.items() if not _is_finite(item)), None)

@@ -22,6 +22,7 @@ from zoo.training.criterion import Batch, Criterion, Loss
 from zoo.training.examples import Examples
 from zoo.training.finite import find_non_finite
 from zoo.training.optimizer import freeze, learning_rate, make_optimizer
+from zoo.training.processes import ALONE, Processes
 from zoo.training.settings import TrainingSettings
 
 __all__ = ["Evaluation", "Step", "Trainer", "TrainingError"]
@@ -71,7 +72,7 @@ class Trainer:
         examples: what to learn from.
         settings: the settings of the run.
         validation: examples for evaluations, if there are any.
-        device: where to compute.
+        processes: those that share the run; each computes some of the parts of every step.
     """
 
     def __init__(
@@ -82,16 +83,17 @@ class Trainer:
         settings: TrainingSettings,
         *,
         validation: Examples | None = None,
-        device: torch.device | str = "cpu",
+        processes: Processes = ALONE,
     ) -> None:
         self.settings, self.criterion, self.validation = settings, criterion, validation
-        self.device = torch.device(device)
+        self.processes, self.device = processes, processes.device
         self.model = model.to(self.device)
         freeze(model, settings.freeze)
         self.optimizer = make_optimizer(model, settings)
         order = make_order(examples, settings)
         size = settings.micro_batch_size or settings.batch_size
         self._size, self._batches = size, StepBatches(examples, criterion, order, size)
+        processes.check_parts(self._batches.parts)
         self.steps_per_epoch = max(1, round(len(examples) / settings.batch_size))
         epochs = settings.epochs or _EPOCHS
         self.steps = settings.max_steps or max(1, round(epochs * len(examples) / settings.batch_size))
@@ -115,7 +117,9 @@ class Trainer:
         """
         self.model.train()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            for number, parts in step_batches(self._batches, self.done, self.steps, self.settings.workers):
+            for number, parts in step_batches(
+                self._batches, self.done, self.steps, self.settings.workers, self.processes
+            ):
                 yield self._step(number, parts)
 
     def _step(self, number: int, parts: Sequence[MicroBatch]) -> Step:
@@ -123,10 +127,12 @@ class Trainer:
         rate = learning_rate(self.optimizer, self.settings, number, self.steps)
         self.optimizer.zero_grad(set_to_none=True)
         losses = [self._backward(part) for part in parts]
-        count = sum(loss.count for loss in losses)
-        total = sum(loss.total.item() for loss in losses)
+        known = [loss.correct for loss in losses if loss.correct is not None]
+        sums = (sum(loss.total.item() for loss in losses), sum(loss.count for loss in losses), sum(known))
+        total, count, correct = self.processes.sums(*sums)
         if not count:
             self._fail(number, parts, "the examples have no targets")
+        self.processes.add_gradients([parameter for _, parameter in self.trained()])
         gradients = [parameter.grad for _, parameter in self.trained() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients) / count
         if not (torch.isfinite(norm) and total - total == 0):
@@ -141,9 +147,8 @@ class Trainer:
                 constrain()
         self._average()
         self.done = number + 1
-        known = [loss.correct for loss in losses if loss.correct is not None]
-        accuracy = sum(known) / count if known else None
-        return Step(self.done, total / count, accuracy, count, rate, float(norm), time.perf_counter() - started)
+        accuracy = correct / count if known else None
+        return Step(self.done, total / count, accuracy, int(count), rate, float(norm), time.perf_counter() - started)
 
     def _backward(self, part: MicroBatch) -> Loss:
         """Add the gradients of the sum of a part's losses."""
@@ -170,11 +175,14 @@ class Trainer:
         for part in parts if what is None else ():
             self.optimizer.zero_grad(set_to_none=True)
             found = find_non_finite(self.model, partial(self._backward, part))
-            if found != "the loss" or part is parts[-1]:
+            if found is None and not self._backward(part).total.isfinite():
+                found = "the loss"
+            if found is not None:
                 parts, what = [part], f"{found} is not finite"
                 break
         examples = sorted(index for part in parts for index in part.examples)
         shown = ", ".join(map(str, examples[:_SHOWN])) + (", ..." if len(examples) > _SHOWN else "")
+        what = what or "a gradient of another process is not finite"
         raise TrainingError(f"{what} (examples {shown})", f"step {number + 1}")
 
     def evaluate(self) -> Evaluation:
@@ -184,15 +192,16 @@ class Trainer:
         known = False
         self.model.eval()
         with torch.no_grad(), self.averaged():
-            for batch in evaluation_batches(self.validation, self.criterion, self._size):
+            for batch in evaluation_batches(self.validation, self.criterion, self._size, self.processes):
                 loss = self._loss(to_device(batch, self.device))
                 total, count = total + loss.total.item(), count + loss.count
                 known = loss.correct is not None
                 correct += loss.correct or 0
         self.model.train(training)
-        if not count:
+        total, whole, right = self.processes.sums(total, count, correct)
+        if not whole:
             raise TrainingError("the examples for evaluation have no targets")
-        return Evaluation(total / count, correct / count if known else None, count)
+        return Evaluation(total / whole, right / whole if known else None, int(whole))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -22,13 +22,14 @@ from zoo.artifact.provenance import Origin, Training, base_name
 from zoo.contract import Objective
 from zoo.errors import ArtifactError
 from zoo.models import persist
-from zoo.models.attachments import attachments
+from zoo.models.attachments import attach, attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
 from zoo.training.data import Data, Progress
 from zoo.training.heads import retask
 from zoo.training.loop import Evaluation, Step, Trainer
 from zoo.training.plan import PLAN, Plan
+from zoo.training.processes import ALONE, Processes
 from zoo.training.setup import (
     classes_of,
     data_digests,
@@ -107,6 +108,11 @@ class Run:
 
     def checkpoint(self) -> None:
         """Write the weights and the state of the run to the directory. A crash leaves the old checkpoint or the new."""
+        if self.trainer.processes.is_first:
+            self._checkpoint()
+        self.trainer.processes.wait()
+
+    def _checkpoint(self) -> None:
         with ModelDirectory.open(self.directory, weights=False).adding(action="trained") as stage:
             with self.trainer.averaged():
                 self._described(stage)
@@ -164,11 +170,25 @@ class Run:
 
     def _finish(self, step: Step | None) -> Outcome:
         """Put the weights to keep into the directory, and remove the state."""
-        keep_best = self.plan.settings.keep == "best" and self.best is not None
+        if self.trainer.processes.is_first:
+            self._complete()
+        self.trainer.processes.wait()
+        best = self._kept_evaluation()
+        kept = best["step"] if best is not None else self.trainer.done
+        loss = step.loss if step is not None else self.metrics[-1]["loss"] if self.metrics else float("nan")
+        evaluation = Evaluation(**{key: best[key] for key in ("loss", "accuracy", "targets")}) if best else None
+        return Outcome(self.directory, self.trainer.done, kept, loss, evaluation)
+
+    def _kept_evaluation(self) -> dict[str, Any] | None:
+        """Return the evaluation whose weights are kept; None if the last weights are, whatever it says."""
+        return self.best if self.plan.settings.keep == "best" else None
+
+    def _complete(self) -> None:
+        best = self._kept_evaluation()
         directory = ModelDirectory.open(self.directory, weights=False)
         removed = [name for name in (STATE, BEST) if name in directory.files]
         with directory.adding(removed=removed, action="trained") as stage:
-            if keep_best and self.best is not None and self.best["step"] != self.trainer.done:
+            if best is not None and best["step"] != self.trainer.done:
                 with safe_open(self.directory / BEST, framework="pt") as reader, torch.no_grad():
                     for name, parameter in self.trainer.trained():
                         parameter.copy_(reader.get_tensor(name))
@@ -178,11 +198,6 @@ class Run:
                     self._described(stage)
             write_json(stage / PLAN, self._record())
             self._write_metrics(stage)
-        kept = self.best["step"] if keep_best and self.best is not None else self.trainer.done
-        loss = step.loss if step is not None else self.metrics[-1]["loss"] if self.metrics else float("nan")
-        found = self.best if keep_best else None
-        evaluation = Evaluation(**{key: found[key] for key in ("loss", "accuracy", "targets")}) if found else None
-        return Outcome(self.directory, self.trainer.done, kept, loss, evaluation)
 
     def _record(self) -> dict[str, Any]:
         """Return the record of the finished run: everything but paths."""
@@ -205,7 +220,14 @@ class Run:
         }
 
 
-def start(plan: Plan, directory: Path, *, force: bool = False, progress: Progress | None = None) -> Run:
+def start(
+    plan: Plan,
+    directory: Path,
+    *,
+    force: bool = False,
+    processes: Processes = ALONE,
+    progress: Progress | None = None,
+) -> Run:
     """Prepare a run and write its first checkpoint, with the weights before training.
 
     Raises:
@@ -213,6 +235,10 @@ def start(plan: Plan, directory: Path, *, force: bool = False, progress: Progres
         ArtifactError: the data cannot be read, or holds unusable rows.
         PluginError: no plugin, or more than one, provides the model or the objective.
     """
+    settings = plan.settings
+    if processes.count > 1 and settings.micro_batch_size is None:
+        share = -(-settings.batch_size // processes.count)
+        plan = replace(plan, settings=replace(settings, micro_batch_size=share))
     spec, model, origin = load_model(plan)
     declared = dict(plan.config)
     if plan.task is not None:
@@ -227,19 +253,19 @@ def start(plan: Plan, directory: Path, *, force: bool = False, progress: Progres
     spec = replace(found.spec, name=base_name(directory))
     tokenizer = model_tokenizer(plan, spec, found.model)
     plan = replace(plan, objective=objective.name, digests=data_digests(sources, tokenizer))
-    run = _make(plan, spec, found.model, directory, plugin, objective, sources, tokenizer, origin, progress)
-    label = plan.tokenizer or (spec.tokenizer if TOKENIZER not in attachments(found.model).files else None)
-    persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
-    run.trainer.model.train()
-    reopened = ModelDirectory.open(directory, weights=False)
-    files = {name: (directory / name).read_bytes() for name in reopened.files if name == TOKENIZER}
-    attached = attachments(found.model)
-    vars(found.model)["_zoo_attachments"] = replace(attached, files={**attached.files, **files})
+    run = _make(plan, spec, found.model, directory, plugin, objective, sources, tokenizer, origin, processes, progress)
+    if processes.is_first:
+        label = plan.tokenizer or (spec.tokenizer if TOKENIZER not in attachments(found.model).files else None)
+        persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
+        attached = attachments(found.model)
+        if (directory / TOKENIZER).is_file():
+            files = {**attached.files, TOKENIZER: (directory / TOKENIZER).read_bytes()}
+            attach(found.model, replace(attached, files=files))
     run.checkpoint()
     return run
 
 
-def resume(directory: Path, *, progress: Progress | None = None) -> Run:
+def resume(directory: Path, *, processes: Processes = ALONE, progress: Progress | None = None) -> Run:
     """Continue an unfinished run from its last checkpoint.
 
     Raises:
@@ -259,7 +285,7 @@ def resume(directory: Path, *, progress: Progress | None = None) -> Run:
     if changed:
         raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
     origin = Origin.from_dict(so_far["origin"], directory / PLAN)
-    run = _make(plan, stored.spec, model, directory, plugin, objective, sources, tokenizer, origin, progress)
+    run = _make(plan, stored.spec, model, directory, plugin, objective, sources, tokenizer, origin, processes, progress)
     read_state(run.trainer, stored.file(STATE))
     run.best, run._worse = so_far["best"], so_far["worse"]
     lines = (directory / METRICS).read_text(encoding="utf-8").splitlines()
@@ -277,14 +303,16 @@ def _make(
     sources: tuple[Source, Source | None],
     tokenizer: Tokenizer | None,
     origin: Origin,
+    processes: Processes,
     progress: Progress | None,
 ) -> Run:
     criterion = make_criterion(plan, spec, plugin, objective, tokenizer)
-    data = [
-        read_data(plan, spec, plugin, objective, criterion, source, tokenizer, progress)
-        for source in sources
-        if source is not None
-    ]
+    with processes.first():
+        data = [
+            read_data(plan, spec, plugin, objective, criterion, source, tokenizer, progress)
+            for source in sources
+            if source is not None
+        ]
     validation = data[1].examples if len(data) > 1 else None
-    trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation)
+    trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation, processes=processes)
     return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin)
