@@ -74,8 +74,18 @@ def test_every_hook_has_a_guide() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["zoo", "zoo.nn", "zoo.cost", "zoo.checkpoints", "zoo.exporters", "zoo.testing", "zoo_export", "zoo_runtime"],
-)
+    [
+        "zoo",
+        "zoo.nn",
+        "zoo.cost",
+        "zoo.checkpoints",
+        "zoo.exporters",
+        "zoo.testing",
+        "zoo.training",
+        "zoo_export",
+        "zoo_runtime",
+    ],
+)  # fmt: skip
 def test_every_public_module_has_a_reference(module: str) -> None:
     assert f"```{{public}} {module}\n" in (DOCS / "reference" / f"{module}.md").read_text(encoding="utf-8")
 
@@ -88,11 +98,12 @@ def test_reference_lists_the_exit_statuses_of_the_classes() -> None:
         assert re.search(rf"^\| {code} \| [^|]+ \| \{{class\}}`zoo\.{name}` \|$", text, re.MULTILINE), name
 
 
+ARCHITECTURES = BUILT_IN.keys() - {"onnx", "runtime", "training"}
 SECTIONS = ("Structure", "Sizes", "Export", "Tests", "Reference", "Limits")
 """Sections of an architecture's page, in order."""
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"onnx", "runtime"}))
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_every_architecture_has_a_page_with_all_sections(name: str) -> None:
     """The build draws, counts and compares its parts, and its tests exist."""
     text = (DOCS / "architectures" / f"{name}.md").read_text(encoding="utf-8")
@@ -116,4 +127,8 @@ def test_every_architecture_has_a_page_with_all_sections(name: str) -> None:
 def test_every_page_of_an_architecture_is_in_the_index() -> None:
     """One glob covers all of them, and there are no other entries."""
     assert "\n:glob:\n\narchitectures/*\n" in (DOCS / "index.md").read_text(encoding="utf-8")
-    assert {path.stem for path in (DOCS / "architectures").glob("*.md")} == BUILT_IN.keys() - {"onnx", "runtime"}
+    assert {path.stem for path in (DOCS / "architectures").glob("*.md")} == BUILT_IN.keys() - {
+        "onnx",
+        "runtime",
+        "training",
+    }

@@ -156,12 +156,12 @@ def test_span_penalty_is_the_mean_span() -> None:
     """lambda times the mean of the clamped z, with gradients for z within the limits."""
     model = make(span_penalty=0.5).requires_grad_(True)
     assert_close(model.spans().flatten().tolist(), [0.0, 1.3, 2.0, 0.0, 7.0, 3.6], atol=1e-6, rtol=0)
-    penalty = model.span_penalty()
+    penalty = model.training_penalty()
     assert penalty.item() == pytest.approx(0.5 * 13.9 / 6, abs=1e-6)
     penalty.backward()
     gradients = torch.stack([block.attention.adaptive.length.grad for block in model.blocks]).flatten()
     assert_close(gradients.tolist(), [0.0, 0.5 / 6, 0.5 / 6, 0.5 / 6, 0.0, 0.5 / 6], atol=1e-12, rtol=0)
-    model.clamp_spans()
+    model.constrain_weights()
     assert model.blocks[0].attention.adaptive.length.tolist()[0] == 0.0
     assert model.blocks[1].attention.adaptive.length.tolist()[1] == 7.0
 

@@ -25,7 +25,7 @@ from zoo.plugins.discovery import BUILT_IN
 from zoo.registry import ModelSpec, registry
 from zoo.testing import find_subject
 
-ARCHITECTURES = sorted(BUILT_IN.keys() - {"onnx", "runtime"})
+ARCHITECTURES = sorted(BUILT_IN.keys() - {"onnx", "runtime", "training"})
 """All built-in plugins except exporter and runtime."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 SVG = "{http://www.w3.org/2000/svg}"

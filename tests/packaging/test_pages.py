@@ -20,13 +20,16 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
     for name, count in {
         "attention-weights": 5,
         "commands": 3,
+        "datasets": 3,
         "exporters": 7,
         "exports": 11,
+        "objectives": 3,
         "presets": 5,
         "resolution": 7,
         "run": 6,
         "tasks": 3,
         "tokenizers": 3,
+        "train": 9,
     }.items()
 }
 """Each page with its minimum number of commands and programs."""

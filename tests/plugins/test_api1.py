@@ -62,6 +62,8 @@ def test_frozen_plugin_loads_without_warnings(zoo) -> None:
         "importers": ["api1-checkpoint"],
         "exporters": ["api1-text"],
         "tasks": ["api1-length"],
+        "objectives": [],
+        "datasets": [],
         "commands": ["api1-greet"],
     }
 

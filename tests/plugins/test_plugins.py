@@ -113,7 +113,11 @@ def test_built_in_plugins_load_like_others(zoo) -> None:
     for found in built_in:
         assert (found["distribution"], found["version"]) == ("attention-zoo", __version__)
         assert (found["status"], found["reason"]) == ("ok", None)
-        expected = {"onnx": ("exporters", "onnx"), "runtime": ("commands", "run")}
+        expected = {
+            "onnx": ("exporters", "onnx"),
+            "runtime": ("commands", "run"),
+            "training": ("objectives", "causal-lm"),
+        }
         kind, name = expected.get(found["name"], ("architectures", found["name"]))
         assert name in found["provides"][kind]
 
@@ -139,6 +143,8 @@ def test_valid_plugin_is_listed_built_and_loaded(install, zoo) -> None:
             "importers": [],
             "exporters": [],
             "tasks": [],
+            "objectives": [],
+            "datasets": [],
             "commands": [],
         },
     }

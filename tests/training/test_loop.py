@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.conftest import small_gpt
+import zoo
+from tests.training.conftest import LENGTH, Texts, small_gpt
+from zoo.config import Settings
 from zoo.errors import UsageError
 from zoo.training.loop import Trainer, TrainingError
+from zoo.training.objectives.causal import CausalLM
 from zoo.training.optimizer import schedule_factor
 from zoo.training.settings import TrainingSettings
 from zoo.training.state import read_state, write_state
@@ -197,3 +200,24 @@ def test_schedules() -> None:
     assert factors(schedule="linear")[3:] == pytest.approx([1 - place / 7 for place in range(7)])
     cosine = factors(schedule="cosine", min_learning_rate=0.1)
     assert cosine[3:] == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * place / 7)) / 2 for place in range(7)])
+
+
+def test_model_adds_its_own_terms() -> None:
+    """The penalty is part of the gradients whatever the division of a step, and constraints hold after it."""
+    settings = {"span_penalty": 0.5, "vocab_size": 20, "max_seq_len": 12, "hidden_size": 16, "dropout": 0.0}
+    found = []
+    for micro in (None, 3):
+        model = zoo.create_model("adaptive-span-tiny", **settings).double()
+        chosen = TrainingSettings(
+            batch_size=8, max_steps=2, optimizer="sgd", learning_rate=50, clip_norm=None, micro_batch_size=micro
+        )
+        trainer = Trainer(model, CausalLM(model.config, None, Settings(), LENGTH), Texts(), chosen)
+        before = [item.clone() for item in model.parameters()]
+        next(trainer.run())
+        spans = [module.length for module in model.modules() if hasattr(module, "length")]
+        assert spans
+        assert all(float(item.min()) >= 0 and float(item.max()) <= model.config.span for item in spans)
+        assert any(bool((item == 0).any()) for item in spans)  # the penalty has shortened a span to the limit
+        found.append([item - old for item, old in zip(model.parameters(), before, strict=True)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

@@ -1,4 +1,55 @@
 """Training: objectives, data, and a loop whose every step is a pure function of the seed and the step number.
 
-Importing the modules ``settings``, ``order``, ``rows`` and ``examples`` does not import torch; the others do.
+``zoo train`` on the command line; :func:`train` from Python. An objective is a subclass of :class:`Criterion`, which a
+plugin declares with the hook ``zoo_objectives``. Importing this package does not import torch; its names do, except
+:class:`TrainingSettings`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from zoo.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from zoo.training.criterion import Batch, Criterion, Loss, Row, mask_of, padded, wide
+    from zoo.training.examples import Example
+    from zoo.training.loop import Evaluation, Step, TrainingError
+    from zoo.training.run import Outcome, train
+
+__all__ = [
+    "Batch",
+    "Criterion",
+    "Evaluation",
+    "Example",
+    "Loss",
+    "Outcome",
+    "Row",
+    "Step",
+    "TrainingError",
+    "TrainingSettings",
+    "mask_of",
+    "padded",
+    "train",
+    "wide",
+]
+
+_HOMES = {
+    **dict.fromkeys(("Batch", "Criterion", "Loss", "Row", "mask_of", "padded", "wide"), "zoo.training.criterion"),
+    **dict.fromkeys(("Evaluation", "Step", "TrainingError"), "zoo.training.loop"),
+    **dict.fromkeys(("Outcome", "train"), "zoo.training.run"),
+    "Example": "zoo.training.examples",
+}
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the modules that need torch on first use."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'zoo.training' has no attribute {name!r}")

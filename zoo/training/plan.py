@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from zoo import plugins
@@ -78,6 +79,8 @@ def make_plan(
     recipe: Recipe | None = None,
     texts: Sequence[str] = (),
     settings: Mapping[str, Any],
+    options: Mapping[str, Any] = MappingProxyType({}),
+    config: Mapping[str, Any] = MappingProxyType({}),
     task: str | None = None,
     tokenizer: str | None = None,
     objective: str | None = None,
@@ -93,6 +96,8 @@ def make_plan(
         recipe: data and settings.
         texts: ``KEY=VALUE`` settings of training, of the objective or of the model's configuration, in this precedence.
         settings: settings of training; those that are None are not given.
+        options: settings of the objective.
+        config: values of the model's configuration.
         task: the task of the trained model, if it differs from that of ``model``.
         tokenizer: see :class:`Plan`.
         objective: its name; by default the first for the task.
@@ -112,6 +117,8 @@ def make_plan(
     own: type[Settings] = load_reference(found.options, plugin) if found.options else Settings
     kinds: tuple[type[Settings], ...] = (TrainingSettings, own, type(spec.config))
     parts: tuple[dict[str, Any], ...] = tuple(recipe.table(name) for name in ("settings", "options", "config"))
+    parts[1].update(options)
+    parts[2].update(config)
     for text in texts:
         key = text.partition("=")[0]
         place = next((number for number, kind in enumerate(kinds) if key in kind.field_types()), None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from zoo import plugins
-from zoo.artifact import TOKENIZER, ModelDirectory, describe, write_json
+from zoo.artifact import TOKENIZER, ModelDirectory, check_model_target, describe, write_json
 from zoo.artifact.layout import CONFIG, SCHEMA
 from zoo.artifact.provenance import Origin, Training, base_name
 from zoo.contract import Objective
@@ -25,10 +26,11 @@ from zoo.models import persist
 from zoo.models.attachments import attach, attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
+from zoo.registry.recipes import find_recipe
 from zoo.training.data import Data, Progress
 from zoo.training.heads import retask
 from zoo.training.loop import Evaluation, Step, Trainer
-from zoo.training.plan import PLAN, Plan
+from zoo.training.plan import PLAN, Plan, make_plan
 from zoo.training.processes import ALONE, Processes
 from zoo.training.setup import (
     classes_of,
@@ -44,7 +46,7 @@ from zoo.training.sources import Source
 from zoo.training.state import STATE, read_state, write_state
 from zoo.version import __version__
 
-__all__ = ["METRICS", "Outcome", "Run", "resume", "start"]
+__all__ = ["METRICS", "Outcome", "Run", "resume", "start", "train"]
 
 METRICS = "metrics.jsonl"
 BEST = "best.safetensors"
@@ -316,3 +318,67 @@ def _make(
     validation = data[1].examples if len(data) > 1 else None
     trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation, processes=processes)
     return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin)
+
+
+def train(
+    model: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    *,
+    recipe: str | None = None,
+    validation: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    objective: str | None = None,
+    task: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    skip_bad: int = 0,
+    force: bool = False,
+    **settings: Any,
+) -> Outcome:
+    """Train a preset or a model directory, and write a model directory.
+
+    An interrupted run leaves its last checkpoint in the directory; ``zoo train DIRECTORY --resume`` continues it.
+
+    Args:
+        model: a preset or a model directory.
+        directory: the target; it must not exist unless ``force``.
+        data: files, directories, or the name of a data set; by default those of the recipe.
+        recipe: data and settings from a table ``[recipes.NAME]``.
+        validation: data for evaluations; by default the validation split of a data set.
+        objective: its name; by default the first one for the task.
+        task: the task of the trained model, if it differs from that of ``model``.
+        tokenizer: ``bytes``, or the path of a tokenizer.json or of a vocabulary; by default the model's own.
+        columns: the name in the data of each column that is not named after its role.
+        options: settings of the objective.
+        config: values that replace those of the model's configuration.
+        skip_bad: number of unusable rows that may be left out.
+        force: replace an existing model directory.
+        settings: see :class:`TrainingSettings`.
+
+    Raises:
+        UsageError: a name, key or value is unknown, or the target exists.
+        ArtifactError: the data cannot be read, or holds unusable rows.
+        TrainingError: a loss or a gradient is not finite; the last checkpoint stands.
+    """
+    check_model_target(Path(directory), force=force)
+    plan = make_plan(
+        os.fspath(model),
+        recipe=find_recipe(recipe) if recipe is not None else None,
+        settings=settings,
+        options=options or {},
+        config=config or {},
+        task=task,
+        tokenizer=os.fspath(tokenizer) if tokenizer is not None else None,
+        objective=objective,
+        data=_paths(data),
+        validation=_paths(validation),
+        columns=columns or {},
+        skip_bad=skip_bad,
+    )
+    return start(plan, Path(directory), force=force).train()
+
+
+def _paths(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    return [os.fspath(item) for item in ([given] if isinstance(given, str | os.PathLike) else given)]

@@ -71,12 +71,12 @@ class AdaptiveSpanDecoder(nn.Module):
         """Return the learned span z of every head, clamped, in tokens: (layers, heads)."""
         return torch.stack([span.clamped() for span in self._spans()])
 
-    def span_penalty(self) -> Tensor:
-        """Return lambda times the mean span, to be added to the training loss (section 2.2)."""
+    def training_penalty(self) -> Tensor:
+        """Return lambda times the mean span, which is added to the training loss (section 2.2)."""
         return self.config.span_penalty * self.spans().mean()
 
-    def clamp_spans(self) -> None:
-        """Clamp every z to [0, span]; call it after each training step."""
+    def constrain_weights(self) -> None:
+        """Clamp every z to [0, span], after each training step."""
         for span in self._spans():
             span.clamp()
 
