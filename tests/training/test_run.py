@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -19,6 +20,9 @@ from torch import Tensor
 import zoo as library
 from tests.conftest import Result
 from zoo.artifact import ModelDirectory
+from zoo.training.data import Facts
+from zoo.training.plan import make_plan
+from zoo.training.run import start
 
 Zoo = Callable[..., Result]
 SMALL = ("--set", "hidden_size=16", "--set", "num_layers=1", "--set", "num_heads=2", "--set", "max_seq_len=32")
@@ -194,3 +198,16 @@ def test_errors(zoo: Zoo, corpus: Path, arguments: tuple[str, ...], status: int,
     Path("bad.jsonl").write_text('{"text": "a", "label": "b"}\n{"text"\n{"text": "c"}\n{"text": "d", "label": "e"}\n')
     assert message in zoo("train", *arguments).failed(status)
     assert not Path("x").exists()
+
+
+def test_no_token_of_a_corpus_is_lost(zoo: Zoo, corpus: Path) -> None:
+    """Texts of language models are neither truncated nor padded: each block continues the one before it."""
+    plan = make_plan("gpt-tiny", settings={"max_length": 16}, data=[str(corpus)], columns={})
+    data = start(plan, Path("lm")).data
+    text = corpus.read_bytes()
+    assert data.facts == Facts(rows=1, bad=0, truncated=0, tokens=len(text) + 1)
+    blocks = [data.examples[index]["input_ids"] for index in range(len(data.examples))]
+    assert len(blocks) == len(text) // 16
+    read = [number for block in blocks for number in block[:-1].tolist()]
+    assert bytes(read) == text[: len(read)]
+    assert all(one[-1] == other[0] for one, other in itertools.pairwise(blocks))

@@ -116,7 +116,7 @@ def command(
                 run = runs.start(plan, output, force=force, processes=processes, progress=progress)
         facts = run.data.facts
         if (facts.truncated or facts.bad) and is_first():
-            click.echo(f"{facts.rows:,} rows: {facts.truncated:,} truncated, {facts.bad:,} left out", err=True)
+            click.echo(f"of {facts.rows:,} rows, {facts.truncated:,} truncated and {facts.bad:,} left out", err=True)
         with show_progress("training") as progress:
             outcome = run.train(lambda run, step, found: _report(run, step, found, progress))
     if not is_first():

@@ -57,7 +57,7 @@ class Criterion(ABC):
         self.truncated = 0
         """Number of texts that were cut to ``max_length``."""
         self._tokenizer = None if tokenizer is None else type(tokenizer).from_str(tokenizer.to_str())
-        if self._tokenizer is not None:
+        if self._tokenizer is not None and not self.packed:
             self._tokenizer.enable_truncation(max_length)  # keeps the special tokens around a text
 
     @abstractmethod
@@ -73,7 +73,9 @@ class Criterion(ABC):
         """Run the model and return the loss of a batch."""
 
     def encode_text(self, row: Row, role: str = "text", pair: str | None = None) -> Encoding:
-        """Return the token ids of a text, or of two, with the tokenizer's special tokens and at most ``max_length``.
+        """Return the token ids of a text, or of two, with the tokenizer's special tokens.
+
+        They are truncated to ``max_length`` unless examples are packed.
 
         Raises :class:`ValueError` if the model has no tokenizer, or a column is not a text.
         """
@@ -97,8 +99,9 @@ class Criterion(ABC):
             found = [int(item) for item in value if isinstance(item, int | np.integer) and not isinstance(item, bool)]
             if len(found) != len(value):
                 raise ValueError(f"{role} must be a text or a list of token ids")
-            self.truncated += len(found) > self.max_length
-            found = found[: self.max_length]
+            if not self.packed and len(found) > self.max_length:
+                self.truncated += 1
+                found = found[: self.max_length]
         else:
             found = self.encode_text(row, role).ids
         return self.checked(found, role)

@@ -71,13 +71,14 @@ def command(
 
 
 def _row(scores: Scores) -> dict[str, str | float | None]:
-    loss = {
+    known: dict[str, str | float | None] = {"variant": scores.variant or "onnx", "targets": scores.targets}
+    return {
+        **known,
         "loss": scores.loss,
         "perplexity": scores.perplexity,
         "accuracy": scores.accuracy,
-        "targets": scores.targets,
+        **scores.answers,
     }
-    return {"variant": scores.variant or "onnx", **loss, **scores.answers}
 
 
 def _text(value: str | float | None) -> str:
