@@ -16,7 +16,7 @@ from zoo.errors import PluginError
 from zoo.plugins import Plugin
 from zoo.plugins.discovery import describe
 from zoo.registry import load_reference
-from zoo.testing import building, describing, laws, state, weights
+from zoo.testing import building, describing, laws, learning, state, weights
 from zoo.testing.check import Check, CheckFailure, Inapplicable, check_names, find_check
 from zoo.testing.subject import Subject, declared, find_subject
 
@@ -46,6 +46,7 @@ _CHECKS = (
     Check(laws.cache),
     Check(weights.attention_weights),
     Check(building.gradients),
+    Check(learning.learning),
     Check(building.half_precision),
     Check(state.global_state),
 )

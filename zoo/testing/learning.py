@@ -1,0 +1,106 @@
+"""The check that a model can be trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zoo import plugins
+from zoo.classes import ClassifierConfig
+from zoo.config import Settings
+from zoo.errors import UsageError
+from zoo.registry import load_reference
+from zoo.testing.check import Inapplicable, fail
+from zoo.testing.subject import Subject
+
+__all__ = ["learning"]
+
+_LARGEST = 20_000_000
+"""Parameters of the largest model that is trained."""
+_EXAMPLES, _LENGTH, _STEPS = 8, 6, 200
+_PART = 0.3
+"""The largest loss that is left of the first one."""
+
+
+def learning(subject: Subject) -> None:
+    """Eight random examples can be learnt by heart.
+
+    The model is trained by the first objective for its task, and must bring the loss below 30 % of the first one
+    within 200 steps. A model that cannot learn so little has a defect that outputs alone do not show: gradients that do
+    not reach a layer, activations that saturate at initialisation, a mask that hides the input.
+
+    Look at the gradient norms of the layers (``Step.gradient_norm`` in metrics.jsonl), at the initialisation, and at
+    operations without a gradient such as ``argmax`` or ``detach``.
+    """
+    from zoo.models.create import count_parameters
+    from zoo.training.loop import Trainer, TrainingError
+    from zoo.training.settings import TrainingSettings
+
+    examples, criterion = _examples(subject)
+    model = subject.build()
+    if count_parameters(model) > _LARGEST:
+        raise Inapplicable(f"the model has more than {_LARGEST:,} parameters: check a smaller preset")
+    settings = TrainingSettings(
+        max_steps=_STEPS,
+        batch_size=_EXAMPLES,
+        learning_rate=3e-3,
+        schedule="constant",
+        warmup_steps=5,
+        weight_decay=0.0,
+    )
+    expected = f"the loss falls below {_PART:.0%} of the first one within {_STEPS} steps"
+    losses: list[float] = []
+    try:
+        for step in Trainer(model, criterion, examples, settings).run():
+            losses.append(step.loss)
+            if step.loss < _PART * losses[0]:
+                return
+    except TrainingError as error:
+        fail(expected, str(error))
+    fail(expected, f"it falls from {losses[0]:.3g} to {min(losses):.3g}")
+
+
+class _InMemory:
+    """Examples in memory."""
+
+    lengths = None
+
+    def __init__(self, examples: list[Any]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._examples[index]
+
+
+def _examples(subject: Subject) -> tuple[Any, Any]:
+    """Return random examples, and the criterion for them."""
+    import numpy as np
+
+    from zoo.training.examples import Blocks
+
+    spec = subject.spec
+    try:
+        plugin, objective = plugins.active().objective(None, spec.task)
+    except UsageError as error:
+        raise Inapplicable(str(error)) from error
+    options = load_reference(objective.options, plugin) if objective.options else Settings
+    length = min(_LENGTH, subject.longest)
+    criterion = load_reference(objective.criterion, plugin)(spec.config, None, options(), length)
+    rng = np.random.default_rng(0)
+    rows = [{role: _value(role, spec.config, length, number, rng) for role in objective.columns} for number in range(8)]
+    encoded = [criterion.encode(row) for row in rows]
+    if criterion.packed:
+        tokens = np.concatenate([example["input_ids"] for example in encoded])
+        return Blocks(np.append(tokens, tokens[0]), length), criterion
+    return _InMemory(encoded), criterion
+
+
+def _value(role: str, config: Any, length: int, number: int, rng: Any) -> Any:
+    """Return a random value for a column."""
+    if role in ("text", "target"):
+        return rng.integers(1, min(getattr(config, "vocab_size", 2), 200), length).tolist()
+    if role == "label" and isinstance(config, ClassifierConfig):
+        return [number % 5] * config.num_classes if config.problem_type == "regression" else number % config.num_classes
+    raise Inapplicable(f"the check has no values for the column {role!r}")
