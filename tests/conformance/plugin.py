@@ -249,6 +249,8 @@ EDITS: dict[str, Sequence[Edit]] = {
     "attention-weights": [("config", "zoo.attentions(1,", "zoo.attentions(2,")],
     # The position embedding gets no gradient.
     "gradients": [("model", "self.position(places))", "self.position(places).detach())")],
+    # In training, logits hardly depend on the text.
+    "learning": [(*RETURN, "        return self.head(x * 1e-6 if self.training else x)\n")],
     # 1e5 overflows float16.
     "half-precision": [(*RETURN, "        return self.head(x * 1e5 / 1e5)\n")],
     # Importing the model silences all warnings of the process.
