@@ -7,6 +7,8 @@ from zoo.artifact.description import describe
 from zoo.artifact.directory import ModelDirectory, check_model_target, new_model
 from zoo.artifact.exports import Export, Record, copy_model, declared_graphs, find_exports, find_records
 from zoo.artifact.layout import (
+    ADAPTER,
+    ADAPTER_CONFIG,
     ATTENTIONS,
     CARD,
     COMPANIONS,
@@ -27,6 +29,8 @@ from zoo.artifact.layout import (
 from zoo.artifact.manifest import entry_of
 
 __all__ = [
+    "ADAPTER",
+    "ADAPTER_CONFIG",
     "ATTENTIONS",
     "CARD",
     "COMPANIONS",

@@ -9,7 +9,7 @@ from zoo.artifact.coverage import coverage_summary
 from zoo.artifact.provenance import Origin
 from zoo.registry import ModelSpec
 
-__all__ = ["model_card"]
+__all__ = ["adapter_card", "model_card"]
 
 
 def model_card(
@@ -55,4 +55,27 @@ zoo run {spec.name} "some text"
 | setting | value |
 | --- | --- |
 {rows}
+"""
+
+
+def adapter_card(spec: ModelSpec, origin: Origin, base: str, parameters: int) -> str:
+    """Describe low-rank adapters of the model ``base`` and their use, in Markdown with the hub's front matter."""
+    license = f"\nlicense: {origin.license}" if origin.license else ""
+    return f"""---
+library_name: peft
+base_model: {base}
+pipeline_tag: {spec.task}
+tags: [{spec.architecture.name}, lora, safetensors]{license}
+---
+
+# {spec.name}
+
+Low-rank adapters of {base}. {parameters:,} parameters in float32.
+
+- Architecture: {spec.architecture.name} ({spec.architecture.reference})
+- Weights: {origin}
+
+```
+zoo adapt {base} --merge {spec.name} -o {spec.name}-merged
+```
 """

@@ -15,7 +15,7 @@ from typing import Any
 from zoo import plugins, storage
 from zoo.artifact.description import read_description, read_origin
 from zoo.artifact.digests import Digests
-from zoo.artifact.layout import CONFIG, MANIFEST, SCHEMA, is_own, is_weights, write_json
+from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, is_own, is_weights, write_json
 from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_shards
@@ -104,6 +104,9 @@ class ModelDirectory:
             return read_shards(self.path / INDEX, lambda path: read_header(self.file(path.name)))
         if SINGLE in self.files or (self.path / SINGLE).exists():
             return read_header(self.file(SINGLE))
+        if ADAPTER in self.files:
+            remedy = f"merge it: zoo adapt BASE --merge {self.path} -o DIR"
+            raise ArtifactError("holds an adapter, not the weights of a model", self.path, remedy)
         what = "no weights in this model directory"
         raise ArtifactError(what, self.path, f"copy them there, then run zoo relink {self.path}")
 

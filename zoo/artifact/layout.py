@@ -9,6 +9,8 @@ from pathlib import Path
 from zoo.artifact.weights import INDEX, SINGLE
 
 __all__ = [
+    "ADAPTER",
+    "ADAPTER_CONFIG",
     "ATTENTIONS",
     "CARD",
     "COMPANIONS",
@@ -34,6 +36,9 @@ CONFIG = "config.json"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CARD = "README.md"
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+"""The files of the PEFT library, of low-rank adapters without their base model."""
 GENERATION = "generation_config.json"
 COMPANIONS = (
     GENERATION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,9 @@ from zoo.errors import ParityError, UsageError, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
 from zoo.models.tensors import tensor_groups
+from zoo.registry import ModelSpec
 
-__all__ = ["Exported", "export_checkpoint"]
+__all__ = ["Exported", "choose_layout", "export_checkpoint", "layout_names"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def export_checkpoint(
     stored, target = ModelDirectory.open(Path(directory), rehash=True), Path(target)
     model = create.build_on_meta(stored.spec, stored.dtype)
     with new_output(target, "publish --layout hub", force=force) as stage:
-        model_type, layout, tensors = _choose(stored, model, stage, model_type)
+        model_type, layout, tensors = choose_layout(stored, model, stage, model_type)
         like = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
         persist.write_weights(
             stage,
@@ -83,18 +84,25 @@ def export_checkpoint(
     return Exported(model_type, files, comparison)
 
 
-def _choose(
-    stored: ModelDirectory, model: nn.Module, stage: Path, model_type: str | None
-) -> tuple[str, Layout, dict[str, SourceTensor]]:
-    """Choose a layout that can represent this model, and write everything but the tensors to the stage."""
-    spec = stored.spec
+def layout_names(spec: ModelSpec) -> list[str]:
+    """Return the model types whose layouts become models of an architecture."""
     names = (spec.architecture.name, f"{spec.plugin.distribution}:{spec.architecture.name}")
-    model_types = [
+    return [
         item.name for plugin in plugins.active().loaded() for item in plugin.importers if item.architecture in names
     ]
+
+
+def choose_layout(
+    stored: ModelDirectory, model: nn.Module, stage: Path, model_type: str | None = None
+) -> tuple[str, Layout, dict[str, SourceTensor]]:
+    """Choose a layout that can represent this model, and write everything but the tensors to the stage.
+
+    Raises :class:`UsageError` if there is none.
+    """
+    spec, model_types = stored.spec, layout_names(stored.spec)
     if model_type is not None and model_type not in model_types:
         raise UsageError(
-            f"{model_type!r} is not a layout of {names[0]} models",
+            f"{model_type!r} is not a layout of {spec.architecture.name} models",
             argument("model_type"),
             f"known: {', '.join(model_types)}",
         )
@@ -116,7 +124,7 @@ def _choose(
         for path in stage.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     found = "; ".join(reasons) or "no plugin provides one"
-    raise UsageError(f"no checkpoint layout can represent this {names[0]} model ({found})", stored.path)
+    raise UsageError(f"no checkpoint layout can represent this {spec.architecture.name} model ({found})", stored.path)
 
 
 def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
@@ -140,7 +148,7 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
 
 def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[str, SourceTensor]:
     """Return the checkpoint's tensors, converted from zoo's on demand."""
-    config, groups, held = stored.spec.config, tensor_groups(model), source_tensors(stored.path, stored.layout)
+    config, groups = stored.spec.config, tensor_groups(model)
     first = {alias: name for name, (_, aliases) in groups.items() for alias in aliases}
     origins = layout.origins(first, config)
     found: dict[str, SourceTensor] = {}
@@ -150,12 +158,13 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
             raise UsageError(f"no rule for tensor {ours}", stored.path)
         origin = places[0]
         shapes = [tuple(groups[first[name]][0].shape) for name in origin.group]
-        read = partial(_read, held, origin, [first[name] for name in origin.group])
+        read = partial(_read, stored, origin, [first[name] for name in origin.group])
         found[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)
     return found
 
 
-def _read(ours: Mapping[str, SourceTensor], origin: Place, names: Sequence[str]) -> Tensor:
+def _read(stored: ModelDirectory, origin: Place, names: Sequence[str]) -> Tensor:
+    ours = source_tensors(stored.path, {name: stored.layout[name] for name in names})
     return origin.rule.to_theirs([ours[name].read() for name in names])
 
 

@@ -10,26 +10,36 @@ from zoo.artifact import check_model_target
 from zoo.cli.options import json_option, quiet_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
+from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 
 
 @click.command("adapt")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "settings", metavar="KEY=VALUE", multiple=True, required=True, help="Change a configuration value."
-)
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@click.option("--merge", "adapter", type=click.Path(path_type=Path), metavar="ADAPTER", help="Merge low-rank adapters.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory to create.")
 @click.option("--force", is_flag=True, help="Replace an existing model directory.")
 @json_option
 @quiet_option
-def command(directory: Path, settings: tuple[str, ...], output: Path, force: bool, as_json: bool) -> None:
-    """Change the configuration of the model in DIRECTORY, keeping its weights.
+def command(
+    directory: Path, settings: tuple[str, ...], adapter: Path | None, output: Path, force: bool, as_json: bool
+) -> None:
+    """Change the configuration of the model in DIRECTORY, keeping its weights; or merge adapters into them.
 
     Tensors whose shape does not change are copied. The architecture converts the others: a ViT interpolates its
     position embeddings for another image_size; learned text positions are truncated for a smaller max_seq_len. If it
     has no rule for a tensor, or a tensor would be dropped or added, nothing is written and all such tensors are listed.
+
+    With --merge, the update of each weight in the directory ADAPTER, which zoo train --lora or the PEFT library wrote,
+    is added to the weight. The result is a model like any other.
     """
+    if bool(settings) == (adapter is not None):
+        raise UsageError("give --set or --merge, and not both")
     check_model_target(output, force=force)
+    if adapter is not None:
+        _merge(directory, adapter, output, force, as_json)
+        return
     from zoo.models.adapt import adapt_directory
 
     with show_progress("adapting", unit="bytes") as progress:
@@ -47,3 +57,18 @@ def command(directory: Path, settings: tuple[str, ...], output: Path, force: boo
     say(f"{output}: {parameters:,} parameters")
     for name, (old, new) in adapted.shapes.items():
         say(f"{name}: {old} became {new}")
+
+
+def _merge(directory: Path, adapter: Path, output: Path, force: bool, as_json: bool) -> None:
+    from zoo.training.merge import merge_directory
+
+    with show_progress("merging", unit="bytes") as progress:
+        merged = merge_directory(directory, adapter, output, force=force, progress=progress)
+    parameters = parameter_count(merged.spec)
+    if as_json:
+        facts = {"updated": list(merged.updated), "replaced": list(merged.replaced)}
+        emit_json("adapt", {"directory": str(output), "parameters": parameters, **facts})
+        return
+    say(f"{output}: {parameters:,} parameters; {len(merged.updated)} weights updated")
+    for name in merged.replaced:
+        say(f"{name}: from the adapter")

@@ -52,6 +52,10 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
 @option("--tokenizer", section="Model", metavar="FILE", help="A tokenizer.json or a vocabulary to attach, or 'bytes'.")
 @option("--objective", section="Training", metavar="NAME", help="What to learn; by default what the task says.")
 @option("--recipe", section="Training", metavar="NAME", help="Data and settings: see zoo why --recipe NAME.")
+@option(
+    "--lora", section="Training", metavar="KEY=VALUE,...",
+    help="Train low-rank adapters of a model directory: rank, alpha, dropout, targets; e.g. rank=8,targets=*.query.",
+)  # fmt: skip
 @option("--max-steps", section="Training", metavar="N", type=click.IntRange(1), help="Number of steps.")
 @option("--epochs", section="Training", metavar="N", type=float, help="Passes over the data; 3 by default.")
 @option("--seed", section="Training", metavar="N", type=click.IntRange(0, 2**63 - 1), help="Random seed.")
@@ -70,6 +74,7 @@ def command(
     tokenizer: str | None,
     objective: str | None,
     recipe: str | None,
+    lora: str | None,
     max_steps: int | None,
     epochs: float | None,
     seed: int | None,
@@ -104,6 +109,7 @@ def command(
             validation=validation,
             columns=given_columns(columns),
             skip_bad=skip_bad,
+            lora=lora,
         )
     from zoo.training import run as runs
     from zoo.training.processes import joined

@@ -43,9 +43,11 @@ __all__ = [
     "load",
     "load_directory",
     "plan_layout",
+    "read_companions",
     "read_tensors",
     "save",
     "save_spec",
+    "write_companions",
     "write_model",
     "write_weights",
 ]
@@ -149,17 +151,24 @@ def write_model(
     digest = write_weights(
         stage, tensors, tensors.__getitem__, aliases=aliases, max_shard_bytes=max_shard_bytes, progress=progress
     )
-    for file, content in attached.files.items():
+    write_companions(stage, spec, model, tokenizer)
+    known = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
+    card = model_card(spec, common_dtype(model), known, parameter_count(spec))
+    (stage / CARD).write_text(card, encoding="utf-8")
+    return known
+
+
+def write_companions(
+    stage: Path, spec: ModelSpec, model: nn.Module, tokenizer: str | os.PathLike[str] | None = None
+) -> None:
+    """Write the tokenizer and the companion files of a model; ``tokenizer`` replaces its own."""
+    for file, content in attachments(model).files.items():
         if tokenizer is None or file not in TOKENIZER_FILES:
             (stage / file).write_bytes(content)
     if tokenizer is not None:
         from zoo.tokenizers.load import write_tokenizer
 
         write_tokenizer(os.fspath(tokenizer), stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
-    known = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
-    card = model_card(spec, common_dtype(model), known, parameter_count(spec))
-    (stage / CARD).write_text(card, encoding="utf-8")
-    return known
 
 
 def write_weights(
@@ -241,8 +250,13 @@ def load_directory(stored: ModelDirectory) -> nn.Module:
     check_layout(model, stored.layout, stored.path)
     with _reading(stored.path):
         fill(model, read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()}))
+    return attach(model, read_companions(stored))
+
+
+def read_companions(stored: ModelDirectory) -> Attachments:
+    """Return what a model directory holds besides the configuration and the weights."""
     files = {name: (stored.path / name).read_bytes() for name in (TOKENIZER, *COMPANIONS) if name in stored.files}
-    return attach(model, Attachments(stored.origin, stored.spec.description, stored.spec.tokenizer, files))
+    return Attachments(stored.origin, stored.spec.description, stored.spec.tokenizer, files)
 
 
 def check_layout(model: nn.Module, layout: Mapping[str, StoredTensor], where: object) -> None:

@@ -14,7 +14,7 @@ from zoo.registry.spec import Assignment
 
 __all__ = ["Recipe", "find_recipe", "recipe_names"]
 
-_TABLES = ("settings", "options", "config", "columns")
+_TABLES = ("settings", "options", "config", "columns", "lora")
 _KEYS: Mapping[str, type] = {
     "base": str, "description": str, "task": str, "objective": str, "tokenizer": str, "data": list, "validation": list,
     **dict.fromkeys(_TABLES, dict),
@@ -34,7 +34,7 @@ class Recipe:
         return self.origins[key][-1].value if key in self.origins else default
 
     def table(self, name: str) -> dict[str, Any]:
-        """Return the values of ``settings`` (training), ``options`` (objective), ``config`` (model) or ``columns``."""
+        """Return the values of a table, such as ``settings`` (of training) or ``options`` (of the objective)."""
         prefix = f"{name}."
         return {
             key.removeprefix(prefix): given[-1].value for key, given in self.origins.items() if key.startswith(prefix)

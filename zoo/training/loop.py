@@ -110,6 +110,11 @@ class Trainer:
         """Yield the parameters that are trained, with their names."""
         return ((name, item) for name, item in self.model.named_parameters() if item.requires_grad)
 
+    @property
+    def size(self) -> int:
+        """Number of parameters that are trained."""
+        return sum(parameter.numel() for _, parameter in self.trained())
+
     def run(self) -> Iterator[Step]:
         """Do the remaining steps, and yield after each.
 

@@ -16,7 +16,7 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError, argument, nearest
 from zoo.registry import load_reference, registry
 from zoo.registry.recipes import Recipe
-from zoo.training.settings import TrainingSettings
+from zoo.training.settings import LowRankSettings, TrainingSettings
 
 __all__ = ["PLAN", "Plan", "make_plan"]
 
@@ -47,6 +47,8 @@ class Plan:
     """The name in the data of each column, by role."""
     skip_bad: int = 0
     settings: TrainingSettings
+    lora: LowRankSettings | None = None
+    """Low-rank adapters to train instead of the model's weights."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file of data and of the tokenizer, by name."""
 
@@ -67,6 +69,8 @@ class Plan:
                 raise ValueError(f"schema {content['schema']} is unknown")
             stored: dict[str, Any] = dict(content["plan"])
             settings = TrainingSettings.from_dict(stored.pop("settings"), file)
+            if stored["lora"] is not None:
+                stored["lora"] = LowRankSettings.from_dict(stored["lora"], file)
             stored |= {key: tuple(stored[key]) for key in ("data", "validation")}
             return cls(settings=settings, **stored), dict(content["progress"])
         except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -88,6 +92,7 @@ def make_plan(
     validation: Sequence[str] = (),
     columns: Mapping[str, str],
     skip_bad: int = 0,
+    lora: str | None = None,
 ) -> Plan:
     """Return the plan of a recipe, overridden by what else is given.
 
@@ -105,9 +110,10 @@ def make_plan(
         validation: see :class:`Plan`.
         columns: see :class:`Plan`.
         skip_bad: see :class:`Plan`.
+        lora: ``KEY=VALUE,...`` settings of low-rank adapters, which replace those of the recipe.
 
     Raises:
-        UsageError: a name, key or value is unknown, or there is no data.
+        UsageError: a name, key or value is unknown, there is no data, or adapters are wanted for a preset.
     """
     recipe = recipe or Recipe("", {})
     is_directory = Path(model).is_dir()
@@ -130,6 +136,10 @@ def make_plan(
     for one, other in (("max_steps", "epochs"), ("epochs", "max_steps")):
         if one in given and other not in given:
             parts[0].pop(other, None)
+    adapters = LowRankSettings.parse(lora, "--lora") if lora is not None else _recipe_adapters(recipe)
+    if adapters is not None and not is_directory:
+        remedy = "train adapters of a model directory"
+        raise UsageError(f"{model} is a preset, without weights to adapt", argument("lora"), remedy)
     chosen = tuple(data) or tuple(recipe.get("data", ()))
     if not chosen:
         raise UsageError("no data", argument("data"), "name files, directories, or a data set")
@@ -145,4 +155,10 @@ def make_plan(
         columns={**recipe.table("columns"), **columns},
         skip_bad=skip_bad,
         settings=TrainingSettings.from_dict({**parts[0], **given}, "settings"),
+        lora=adapters,
     )
+
+
+def _recipe_adapters(recipe: Recipe) -> LowRankSettings | None:
+    table = recipe.table("lora")
+    return LowRankSettings.from_dict(table, "lora") if table else None

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from zoo import plugins
-from zoo.artifact import TOKENIZER, ModelDirectory, check_model_target, describe, write_json
+from zoo.artifact import CARD, TOKENIZER, ModelDirectory, check_model_target, describe, new_model, write_json
+from zoo.artifact.card import adapter_card
 from zoo.artifact.layout import CONFIG, SCHEMA
 from zoo.artifact.provenance import Origin, Training, base_name
 from zoo.contract import Objective
@@ -27,6 +28,7 @@ from zoo.models.attachments import attach, attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
 from zoo.registry.recipes import find_recipe
+from zoo.training.adapters import Adapters, adapt
 from zoo.training.data import Data, Progress
 from zoo.training.heads import retask
 from zoo.training.loop import Evaluation, Step, Trainer
@@ -81,13 +83,22 @@ class Run:
         directory: the model directory that is written.
         training: the examples.
         origin: the origin of the weights before training.
+        adapters: the adapters that are trained instead of the model's weights.
     """
 
     def __init__(
-        self, plan: Plan, spec: ModelSpec, trainer: Trainer, directory: Path, training: Data, name: str, origin: Origin
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        trainer: Trainer,
+        directory: Path,
+        training: Data,
+        name: str,
+        origin: Origin,
+        adapters: Adapters | None = None,
     ) -> None:
         self.plan, self.spec, self.trainer, self.directory = plan, spec, trainer, directory
-        self.data, self._name, self._origin = training, name, origin
+        self.data, self._name, self._origin, self._adapters = training, name, origin, adapters
         self.metrics: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         """The step, the loss and the accuracy of the best evaluation so far."""
@@ -99,13 +110,21 @@ class Run:
         """Return what a checkpoint says of the run so far, apart from tensors."""
         return {"step": self.trainer.done, "best": self.best, "worse": self._worse, "origin": self._origin.to_dict()}
 
-    def _described(self, stage: Path, **written: Any) -> None:
-        """Write the model's files to a stage, config.json included."""
+    def _described(self, stage: Path) -> None:
+        """Write the files of the model, or of its adapters, to a stage, config.json included."""
         record = Training(objective=self.plan.objective, data=self._name, steps=self.trainer.done)
         origin = self._origin.derive("trained", training=record)
         description = describe(self.spec, dtype="float32")
         model = self.trainer.model
-        description["origin"] = persist.write_model(stage, self.spec, model, origin=origin, **written).to_dict()
+        if self._adapters is None:
+            origin = persist.write_model(stage, self.spec, model, origin=origin)
+        else:
+            persist.write_companions(stage, self.spec, model)
+            self._adapters.write(stage, model)
+            card = adapter_card(self.spec, origin, self._adapters.base, self.trainer.size)
+            (stage / CARD).write_text(card, encoding="utf-8")
+            description["adapter"] = self._adapters.record()
+        description["origin"] = origin.to_dict()
         write_json(stage / CONFIG, {"schema": SCHEMA, **description})
 
     def checkpoint(self) -> None:
@@ -121,7 +140,7 @@ class Run:
                 if self.best is not None and self.best["step"] == self.trainer.done:
                     weights = {name: value.detach().cpu().contiguous() for name, value in self.trainer.trained()}
                     save_file(weights, stage / BEST)
-            write_state(self.trainer, stage / STATE)
+            write_state(self.trainer, stage / STATE, alone=self._adapters is not None)
             self.plan.write(stage / PLAN, self.progress())
             self._write_metrics(stage)
 
@@ -213,6 +232,7 @@ class Run:
             "digests": dict(plan.digests),
             "rows": asdict(self.data.facts),
             "settings": plan.settings.to_dict(),
+            "lora": plan.lora and plan.lora.to_dict(),
             "steps": self.trainer.done,
             "best": self.best,
             "zoo": __version__,
@@ -254,11 +274,18 @@ def start(
         origin = replace(origin, changes=(*origin.changes, *changes))
     spec = replace(found.spec, name=base_name(directory))
     tokenizer = model_tokenizer(plan, spec, found.model)
-    plan = replace(plan, objective=objective.name, digests=data_digests(sources, tokenizer))
-    run = _make(plan, spec, found.model, directory, plugin, objective, sources, tokenizer, origin, processes, progress)
+    adapters = adapt(plan, spec, found.model, found.fresh)
+    digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
+    plan = replace(plan, objective=objective.name, digests=digests)
+    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress)
+    run = _make(plan, spec, found.model, directory, *parts)
     if processes.is_first:
         label = plan.tokenizer or (spec.tokenizer if TOKENIZER not in attachments(found.model).files else None)
-        persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
+        if adapters is None:
+            persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
+        else:
+            with new_model(directory, describe(spec, dtype="float32"), force=force) as stage:
+                persist.write_companions(stage, spec, found.model, label)
         attached = attachments(found.model)
         if (directory / TOKENIZER).is_file():
             files = {**attached.files, TOKENIZER: (directory / TOKENIZER).read_bytes()}
@@ -277,17 +304,24 @@ def resume(directory: Path, *, processes: Processes = ALONE, progress: Progress 
     if STATE not in stored.files:
         raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
     plan, so_far = Plan.read(stored.file(PLAN))
-    model = trainable(persist.load_directory(stored))
+    if plan.lora is None:
+        model, adapters = trainable(persist.load_directory(stored)), None
+    else:
+        spec, base, _ = load_model(plan)
+        found = retask(spec, base, stored.spec.config.to_dict(), plan.settings.seed)
+        model = attach(found.model, persist.read_companions(stored))
+        adapters = adapt(plan, stored.spec, model, found.fresh)
     plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
     sources = find_sources(plan, objective)
     tokenizer = model_tokenizer(replace(plan, tokenizer=None), stored.spec, model)
-    digests = data_digests(sources, tokenizer)
+    digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
     names = digests.keys() | plan.digests.keys()
     changed = ", ".join(sorted(name for name in names if digests.get(name) != plan.digests.get(name)))
     if changed:
         raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
     origin = Origin.from_dict(so_far["origin"], directory / PLAN)
-    run = _make(plan, stored.spec, model, directory, plugin, objective, sources, tokenizer, origin, processes, progress)
+    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress)
+    run = _make(plan, stored.spec, model, directory, *parts)
     read_state(run.trainer, stored.file(STATE))
     run.best, run._worse = so_far["best"], so_far["worse"]
     lines = (directory / METRICS).read_text(encoding="utf-8").splitlines()
@@ -305,6 +339,7 @@ def _make(
     sources: tuple[Source, Source | None],
     tokenizer: Tokenizer | None,
     origin: Origin,
+    adapters: Adapters | None,
     processes: Processes,
     progress: Progress | None,
 ) -> Run:
@@ -317,7 +352,7 @@ def _make(
         ]
     validation = data[1].examples if len(data) > 1 else None
     trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation, processes=processes)
-    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin)
+    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters)
 
 
 def train(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from zoo.config import Settings
 
-__all__ = ["TrainingSettings"]
+__all__ = ["LowRankSettings", "TrainingSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,3 +94,35 @@ class TrainingSettings(Settings):
             raise ValueError(f"min_learning_rate {self.min_learning_rate} exceeds learning_rate {self.learning_rate}")
         if self.max_steps is not None and self.epochs is not None:
             raise ValueError(f"give max_steps {self.max_steps} or epochs {self.epochs}, not both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankSettings(Settings):
+    """Settings of low-rank adapters (Hu et al. 2021): a dense weight W acts as W + alpha / rank * B A."""
+
+    rank: int = 8
+    """Rows of A, and columns of B."""
+    alpha: float | None = None
+    """The factor of an update, times ``rank``; by default ``rank``, so that the factor is 1."""
+    dropout: float = 0.0
+    """Dropout of the input of A."""
+    targets: tuple[str, ...] = ()
+    """Globs of the names of dense layers. By default all dense layers in lists of blocks, thus the projections of
+    attention and the feed-forward layers (Dettmers et al. 2023, section 4), and no embedding, pooler or head."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a number out of its range."""
+        self.require_positive("rank", "alpha")
+        self.require_probability("dropout")
+        self.default("alpha", float(self.rank))
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        assert self.alpha is not None
+        return self.alpha / self.rank
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Self:
+        """Return the settings of a ``KEY=VALUE,...`` text of a command-line option."""
+        return cls.from_dict(cls.parse_settings(re.split(r",(?=\w+=)", text), option), option)

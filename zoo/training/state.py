@@ -21,18 +21,21 @@ STATE = "training.safetensors"
 """The state of an unfinished run; removed when training ends."""
 
 
-def write_state(trainer: Trainer, file: Path) -> None:
+def write_state(trainer: Trainer, file: Path, *, alone: bool = False) -> None:
     """Write what the weights of a checkpoint do not tell.
 
-    These are the state of the optimiser and, if the checkpoint has averaged weights, those of the last step.
+    These are the state of the optimiser and, if the checkpoint has averaged weights, those of the last step. If the
+    file stands ``alone``, because the checkpoint has no weights, they are all trained weights and their averages.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in trainer.trained():
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
-        if trainer.averages:
+        if trainer.averages or alone:
             tensors[f"weight/{name}"] = parameter
+        if trainer.averages and alone:
+            tensors[f"average/{name}"] = trainer.averages[name]
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(stored, file, {"step": str(trainer.done)})
 
@@ -54,13 +57,16 @@ def read_state(trainer: Trainer, file: Path) -> None:
         part, _, name = path.partition("/")
         name, _, key = name.rpartition("/") if part == "optimizer" else (name, "", "")
         known = parameters.get(name)
-        if known is None or (part == "weight" and value.shape != known.shape):
+        if known is None or (part != "optimizer" and value.shape != known.shape):
             raise ArtifactError(f"the state does not fit the model: {path}", file)
         if part == "optimizer":
             states[name][key] = _place(key, value, known)
+        elif part == "average":
+            trainer.averages[name].copy_(value)
         else:
             with torch.no_grad():
-                trainer.averages[name].copy_(known)
+                if trainer.averages and f"average/{name}" not in tensors:
+                    trainer.averages[name].copy_(known)
                 known.copy_(value)
     for name, state in states.items():
         if state:

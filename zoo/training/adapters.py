@@ -1,0 +1,192 @@
+"""Low-rank adapters (Hu et al. 2021) of the dense layers of a model. Importing this module imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo.artifact import ModelDirectory, describe
+from zoo.artifact.provenance import Origin
+from zoo.artifact.weights import digest_layout
+from zoo.checkpoints.exporting import choose_layout, layout_names
+from zoo.checkpoints.peft import AdapterNames, Changes, Update, write_adapter
+from zoo.errors import UsageError, argument, nearest
+from zoo.models.create import build_on_meta
+from zoo.models.tensors import tensor_groups
+from zoo.registry import ModelSpec
+from zoo.training.plan import Plan
+from zoo.training.settings import LowRankSettings
+
+__all__ = ["Adapters", "LowRankLinear", "adapt", "add_adapters", "imported_format"]
+
+
+class LowRankLinear(nn.Module):
+    """A dense layer whose weight W acts as W + scale * B A, with the weight and the bias of another one.
+
+    A is initialised as by PEFT, uniformly with the bound 1 / sqrt(inputs) (He et al. 2015, with a slope of sqrt(5)),
+    and B is 0, so that the layer first computes what the other one does.
+    """
+
+    def __init__(self, dense: nn.Linear, settings: LowRankSettings) -> None:
+        super().__init__()
+        self.weight, self.bias = dense.weight, dense.bias
+        self.lora_A = nn.Parameter(dense.weight.detach().new_empty(settings.rank, dense.in_features))
+        self.lora_B = nn.Parameter(dense.weight.detach().new_zeros(dense.out_features, settings.rank))
+        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+        self.dropout, self.scale = nn.Dropout(settings.dropout), settings.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        update = F.linear(F.linear(self.dropout(x), self.lora_A), self.lora_B)
+        return F.linear(x, self.weight, self.bias) + self.scale * update
+
+    def update(self) -> Update:
+        """Return a copy of what is added to the weight."""
+        return Update(self.lora_A.detach().cpu().clone(), self.lora_B.detach().cpu().clone(), self.scale)
+
+
+def add_adapters(model: nn.Module, settings: LowRankSettings, fresh: Collection[str], seed: int) -> None:
+    """Replace dense layers of a model by adapted ones, and freeze all other parameters but ``fresh`` ones.
+
+    Args:
+        model: changed in place; parameters keep their names.
+        settings: the adapters, and which layers get one.
+        fresh: names of parameters that are trained themselves.
+        seed: determines the initial adapters.
+
+    Raises:
+        UsageError: no dense layer matches a target, one shares its weight with another layer, or the model has norms
+            whose statistics change in training.
+    """
+    for name, part in model.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise UsageError(f"training changes the statistics of {name}, which adapters cannot hold", argument("lora"))
+    dense = {name: part for name, part in model.named_modules() if type(part) is nn.Linear}
+    own = {name: part for name, part in dense.items() if f"{name}.weight" not in fresh}
+    chosen = _targets(model, list(own), settings.targets)
+    shared = {aliases[0]: aliases for _, aliases in tensor_groups(model).values()}
+    for name in chosen:
+        aliases = shared.get(f"{name}.weight", ())
+        others = [alias for alias in aliases if model.get_submodule(alias.rpartition(".")[0]) is not dense[name]]
+        if others or not aliases:
+            what = f"{name} shares its weight with another layer, so an adapter could not be merged"
+            raise UsageError(what, "targets")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in fresh)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapted = {id(own[name]): LowRankLinear(own[name], settings) for name in chosen}
+    for name, part in list(model.named_modules(remove_duplicate=False)):
+        if id(part) in adapted:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, adapted[id(part)])
+
+
+def _targets(model: nn.Module, dense: list[str], globs: tuple[str, ...]) -> list[str]:
+    """Return the names of the dense layers that are adapted."""
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in dense):
+            raise UsageError(f"no dense layer matches {glob!r}", "targets", nearest(glob, dense))
+    if globs:
+        return [name for name in dense if any(fnmatchcase(name, glob) for glob in globs)]
+    lists = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList))
+    found = [name for name in dense if name.startswith(lists)]
+    if not found:
+        raise UsageError("the model has no dense layers in lists of blocks", "targets", nearest("", dense))
+    return found
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of a run, and how they are written."""
+
+    settings: LowRankSettings
+    base: str
+    """Hub id or name of the model that they adapt."""
+    weights: str
+    """Digest of its weights."""
+    fresh: tuple[str, ...]
+    """Tensors that the base model lacks; they are written whole."""
+    layout: str | None
+    """The hub layout whose names are written; None for zoo's own names."""
+    names: AdapterNames
+
+    def write(self, stage: Path, model: nn.Module) -> None:
+        """Write the adapters of a model in PEFT's files."""
+        tensors = model.state_dict()
+        whole = {name: tensors[name].detach().cpu().clone() for name in self.fresh}
+        changes = Changes(_updates(model), whole)
+        write_adapter(
+            stage, self.names, changes, base=self.base, rank=self.settings.rank, dropout=self.settings.dropout
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return what config.json says of the base model."""
+        return {"base": self.base, "weights": self.weights, "layout": self.layout}
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of the base model, which determines a run."""
+        return {"base model": self.weights}
+
+
+def adapt(plan: Plan, spec: ModelSpec, model: nn.Module, fresh: tuple[str, ...]) -> Adapters | None:
+    """Add the adapters of a plan, if it has any, to a model.
+
+    Args:
+        plan: its model is a model directory.
+        spec: the model that is trained.
+        model: changed in place.
+        fresh: tensors that the model of the directory lacks.
+    """
+    if plan.lora is None:
+        return None
+    base = ModelDirectory.open(plan.model)
+    add_adapters(model, plan.lora, fresh, plan.settings.seed)
+    updated = list(_updates(model))
+    layout, names = _names(base, spec, updated, fresh)
+    source = _imported(base.origin).source or base.spec.name
+    return Adapters(plan.lora, source, digest_layout(base.path, base.layout), fresh, layout, names)
+
+
+def _names(
+    base: ModelDirectory, spec: ModelSpec, updated: list[str], fresh: tuple[str, ...]
+) -> tuple[str | None, AdapterNames]:
+    """Return the hub layout that can represent the model and its adapters, if there is one, and the names."""
+    described = replace(base, description={**base.description, **describe(spec, dtype=base.dtype)})
+    preferred = imported_format(base)
+    plain = build_on_meta(spec)
+    with TemporaryDirectory() as folder:
+        try:
+            name, layout, _ = choose_layout(described, plain, Path(folder), preferred)
+            names = AdapterNames(plain, spec.config, layout)
+            if names.can_hold(updated, fresh):
+                return name, names
+        except UsageError:
+            pass
+    return None, AdapterNames(plain, spec.config, None)
+
+
+def imported_format(stored: ModelDirectory) -> str | None:
+    """Return the hub layout from which a model was imported, perhaps before it was trained, or None."""
+    found = _imported(stored.origin).format
+    return found if found in layout_names(stored.spec) else None
+
+
+def _imported(origin: Origin) -> Origin:
+    """Return the origin of imported weights, or the oldest one."""
+    while origin.kind != "imported" and origin.parent is not None:
+        origin = origin.parent
+    return origin
+
+
+def _updates(model: nn.Module) -> dict[str, Update]:
+    """Return what the adapters of a model add, by the name of the weight."""
+    return {f"{name}.weight": part.update() for name, part in model.named_modules() if isinstance(part, LowRankLinear)}

@@ -1,0 +1,126 @@
+"""Merging of low-rank adapters into the weights of their model. Importing this module imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from zoo.artifact import ADAPTER, MANIFEST, ModelDirectory, check_model_target
+from zoo.artifact.provenance import Origin, base_name
+from zoo.artifact.weights import digest_layout
+from zoo.checkpoints.exporting import layout_names
+from zoo.checkpoints.importing import find_layout
+from zoo.checkpoints.peft import AdapterNames, Changes, read_adapter
+from zoo.errors import ArtifactError, UsageError
+from zoo.models import persist
+from zoo.models.attachments import attach
+from zoo.models.tensors import tensor_groups
+from zoo.registry import ModelSpec
+from zoo.training.adapters import imported_format
+from zoo.training.heads import retask
+
+__all__ = ["Merged", "merge", "merge_directory"]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A model with merged adapters."""
+
+    spec: ModelSpec
+    model: nn.Module
+    origin: Origin
+    updated: tuple[str, ...]
+    """Weights to which an update was added."""
+    replaced: tuple[str, ...]
+    """Tensors that the adapter holds whole."""
+
+
+def merge_directory(
+    base: Path, adapter: Path, target: Path, *, force: bool = False, progress: persist.Progress | None = None
+) -> Merged:
+    """Write a model directory with the weights of ``base`` and the adapters in the directory ``adapter``, merged.
+
+    Raises:
+        UsageError: the target exists, or the adapter is of a kind that zoo does not read.
+        ArtifactError: a directory is invalid, or the adapter is that of another model.
+        StorageError: the file system refused; the target is unchanged.
+    """
+    check_model_target(target, force=force)
+    stored = ModelDirectory.open(base, rehash=True)
+    found = merge(stored, persist.load_directory(stored), adapter)
+    spec = replace(found.spec, name=base_name(target))
+    persist.save_spec(spec, found.model, target, force=force, origin=found.origin, progress=progress)
+    return replace(found, spec=spec)
+
+
+def merge(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Merged:
+    """Merge an adapter that zoo or PEFT wrote into the loaded model of a directory, which may be changed in place.
+
+    Sums are computed in float64 and rounded to the dtype of the model. An adapter that zoo wrote must have been trained
+    on the same weights; PEFT records no digest of them, so there only names and shapes are compared.
+
+    Raises :class:`ArtifactError` or :class:`UsageError` as :func:`merge_directory`.
+    """
+    if not adapter.is_dir():
+        raise ArtifactError("no such directory", adapter)
+    if (adapter / MANIFEST).exists():
+        return _merge_own(stored, model, ModelDirectory.open(adapter, weights=False))
+    changes = _read_foreign(stored, model, adapter)
+    _apply(model, changes, adapter)
+    origin = stored.origin.derive("adapted", source=stored.spec.name, changes=(f"adapter {base_name(adapter)} merged",))
+    return Merged(stored.spec, model, origin, tuple(changes.updates), tuple(changes.whole))
+
+
+def _merge_own(stored: ModelDirectory, model: nn.Module, adapter: ModelDirectory) -> Merged:
+    """Merge an adapter that zoo wrote."""
+    record = adapter.description.get("adapter")
+    if ADAPTER not in adapter.files or not isinstance(record, dict):
+        raise ArtifactError("holds a model, not an adapter", adapter.path)
+    if record.get("weights") != digest_layout(stored.path, stored.layout):
+        what = f"the adapter was trained on other weights, those of {record.get('base')}"
+        raise ArtifactError(what, adapter.path, f"give their model instead of {stored.path}")
+    found = retask(stored.spec, model, adapter.spec.config.to_dict(), 0)
+    changes = read_adapter(adapter.path, _names(record.get("layout"), found.spec, found.model, adapter.path))
+    missing = ", ".join(sorted(set(found.fresh) - changes.whole.keys()))
+    if missing:
+        raise ArtifactError(f"lacks {missing}", adapter.path)
+    _apply(found.model, changes, adapter.path)
+    attach(found.model, persist.read_companions(adapter))
+    origin = replace(adapter.origin, changes=(*adapter.origin.changes, "low-rank adapters merged"))
+    spec = replace(found.spec, description=adapter.spec.description, tokenizer=adapter.spec.tokenizer)
+    return Merged(spec, found.model, origin, tuple(changes.updates), tuple(changes.whole))
+
+
+def _names(layout: Any, spec: ModelSpec, model: nn.Module, where: Path) -> AdapterNames:
+    """Return the names of a hub layout; without one, zoo's own."""
+    return AdapterNames(model, spec.config, None if layout is None else find_layout(layout, where)[2])
+
+
+def _read_foreign(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Changes:
+    """Read an adapter with the names of any layout that becomes this architecture, or with zoo's own."""
+    preferred = imported_format(stored)
+    layouts: Sequence[str | None] = (*sorted(layout_names(stored.spec), key=lambda name: name != preferred), None)
+    errors = []
+    for layout in layouts:
+        try:
+            return read_adapter(adapter, _names(layout, stored.spec, model, adapter))
+        except ArtifactError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _apply(model: nn.Module, changes: Changes, where: Path) -> None:
+    """Change the weights of a model. Raises :class:`UsageError` for an update of a shared weight."""
+    shared = {alias: names for _, names in tensor_groups(model).values() for alias in names}
+    for name, update in changes.updates.items():
+        if len(shared[name]) > 1:
+            raise UsageError(f"{name} is shared with {shared[name][0]}, so an update cannot be merged", where)
+        parameter = model.get_parameter(name)
+        parameter.data = update.added_to(parameter.data)
+    for name, value in changes.whole.items():
+        parameter = model.get_parameter(name)
+        parameter.data = value.to(parameter.dtype, copy=True)
