@@ -41,7 +41,7 @@ def retask(spec: ModelSpec, model: nn.Module, values: Mapping[str, Any], seed: i
     new_spec = replace(spec, config=config)
     if config == spec.config:
         return Retasked(spec, model, (), ())
-    new = create.build(new_spec, seed=seed, dtype=next(model.parameters()).dtype)
+    new = create.build(new_spec, seed=seed, dtype="float32").to(next(model.parameters()).dtype)
     held, wanted = stored_tensors(model)[0], stored_tensors(new)[0]
     kept = {name for name, tensor in wanted.items() if name in held and held[name].shape == tensor.shape}
     if sum(wanted[name].numel() for name in kept) * 2 < sum(tensor.numel() for tensor in wanted.values()):
