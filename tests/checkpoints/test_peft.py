@@ -212,8 +212,34 @@ def test_tensors_of_another_model_are_refused(
     assert message in zoo("adapt", "base", "--merge", "adapter", "-o", "merged").failed(3)
 
 
-def test_update_of_a_shared_weight_is_refused(zoo: Zoo) -> None:
+@pytest.mark.parametrize("options", [{"target_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]}])
+def test_change_of_a_shared_weight_is_refused(zoo: Zoo, options: dict[str, Any]) -> None:
     """The head of GPT-2 is the embedding; merging would change both."""
-    add(make("gpt2"), target_modules=["lm_head"])
+    add(make("gpt2"), **options)
     said = zoo("adapt", "base", "--merge", "adapter", "-o", "merged").failed(2)
-    assert "head.weight is shared with token_embedding.weight" in said
+    assert "token_embedding.weight is also head.weight" in said
+
+
+def test_names_without_a_hub_layout(zoo: Zoo) -> None:
+    """Adapters of other architectures have zoo's names, under which PEFT finds them in zoo's model."""
+    assert zoo("build", "all-attention-tiny", "-o", "base").status == 0
+    train(zoo, "--data", rows(), "--lora", "rank=2", "--set", "max_length=8")
+    record = json.loads(Path("adapter/config.json").read_text())["adapter"]
+    assert record["layout"] is None
+    plain = library.load("base").double()
+    expected = ours_says(merged_in_double())
+    assert (expected - ours_says(plain)).abs().max() > 0.1
+    adapted = peft.PeftModel.from_pretrained(plain.float(), "adapter").eval().double()
+    assert_close(ours_says(adapted.base_model.model), expected, rtol=1e-9, atol=1e-9)
+    adapted.save_pretrained("again")
+    assert_close(ours_says(merged_in_double(adapter="again")), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_in_half_precision_are_rounded_once(zoo: Zoo) -> None:
+    theirs = make("gpt2")
+    add(theirs, target_modules=["c_attn", "c_fc"])
+    import_checkpoint("hub", "half", dtype="bfloat16")
+    assert zoo("adapt", "half", "--merge", "adapter", "-o", "merged").status == 0
+    expected = merged_in_double("half").state_dict()
+    for name, value in library.load("merged").state_dict().items():
+        assert torch.equal(value, expected[name].bfloat16()), name

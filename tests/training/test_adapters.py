@@ -91,7 +91,7 @@ def test_only_adapters_and_fresh_tensors_are_trained(make_trainer: Make) -> None
     ("settings", "message"),
     [
         ({"targets": ("*.qery",)}, r"no dense layer matches '\*\.qery': targets"),
-        ({"targets": ("head",)}, "head shares its weight with another layer"),
+        ({"targets": ("head",)}, "head has the weight token_embedding.weight"),
     ],
 )
 def test_targets_are_checked(settings: dict[str, Any], message: str) -> None:

@@ -78,7 +78,10 @@ class AdapterNames:
 
     def __init__(self, model: nn.Module, config: Config, layout: Layout | None) -> None:
         self._config, self._layout = config, layout
-        self.shapes = {alias: tuple(like.shape) for like, names in tensor_groups(model).values() for alias in names}
+        groups = tensor_groups(model)
+        self.first = {alias: first for first, (_, names) in groups.items() for alias in names}
+        """The first name of each tensor, by all its names."""
+        self.shapes = {alias: tuple(groups[first][0].shape) for alias, first in self.first.items()}
         self._places = (
             {name: [Place(name, (name,), Rule(name, name))] for name in self.shapes}
             if layout is None
@@ -91,7 +94,7 @@ class AdapterNames:
             return False
         dense = [self.place(name) for name in updated]
         return all(place.name.endswith(_WEIGHT) and not place.rule.leading_axes for place in dense) and all(
-            set(self.place(name).group) <= set(whole) for name in whole
+            self.first[item] in whole for name in whole for item in self.place(name).group
         )
 
     def place(self, name: str) -> Place:
@@ -129,13 +132,16 @@ def write_adapter(stage: Path, names: AdapterNames, changes: Changes, *, base: s
     places = {names.written(place): place for place in map(names.place, changes.updates)}
     for weight, place in places.items():
         module = weight.removesuffix(_WEIGHT)
-        found = _fused([changes.updates.get(name) for name in place.group], [names.shapes[x][0] for x in place.group])
+        parts = [changes.updates.get(names.first[name]) for name in place.group]
+        found = _fused(parts, [names.shapes[name][0] for name in place.group])
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = found.a.contiguous()
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = found.b.contiguous()
         ranks[module] = len(found.a)
     heads: dict[str, Place] = {names.written(place): place for place in map(names.place, changes.whole)}
     for name, place in heads.items():
-        tensors[_PREFIX + name] = place.rule.to_theirs([changes.whole[item] for item in place.group]).contiguous()
+        tensors[_PREFIX + name] = place.rule.to_theirs(
+            [changes.whole[names.first[item]] for item in place.group]
+        ).contiguous()
     scale = next(iter(changes.updates.values())).scale
     others = {module: value for module, value in ranks.items() if value != rank}
     save_file(tensors, stage / ADAPTER, {"format": "pt"})
@@ -202,7 +208,10 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
             continue
         parts = pair["B"].split([names.shapes[name][0] for name in place.group])
         scale = _scale(config, module, len(pair["A"]))
-        updates |= {name: Update(pair["A"], b, scale) for name, b in zip(place.group, parts, strict=True)}
+        for name, b in zip(place.group, parts, strict=True):
+            if names.first[name] in updates:
+                problems.append(f"{module} is an update of {names.first[name]}, which has another one")
+            updates[names.first[name]] = Update(pair["A"], b, scale)
     for name, value in whole.items():
         place = found[name]
         if place is None:
@@ -213,7 +222,7 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
             problems.append(f"{name} has shape {tuple(value.shape)}, not {place.rule.shape(shapes)}")
             continue
         values = place.rule.to_ours(value, [shape[0] for shape in shapes] if len(shapes) > 1 else [1])
-        replaced |= dict(zip(place.group, values, strict=True))
+        replaced |= {names.first[item]: part for item, part in zip(place.group, values, strict=True)}
     if problems:
         raise ArtifactError(f"not an adapter of this model ({'; '.join(problems)})", directory)
     return Changes(updates, replaced)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo.artifact.weights import digest_tensors
 from zoo.models.dtypes import STORED_DTYPES
 
-__all__ = ["bytes_of", "stored_tensors", "tensor_groups", "weights_digest"]
+__all__ = ["bytes_of", "other_owners", "stored_tensors", "tensor_groups", "weights_digest"]
 
 
 def tensor_groups(model: nn.Module) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
@@ -28,6 +28,16 @@ def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     groups = tensor_groups(model)
     aliases = {alias: names[0] for _, names in groups.values() for alias in names[1:]}
     return {name: tensor for name, (tensor, _) in groups.items()}, aliases
+
+
+def other_owners(model: nn.Module, name: str) -> list[str]:
+    """Return the other names of a tensor that belong to another module, as those of a head tied to an embedding."""
+    owners = {alias: model.get_submodule(alias.rpartition(".")[0]) for alias in _aliases(model, name)}
+    return [alias for alias, owner in owners.items() if owner is not owners[name]]
+
+
+def _aliases(model: nn.Module, name: str) -> tuple[str, ...]:
+    return next(names for _, names in tensor_groups(model).values() if name in names)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.artifact import ModelDirectory, describe
-from zoo.artifact.provenance import Origin
 from zoo.artifact.weights import digest_layout
 from zoo.checkpoints.exporting import choose_layout, layout_names
 from zoo.checkpoints.peft import AdapterNames, Changes, Update, write_adapter
 from zoo.errors import UsageError, argument, nearest
 from zoo.models.create import build_on_meta
-from zoo.models.tensors import tensor_groups
+from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
 from zoo.training.plan import Plan
 from zoo.training.settings import LowRankSettings
@@ -72,13 +71,10 @@ def add_adapters(model: nn.Module, settings: LowRankSettings, fresh: Collection[
     dense = {name: part for name, part in model.named_modules() if type(part) is nn.Linear}
     own = {name: part for name, part in dense.items() if f"{name}.weight" not in fresh}
     chosen = _targets(model, list(own), settings.targets)
-    shared = {aliases[0]: aliases for _, aliases in tensor_groups(model).values()}
     for name in chosen:
-        aliases = shared.get(f"{name}.weight", ())
-        others = [alias for alias in aliases if model.get_submodule(alias.rpartition(".")[0]) is not dense[name]]
-        if others or not aliases:
-            what = f"{name} shares its weight with another layer, so an adapter could not be merged"
-            raise UsageError(what, "targets")
+        others = other_owners(model, f"{name}.weight")
+        if others:
+            raise UsageError(f"{name} has the weight {others[0]}, so an adapter could not be merged", "targets")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in fresh)
     with torch.random.fork_rng(devices=[]):
@@ -152,7 +148,7 @@ def adapt(plan: Plan, spec: ModelSpec, model: nn.Module, fresh: tuple[str, ...])
     add_adapters(model, plan.lora, fresh, plan.settings.seed)
     updated = list(_updates(model))
     layout, names = _names(base, spec, updated, fresh)
-    source = _imported(base.origin).source or base.spec.name
+    source = (base.origin.source if base.origin.kind == "imported" else None) or base.spec.name
     return Adapters(plan.lora, source, digest_layout(base.path, base.layout), fresh, layout, names)
 
 
@@ -176,15 +172,10 @@ def _names(
 
 def imported_format(stored: ModelDirectory) -> str | None:
     """Return the hub layout from which a model was imported, perhaps before it was trained, or None."""
-    found = _imported(stored.origin).format
-    return found if found in layout_names(stored.spec) else None
-
-
-def _imported(origin: Origin) -> Origin:
-    """Return the origin of imported weights, or the oldest one."""
+    origin = stored.origin
     while origin.kind != "imported" and origin.parent is not None:
         origin = origin.parent
-    return origin
+    return origin.format if origin.format in layout_names(stored.spec) else None
 
 
 def _updates(model: nn.Module) -> dict[str, Update]:

@@ -18,7 +18,7 @@ from zoo.checkpoints.peft import AdapterNames, Changes, read_adapter
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
 from zoo.models.attachments import attach
-from zoo.models.tensors import tensor_groups
+from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
 from zoo.training.adapters import imported_format
 from zoo.training.heads import retask
@@ -114,11 +114,12 @@ def _read_foreign(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Ch
 
 
 def _apply(model: nn.Module, changes: Changes, where: Path) -> None:
-    """Change the weights of a model. Raises :class:`UsageError` for an update of a shared weight."""
-    shared = {alias: names for _, names in tensor_groups(model).values() for alias in names}
+    """Change the weights of a model. Raises :class:`UsageError` if another layer shares one of them."""
+    for name in (*changes.updates, *changes.whole):
+        others = other_owners(model, name)
+        if others:
+            raise UsageError(f"{name} is also {others[0]}, so the adapter cannot be merged into it", where)
     for name, update in changes.updates.items():
-        if len(shared[name]) > 1:
-            raise UsageError(f"{name} is shared with {shared[name][0]}, so an update cannot be merged", where)
         parameter = model.get_parameter(name)
         parameter.data = update.added_to(parameter.data)
     for name, value in changes.whole.items():

@@ -69,7 +69,7 @@ class Plan:
                 raise ValueError(f"schema {content['schema']} is unknown")
             stored: dict[str, Any] = dict(content["plan"])
             settings = TrainingSettings.from_dict(stored.pop("settings"), file)
-            if stored["lora"] is not None:
+            if stored.get("lora") is not None:
                 stored["lora"] = LowRankSettings.from_dict(stored["lora"], file)
             stored |= {key: tuple(stored[key]) for key in ("data", "validation")}
             return cls(settings=settings, **stored), dict(content["progress"])
