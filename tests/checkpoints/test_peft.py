@@ -94,14 +94,15 @@ def merged_in_double(base: str = "base", adapter: str = "adapter") -> nn.Module:
     return merge(stored, persist.load_directory(stored).double(), Path(adapter)).model
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("gpt2", {"target_modules": ["c_attn"], "r": 3}),
         ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True, "lora_alpha": 5}),
         ("bert", {"task_type": "SEQ_CLS", "r": 4, "use_rslora": True}),
-        ("bert", {"target_modules": "all-linear", "r": 2}),
         ("llama", {"r": 4, "rank_pattern": {"0.self_attn.q_proj": 2}, "alpha_pattern": {"v_proj": 3}}),
+        ("gpt2", {"target_modules": ["c_attn"], "r": 3}),
+        ("bert", {"target_modules": "all-linear", "r": 2}),
         ("llama", {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]}),
         ("t5", {"target_modules": ["q", "v", "wi", "wo"], "r": 2}),
     ],
@@ -134,13 +135,14 @@ def rows() -> str:
     return "rows.jsonl"
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "lora"),
     [
-        ("gpt2", "rank=3,alpha=5"),
         ("gpt2", "rank=2,targets=*.query,*.value,*.down"),
-        ("llama", "rank=4,dropout=0.5"),
         ("bert", "rank=2,alpha=16"),
+        ("gpt2", "rank=3,alpha=5"),
+        ("llama", "rank=4,dropout=0.5"),
     ],
 )
 def test_adapter_of_zoo_is_loaded_by_peft(name: str, lora: str, zoo: Zoo) -> None:
@@ -231,7 +233,7 @@ def test_names_without_a_hub_layout(zoo: Zoo) -> None:
     assert (expected - ours_says(plain)).abs().max() > 0.1
     adapted = peft.PeftModel.from_pretrained(plain.float(), "adapter").eval().double()
     assert_close(ours_says(adapted.base_model.model), expected, rtol=1e-9, atol=1e-9)
-    adapted.save_pretrained("again")
+    adapted.save_pretrained("again", save_embedding_layers=False)
     assert_close(ours_says(merged_in_double(adapter="again")), expected, rtol=1e-6, atol=1e-6)
 
 

@@ -20,6 +20,7 @@ from tests.training.test_architectures import fitting, rows
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
 from zoo.models import persist
+from zoo.registry.recipes import find_recipe
 from zoo.training.adapters import LowRankLinear, add_adapters
 from zoo.training.loop import Trainer
 from zoo.training.merge import merge
@@ -99,6 +100,7 @@ def test_targets_are_checked(settings: dict[str, Any], message: str) -> None:
         adapted(**settings)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", list(fitting()))
 def test_adapters_of_every_architecture(name: str, rows: Path, zoo: Zoo) -> None:
     """All adapters get gradients, and the merged model computes what the adapted one does."""
@@ -166,6 +168,7 @@ def test_adapter_is_small_and_merged(zoo: Zoo, corpus: Path, base: Path) -> None
     stored = ModelDirectory.open("adapter", rehash=True)
     assert {"adapter_model.safetensors", "adapter_config.json"} < set(stored.files)
     assert not {"model.safetensors", "training.safetensors"} & set(stored.files)
+    assert "adapter: adapter of gpt-tiny, in adapter" in zoo("show", "adapter").out
     assert "merge it: zoo adapt BASE --merge adapter -o DIR" in zoo("export", "adapter", "--onnx").failed(3)
     assert zoo("adapt", "base", "--merge", "adapter", "-o", "merged").status == 0
     merged = ModelDirectory.open("merged", rehash=True)
@@ -179,26 +182,25 @@ def test_adapter_is_small_and_merged(zoo: Zoo, corpus: Path, base: Path) -> None
     assert rerun.json["loss"] < losses[0] - 0.1
 
 
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("number", [8, 0, 3, 11])
 def test_interrupted_run_continues_to_the_same_bits(
-    zoo: Zoo, corpus: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    zoo: Zoo, corpus: Path, base: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """With dropout, averages and the best evaluation; the checkpoints hold no weights of the base model."""
     arguments = ("base", "--data", str(corpus), "--validation", str(corpus), *FAST, "--lora", "rank=3,dropout=0.2",
                  "--max-steps", "12", "--set", "checkpoint_every=5", "--set", "evaluate_every=4",
                  "--set", "ema=0.5")  # fmt: skip
     assert zoo("train", *arguments, "-o", "whole").status == 0
-    for number in (0, 3, 8, 11):
-        with monkeypatch.context() as patch:
-            stop_at(patch, number)
-            assert zoo("train", *arguments, "-o", "part", "--force").status == 130
-        state = load_file("part/training.safetensors")
-        assert sum(value.numel() for value in state.values()) < 5 * sum(
-            item.numel() for item in tensors("part").values()
-        )
-        assert zoo("train", "part", "--resume").status == 0
-        expected, found = tensors("whole"), tensors("part")
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with monkeypatch.context() as patch:
+        stop_at(patch, number)
+        assert zoo("train", *arguments, "-o", "part").status == 130
+    state = load_file("part/training.safetensors")
+    assert sum(value.numel() for value in state.values()) < 5 * sum(item.numel() for item in tensors("part").values())
+    assert zoo("train", "part", "--resume").status == 0
+    expected, found = tensors("whole"), tensors("part")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_changed_base_is_refused(zoo: Zoo, corpus: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,8 +229,8 @@ def test_fresh_head_is_trained_whole(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) 
     replaced = zoo("adapt", "base", "--merge", "judge", "-o", "merged", "--json").json["replaced"]
     assert {"classifier.weight", "classifier.bias"} <= set(replaced)
     assert library.load("merged").config.labels == ("no", "yes")
-    scores = zoo("evaluate", "merged", "--data", "reviews.jsonl", "--json").json
-    assert scores["variants"]["torch"]["accuracy"] == 1 if "variants" in scores else scores
+    scores = zoo("evaluate", "merged", "--data", "reviews.jsonl", "--json").json["scores"]
+    assert [score["accuracy"] for score in scores] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +248,19 @@ def test_fresh_head_is_trained_whole(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) 
 def test_errors(zoo: Zoo, corpus: Path, base: Path, lora: str, status: int, message: str) -> None:
     assert message in zoo("train", "base", "--data", str(corpus), "--lora", lora, "-o", "x").failed(status)
     assert not Path("x").exists()
+
+
+def test_recipe_may_have_adapters(base: Path) -> None:
+    """Its values are checked like those of the option, which replaces them."""
+    Path("zoo.toml").write_text(
+        "schema = 1\n[recipes.small]\nlora = { rank = 3, targets = ['*.query'] }\n[recipes.bad.lora]\nrnk = 3\n"
+    )
+    given: dict[str, Any] = {"settings": {}, "columns": {}, "data": ["corpus.txt"]}
+    plan = make_plan("base", recipe=find_recipe("small"), **given)
+    assert plan.lora == LowRankSettings(rank=3, targets=("*.query",))
+    assert make_plan("base", recipe=find_recipe("small"), lora="rank=5", **given).lora == LowRankSettings(rank=5)
+    with pytest.raises(UsageError, match="did you mean 'rank'"):
+        make_plan("base", recipe=find_recipe("bad"), **given)
 
 
 def test_preset_has_no_weights_to_adapt(zoo: Zoo, corpus: Path) -> None:

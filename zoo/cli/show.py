@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.artifact import coverage_summary, find_records
+from zoo.artifact import ADAPTER, coverage_summary, find_records
 from zoo.cli.model_argument import find_model
 from zoo.cli.options import json_option
 from zoo.cli.report import bytes_text, columns, emit_json
@@ -55,7 +55,9 @@ def describe_directory(stored: ModelDirectory) -> dict[str, Any]:
     return {
         "directory": str(stored.path),
         "dtype": stored.dtype,
-        "weight_bytes": sum(stored.files[name]["size"] for name in stored.weight_files()),
+        "weight_bytes": sum(
+            stored.files[name]["size"] for name in (*stored.weight_files(), ADAPTER) if name in stored.files
+        ),
         "weight_error": error,
         "exports": [
             {
@@ -77,6 +79,12 @@ def _error(stored: ModelDirectory) -> str | None:
     except ArtifactError as error:
         return str(error)
     return None
+
+
+def _kind(stored: ModelDirectory) -> str:
+    """Return what a directory holds, as a title."""
+    adapter = stored.description.get("adapter")
+    return f"adapter of {adapter['base']}, in" if isinstance(adapter, dict) and "base" in adapter else "model directory"
 
 
 def _graph(graph: Graph) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
     if as_json:
         emit_json("show", facts)
         return
-    title = facts["description"] if stored is None else f"model directory {stored.path}"
+    title = facts["description"] if stored is None else f"{_kind(stored)} {stored.path}"
     click.echo(f"{facts['name']}: {title}")
     click.echo(f"{facts['architecture']} ({facts['reference']}), from {facts['distribution']}\n")
     columns(facts["config"].items())
