@@ -129,9 +129,9 @@ def train(zoo: Zoo, *arguments: str) -> None:
 
 
 def rows() -> str:
-    """Write data of token ids with classes."""
-    lines = [json.dumps({"text": [5 + number, 6, 7 + number % 3], "label": number % 3}) for number in range(24)]
-    Path("rows.jsonl").write_text("\n".join(lines))
+    """Write data of token ids with targets and classes."""
+    found = [{"text": [5 + number, 6, 7 + number % 3], "target": [9, 8], "label": number % 3} for number in range(24)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, found)))
     return "rows.jsonl"
 
 
@@ -143,6 +143,7 @@ def rows() -> str:
         ("bert", "rank=2,alpha=16"),
         ("gpt2", "rank=3,alpha=5"),
         ("llama", "rank=4,dropout=0.5"),
+        ("t5", "rank=2,alpha=8"),
     ],
 )
 def test_adapter_of_zoo_is_loaded_by_peft(name: str, lora: str, zoo: Zoo) -> None:
@@ -224,7 +225,7 @@ def test_change_of_a_shared_weight_is_refused(zoo: Zoo, options: dict[str, Any])
 
 def test_names_without_a_hub_layout(zoo: Zoo) -> None:
     """Adapters of other architectures have zoo's names, under which PEFT finds them in zoo's model."""
-    assert zoo("build", "all-attention-tiny", "-o", "base").status == 0
+    assert zoo("build", "adaptive-span-tiny", "-o", "base").status == 0
     train(zoo, "--data", rows(), "--lora", "rank=2", "--set", "max_length=8")
     record = json.loads(Path("adapter/config.json").read_text())["adapter"]
     assert record["layout"] is None

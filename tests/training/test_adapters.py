@@ -21,6 +21,7 @@ from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
 from zoo.models import persist
 from zoo.registry.recipes import find_recipe
+from zoo.training import merge_adapter, train
 from zoo.training.adapters import LowRankLinear, add_adapters
 from zoo.training.loop import Trainer
 from zoo.training.merge import merge
@@ -105,10 +106,9 @@ def test_targets_are_checked(settings: dict[str, Any], message: str) -> None:
 def test_adapters_of_every_architecture(name: str, rows: Path, zoo: Zoo) -> None:
     """All adapters get gradients, and the merged model computes what the adapted one does."""
     assert zoo("build", name, "-o", "base").status == 0
-    plan = make_plan(
-        "base", settings={"max_steps": 2, "batch_size": 6, "learning_rate": 0.1}, lora="rank=2", tokenizer="bytes",
-        data=[str(rows)], columns={},
-    )  # fmt: skip
+    settings = {"max_steps": 2, "batch_size": 6, "learning_rate": 0.1}
+    adapters = LowRankSettings(rank=2)
+    plan = make_plan("base", settings=settings, lora=adapters, tokenizer="bytes", data=[str(rows)], columns={})
     try:
         run = start(plan, Path("adapter"))
     except UsageError as error:
@@ -258,9 +258,20 @@ def test_recipe_may_have_adapters(base: Path) -> None:
     given: dict[str, Any] = {"settings": {}, "columns": {}, "data": ["corpus.txt"]}
     plan = make_plan("base", recipe=find_recipe("small"), **given)
     assert plan.lora == LowRankSettings(rank=3, targets=("*.query",))
-    assert make_plan("base", recipe=find_recipe("small"), lora="rank=5", **given).lora == LowRankSettings(rank=5)
+    other = LowRankSettings(rank=5)
+    assert make_plan("base", recipe=find_recipe("small"), lora=other, **given).lora is other
     with pytest.raises(UsageError, match="did you mean 'rank'"):
         make_plan("base", recipe=find_recipe("bad"), **given)
+
+
+def test_python_interface(zoo: Zoo, corpus: Path, base: Path) -> None:
+    """The same as on the command line."""
+    train("base", "adapter", corpus, lora=LowRankSettings(rank=2, alpha=4), max_steps=3, batch_size=8, seed=5)
+    options = ("--lora", "rank=2,alpha=4", "--max-steps", "3", "--set", "batch_size=8", "--seed", "5")
+    assert zoo("train", "base", "--data", str(corpus), *options, "-o", "other").status == 0
+    assert all(torch.equal(value, tensors("other")[name]) for name, value in tensors("adapter").items())
+    merged = library.load(merge_adapter("base", "adapter", "merged"))
+    assert not torch.equal(merged.blocks[0].mlp.up.weight, library.load("base").blocks[0].mlp.up.weight)
 
 
 def test_preset_has_no_weights_to_adapt(zoo: Zoo, corpus: Path) -> None:

@@ -17,6 +17,7 @@ from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo.registry.recipes import find_recipe
 from zoo.training.plan import make_plan
+from zoo.training.settings import LowRankSettings
 
 if TYPE_CHECKING:
     from zoo.training.loop import Evaluation, Step
@@ -109,7 +110,7 @@ def command(
             validation=validation,
             columns=given_columns(columns),
             skip_bad=skip_bad,
-            lora=lora,
+            lora=LowRankSettings.parse(lora, "--lora") if lora is not None else None,
         )
     from zoo.training import run as runs
     from zoo.training.processes import joined

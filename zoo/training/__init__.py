@@ -2,7 +2,7 @@
 
 ``zoo train`` on the command line; :func:`train` from Python. An objective is a subclass of :class:`Criterion`, which a
 plugin declares with the hook ``zoo_objectives``. Importing this package does not import torch; its names do, except
-:class:`TrainingSettings`.
+:class:`TrainingSettings` and :class:`LowRankSettings`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zoo.training.settings import TrainingSettings
+from zoo.training.settings import LowRankSettings, TrainingSettings
 
 if TYPE_CHECKING:
     from zoo.training.criterion import Batch, Criterion, Loss, Row, mask_of, padded, wide
     from zoo.training.examples import Example
     from zoo.training.loop import Evaluation, Step, TrainingError
+    from zoo.training.merge import merge_adapter
     from zoo.training.run import Outcome, train
 
 __all__ = [
@@ -24,12 +25,14 @@ __all__ = [
     "Evaluation",
     "Example",
     "Loss",
+    "LowRankSettings",
     "Outcome",
     "Row",
     "Step",
     "TrainingError",
     "TrainingSettings",
     "mask_of",
+    "merge_adapter",
     "padded",
     "train",
     "wide",
@@ -40,6 +43,7 @@ _HOMES = {
     **dict.fromkeys(("Evaluation", "Step", "TrainingError"), "zoo.training.loop"),
     **dict.fromkeys(("Outcome", "train"), "zoo.training.run"),
     "Example": "zoo.training.examples",
+    "merge_adapter": "zoo.training.merge",
 }
 
 

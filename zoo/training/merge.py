@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from zoo.registry import ModelSpec
 from zoo.training.adapters import imported_format
 from zoo.training.heads import retask
 
-__all__ = ["Merged", "merge", "merge_directory"]
+__all__ = ["Merged", "merge", "merge_adapter", "merge_directory"]
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,34 @@ class Merged:
     """Tensors that the adapter holds whole."""
 
 
+def merge_adapter(
+    base: str | os.PathLike[str],
+    adapter: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> Path:
+    """Write a model directory with the weights of another one, to which the updates of low-rank adapters are added.
+
+    Args:
+        base: the directory of the model that the adapters belong to.
+        adapter: a directory that :func:`train` or the PEFT library wrote.
+        directory: the target; it must not exist unless ``force``. It may be ``base``.
+        force: replace an existing model directory, unless it holds files that zoo did not write.
+
+    Raises:
+        UsageError: the target exists, or the adapters are of a kind that zoo does not read.
+        ArtifactError: a directory is invalid, or the adapters are those of another model.
+        StorageError: the file system refused; the target is unchanged.
+    """
+    merge_directory(Path(base), Path(adapter), Path(directory), force=force)
+    return Path(directory)
+
+
 def merge_directory(
     base: Path, adapter: Path, target: Path, *, force: bool = False, progress: persist.Progress | None = None
 ) -> Merged:
-    """Write a model directory with the weights of ``base`` and the adapters in the directory ``adapter``, merged.
-
-    Raises:
-        UsageError: the target exists, or the adapter is of a kind that zoo does not read.
-        ArtifactError: a directory is invalid, or the adapter is that of another model.
-        StorageError: the file system refused; the target is unchanged.
-    """
+    """:func:`merge_adapter`, and return what was merged."""
     check_model_target(target, force=force)
     stored = ModelDirectory.open(base, rehash=True)
     found = merge(stored, persist.load_directory(stored), adapter)
@@ -63,7 +82,7 @@ def merge(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Merged:
     Sums are computed in float64 and rounded to the dtype of the model. An adapter that zoo wrote must have been trained
     on the same weights; PEFT records no digest of them, so there only names and shapes are compared.
 
-    Raises :class:`ArtifactError` or :class:`UsageError` as :func:`merge_directory`.
+    Raises :class:`ArtifactError` or :class:`UsageError` as :func:`merge_adapter`.
     """
     if not adapter.is_dir():
         raise ArtifactError("no such directory", adapter)

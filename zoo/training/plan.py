@@ -92,7 +92,7 @@ def make_plan(
     validation: Sequence[str] = (),
     columns: Mapping[str, str],
     skip_bad: int = 0,
-    lora: str | None = None,
+    lora: LowRankSettings | None = None,
 ) -> Plan:
     """Return the plan of a recipe, overridden by what else is given.
 
@@ -110,7 +110,7 @@ def make_plan(
         validation: see :class:`Plan`.
         columns: see :class:`Plan`.
         skip_bad: see :class:`Plan`.
-        lora: ``KEY=VALUE,...`` settings of low-rank adapters, which replace those of the recipe.
+        lora: low-rank adapters to train instead of the model's weights, and instead of those of the recipe.
 
     Raises:
         UsageError: a name, key or value is unknown, there is no data, or adapters are wanted for a preset.
@@ -136,7 +136,7 @@ def make_plan(
     for one, other in (("max_steps", "epochs"), ("epochs", "max_steps")):
         if one in given and other not in given:
             parts[0].pop(other, None)
-    adapters = LowRankSettings.parse(lora, "--lora") if lora is not None else _recipe_adapters(recipe)
+    adapters = lora or _recipe_adapters(recipe)
     if adapters is not None and not is_directory:
         remedy = "train adapters of a model directory"
         raise UsageError(f"{model} is a preset, without weights to adapt", argument("lora"), remedy)

@@ -34,6 +34,7 @@ from zoo.training.heads import retask
 from zoo.training.loop import Evaluation, Step, Trainer
 from zoo.training.plan import PLAN, Plan, make_plan
 from zoo.training.processes import ALONE, Processes
+from zoo.training.settings import LowRankSettings
 from zoo.training.setup import (
     classes_of,
     data_digests,
@@ -369,6 +370,7 @@ def train(
     options: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     skip_bad: int = 0,
+    lora: LowRankSettings | None = None,
     force: bool = False,
     **settings: Any,
 ) -> Outcome:
@@ -389,6 +391,8 @@ def train(
         options: settings of the objective.
         config: values that replace those of the model's configuration.
         skip_bad: number of unusable rows that may be left out.
+        lora: low-rank adapters to train instead of the weights of a model directory. The result is a directory of
+            adapters, see :func:`merge_adapter`.
         force: replace an existing model directory.
         settings: see :class:`TrainingSettings`.
 
@@ -411,6 +415,7 @@ def train(
         validation=_paths(validation),
         columns=columns or {},
         skip_bad=skip_bad,
+        lora=lora,
     )
     return start(plan, Path(directory), force=force).train()
 
