@@ -29,6 +29,7 @@ from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
 from zoo.registry.recipes import find_recipe
 from zoo.training.adapters import Adapters, adapt
+from zoo.training.curve import CURVE, draw_curve, training_section
 from zoo.training.data import Data, Progress
 from zoo.training.heads import retask
 from zoo.training.loop import Evaluation, Step, Trainer
@@ -218,8 +219,12 @@ class Run:
             else:
                 with self.trainer.averaged():
                     self._described(stage)
-            write_json(stage / PLAN, self._record())
+            record = self._record()
+            write_json(stage / PLAN, record)
             self._write_metrics(stage)
+            card = stage / CARD
+            curve = draw_curve(self.metrics, stage / CURVE) if self.metrics else False
+            card.write_text(card.read_text(encoding="utf-8") + training_section(record, curve=curve), encoding="utf-8")
 
     def _record(self) -> dict[str, Any]:
         """Return the record of the finished run: everything but paths."""
@@ -235,6 +240,7 @@ class Run:
             "settings": plan.settings.to_dict(),
             "lora": plan.lora and plan.lora.to_dict(),
             "steps": self.trainer.done,
+            "loss": self.metrics[-1]["loss"] if self.metrics else None,
             "best": self.best,
             "zoo": __version__,
             "torch": torch.__version__,

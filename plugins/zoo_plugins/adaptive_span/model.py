@@ -72,8 +72,8 @@ class AdaptiveSpanDecoder(nn.Module):
         return torch.stack([span.clamped() for span in self._spans()])
 
     def training_penalty(self) -> Tensor:
-        """Return lambda times the mean span, which is added to the training loss (section 2.2)."""
-        return self.config.span_penalty * self.spans().mean()
+        """Return lambda times the mean span, which is added to the training loss (section 2.2); 0 without spans."""
+        return self.config.span_penalty * self.spans().mean() if self._spans() else torch.zeros(())
 
     def constrain_weights(self) -> None:
         """Clamp every z to [0, span], after each training step."""
