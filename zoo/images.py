@@ -1,0 +1,146 @@
+"""Reading images as a model expects them: files or arrays to normalised pixels. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from zoo.errors import ArtifactError, UsageError
+
+__all__ = ["ImageReader", "white_of"]
+
+Array = np.ndarray[Any, Any]
+
+_ROUNDING = 1e-6
+"""Added before rounding down: the size before cropping is a quotient of two floats."""
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's mode for each number of channels."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageReader:
+    """Reads files, their bytes, Pillow images and arrays.
+
+    A file, its bytes or a Pillow image is rotated by its EXIF orientation, converted to grey, RGB or RGBA according to
+    the number of channels, resized and cropped. Palettes are expanded, 16-bit values reduced to 8 bits, and only the
+    first frame is used. An array, (height, width) or (height, width, channels), must already have the model's size,
+    with integers in [0, 255] or floats in [0, 1].
+    """
+
+    channels: int
+    height: int
+    width: int
+    resample: str
+    """The name of Pillow's filter for resizing."""
+    crop: float
+    """Fraction of each side that is kept after resizing."""
+    mean: Array = field(repr=False)
+    """Subtracted from each channel, (channels, 1, 1), for pixels in [0, 1]."""
+    std: Array = field(repr=False)
+    """What each channel is then divided by, (channels, 1, 1)."""
+
+    @classmethod
+    def of(cls, option: Callable[[str], Any], channels: int, height: int, width: int) -> Self:
+        """Return the reader of a model.
+
+        Args:
+            option: returns a field of the model's configuration, None if it has none: ``image_resample``, bilinear by
+                default; ``image_crop``, 1 by default; ``image_mean`` and ``image_std``, 0.5 by default (Dosovitskiy et
+                al. 2021).
+            channels: number of channels.
+            height: of the model's images, in pixels.
+            width: of the model's images, in pixels.
+        """
+        mean, std = (
+            np.broadcast_to(np.float32(0.5 if value is None else value), channels)[:, None, None]
+            for value in (option("image_mean"), option("image_std"))
+        )
+        resample = str(option("image_resample") or "bilinear").upper()
+        return cls(channels, height, width, resample, option("image_crop") or 1.0, mean, std)
+
+    def read(self, value: Any, where: str | None = None) -> Array:
+        """Return an image as an array of the model's size, (height, width, channels), without normalising it.
+
+        Raises:
+            ArtifactError: it cannot be read, or is an array of another shape or range.
+            UsageError: Pillow is missing, or cannot represent this number of channels.
+        """
+        array = value if isinstance(value, np.ndarray) else self._load(value, where)
+        if array.ndim == 2:
+            array = array[..., None]
+        wanted = (self.height, self.width, self.channels)
+        if array.shape != wanted:
+            raise ArtifactError(f"expected shape {wanted}, got {array.shape}", where, "resize it")
+        _check_range(array, where)
+        return array
+
+    def normalize(self, array: Array) -> Array:
+        """Return what the model reads, (channels, height, width), of an array that :meth:`read` returned."""
+        scale = np.float32(1 / white_of(array))
+        return (array.transpose(2, 0, 1).astype(np.float32) * scale - self.mean) / self.std
+
+    @property
+    def mode(self) -> str | None:
+        """Pillow's mode of the model's images, None if there is none."""
+        return _MODES.get(self.channels)
+
+    def _load(self, value: Any, where: str | None) -> Array:
+        try:
+            from PIL import Image, ImageOps
+        except ImportError as error:
+            raise UsageError("image files need Pillow", None, "pip install attention-zoo[images]") from error
+        if not isinstance(value, str | bytes | os.PathLike | Image.Image):
+            raise ArtifactError(f"expected an image file or an array, got {type(value).__name__}", where)
+        if self.mode is None:
+            raise UsageError(f"image files cannot have {self.channels} channels", where, "give arrays")
+        resized = math.floor(self.width / self.crop + _ROUNDING), math.floor(self.height / self.crop + _ROUNDING)
+        left, top = (resized[0] - self.width) // 2, (resized[1] - self.height) // 2
+        try:
+            with (
+                contextlib.nullcontext(value)
+                if isinstance(value, Image.Image)
+                else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
+            ) as image:
+                upright = ImageOps.exif_transpose(_eight_bits(image))
+                sized = upright.convert(self.mode).resize(resized, Image.Resampling[self.resample])
+                sized = sized.crop((left, top, left + self.width, top + self.height))
+        except Exception as error:  # Pillow raises many classes, including SyntaxError
+            raise ArtifactError(f"cannot be read as an image ({error})", where) from error
+        return np.asarray(sized)
+
+
+def white_of(array: Array) -> int:
+    """Return the value of white in an array: 255 for integers, 1 for floats."""
+    return 1 if array.dtype.kind == "f" else 255
+
+
+def _check_range(array: Array, where: str | None) -> None:
+    """Raise :class:`ArtifactError` unless an array has pixels from 0 to white."""
+    if array.dtype.kind not in "uif":
+        raise ArtifactError(f"pixels must be numbers, got {array.dtype}", where)
+    if not np.isfinite(array).all():
+        raise ArtifactError("pixels contain NaN or infinity", where)
+    top, least, most = white_of(array), array.min(), array.max()
+    if least < 0 or most > top:
+        name = "floats" if top == 1 else "integers"
+        raise ArtifactError(
+            f"pixels from {least:g} to {most:g}, but {name} must lie in [0, {top}]", where, "scale them"
+        )
+
+
+def _eight_bits(image: Any) -> Any:
+    """Convert a 16-bit Pillow image to 8 bits, since Pillow's own conversion clips values above 255."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # older versions
+        return Image.fromarray((np.asarray(image) / 257 + 0.5).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"the range of mode {image.mode} is not defined: give an array")
+    return image
