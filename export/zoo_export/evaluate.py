@@ -19,7 +19,7 @@ from zoo.errors import UsageError
 from zoo.models import persist
 from zoo.probe.inputs import empty_past
 from zoo.training.batches import evaluation_batches
-from zoo.training.criterion import Criterion
+from zoo.training.criterion import Criterion, Sums
 from zoo.training.examples import Examples
 from zoo.training.plan import Plan
 from zoo.training.processes import ALONE
@@ -104,17 +104,15 @@ def _score(
     answers: Mapping[str, float],
     progress: Progress | None,
 ) -> Scores:
-    total, count, correct, known = 0.0, 0, 0, False
+    sums = Sums(criterion.terms)
     with torch.no_grad():
         for done, batch in enumerate(evaluation_batches(examples, criterion, _BATCH, ALONE), 1):
-            loss = criterion.loss(model, batch)
-            total, count = total + loss.total.item(), count + loss.count
-            known, correct = loss.correct is not None, correct + (loss.correct or 0)
+            sums.add(criterion.loss(model, batch))
             if progress is not None:
                 progress(min(done * _BATCH, len(examples)), len(examples))
-    if not count:
+    if not sums.targets:
         raise UsageError("the data has no targets", "--data")
-    return Scores(name, total / count, correct / count if known else None, count, answers)
+    return Scores(name, sums.loss, sums.accuracy, sums.targets, answers)
 
 
 class ExportedModel(nn.Module):

@@ -45,10 +45,10 @@ class StepBatches(Dataset[MicroBatch]):
         positions = self._order.positions(step)[part * self._size : (part + 1) * self._size]
         indices = self._order.examples(positions).tolist()
         seed = self._order.seed
-        batch = self._criterion.collate(
-            [self._examples[index] for index in indices],
-            [generator(seed, _EXAMPLE, int(position)) for position in positions],
-        )
+        generators = [generator(seed, _EXAMPLE, int(position)) for position in positions]
+        chosen = zip(indices, generators, strict=True)
+        examples = [self._criterion.augment(self._examples[index], random) for index, random in chosen]
+        batch = self._criterion.collate(examples, generators)
         return MicroBatch(batch, indices, int(generator(seed, _NOISE, step, part).integers(2**63)))
 
 

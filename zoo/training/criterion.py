@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,13 +18,17 @@ from zoo.training.examples import Example
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-__all__ = ["Batch", "Criterion", "Loss", "Row", "mask_of", "padded", "wide"]
+    from zoo.training.processes import Processes
+
+__all__ = ["IGNORED", "Batch", "Criterion", "Loss", "Row", "Sums", "is_list", "listed_ids", "mask_of", "padded", "wide"]
 
 Array = np.ndarray[Any, Any]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Row = Mapping[str, Any]
 """A row of data, by the roles of its columns: ``text``, ``label`` and so on."""
 Batch = Mapping[str, Tensor]
+IGNORED = -100
+"""The label of a token without a target, as in ``torch.nn.functional.cross_entropy``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,51 @@ class Loss:
     """Number of targets."""
     correct: int | None = None
     """Number of targets that are predicted, where that is defined."""
+    further: tuple[Loss, ...] = ()
+    """Further terms with targets of their own. The loss of a step is the sum of the means of all terms, each over the
+    targets of the whole step; :meth:`Criterion.counts` gives their numbers."""
+
+
+class Sums:
+    """The sums of losses over several batches.
+
+    Args:
+        terms: number of terms of the losses.
+    """
+
+    def __init__(self, terms: int) -> None:
+        self._totals, self._counts = [0.0] * terms, [0.0] * terms
+        self._correct = [0.0, 0.0]
+        """Targets that are predicted, of those for which this is defined."""
+
+    def add(self, loss: Loss) -> None:
+        """Add the loss of a batch."""
+        terms = (loss, *loss.further)
+        self._totals = [known + term.total.item() for known, term in zip(self._totals, terms, strict=True)]
+        self._counts = [known + term.count for known, term in zip(self._counts, terms, strict=True)]
+        if loss.correct is not None:
+            self._correct = [self._correct[0] + loss.correct, self._correct[1] + loss.count]
+
+    def add_up(self, processes: Processes) -> None:
+        """Replace the sums by those over all processes."""
+        terms = len(self._totals)
+        found = processes.sums(*self._totals, *self._counts, *self._correct)
+        self._totals, self._counts, self._correct = found[:terms], found[terms:-2], found[-2:]
+
+    @property
+    def targets(self) -> int:
+        """Number of targets of the first term."""
+        return int(self._counts[0])
+
+    @property
+    def loss(self) -> float:
+        """Sum of the means of all terms. Terms without targets are left out."""
+        return sum(total / count for total, count in zip(self._totals, self._counts, strict=True) if count)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the targets of the first term that are predicted, where that is defined."""
+        return self._correct[0] / self._correct[1] if self._correct[1] else None
 
 
 class Criterion(ABC):
@@ -51,18 +100,36 @@ class Criterion(ABC):
 
     packed: ClassVar[bool] = False
     """Whether examples are one stream of tokens, cut into blocks of ``max_length`` without regard to texts."""
+    has_length: ClassVar[bool] = True
+    """Whether ``max_length`` limits examples; if not, it is 0."""
+    terms: ClassVar[int] = 1
+    """Number of terms of the loss; :meth:`counts` is needed if there are several."""
+    divisible: bool = True
+    """Whether the loss of an example is independent of the others in its batch, so that a step can be computed in
+    parts."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None, settings: Settings, max_length: int) -> None:
         self.config, self.settings, self.max_length = config, settings, max_length
         self.truncated = 0
         """Number of texts that were cut to ``max_length``."""
         self._tokenizer = None if tokenizer is None else type(tokenizer).from_str(tokenizer.to_str())
-        if self._tokenizer is not None and not self.packed:
+        if self._tokenizer is not None and self.has_length and not self.packed:
             self._tokenizer.enable_truncation(max_length)  # keeps the special tokens around a text
+        graph = config.graphs()[-1]
+        self._inputs = {tensor.name for item in config.graphs() for tensor in item.input_tensors()}
+        self._output = graph.output_tensors()[0].name
 
     @abstractmethod
     def encode(self, row: Row) -> Example:
         """Return the example of a row, without anything random. Raises :class:`ValueError` for an unusable row."""
+
+    def examples(self, row: Row) -> Iterable[Example]:
+        """Return all examples of a row; by default the one of :meth:`encode`."""
+        return (self.encode(row),)
+
+    def augment(self, example: Example, generator: np.random.Generator) -> Example:
+        """Return an example with random changes that are made for training only; by default without any."""
+        return example
 
     @abstractmethod
     def collate(self, examples: Sequence[Example], generators: Sequence[np.random.Generator]) -> Batch:
@@ -72,38 +139,74 @@ class Criterion(ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the model and return the loss of a batch."""
 
+    def counts(self, batch: Batch) -> tuple[int, ...]:
+        """Return the number of targets of each term of :meth:`loss`, from the batch alone.
+
+        The weights of the targets of a step are computed from them before its first backward pass, so that the
+        gradients of its parts can be added up.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has {self.terms} terms, but no counts")
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Run the model on those tensors of a batch that are its inputs, and return its outputs by name."""
+        found = model(**{name: tensor for name, tensor in batch.items() if name in self._inputs})
+        return found if isinstance(found, Mapping) else {self._output: found}
+
+    def text_batch(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """Return the fields ``input_ids`` and, if stored, ``token_type_ids`` of examples, padded on the right.
+
+        The padding mask is included. Tensors that the model does not read are left out.
+        """
+        ids = [example["input_ids"] for example in examples]
+        batch = {"input_ids": padded(ids, self.pad_id), "attention_mask": mask_of(ids)}
+        if "token_type_ids" in examples[0]:
+            batch["token_type_ids"] = padded([example["token_type_ids"] for example in examples], 0)
+        return {name: tensor for name, tensor in batch.items() if name in self._inputs}
+
+    def pair_fields(self, encoded: Encoding) -> dict[str, Ids]:
+        """Return the fields of an encoded pair of texts for :meth:`text_batch`."""
+        return {
+            "input_ids": self.checked(encoded.ids, "text"),
+            "token_type_ids": np.asarray(encoded.type_ids, np.int32),
+        }
+
     def encode_text(self, row: Row, role: str = "text", pair: str | None = None) -> Encoding:
         """Return the token ids of a text, or of two, with the tokenizer's special tokens.
 
         They are truncated to ``max_length`` unless examples are packed.
 
-        Raises :class:`ValueError` if the model has no tokenizer, or a column is not a text.
+        Raises :class:`ValueError` if the model has no tokenizer, or a column is empty or not a text.
         """
-        if self._tokenizer is None:
-            raise ValueError("the model has no tokenizer, so texts cannot be read: give lists of token ids")
-        texts = [row[name] for name in (role, pair) if name is not None]
-        for name, text in zip((role, pair), texts, strict=False):
-            if not isinstance(text, str):
-                raise ValueError(f"{name} must be a text, got {type(text).__name__}")
-        encoded = self._tokenizer.encode(*texts)
+        names = (role, pair) if pair is not None else (role,)
+        for name in names:
+            if not isinstance(row[name], str):
+                raise ValueError(f"{name} must be a text, got {type(row[name]).__name__}")
+        encoded = self.tokenizer.encode(*(row[name] for name in names))
+        present = set(encoded.sequence_ids)
+        for number, name in enumerate(names):
+            if number not in present:
+                raise ValueError(f"{name} is empty")
         self.truncated += bool(encoded.overflowing)
         return encoded
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which truncates to ``max_length``. Raises :class:`ValueError` if the model has none."""
+        if self._tokenizer is None:
+            raise ValueError("the model has no tokenizer, so texts cannot be read: give lists of token ids")
+        return self._tokenizer
 
     def token_ids(self, row: Row, role: str = "text") -> Ids:
         """Return the token ids of a column that holds a text, or a list of ids.
 
         Raises :class:`ValueError` if it is empty or neither of them, or an id is outside of the vocabulary.
         """
-        value = row[role]
-        if isinstance(value, list | tuple | np.ndarray):
-            found = [int(item) for item in value if isinstance(item, int | np.integer) and not isinstance(item, bool)]
-            if len(found) != len(value):
-                raise ValueError(f"{role} must be a text or a list of token ids")
-            if not self.packed and len(found) > self.max_length:
-                self.truncated += 1
-                found = found[: self.max_length]
-        else:
-            found = self.encode_text(row, role).ids
+        if not is_list(row[role]):
+            return self.checked(self.encode_text(row, role).ids, role)
+        found = listed_ids(row, role)
+        if not self.packed and len(found) > self.max_length:
+            self.truncated += 1
+            found = found[: self.max_length]
         return self.checked(found, role)
 
     def checked(self, ids: Sequence[int], role: str) -> Ids:
@@ -121,6 +224,19 @@ class Criterion(ABC):
         """The token that fills the rows of a batch."""
         found = getattr(self.config, "pad_token_id", None)
         return 0 if found is None else int(found)
+
+
+def is_list(value: Any) -> bool:
+    """Return whether a value of a column is a list."""
+    return isinstance(value, list | tuple | np.ndarray)
+
+
+def listed_ids(row: Row, role: str) -> list[int]:
+    """Return a column that holds a list of token ids. Raises :class:`ValueError` if other things are in it."""
+    found = [int(item) for item in row[role] if isinstance(item, int | np.integer) and not isinstance(item, bool)]
+    if len(found) != len(row[role]):
+        raise ValueError(f"{role} must be a text or a list of token ids")
+    return found
 
 
 def wide(logits: Tensor) -> Tensor:

@@ -109,12 +109,12 @@ def _write(
             try:
                 if isinstance(row, RowError):
                     raise ValueError(row.what)
-                example = criterion.encode(row)
+                for example in criterion.examples(row):
+                    writer.add(example)
+                    tokens += max(map(len, example.values()))
             except ValueError as error:
                 bad.append(f"{row.where}: {error}" if isinstance(row, RowError) else f"row {number}: {error}")
                 continue
-            writer.add(example)
-            tokens += max(map(len, example.values()))
             if progress is not None and number % 256 == 0:
                 progress(number, None)
         facts = Facts(number, len(bad), criterion.truncated - before, tokens)

@@ -56,13 +56,14 @@ class ExamplesWriter:
             (self._directory / _INDEX).write_text(json.dumps(index), encoding="utf-8")
 
     def add(self, example: Example) -> None:
-        """Add an example."""
+        """Add an example. Raises :class:`ValueError` if its fields are not those of the first example."""
         if not self.count:
             for name, values in example.items():
                 self._open(name, values.dtype)
-        assert example.keys() == self._dtypes.keys()
+        found = {name: values.dtype.str for name, values in example.items()}
+        if found != self._dtypes:
+            raise ValueError("has other columns, or another kind of numbers, than the first row")
         for name, values in example.items():
-            assert values.dtype.str == self._dtypes[name]
             data, ends = self._files[name]
             data.write(np.ascontiguousarray(values).data)
             self._sizes[name] += len(values)

@@ -6,19 +6,20 @@ is continued from a checkpoint therefore computes the same bits as one that was 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ZooError
+from zoo.errors import UsageError, ZooError
 from zoo.training.batches import MicroBatch, StepBatches, evaluation_batches, make_order, step_batches, to_device
-from zoo.training.criterion import Batch, Criterion, Loss
+from zoo.training.criterion import Batch, Criterion, Loss, Sums
 from zoo.training.examples import Examples
 from zoo.training.finite import find_non_finite
 from zoo.training.optimizer import freeze, learning_rate, make_optimizer
@@ -44,7 +45,7 @@ class Step:
     number: int
     """From 1."""
     loss: float
-    """Mean over the targets of the step, before its update."""
+    """Mean over the targets of the step, before its update; for a loss of several terms, the sum of their means."""
     accuracy: float | None
     """Share of the targets that are predicted, where that is defined."""
     targets: int
@@ -73,6 +74,8 @@ class Trainer:
         settings: the settings of the run.
         validation: examples for evaluations, if there are any.
         processes: those that share the run; each computes some of the parts of every step.
+
+    Raises :class:`UsageError` if a step is divided, but the objective does not allow it.
     """
 
     def __init__(
@@ -92,6 +95,10 @@ class Trainer:
         self.optimizer = make_optimizer(model, settings)
         order = make_order(examples, settings)
         size = settings.micro_batch_size or settings.batch_size
+        if not criterion.divisible and (size != settings.batch_size or processes.count > 1):
+            what = "the loss of an example depends on the others in its batch, so a step cannot be divided"
+            parts = f"batch_size {settings.batch_size}, micro_batch_size {size}, {processes.count} processes"
+            raise UsageError(what, parts, "leave micro_batch_size out, and use one process")
         self._size, self._batches = size, StepBatches(examples, criterion, order, size)
         processes.check_parts(self._batches.parts)
         self.steps_per_epoch = max(1, round(len(examples) / settings.batch_size))
@@ -131,17 +138,19 @@ class Trainer:
         started = time.perf_counter()
         rate = learning_rate(self.optimizer, self.settings, number, self.steps)
         self.optimizer.zero_grad(set_to_none=True)
-        losses = [self._backward(part) for part in parts]
-        known = [loss.correct for loss in losses if loss.correct is not None]
-        sums = (sum(loss.total.item() for loss in losses), sum(loss.count for loss in losses), sum(known))
-        total, count, correct = self.processes.sums(*sums)
+        weights = self._weights(parts)
+        sums = Sums(self.criterion.terms)
+        for loss in [self._backward(part, weights) for part in parts]:
+            sums.add(loss)
+        sums.add_up(self.processes)
+        count = sums.targets
         if not count:
-            self._fail(number, parts, "the examples have no targets")
+            self._fail(number, parts, weights, "the examples have no targets")
         self.processes.add_gradients([parameter for _, parameter in self.trained()])
         gradients = [parameter.grad for _, parameter in self.trained() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients) / count
-        if not (torch.isfinite(norm) and total - total == 0):
-            self._fail(number, parts)
+        if not (torch.isfinite(norm) and math.isfinite(sums.loss)):
+            self._fail(number, parts, weights)
         limit = self.settings.clip_norm
         scale = 1.0 if limit is None else min(1.0, limit / (float(norm) + 1e-6))
         torch._foreach_mul_(gradients, scale / count)
@@ -152,17 +161,30 @@ class Trainer:
                 constrain()
         self._average()
         self.done = number + 1
-        accuracy = correct / count if known else None
-        return Step(self.done, total / count, accuracy, int(count), rate, float(norm), time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Step(self.done, sums.loss, sums.accuracy, count, rate, float(norm), seconds)
 
-    def _backward(self, part: MicroBatch) -> Loss:
-        """Add the gradients of the sum of a part's losses."""
+    def _weights(self, parts: Sequence[MicroBatch]) -> list[float]:
+        """Return the weight of a target of each further term of the loss, relative to one of the first term."""
+        if self.criterion.terms == 1:
+            return []
+        counts = zip(*(self.criterion.counts(part.batch) for part in parts), strict=True)
+        first, *further = self.processes.sums(*map(sum, counts))
+        return [first / count if count else 0.0 for count in further]
+
+    def _backward(self, part: MicroBatch, weights: Sequence[float]) -> Loss:
+        """Add the gradients of the weighted sum of a part's losses."""
         torch.manual_seed(part.seed)
         loss = self._loss(to_device(part.batch, self.device))
+        total = loss.total
+        for term, weight in zip(loss.further, weights, strict=True):
+            total = total + weight * term.total
         penalty = getattr(self.model, "training_penalty", None)
-        total = loss.total if penalty is None else loss.total + penalty() * loss.count
+        if penalty is not None:
+            total = total + penalty() * loss.count
         total.backward()
-        return Loss(loss.total.detach(), loss.count, loss.correct)
+        further = tuple(replace(term, total=term.total.detach()) for term in loss.further)
+        return replace(loss, total=loss.total.detach(), further=further)
 
     def _loss(self, batch: Batch) -> Loss:
         if self.settings.precision == "float32":
@@ -175,13 +197,17 @@ class Trainer:
             kept = self.settings.ema or 0.0
             torch._foreach_lerp_(list(self.averages.values()), [item.detach() for _, item in self.trained()], 1 - kept)
 
-    def _fail(self, number: int, parts: Sequence[MicroBatch], what: str | None = None) -> NoReturn:
+    def _fail(
+        self, number: int, parts: Sequence[MicroBatch], weights: Sequence[float], what: str | None = None
+    ) -> NoReturn:
         """Raise :class:`TrainingError` for a step, naming the module and the examples of the part at fault."""
         for part in parts if what is None else ():
             self.optimizer.zero_grad(set_to_none=True)
-            found = find_non_finite(self.model, partial(self._backward, part))
-            if found is None and not self._backward(part).total.isfinite():
-                found = "the loss"
+            found = find_non_finite(self.model, partial(self._backward, part, weights))
+            if found is None:
+                loss = self._backward(part, weights)
+                is_finite = all(term.total.isfinite() for term in (loss, *loss.further))
+                found = None if is_finite else "the loss"
             if found is not None:
                 parts, what = [part], f"{found} is not finite"
                 break
@@ -193,20 +219,16 @@ class Trainer:
     def evaluate(self) -> Evaluation:
         """Return the loss and the accuracy on the examples for evaluation, with averaged weights if there are any."""
         assert self.validation is not None
-        training, total, count, correct = self.model.training, 0.0, 0, 0
-        known = False
+        training, sums = self.model.training, Sums(self.criterion.terms)
         self.model.eval()
         with torch.no_grad(), self.averaged():
             for batch in evaluation_batches(self.validation, self.criterion, self._size, self.processes):
-                loss = self._loss(to_device(batch, self.device))
-                total, count = total + loss.total.item(), count + loss.count
-                known = loss.correct is not None
-                correct += loss.correct or 0
+                sums.add(self._loss(to_device(batch, self.device)))
         self.model.train(training)
-        total, whole, right = self.processes.sums(total, count, correct)
-        if not whole:
+        sums.add_up(self.processes)
+        if not sums.targets:
             raise TrainingError("the examples for evaluation have no targets")
-        return Evaluation(total / whole, right / whole if known else None, int(whole))
+        return Evaluation(sums.loss, sums.accuracy, sums.targets)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
