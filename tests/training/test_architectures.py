@@ -1,9 +1,11 @@
-"""Gradients reach the parameters of every architecture that an objective fits."""
+"""Gradients reach the parameters of every architecture, for every objective that fits it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,28 +15,50 @@ from zoo.training.plan import make_plan
 from zoo.training.run import start
 
 TEXTS = ["the rain has stopped", "tea or coffee?", "numbers: 1 2 3", "a b c", "once upon a time", "it is late"] * 3
+WITH_POOLER = ("pretraining", "text-classification")
+"""Tasks for which an encoder reads its pooler."""
+FIRST = "bert-tiny"
+"""The encoder that stands for the others by default."""
 
 
-def fitting() -> Iterator[str]:
-    tasks = {task for plugin in plugins.active().loaded() for item in plugin.objectives for task in item.tasks}
-    for item in registry().search("*-tiny"):
-        if isinstance(item, Summary) and item.task in tasks:
-            yield item.name
+def fitting() -> Iterator[Any]:
+    """Yield each tiny preset with each objective and task that fit its architecture."""
+    loaded = list(plugins.active().loaded())
+    tasks = {item.name: item.tasks for plugin in loaded for item in plugin.architectures}
+    for preset in registry().search("*-tiny"):
+        if not isinstance(preset, Summary):
+            continue
+        for objective in (item for plugin in loaded for item in plugin.objectives):
+            for task in (task for task in objective.tasks if task in tasks[preset.architecture]):
+                is_slow = task != preset.task and preset.name != FIRST
+                yield pytest.param(preset.name, objective.name, task, marks=[pytest.mark.slow] * is_slow)
 
 
-@pytest.fixture
-def rows() -> Path:
-    lines = [
-        f'{{"text": "{text}", "target": "{text[::-1]}", "label": {number % 2}}}' for number, text in enumerate(TEXTS)
-    ]
-    Path("rows.jsonl").write_text("\n".join(lines))
-    return Path("rows.jsonl")
+def row(objective: str, number: int) -> dict[str, Any]:
+    """Return a row of data for an objective."""
+    text = TEXTS[number]
+    if objective == "token-classification":
+        return {"text": text.split(), "label": [word[0] for word in text.split()]}
+    if objective == "question-answering":
+        word = text.split()[1]
+        return {"text": "which word?", "pair": text, "label": {"start": text.index(word), "text": word}}
+    if objective == "image-classification":
+        return {"image": [[(number + place) * line for place in range(8)] for line in range(8)], "label": number % 3}
+    found = {"text": text, "target": text[::-1], "pair": text[::-1], "label": number % 2}
+    return {key: value for key, value in found.items() if key != "pair" or objective != "text-classification"}
 
 
-@pytest.mark.parametrize("name", list(fitting()))
-def test_gradients_reach_all_parameters(name: str, rows: Path) -> None:
-    plan = make_plan(name, settings={"max_steps": 1, "batch_size": 6}, tokenizer="bytes", data=[str(rows)], columns={})
+@pytest.mark.parametrize(("name", "objective", "task"), list(fitting()))
+def test_gradients_reach_all_parameters(name: str, objective: str, task: str) -> None:
+    """All but a pooler that the task does not read."""
+    Path("rows.jsonl").write_text("\n".join(json.dumps(row(objective, number)) for number in range(len(TEXTS))))
+    plan = make_plan(
+        name, settings={"max_steps": 1, "batch_size": 6}, task=task, objective=objective,
+        tokenizer=None if objective == "image-classification" else "bytes", data=["rows.jsonl"], columns={},
+    )  # fmt: skip
     trainer = start(plan, Path("m")).trainer
-    next(trainer.run())
+    step = next(trainer.run())
     missing = [name for name, item in trainer.trained() if item.grad is None]
-    assert not missing
+    assert all(name.startswith("pooler.") for name in missing)
+    assert not missing or task not in WITH_POOLER
+    assert step.gradient_norm > 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zoo.training.loop import Evaluation, Step
     from zoo.training.run import Run
 
-_COLUMNS = ("text", "pair", "target", "label")
+_COLUMNS = ("text", "pair", "negative", "target", "image", "label")
 
 
 def column_options(command: Any) -> Any:

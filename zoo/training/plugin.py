@@ -11,7 +11,7 @@ ZOO_API = 1
 
 @zoo.hookimpl
 def zoo_objectives() -> Sequence[zoo.Objective]:
-    home = "zoo.training.objectives"
+    home, options = "zoo.training.objectives", "zoo.training.options"
     return [
         zoo.Objective(name="causal-lm", criterion=f"{home}.causal:CausalLM", tasks=("text-generation",)),
         zoo.Objective(
@@ -19,7 +19,7 @@ def zoo_objectives() -> Sequence[zoo.Objective]:
             criterion=f"{home}.seq2seq:SequenceToSequence",
             tasks=("text2text-generation",),
             columns=("text", "target"),
-            options="zoo.training.options:SequenceToSequenceOptions",
+            options=f"{options}:SequenceToSequenceOptions",
         ),
         zoo.Objective(
             name="text-classification",
@@ -27,6 +27,53 @@ def zoo_objectives() -> Sequence[zoo.Objective]:
             tasks=("text-classification",),
             columns=("text", "label"),
             optional=("pair",),
+        ),
+        zoo.Objective(
+            name="masked-lm",
+            criterion=f"{home}.masked:MaskedLM",
+            tasks=("fill-mask",),
+            options=f"{options}:MaskingOptions",
+        ),
+        zoo.Objective(
+            name="pretraining",
+            criterion=f"{home}.masked:Pretraining",
+            tasks=("pretraining",),
+            columns=("text", "pair", "label"),
+            options=f"{options}:MaskingOptions",
+        ),
+        zoo.Objective(
+            name="replaced-token-detection",
+            criterion=f"{home}.replaced:ReplacedTokenDetection",
+            tasks=("replaced-token-detection",),
+            options=f"{options}:MaskingOptions",
+        ),
+        zoo.Objective(
+            name="token-classification",
+            criterion=f"{home}.tokens:TokenClassification",
+            tasks=("token-classification",),
+            columns=("text", "label"),
+            options=f"{options}:TokenClassificationOptions",
+        ),
+        zoo.Objective(
+            name="question-answering",
+            criterion=f"{home}.questions:QuestionAnswering",
+            tasks=("question-answering",),
+            columns=("text", "pair", "label"),
+        ),
+        zoo.Objective(
+            name="sentence-embedding",
+            criterion=f"{home}.embeddings:SentenceEmbedding",
+            tasks=("sentence-embedding", "feature-extraction"),
+            columns=("text", "pair"),
+            optional=("label", "negative"),
+            options=f"{options}:SentenceEmbeddingOptions",
+        ),
+        zoo.Objective(
+            name="image-classification",
+            criterion=f"{home}.images:ImageClassification",
+            tasks=("image-classification",),
+            columns=("image", "label"),
+            options=f"{options}:ImageClassificationOptions",
         ),
     ]
 
@@ -38,5 +85,10 @@ def zoo_datasets() -> Sequence[zoo.Dataset]:
             name="copy-task",
             rows="zoo.training.datasets.copy_task:rows",
             description="Random sequences to copy (Graves et al. 2014, section 4.1), over the letters a to z",
-        )
+        ),
+        zoo.Dataset(
+            name="digits",
+            rows="zoo.training.datasets.digits:rows",
+            description="1,797 handwritten digits, 8 x 8 pixels (Alpaydin and Kaynak 1998), from scikit-learn",
+        ),
     ]

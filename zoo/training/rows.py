@@ -1,4 +1,4 @@
-"""Reading rows of data: plain text, JSON lines, CSV, parquet, and folders of them. Rows are read one at a time."""
+"""Reading rows of data: plain text, JSON lines, CSV, parquet, images, and folders of them, one row at a time."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ LINES = (".jsonl", ".ndjson")
 TABLES = {".csv": ",", ".tsv": "\t"}
 TEXTS = (".txt", ".md")
 PARQUET = ".parquet"
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _BATCH = 1024
 _PIECE = 1 << 20
 """Characters of a plain text that are read at once."""
@@ -42,7 +43,7 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
         ArtifactError: a path does not exist, or a directory holds no data.
         UsageError: a file has an unknown type, or the files have several.
     """
-    known = (*LINES, *TABLES, *TEXTS, PARQUET)
+    known = (*LINES, *TABLES, *TEXTS, PARQUET, *IMAGES)
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -57,9 +58,14 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
     for path in files:
         if path.suffix.lower() not in known:
             raise UsageError("unknown file type", path, f"name it *{', *'.join(known)}")
-    if len({path.suffix.lower() in TEXTS for path in files}) > 1:
-        raise UsageError("plain texts and tables cannot be mixed", files[0])
+    if len({_kind(path) for path in files}) > 1:
+        raise UsageError("plain texts, images and tables cannot be mixed", files[0], "name the files of one kind")
     return files
+
+
+def _kind(path: Path) -> tuple[str, ...]:
+    """Return the suffixes of the files that can be read together with this one."""
+    return next((kind for kind in (TEXTS, IMAGES) if path.suffix.lower() in kind), ())
 
 
 def read_rows(
@@ -68,7 +74,8 @@ def read_rows(
     """Yield the rows of a file by role.
 
     A plain text has the role ``text`` only. Its rows are pieces of about a million characters that end with a line;
-    all but the last have ``continues``.
+    all but the last have ``continues``. An image has the roles ``image``, its path, and ``label``, the name of its
+    directory. Paths of images in tables are relative to the directory of the table.
 
     Args:
         path: a file of one of the known types.
@@ -84,6 +91,11 @@ def read_rows(
         if set(columns) != {"text"}:
             raise UsageError("plain text has no columns", path, "give .jsonl, .csv or .parquet")
         yield from _read_text(path)
+        return
+    if suffix in IMAGES:
+        if set(columns) != {"image", "label"}:
+            raise UsageError("an image has no columns but image and label", path, "give .jsonl, .csv or .parquet")
+        yield {"image": str(path), "label": path.absolute().parent.name}
         return
     found = _read_lines(path) if suffix in LINES else _read_parquet(path) if suffix == PARQUET else _read_table(path)
     for number, row in enumerate(found, 1):
@@ -102,7 +114,10 @@ def read_rows(
         if null is not None:
             yield RowError(where, f"{null!r} is null")
         else:
-            yield {role: row[column] for role, column in wanted.items()}
+            found_row = {role: row[column] for role, column in wanted.items()}
+            if isinstance(found_row.get("image"), str):
+                found_row["image"] = str(path.parent / found_row["image"])
+            yield found_row
 
 
 class FileRows:

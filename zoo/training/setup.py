@@ -22,7 +22,7 @@ from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, load_reference, registry
 from zoo.tokenizers.load import read_tokenizer
-from zoo.training.criterion import Criterion
+from zoo.training.criterion import IGNORED, Criterion
 from zoo.training.data import Data, Progress, prepare
 from zoo.training.plan import Plan
 from zoo.training.sources import Source, find_source
@@ -70,14 +70,18 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
     if kept or {"labels", "num_classes", "problem_type"} & values.keys():
         return {}
     found: set[str] = set()
+    several = False
     for row in source.rows:
         label = row.get("label") if isinstance(row, Mapping) else None
-        if isinstance(label, str | int):
-            found.add(str(label))
+        several = several or isinstance(label, list)
+        items = label if isinstance(label, list) else [label]
+        found.update(str(item) for item in items if isinstance(item, str | int) and item != IGNORED)
     if not found:
         return {}
     names = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    return {"num_classes": len(names), "labels": tuple(names), "problem_type": "single_label_classification"}
+    several = several and values.get("task", config.task) != "token-classification"  # which has a label per token
+    problem = "multi_label_classification" if several else "single_label_classification"
+    return {"num_classes": len(names), "labels": tuple(names), "problem_type": problem}
 
 
 def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
@@ -109,21 +113,26 @@ def make_criterion(
 ) -> Criterion:
     options = load_reference(objective.options, plugin) if objective.options else Settings
     chosen = options.from_dict(plan.options, "options")
+    criterion = load_reference(objective.criterion, plugin)
+    with plugins.blame(plugin, f"cannot construct {objective.criterion}"):
+        if not issubclass(criterion, Criterion):
+            raise TypeError(f"{objective.criterion} is not a zoo.training Criterion")
+        limit = _longest_example(plan, spec) if criterion.has_length else 0
+        try:
+            return criterion(spec.config, tokenizer, chosen, limit)
+        except ValueError as error:
+            raise UsageError(str(error), f"objective {objective.name}") from error
+
+
+def _longest_example(plan: Plan, spec: ModelSpec) -> int:
+    """Return the length to which examples are cut, in tokens."""
     longest = getattr(spec.config, "max_seq_len", None)
     limit = plan.settings.max_length or longest
     if limit is None:
         raise UsageError("the model has no longest input", "max_length", "set max_length")
     if longest is not None and limit > longest:
         raise UsageError(f"max_length {limit} exceeds the model's longest input {longest}", "max_length")
-    criterion = load_reference(objective.criterion, plugin)
-    with plugins.blame(plugin, f"cannot construct {objective.criterion}"):
-        try:
-            made = criterion(spec.config, tokenizer, chosen, limit)
-        except ValueError as error:
-            raise UsageError(str(error), f"objective {objective.name}") from error
-        if not isinstance(made, Criterion):
-            raise TypeError(f"{objective.criterion} is not a zoo.training Criterion")
-    return made
+    return limit
 
 
 def read_data(

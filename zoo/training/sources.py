@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -13,7 +14,7 @@ from zoo.artifact.digests import Digests
 from zoo.contract import Objective
 from zoo.errors import UsageError, nearest
 from zoo.registry import load_reference
-from zoo.training.rows import FileRows, RowError, data_files
+from zoo.training.rows import IMAGES, FileRows, RowError, data_files
 
 __all__ = ["Source", "find_source"]
 
@@ -55,8 +56,16 @@ def _limited(digests: Mapping[str, str], limit: int | None) -> Mapping[str, str]
 class _DatasetRows:
     """The rows of a split of a data set, by role."""
 
-    def __init__(self, owner: plugins.Plugin, reference: str, split: str, roles: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        owner: plugins.Plugin,
+        reference: str,
+        split: str,
+        roles: Mapping[str, str],
+        optional: Mapping[str, str],
+    ) -> None:
         self._owner, self._reference, self._split, self._roles = owner, reference, split, roles
+        self._optional = optional
 
     def __iter__(self) -> Iterator[Mapping[str, Any] | RowError]:
         with plugins.blame(self._owner, f"cannot read {self._reference}"):
@@ -70,7 +79,8 @@ class _DatasetRows:
             if lacks is not None:
                 yield RowError(f"{self._reference}, row {number}", f"has no {lacks!r}")
             else:
-                yield {role: row[column] for role, column in self._roles.items()}
+                wanted = (*self._roles.items(), *self._optional.items())
+                yield {role: row[column] for role, column in wanted if column in row}
 
 
 def find_source(
@@ -105,15 +115,30 @@ def find_source(
         if split not in dataset.splits:
             raise UsageError(f"{dataset.name} has no split {split!r}", "data", nearest(split, dataset.splits))
         digests = {f"{dataset.name} {split}": owner.fingerprint or f"{owner} {owner.module}"}
-        rows: Rows = _DatasetRows(owner, dataset.rows, split, named)
+        rows: Rows = _DatasetRows(owner, dataset.rows, split, named, optional)
         return Source(_first(rows, limit), _limited(digests, limit), dataset.name)
     files = data_files([Path(item) for item in given])
     known = Digests()
-    found = {f"{number} {file.name}": known.of(file) for number, file in enumerate(files)}
+    tables = [file for file in files if file.suffix.lower() not in IMAGES]
+    found = {f"{number} {file.name}": known.of(file) for number, file in enumerate(tables)}
+    file_rows = FileRows(files, named, optional)
+    if "image" in named:
+        found["images"] = _digest_of_images(file_rows, known)
     known.keep()
     names = [file.name for file in files]
     label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
-    return Source(_first(FileRows(files, named, optional), limit), _limited(found, limit), label)
+    return Source(_first(file_rows, limit), _limited(found, limit), label)
+
+
+def _digest_of_images(rows: Rows, known: Digests) -> str:
+    """Return the SHA-256 of the image files that rows name, with their classes. Missing files are left out."""
+    digest = hashlib.sha256()
+    for row in rows:
+        found = row if isinstance(row, Mapping) else {}
+        path = found.get("image")
+        if isinstance(path, str) and Path(path).is_file():
+            digest.update(f"{Path(path).name} {found.get('label')} {known.of(Path(path))}\n".encode())
+    return digest.hexdigest()
 
 
 def _is_dataset(name: str) -> bool:

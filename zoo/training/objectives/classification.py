@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.classes import ClassifierConfig
-from zoo.training.criterion import Batch, Criterion, Loss, Row, mask_of, padded, wide
+from zoo.config import Config
+from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
 from zoo.training.examples import Example
 
-__all__ = ["TextClassification", "class_loss", "label_array"]
+__all__ = ["TextClassification", "class_loss", "class_number", "label_array", "label_tensor", "require_classes"]
+
+
+def class_number(config: ClassifierConfig, label: Any) -> int:
+    """Return the number of a class, given as its name or its number. Raises :class:`ValueError` if it is unknown."""
+    found = _numbers(config.labels).get(str(label), label)
+    found = int(found) if isinstance(found, int | np.integer) or str(found).isdecimal() else -1
+    if not 0 <= found < config.num_classes:
+        known = ", ".join(config.labels) or f"0 to {config.num_classes - 1}"
+        raise ValueError(f"label {label!r} is not one of {known}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _numbers(labels: tuple[str, ...]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(labels)}
 
 
 def label_array(config: ClassifierConfig, label: Any) -> np.ndarray[Any, Any]:
@@ -25,28 +42,18 @@ def label_array(config: ClassifierConfig, label: Any) -> np.ndarray[Any, Any]:
     Raises:
         ValueError: the label is not one of the model's.
     """
-    names = {name: number for number, name in enumerate(config.labels)}
-
-    def number_of(item: Any) -> int:
-        found = names.get(str(item), item)
-        found = int(found) if isinstance(found, int | np.integer) or str(found).isdecimal() else -1
-        if not 0 <= found < config.num_classes:
-            known = ", ".join(config.labels) or f"0 to {config.num_classes - 1}"
-            raise ValueError(f"label {item!r} is not one of {known}")
-        return found
-
     several = label if isinstance(label, list | tuple | np.ndarray) else [label]
     if config.problem_type == "single_label_classification":
         if len(several) != 1:
             raise ValueError(f"label must be one class, got {label!r}")
-        return np.array([number_of(several[0])], np.int32)
+        return np.array([class_number(config, several[0])], np.int32)
     if config.problem_type == "multi_label_classification":
         indicator = np.zeros(config.num_classes, np.float32)
         if config.num_classes == 1:  # the probability of one class: 0 or 1
             several = [0] if str(label) in ("1", "True", *config.labels) else []
             if not several and str(label) not in ("0", "False"):
                 raise ValueError(f"label must be 0 or 1, got {label!r}")
-        indicator[[number_of(item) for item in several]] = 1
+        indicator[[class_number(config, item) for item in several]] = 1
         return indicator
     try:
         numbers = np.array([float(item) for item in several], np.float32)
@@ -77,6 +84,18 @@ def class_loss(config: ClassifierConfig, logits: Tensor, labels: Tensor) -> Loss
     return Loss(F.mse_loss(logits, labels.to(logits.dtype), reduction="none").mean(-1).sum(), len(labels))
 
 
+def label_tensor(examples: Sequence[Example]) -> Tensor:
+    """Return the field ``labels`` of examples as one tensor, for :func:`class_loss`."""
+    labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
+    return labels if labels.is_floating_point() else labels.long()
+
+
+def require_classes(config: Config) -> None:
+    """Raise :class:`ValueError` if a configuration has no classes."""
+    if not isinstance(config, ClassifierConfig):
+        raise ValueError(f"{type(config).__name__} has no classes")
+
+
 class TextClassification(Criterion):
     """Classes of a text or of a pair of texts. The columns are ``text``, ``label`` and, for pairs, ``pair``."""
 
@@ -84,29 +103,16 @@ class TextClassification(Criterion):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if not isinstance(self.config, ClassifierConfig):
-            raise ValueError(f"{type(self.config).__name__} has no classes")
-        tensors = (tensor for graph in self.config.graphs() for tensor in graph.input_tensors())
-        self._inputs = {tensor.name for tensor in tensors}
+        require_classes(self.config)
 
     def encode(self, row: Row) -> Example:
         label = label_array(self.config, row["label"])
         if "pair" not in row:
             return {"input_ids": self.token_ids(row), "labels": label}
-        encoded = self.encode_text(row, "text", "pair")
-        ids = self.checked(encoded.ids, "text")
-        return {"input_ids": ids, "token_type_ids": np.asarray(encoded.type_ids, np.int32), "labels": label}
+        return {**self.pair_fields(self.encode_text(row, "text", "pair")), "labels": label}
 
     def collate(self, examples: Sequence[Example], generators: Sequence[np.random.Generator]) -> Batch:
-        ids = [example["input_ids"] for example in examples]
-        batch = {"input_ids": padded(ids, self.pad_id), "attention_mask": mask_of(ids)}
-        if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = padded([example["token_type_ids"] for example in examples], 0)
-        labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
-        batch["labels"] = labels if labels.is_floating_point() else labels.long()
-        return {name: tensor for name, tensor in batch.items() if name in self._inputs | {"labels"}}
+        return {**self.text_batch(examples), "labels": label_tensor(examples)}
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        outputs = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
-        logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
-        return class_loss(self.config, logits, batch["labels"])
+        return class_loss(self.config, self.outputs(model, batch)["logits"], batch["labels"])

@@ -1,0 +1,72 @@
+"""Classification of the words of a text, such as named entities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from zoo.classes import ClassifierConfig
+from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded
+from zoo.training.examples import Example
+from zoo.training.objectives.causal import token_loss
+from zoo.training.objectives.classification import class_number
+from zoo.training.options import TokenClassificationOptions
+
+__all__ = ["TokenClassification"]
+
+
+class TokenClassification(Criterion):
+    """The cross-entropy of the class of each word, read at the word's first token (Devlin et al. 2019, section 5.3).
+
+    The columns are ``text``, a list of words or of token ids, and ``label``, a list of the same length. Words are
+    joined by spaces and encoded as a text, as ``zoo run`` does it. Other tokens have no target, nor do items whose
+    label is -100.
+    """
+
+    config: ClassifierConfig
+    settings: TokenClassificationOptions
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        problem = getattr(self.config, "problem_type", None)
+        if problem != "single_label_classification":
+            raise ValueError(f"each token has one class, but problem_type is {problem!r}")
+
+    def encode(self, row: Row) -> Example:
+        for name in ("text", "label"):
+            if not is_list(row[name]):
+                raise ValueError(f"{name} must be a list, got {type(row[name]).__name__}")
+        if len(row["text"]) != len(row["label"]):
+            raise ValueError(f"text has {len(row['text'])} items, but label has {len(row['label'])}")
+        labels = [IGNORED if item == IGNORED else class_number(self.config, item) for item in row["label"]]
+        if all(isinstance(word, str) for word in row["text"]) and len(labels):
+            return self._encode_words(row["text"], labels)
+        ids = listed_ids(row, "text")
+        self.truncated += len(ids) > self.max_length
+        ids, labels = ids[: self.max_length], labels[: self.max_length]
+        return {"input_ids": self.checked(ids, "text"), "labels": np.array(labels, np.int32)}
+
+    def _encode_words(self, words: Sequence[str], labels: Sequence[int]) -> Example:
+        if not all(map(str.strip, words)):
+            raise ValueError("text has an empty word")
+        encoded = self.encode_text({"text": " ".join(words)})
+        ends = np.array(list(accumulate(len(word) + 1 for word in words))) - 1
+        targets, last = np.full(len(encoded.ids), -100, np.int32), -1
+        for place, (start, end) in enumerate(encoded.offsets):
+            word = int(np.searchsorted(ends, start, "right"))  # the first word that ends after the token's start
+            if word < len(words) and max(start, ends[word] - len(words[word])) < end:
+                if self.settings.all_tokens or word != last:
+                    targets[place] = labels[word]
+                last = word
+        return {"input_ids": self.checked(encoded.ids, "text"), "labels": targets}
+
+    def collate(self, examples: Sequence[Example], generators: Sequence[np.random.Generator]) -> Batch:
+        labels: list[Ids] = [example["labels"] for example in examples]
+        return {**self.text_batch(examples), "labels": padded(labels, IGNORED)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        return token_loss(self.outputs(model, batch)["logits"], batch["labels"])
