@@ -43,7 +43,10 @@ class TokenClassification(Criterion):
         if len(row["text"]) != len(row["label"]):
             raise ValueError(f"text has {len(row['text'])} items, but label has {len(row['label'])}")
         labels = [IGNORED if item == IGNORED else class_number(self.config, item) for item in row["label"]]
-        if all(isinstance(word, str) for word in row["text"]) and len(labels):
+        kinds = {isinstance(item, str) for item in row["text"]}
+        if len(kinds) > 1:
+            raise ValueError("text must be a list of words or of token ids, not of both")
+        if kinds == {True}:
             return self._encode_words(row["text"], labels)
         ids = listed_ids(row, "text")
         self.truncated += len(ids) > self.max_length
