@@ -204,6 +204,7 @@ def test_digits_need_scikit_learn(without_sklearn: None, zoo: Zoo) -> None:
     assert "pip install scikit-learn" in zoo("train", "vit-tiny", "--data", "digits", "-o", "m", *FAST).failed(1)
 
 
+@pytest.mark.slow
 def test_digits_are_learnt(zoo: Zoo) -> None:
     """A tiny model, after 150 steps; a tenth of the digits would be right by chance."""
     pytest.importorskip("sklearn")
