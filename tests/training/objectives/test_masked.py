@@ -239,3 +239,20 @@ def test_unsuitable_models_are_refused() -> None:
         masked(MaskingOptions(whole_word=True)).encode({"text": [5, 6]})
     with pytest.raises(ValueError, match="rate must be more than 0"):
         MaskingOptions(rate=0.0)
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_gradient_of_a_step_is_that_of_the_sum_of_means(micro: int | None) -> None:
+    """The means are over all targets of the step, of each kind."""
+    model, other = small_bert("pretraining"), small_bert("pretraining")
+    criterion = criterion_of(Pretraining, model, MaskingOptions())
+    trainer = trainer_of(model, criterion, PAIRS * 4, micro_batch_size=micro, clip_norm=None)
+    batches = [trainer._batches[0, part].batch for part in range(trainer._batches.parts)]
+    losses = [criterion.loss(other, batch) for batch in batches]
+    tokens = sum(loss.total for loss in losses) / sum(loss.count for loss in losses)
+    pairs = sum(loss.further[0].total for loss in losses) / 7
+    (tokens + pairs).backward()
+    norm = torch.nn.utils.get_total_norm([item.grad for item in other.parameters()])
+    step = next(trainer.run())
+    assert step.loss == pytest.approx((tokens + pairs).item(), rel=1e-9)
+    assert step.gradient_norm == pytest.approx(norm.item(), rel=1e-9)
