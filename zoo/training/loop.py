@@ -97,8 +97,8 @@ class Trainer:
         size = settings.micro_batch_size or settings.batch_size
         if not criterion.divisible and (size != settings.batch_size or processes.count > 1):
             what = "the loss of an example depends on the others in its batch, so a step cannot be divided"
-            parts = f"batch_size {settings.batch_size}, micro_batch_size {size}, {processes.count} processes"
-            raise UsageError(what, parts, "leave micro_batch_size out, and use one process")
+            where = f"micro_batch_size {size} of batch_size {settings.batch_size}"
+            raise UsageError(what, where, "leave micro_batch_size out, and use one process")
         self._size, self._batches = size, StepBatches(examples, criterion, order, size)
         processes.check_parts(self._batches.parts)
         self.steps_per_epoch = max(1, round(len(examples) / settings.batch_size))

@@ -82,7 +82,7 @@ def test_loss_is_the_formula(task: str, negatives: bool, options: Options) -> No
 def test_in_batch_negatives_need_whole_steps() -> None:
     """Other losses are those of single rows, so that a step may be divided."""
     model = small_bert("sentence-embedding")
-    with pytest.raises(UsageError, match="micro_batch_size 2 differs from batch_size 3"):
+    with pytest.raises(UsageError, match="so a step cannot be divided: micro_batch_size 2 of batch_size 3"):
         trainer_of(model, criterion_of(SentenceEmbedding, model, Options()), ROWS, batch_size=3, micro_batch_size=2)
     for loss in ("cosine-similarity", "triplet"):
         results = []

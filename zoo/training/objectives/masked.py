@@ -151,6 +151,8 @@ class Pretraining(MaskedLM):
     transformers' ``next_sentence_label``. The accuracy is that of the masked tokens.
     """
 
+    terms = 2
+
     def encode(self, row: Row) -> Example:
         label = _FOLLOWS.get(str(row["label"]))
         if label is None:
