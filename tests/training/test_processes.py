@@ -81,3 +81,26 @@ def test_too_few_parts_are_refused(zoo: Zoo) -> None:
     _, err = process.communicate()
     assert process.returncode != 0
     assert "a step has 1 parts, fewer than the 2 processes" in err
+
+
+@pytest.mark.slow
+def test_loss_of_two_terms_is_shared(zoo: Zoo) -> None:
+    """The processes have unequal numbers of masked tokens, and one has nothing to evaluate."""
+    texts = [("a few words " * (number % 7 + 1)).strip() for number in range(40)]
+    rows = [{"text": text, "pair": text[::-1], "label": number % 2} for number, text in enumerate(texts)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("few.jsonl").write_text("\n".join(map(json.dumps, rows[:3])))
+    arguments = (
+        "bert-tiny", "--task", "pretraining", "--data", "rows.jsonl", "--validation", "few.jsonl", *FAST,
+        "--tokenizer", "bytes", "--set", "dropout=0", "--set", "buckets=false", "--max-steps", "6",
+    )  # fmt: skip
+    assert zoo("train", *arguments, "-o", "whole").status == 0
+    process = launch(2, *arguments, "-o", "shared")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    expected, found = weights("whole"), weights("shared")
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-4, atol=1e-5)
+    lines = [(Path(name) / "metrics.jsonl").read_text().splitlines()[-1] for name in ("whole", "shared")]
+    one, other = (json.loads(line)["evaluation"] for line in lines)
+    assert other == pytest.approx(one, rel=1e-5)
