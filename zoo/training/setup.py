@@ -118,6 +118,8 @@ def make_criterion(
         if not issubclass(criterion, Criterion):
             raise TypeError(f"{objective.criterion} is not a zoo.training Criterion")
         limit = _longest_example(plan, spec) if criterion.has_length else 0
+        if plan.settings.max_length is not None and not limit:
+            raise UsageError(f"objective {objective.name} has no lengths", "max_length", "leave it out")
         try:
             return criterion(spec.config, tokenizer, chosen, limit)
         except ValueError as error:

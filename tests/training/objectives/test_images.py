@@ -207,10 +207,10 @@ def test_digits_need_scikit_learn(without_sklearn: None, zoo: Zoo) -> None:
 
 @pytest.mark.slow
 def test_digits_are_learnt(zoo: Zoo) -> None:
-    """A tiny model, after 150 steps; a tenth of the digits would be right by chance."""
+    """A tiny model, after 300 steps; a tenth of the digits would be right by chance."""
     pytest.importorskip("sklearn")
     found = zoo(
-        "train", "vit-tiny", "--data", "digits", "-o", "m", "--max-steps", "150", "--set", "batch_size=64",
-        "--set", "learning_rate=2e-3", "--json",
+        "train", "vit-tiny", "--data", "digits", "-o", "m", "--max-steps", "300", "--set", "batch_size=64",
+        "--set", "learning_rate=1e-3", "--set", "warmup_steps=50", "--json",
     ).json  # fmt: skip
-    assert found["evaluation"]["accuracy"] > 0.85
+    assert found["evaluation"]["accuracy"] > 0.9
