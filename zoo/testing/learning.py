@@ -87,10 +87,15 @@ def _examples(subject: Subject) -> tuple[Any, Any]:
         raise Inapplicable(str(error)) from error
     options = load_reference(objective.options, plugin) if objective.options else Settings
     length = min(_LENGTH, subject.longest)
-    criterion = load_reference(objective.criterion, plugin)(spec.config, None, options(), length)
     rng = np.random.default_rng(0)
     rows = [{role: _value(role, spec.config, length, number, rng) for role in objective.columns} for number in range(8)]
-    encoded = [criterion.encode(row) for row in rows]
+    try:
+        criterion = load_reference(objective.criterion, plugin)(spec.config, None, options(), length)
+        encoded = [criterion.encode(row) for row in rows]
+    except ValueError as error:
+        raise Inapplicable(f"objective {objective.name} cannot learn random tokens: {error}") from error
+    collate = criterion.collate  # with the same random numbers in every step, so that the masked tokens stay the same
+    criterion.collate = lambda examples, _: collate(examples, [np.random.default_rng(0) for _ in examples])
     if criterion.packed:
         tokens = np.concatenate([example["input_ids"] for example in encoded])
         return Blocks(np.append(tokens, tokens[0]), length), criterion
@@ -99,8 +104,13 @@ def _examples(subject: Subject) -> tuple[Any, Any]:
 
 def _value(role: str, config: Any, length: int, number: int, rng: Any) -> Any:
     """Return a random value for a column."""
-    if role in ("text", "target"):
+    if role in ("text", "pair", "target"):
         return rng.integers(1, min(getattr(config, "vocab_size", 2), 200), length).tolist()
+    if role == "image":
+        _, channels, height, width = config.graphs()[0].input_tensors()[0].shape({"batch": 1})
+        return rng.random((height, width, channels))
     if role == "label" and isinstance(config, ClassifierConfig):
+        if config.task == "token-classification":
+            return rng.integers(config.num_classes, size=length).tolist()
         return [number % 5] * config.num_classes if config.problem_type == "regression" else number % config.num_classes
     raise Inapplicable(f"the check has no values for the column {role!r}")
