@@ -179,6 +179,7 @@ def test_long_texts_become_several_examples(texts: list[str]) -> None:
     assert all(len(ids) <= 9 and (ids[0], ids[-1]) == (CLS, SEP) for ids in examples)
     assert [item for ids in examples for item in ids[1:-1]] == tokenizer().encode(text, add_special_tokens=False).ids
     assert criterion.truncated == 0
+    assert len(list(criterion.examples({"text": [5] * 9 + [MASK] * 9 + [6]}))) == 2
     ids = list(range(5, 5 + min(len(text), 50)))
     pieces = criterion.examples({"text": ids})
     assert [item for piece in pieces for item in piece["input_ids"].tolist()] == ids
@@ -223,6 +224,7 @@ def test_bad_rows(row: dict[str, Any], message: str) -> None:
         ({"text": "a", "pair": "", "label": 0}, "pair is empty"),
         ({"text": "", "pair": "b", "label": 0}, "text is empty"),
         ({"text": [5], "pair": "b", "label": 0}, "text must be a text, got list"),
+        ({"text": "[UNK]", "pair": "[UNK]", "label": 0}, "only special tokens"),
     ],
 )
 def test_bad_pairs(row: dict[str, Any], message: str) -> None:

@@ -24,6 +24,7 @@ __all__ = ["Corruption", "MaskedLM", "Pretraining"]
 
 _MASKED, _RANDOM = 0.8, 0.1
 """Shares of the chosen tokens that are replaced by the mask token, and by a random one; the rest is kept."""
+_ALL_SPECIAL = "text has only special tokens"
 _FOLLOWS = {"0": 0, "1": 1, "False": 0, "True": 1}
 
 
@@ -31,7 +32,8 @@ class Corruption(Criterion):
     """Base class of objectives that change some tokens of a text.
 
     A text that is longer than ``max_length`` becomes several examples, each with the tokenizer's special tokens, so
-    nothing is truncated. Special tokens are never chosen: those of the tokenizer and of the model's configuration.
+    nothing is truncated; one that has only special tokens is left out. Special tokens are never chosen: those of the
+    tokenizer and of the model's configuration.
     """
 
     settings: MaskingOptions
@@ -64,22 +66,28 @@ class Corruption(Criterion):
     def examples(self, row: Row) -> Iterable[Example]:
         if is_list(row["text"]):
             ids = listed_ids(row, "text")
-            pieces = [ids[start : start + self.max_length] for start in range(0, len(ids), self.max_length)] or [[]]
-            return [self._example(piece, None) for piece in pieces]
-        truncated = self.truncated
-        first = self.encode_text(row)
-        self.truncated = truncated
-        return [self._example(piece.ids, piece) for piece in (first, *first.overflowing)]
+            starts = range(0, max(1, len(ids)), self.max_length)
+            found = [self._example(ids[start : start + self.max_length], None) for start in starts]
+        else:
+            truncated = self.truncated
+            first = self.encode_text(row)
+            self.truncated = truncated
+            found = [self._example(piece.ids, piece) for piece in (first, *first.overflowing)]
+        usable = [example for example in found if len(self._places(example))]
+        if not usable:
+            raise ValueError(_ALL_SPECIAL)
+        return usable
 
     def encode(self, row: Row) -> Example:
         """Return the first example of a row."""
         return next(iter(self.examples(row)))
 
     def _example(self, ids: Sequence[int], encoded: Encoding | None) -> Example:
-        array = self.checked(ids, "text")
-        if np.isin(array, self._special).all():
-            raise ValueError("text has only special tokens")
-        return {"input_ids": array, **self.word_field(encoded)}
+        return {"input_ids": self.checked(ids, "text"), **self.word_field(encoded)}
+
+    def _places(self, example: Example) -> Ids:
+        """Return the positions of tokens that are not special."""
+        return np.flatnonzero(~np.isin(example["input_ids"], self._special)).astype(np.int32)
 
     def word_field(self, encoded: Encoding | None) -> dict[str, Ids]:
         """Return the field ``words``, the number of each token's word, if whole words are to be chosen."""
@@ -96,7 +104,7 @@ class Corruption(Criterion):
 
         Words are added in random order, as long as they do not exceed that number, apart from the first one.
         """
-        places = np.flatnonzero(~np.isin(example["input_ids"], self._special)).astype(np.int32)
+        places = self._places(example)
         count = max(1, int(self.settings.rate * len(places) + 0.5))
         words = example.get("words")
         if words is None:
@@ -159,6 +167,8 @@ class Pretraining(MaskedLM):
             raise ValueError(f"label must be 0 if the pair follows the text, or 1 if not, got {row['label']!r}")
         encoded = self.encode_text(row, "text", "pair")
         example = {**self.pair_fields(encoded), **self.word_field(encoded)}
+        if not len(self._places(example)):
+            raise ValueError(_ALL_SPECIAL)
         return {**example, "label": np.array([label], np.int32)}
 
     def examples(self, row: Row) -> Iterable[Example]:

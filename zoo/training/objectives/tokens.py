@@ -58,7 +58,7 @@ class TokenClassification(Criterion):
             raise ValueError("text has an empty word")
         encoded = self.encode_text({"text": " ".join(words)})
         ends = np.array(list(accumulate(len(word) + 1 for word in words))) - 1
-        targets, last = np.full(len(encoded.ids), -100, np.int32), -1
+        targets, last = np.full(len(encoded.ids), IGNORED, np.int32), -1
         for place, (start, end) in enumerate(encoded.offsets):
             word = int(np.searchsorted(ends, start, "right"))  # the first word that ends after the token's start
             if word < len(words) and max(start, ends[word] - len(words[word])) < end:
