@@ -55,7 +55,7 @@ def _has_a_past(variant: str) -> bool:
     return any(graph.past for graph in registry().resolve(name, settings).graphs)
 
 
-@parametrize_with_checks([name for name in BUILT_IN if name not in ("onnx", "runtime")])
+@parametrize_with_checks([name for name in BUILT_IN if name not in ("onnx", "runtime", "training")])
 def test_conformance(check: Callable[[], None]) -> None:
     check()
 

@@ -72,7 +72,7 @@ def test_file_without_models_is_empty() -> None:
         ("schema = true", "schema must be 1, got True"),
         ("schema = '1'", "schema must be 1, got '1'"),
         ("schema = 1\nmodel = {}", "unknown key 'model': presets.toml: did you mean 'models'?"),
-        ("schema = 1\nname = 'x'", "unknown key 'name': presets.toml: known: models, packages, schema"),
+        ("schema = 1\nname = 'x'", "unknown key 'name': presets.toml: known: models, packages, recipes, schema"),
         ("schema = 1\nmodels = 3", "models must be a table: presets.toml: write [models.NAME]"),
         ("schema = 1\nmodels = [1]", "models must be a table: presets.toml: write [models.NAME]"),
         ("schema = 1\n[models]\na = 1", "a model must be a table: presets.toml [models.a]"),

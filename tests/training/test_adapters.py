@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import zoo as library
 from tests.conftest import Result
 from tests.training.conftest import small_gpt
-from tests.training.test_architectures import fitting, rows
+from tests.training.test_architectures import own_objectives, write_rows
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
 from zoo.models import persist
@@ -28,8 +28,6 @@ from zoo.training.merge import merge
 from zoo.training.plan import make_plan
 from zoo.training.run import start
 from zoo.training.settings import LowRankSettings
-
-__all__ = ["rows"]
 
 Zoo = Callable[..., Result]
 Make = Callable[..., Trainer]
@@ -102,13 +100,15 @@ def test_targets_are_checked(settings: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.slow_after(3)
-@pytest.mark.parametrize("name", list(fitting()))
-def test_adapters_of_every_architecture(name: str, rows: Path, zoo: Zoo) -> None:
+@pytest.mark.parametrize(("name", "objective"), own_objectives().items())
+def test_adapters_of_every_architecture(name: str, objective: str, zoo: Zoo) -> None:
     """All adapters get gradients, and the merged model computes what the adapted one does."""
     assert zoo("build", name, "-o", "base").status == 0
     settings = {"max_steps": 2, "batch_size": 6, "learning_rate": 0.1}
     adapters = LowRankSettings(rank=2)
-    plan = make_plan("base", settings=settings, lora=adapters, tokenizer="bytes", data=[str(rows)], columns={})
+    tokenizer = None if objective == "image-classification" else "bytes"
+    data = [str(write_rows(objective))]
+    plan = make_plan("base", settings=settings, lora=adapters, tokenizer=tokenizer, data=data, columns={})
     try:
         run = start(plan, Path("adapter"))
     except UsageError as error:

@@ -83,6 +83,7 @@ def test_evaluation_of_torch_and_exports_agrees(zoo: Zoo) -> None:
     assert "int8" in zoo("evaluate", "copier", "--recipe", "copy-task", "--variant", "int8").failed(3)
 
 
+@pytest.mark.slow
 def test_exact_match_is_that_of_the_answers(zoo: Zoo) -> None:
     """Rows whose targets are what the model generates match, and others do not."""
     zoo("build", "transformer-tiny", "-o", "m", "--set", "max_seq_len=16")

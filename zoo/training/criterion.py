@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.config import Config, Settings
+from zoo.nn import Cache
 from zoo.training.examples import Example
 
 if TYPE_CHECKING:
@@ -116,7 +118,10 @@ class Criterion(ABC):
         if self._tokenizer is not None and self.has_length and not self.packed:
             self._tokenizer.enable_truncation(max_length)  # keeps the special tokens around a text
         graph = config.graphs()[-1]
-        self._inputs = {tensor.name for item in config.graphs() for tensor in item.input_tensors()}
+        tensors = [tensor for item in config.graphs() for tensor in item.input_tensors()]
+        self._inputs = {tensor.name for tensor in tensors}
+        self._layers = graph.past.num_layers if graph.past is not None else 0
+        self._masks = {tensor.name for tensor in tensors if tensor.is_mask}
         self._output = graph.output_tensors()[0].name
 
     @abstractmethod
@@ -148,8 +153,19 @@ class Criterion(ABC):
         raise NotImplementedError(f"{type(self).__name__} has {self.terms} terms, but no counts")
 
     def outputs(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Run the model on those tensors of a batch that are its inputs, and return its outputs by name."""
-        found = model(**{name: tensor for name, tensor in batch.items() if name in self._inputs})
+        """Run the model on those tensors of a batch that are its inputs, and return its outputs by name.
+
+        Arguments that ``forward`` requires beside them get what stands for nothing: a mask of ones, segments of zeros,
+        an empty past.
+        """
+        given: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name in self._inputs}
+        for name in _required(model) - given.keys():
+            like = next(iter(given.values()))
+            if name == "past_key_values" and self._layers:
+                given[name] = Cache.empty(self._layers)
+            else:
+                given[name] = torch.full_like(like, int(name in self._masks))
+        found = model(**given)
         return found if isinstance(found, Mapping) else {self._output: found}
 
     def text_batch(self, examples: Sequence[Example]) -> dict[str, Tensor]:
@@ -224,6 +240,12 @@ class Criterion(ABC):
         """The token that fills the rows of a batch."""
         found = getattr(self.config, "pad_token_id", None)
         return 0 if found is None else int(found)
+
+
+def _required(model: nn.Module) -> set[str]:
+    """Return the arguments of a model's ``forward`` without a default."""
+    parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters.values()
+    return {item.name for item in parameters if item.default is item.empty and item.kind != item.VAR_KEYWORD}
 
 
 def is_list(value: Any) -> bool:

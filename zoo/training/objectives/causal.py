@@ -38,7 +38,7 @@ class CausalLM(Criterion):
         return {"input_ids": ids[:, :-1], "targets": ids[:, 1:]}
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        return token_loss(model(input_ids=batch["input_ids"]), batch["targets"])
+        return token_loss(self.outputs(model, batch)["logits"], batch["targets"])
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> Loss:

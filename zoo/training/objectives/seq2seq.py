@@ -55,7 +55,7 @@ class SequenceToSequence(Criterion):
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         targets, options = batch["targets"], self.settings
-        logits = model(**{name: tensor for name, tensor in batch.items() if name != "targets"})
+        logits = self.outputs(model, batch)["logits"]
         loss = token_loss(logits, targets)
         if not options.label_smoothing or not torch.is_grad_enabled():  # evaluation reports the plain cross-entropy
             return loss
