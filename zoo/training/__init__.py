@@ -10,6 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from zoo.training.options import (
+    ImageClassificationOptions,
+    MaskingOptions,
+    SentenceEmbeddingOptions,
+    SequenceToSequenceOptions,
+    TokenClassificationOptions,
+)
 from zoo.training.settings import LowRankSettings, TrainingSettings
 
 if TYPE_CHECKING:
@@ -24,11 +31,16 @@ __all__ = [
     "Criterion",
     "Evaluation",
     "Example",
+    "ImageClassificationOptions",
     "Loss",
     "LowRankSettings",
+    "MaskingOptions",
     "Outcome",
     "Row",
+    "SentenceEmbeddingOptions",
+    "SequenceToSequenceOptions",
     "Step",
+    "TokenClassificationOptions",
     "TrainingError",
     "TrainingSettings",
     "mask_of",
