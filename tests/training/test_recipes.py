@@ -31,7 +31,7 @@ def test_project_overrides_built_in_recipe(zoo: Zoo) -> None:
     plan = make_plan("transformer-tiny", recipe=find_recipe("quick"), texts=texts, settings={"seed": 4}, columns={})
     assert (plan.settings.max_steps, plan.settings.seed) == (9, 4)
     assert plan.options["label_smoothing"] == 0
-    assert plan.config == {"num_layers": 1}
+    assert plan.config == {"num_layers": 1, "dropout": 0}
     plan = make_plan("transformer-tiny", recipe=find_recipe("quick"), settings={"epochs": 2.0}, columns={})
     assert (plan.settings.max_steps, plan.settings.epochs) == (None, 2)
     explained = zoo("why", "--recipe", "quick", "--json").json["config"]["settings.max_steps"]
@@ -95,3 +95,12 @@ def test_exact_match_is_that_of_the_answers(zoo: Zoo) -> None:
     Path("rows.jsonl").write_text("\n".join(rows))
     said = zoo("evaluate", "m", "--data", "rows.jsonl", "--variant", "", "--json")
     assert said.json["scores"][0]["exact_match"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.slow
+def test_copy_task_is_learnt(zoo: Zoo) -> None:
+    """The exported model repeats sequences that it has not seen."""
+    assert zoo("train", "transformer-tiny", "--recipe", "copy-task", "-o", "copier").status == 0
+    assert zoo("export", "copier", "--onnx").status == 0
+    scores = zoo("evaluate", "copier", "--recipe", "copy-task", "--variant", "", "--json").json["scores"][0]
+    assert scores["exact_match"] >= 0.95

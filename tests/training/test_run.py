@@ -214,3 +214,8 @@ def test_no_token_of_a_corpus_is_lost(zoo: Zoo, corpus: Path) -> None:
     read = [number for block in blocks for number in block[:-1].tolist()]
     assert bytes(read) == text[: len(read)]
     assert all(one[-1] == other[0] for one, other in itertools.pairwise(blocks))
+
+
+def test_end_token_outside_of_the_vocabulary_is_refused(zoo: Zoo, corpus: Path) -> None:
+    arguments = ("gpt-tiny", "--data", str(corpus), "-o", "x", "--set", "eos_token_id=999", *FAST)
+    assert "the end of text has the token id 999" in zoo("train", *arguments).failed(3)

@@ -30,7 +30,7 @@ class CausalLM(Criterion):
         end = getattr(self.config, "eos_token_id", None)
         end = end[0] if isinstance(end, tuple) else end
         if end is not None and not row.get("continues") and ids[-1] != end:
-            ids = np.append(ids, np.int32(end))
+            ids = self.checked([*ids.tolist(), end], "the end of text")
         return {"input_ids": ids}
 
     def collate(self, examples: Sequence[Example], generators: Sequence[np.random.Generator]) -> Batch:
