@@ -44,7 +44,7 @@ class ImageReader:
     mean: Array = field(repr=False)
     """Subtracted from each channel, (channels, 1, 1), for pixels in [0, 1]."""
     std: Array = field(repr=False)
-    """What each channel is then divided by, (channels, 1, 1)."""
+    """The divisor of each channel after the subtraction, (channels, 1, 1)."""
 
     @classmethod
     def of(cls, option: Callable[[str], Any], channels: int, height: int, width: int) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,14 @@ def small_gpt(dropout: float = 0.1) -> nn.Module:
         "gpt-tiny", vocab_size=20, max_seq_len=LENGTH, hidden_size=16, num_layers=2, num_heads=2, dropout=dropout,
         eos_token_id=None,
     )  # fmt: skip
+
+
+@pytest.fixture
+def corpus() -> Path:
+    """A short text to learn."""
+    path = Path("corpus.txt")
+    path.write_text("".join(f"line {number} of a text that counts to {number + 1}\n" for number in range(200)))
+    return path
 
 
 @pytest.fixture

@@ -131,13 +131,6 @@ def test_adapters_of_every_architecture(name: str, objective: str, zoo: Zoo) -> 
 
 
 @pytest.fixture
-def corpus() -> Path:
-    path = Path("corpus.txt")
-    path.write_text("".join(f"line {number} of a text that counts to {number + 1}\n" for number in range(200)))
-    return path
-
-
-@pytest.fixture
 def base(zoo: Zoo) -> Path:
     assert zoo("build", "gpt-tiny", "-o", "base", *SMALL).status == 0
     return Path("base")

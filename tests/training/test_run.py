@@ -32,13 +32,6 @@ ROWS = [{"text": text, "label": label} for text, label in [("good and fine", "ye
 
 
 @pytest.fixture
-def corpus() -> Path:
-    path = Path("corpus.txt")
-    path.write_text("".join(f"line {number} of a text that counts to {number + 1}\n" for number in range(200)))
-    return path
-
-
-@pytest.fixture
 def reviews() -> Path:
     path = Path("reviews.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))

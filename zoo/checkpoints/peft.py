@@ -45,7 +45,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What is added to the weight of a dense layer, (outputs, inputs): ``scale * b @ a``."""
+    """The update of the weight of a dense layer, (outputs, inputs): ``scale * b @ a``."""
 
     a: Tensor
     """(rank, inputs)"""
@@ -60,7 +60,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Changes:
-    """What an adapter changes in a model, by the name of the tensor."""
+    """The changes of an adapter to a model, by the name of the tensor."""
 
     updates: Mapping[str, Update]
     whole: Mapping[str, Tensor]

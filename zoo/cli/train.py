@@ -51,7 +51,12 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
     help="A setting of training, of the objective or of the model's configuration, such as learning_rate=3e-4.",
 )  # fmt: skip
 @option("--tokenizer", section="Model", metavar="FILE", help="A tokenizer.json or a vocabulary to attach, or 'bytes'.")
-@option("--objective", section="Training", metavar="NAME", help="What to learn; by default what the task says.")
+@option(
+    "--objective",
+    section="Training",
+    metavar="NAME",
+    help="The objective; by default the first for the task.",
+)
 @option("--recipe", section="Training", metavar="NAME", help="Data and settings: see zoo why --recipe NAME.")
 @option(
     "--lora", section="Training", metavar="KEY=VALUE,...",

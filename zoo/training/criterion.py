@@ -236,6 +236,12 @@ class Criterion(ABC):
         return np.asarray(ids, np.int32)
 
     @property
+    def end_id(self) -> int | None:
+        """The token that ends a text, the first one if there are several; None if the model has none."""
+        found = getattr(self.config, "eos_token_id", None)
+        return found[0] if isinstance(found, tuple) else found
+
+    @property
     def pad_id(self) -> int:
         """The token that fills the rows of a batch."""
         found = getattr(self.config, "pad_token_id", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import shutil
@@ -68,8 +69,10 @@ def prepare(
     """
     name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
     parent = memo.directory()
-    temporary = tempfile.mkdtemp(prefix="zoo-") if parent is None else None  # removed when the process ends
-    folder = Path(temporary or parent or "") / "examples"
+    if parent is None:
+        parent = Path(tempfile.mkdtemp(prefix="zoo-"))
+        atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    folder = parent / "examples"
     target = folder / name
     if not (target / _FACTS).is_file():
         with storage_errors(folder):

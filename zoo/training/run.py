@@ -80,10 +80,10 @@ class Run:
     Args:
         plan: its description.
         spec: the model, for config.json.
-        model: in float32, with the weights to start from.
-        trainer: trains it.
+        trainer: trains the model.
         directory: the model directory that is written.
         training: the examples.
+        name: the name of the data, without a path.
         origin: the origin of the weights before training.
         adapters: the adapters that are trained instead of the model's weights.
     """

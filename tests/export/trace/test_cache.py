@@ -79,7 +79,7 @@ def test_trace_of_an_earlier_state_is_replaced(
 
 
 def test_laws_are_checked_again(model: Callable[[str], Path], zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found about an earlier state of the model says nothing about the present one."""
+    """Cached outcomes of an earlier state of the model are not used for the present one."""
     monkeypatch.delenv(VARIABLE, raising=False)
     model(RANDOM)
     assert zoo("export", "model", "--onnx").status == 0

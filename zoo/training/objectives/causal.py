@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
+from zoo.training.criterion import IGNORED, Batch, Criterion, Loss, Row, wide
 from zoo.training.examples import Example
 
 __all__ = ["CausalLM", "token_loss"]
@@ -27,8 +27,7 @@ class CausalLM(Criterion):
     def encode(self, row: Row) -> Example:
         """Return the tokens of a text. Its end is marked unless ``continues`` is set: the next row continues it."""
         ids = self.token_ids(row)
-        end = getattr(self.config, "eos_token_id", None)
-        end = end[0] if isinstance(end, tuple) else end
+        end = self.end_id
         if end is not None and not row.get("continues") and ids[-1] != end:
             ids = self.checked([*ids.tolist(), end], "the end of text")
         return {"input_ids": ids}
@@ -42,8 +41,8 @@ class CausalLM(Criterion):
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
-    """Return the cross-entropy of logits (B, T, V) at targets (B, T); those that are -100 do not count."""
-    counted = targets.ne(-100)
-    total = F.cross_entropy(wide(logits).flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="sum")
+    """Return the cross-entropy of logits (B, T, V) at targets (B, T); those that are ``IGNORED`` do not count."""
+    counted = targets.ne(IGNORED)
+    total = F.cross_entropy(wide(logits).flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     correct = logits.detach().argmax(-1).eq(targets) & counted
     return Loss(total, int(counted.sum()), int(correct.sum()))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zoo.nn.loss import label_smoothing_loss
-from zoo.training.criterion import Batch, Criterion, Loss, Row, mask_of, padded
+from zoo.training.criterion import IGNORED, Batch, Criterion, Loss, Row, mask_of, padded
 from zoo.training.examples import Example
 from zoo.training.objectives.causal import token_loss
 from zoo.training.options import SequenceToSequenceOptions
@@ -29,8 +29,6 @@ class SequenceToSequence(Criterion):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        end = getattr(self.config, "eos_token_id", None)
-        self._end = end[0] if isinstance(end, tuple) else end
         self._start = getattr(self.config, "decoder_start_token_id", None)
         if self._start is None:
             raise ValueError("decoder_start_token_id is not set, so the first token of targets is unknown")
@@ -39,8 +37,8 @@ class SequenceToSequence(Criterion):
 
     def encode(self, row: Row) -> Example:
         target = self.token_ids(row, "target")
-        if self._end is not None and target[-1] != self._end:
-            target = np.append(target[: self.max_length - 1], np.int32(self._end))
+        if self.end_id is not None and target[-1] != self.end_id:
+            target = np.append(target[: self.max_length - 1], np.int32(self.end_id))
         return {"input_ids": self.token_ids(row), "target": target}
 
     def collate(self, examples: Sequence[Example], generators: Sequence[np.random.Generator]) -> Batch:
@@ -50,7 +48,7 @@ class SequenceToSequence(Criterion):
             "input_ids": padded(sources, self.pad_id),
             "attention_mask": mask_of(sources),
             "decoder_input_ids": padded(read, self.pad_id),
-            "targets": padded(targets, -100),
+            "targets": padded(targets, IGNORED),
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -60,10 +58,10 @@ class SequenceToSequence(Criterion):
         if not options.label_smoothing or not torch.is_grad_enabled():  # evaluation reports the plain cross-entropy
             return loss
         excluding = options.smoothing_convention == "excluding"
-        padding = self.pad_id if excluding else -100
+        padding = self.pad_id if excluding else IGNORED
         mean = label_smoothing_loss(
             logits,
-            targets.masked_fill(targets.eq(-100), padding),
+            targets.masked_fill(targets.eq(IGNORED), padding),
             options.label_smoothing,
             convention=options.smoothing_convention,
             padding_id=padding,
