@@ -67,9 +67,11 @@ class GraphModule(nn.Module):
         super().__init__()
         self.model = model
         self.graph = graph
+        # Specifications are made here because torch.compile cannot trace the parser of their dimensions.
+        self._inputs = [tensor.name for tensor in graph.input_tensors()]
+        self._outputs = [tensor.name for tensor in graph.output_tensors()]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Take the input tensors and return the output tensors, both in declaration order."""
-        names = [tensor.name for tensor in self.graph.input_tensors()]
-        outputs = call_graph(self.model, self.graph, dict(zip(names, tensors, strict=True)))
-        return tuple(outputs[tensor.name] for tensor in self.graph.output_tensors())
+        outputs = call_graph(self.model, self.graph, dict(zip(self._inputs, tensors, strict=True)))
+        return tuple(outputs[name] for name in self._outputs)
