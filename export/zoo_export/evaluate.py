@@ -20,11 +20,11 @@ from zoo.models import persist
 from zoo.probe.inputs import empty_past
 from zoo.training.batches import evaluation_batches
 from zoo.training.criterion import Criterion, Sums
-from zoo.training.examples import Examples
+from zoo.training.data.examples import Examples
+from zoo.training.data.sources import find_source
 from zoo.training.plan import Plan
 from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
-from zoo.training.sources import find_source
 from zoo_export.scores import answer_scores
 from zoo_runtime.session import Session, load_session
 

@@ -30,7 +30,7 @@ from tests.conftest import Result
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import import_checkpoint
 from zoo.models import persist
-from zoo.training.merge import merge
+from zoo.training.adapters.merge import merge
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import zoo
 from zoo.config import Settings
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 from zoo.training.loop import Trainer
 from zoo.training.objectives.causal import CausalLM
 from zoo.training.settings import TrainingSettings

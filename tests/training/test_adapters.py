@@ -22,11 +22,11 @@ from zoo.errors import UsageError
 from zoo.models import persist
 from zoo.registry.recipes import find_recipe
 from zoo.training import merge_adapter, train
-from zoo.training.adapters import LowRankLinear, add_adapters
+from zoo.training.adapters.low_rank import LowRankLinear, add_adapters
+from zoo.training.adapters.merge import merge
+from zoo.training.launch import start
 from zoo.training.loop import Trainer
-from zoo.training.merge import merge
 from zoo.training.plan import make_plan
-from zoo.training.run import start
 from zoo.training.settings import LowRankSettings
 
 Zoo = Callable[..., Result]

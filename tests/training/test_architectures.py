@@ -11,8 +11,8 @@ import pytest
 
 from zoo import plugins
 from zoo.registry import Summary, registry
+from zoo.training.launch import start
 from zoo.training.plan import make_plan
-from zoo.training.run import start
 
 TEXTS = ["the rain has stopped", "tea or coffee?", "numbers: 1 2 3", "a b c", "once upon a time", "it is late"] * 3
 WITH_POOLER = ("pretraining", "text-classification")

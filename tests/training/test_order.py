@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zoo.training.order import Order, permute
+from zoo.training.data.order import Order, permute
 
 sizes = st.integers(1, 700)
 

@@ -21,9 +21,9 @@ from torch import Tensor
 import zoo as library
 from tests.conftest import Result
 from zoo.artifact import ModelDirectory
-from zoo.training.data import Facts
+from zoo.training.cache import Facts
+from zoo.training.launch import start
 from zoo.training.plan import make_plan
-from zoo.training.run import start
 
 Zoo = Callable[..., Result]
 SMALL = ("--set", "hidden_size=16", "--set", "num_layers=1", "--set", "num_heads=2", "--set", "max_seq_len=32")

@@ -60,7 +60,7 @@ def command(
 
 
 def _merge(directory: Path, adapter: Path, output: Path, force: bool, as_json: bool) -> None:
-    from zoo.training.merge import merge_directory
+    from zoo.training.adapters.merge import merge_directory
 
     with show_progress("merging", unit="bytes") as progress:
         merged = merge_directory(directory, adapter, output, force=force, progress=progress)

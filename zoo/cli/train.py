@@ -117,15 +117,15 @@ def command(
             skip_bad=skip_bad,
             lora=LowRankSettings.parse(lora, "--lora") if lora is not None else None,
         )
-    from zoo.training import run as runs
+    from zoo.training import launch
     from zoo.training.processes import joined
 
     with joined() as processes:
         with show_progress("reading data") as progress:
             if plan is None or output is None:
-                run = runs.resume(Path(model), processes=processes, progress=progress)
+                run = launch.resume(Path(model), processes=processes, progress=progress)
             else:
-                run = runs.start(plan, output, force=force, processes=processes, progress=progress)
+                run = launch.start(plan, output, force=force, processes=processes, progress=progress)
         facts = run.data.facts
         if (facts.truncated or facts.bad) and is_first():
             click.echo(f"of {facts.rows:,} rows, {facts.truncated:,} truncated and {facts.bad:,} left out", err=True)

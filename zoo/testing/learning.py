@@ -78,7 +78,7 @@ def _examples(subject: Subject) -> tuple[Any, Any]:
     """Return random examples, and the criterion for them."""
     import numpy as np
 
-    from zoo.training.examples import Blocks
+    from zoo.training.data.examples import Blocks
 
     spec = subject.spec
     try:

@@ -20,11 +20,12 @@ from zoo.training.options import (
 from zoo.training.settings import LowRankSettings, TrainingSettings
 
 if TYPE_CHECKING:
+    from zoo.training.adapters.merge import merge_adapter
     from zoo.training.criterion import Batch, Criterion, Loss, Row, mask_of, padded, wide
-    from zoo.training.examples import Example
+    from zoo.training.data.examples import Example
+    from zoo.training.launch import train
     from zoo.training.loop import Evaluation, Step, TrainingError
-    from zoo.training.merge import merge_adapter
-    from zoo.training.run import Outcome, train
+    from zoo.training.run import Outcome
 
 __all__ = [
     "Batch",
@@ -53,9 +54,10 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Batch", "Criterion", "Loss", "Row", "mask_of", "padded", "wide"), "zoo.training.criterion"),
     **dict.fromkeys(("Evaluation", "Step", "TrainingError"), "zoo.training.loop"),
-    **dict.fromkeys(("Outcome", "train"), "zoo.training.run"),
-    "Example": "zoo.training.examples",
-    "merge_adapter": "zoo.training.merge",
+    "Outcome": "zoo.training.run",
+    "train": "zoo.training.launch",
+    "Example": "zoo.training.data.examples",
+    "merge_adapter": "zoo.training.adapters.merge",
 }
 
 

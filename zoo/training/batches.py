@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from zoo.training.criterion import Batch, Criterion
-from zoo.training.examples import Examples
-from zoo.training.order import Order, generator
+from zoo.training.data.examples import Examples
+from zoo.training.data.order import Order, generator
 from zoo.training.processes import Processes
 from zoo.training.settings import TrainingSettings
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from zoo.config import Config, Settings
 from zoo.nn import Cache
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

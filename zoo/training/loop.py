@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from zoo.errors import UsageError, ZooError
 from zoo.training.batches import MicroBatch, StepBatches, evaluation_batches, make_order, step_batches, to_device
 from zoo.training.criterion import Batch, Criterion, Loss, Sums
-from zoo.training.examples import Examples
+from zoo.training.data.examples import Examples
 from zoo.training.finite import find_non_finite
 from zoo.training.optimizer import freeze, learning_rate, make_optimizer
 from zoo.training.processes import ALONE, Processes

@@ -3,54 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from torch import nn
 
-from zoo import plugins
-from zoo.artifact import CARD, TOKENIZER, ModelDirectory, check_model_target, describe, new_model, write_json
+from zoo.artifact import CARD, ModelDirectory, describe, write_json
 from zoo.artifact.card import adapter_card
 from zoo.artifact.layout import CONFIG, SCHEMA
 from zoo.artifact.provenance import Origin, Training, base_name
-from zoo.contract import Objective
-from zoo.errors import ArtifactError
 from zoo.models import persist
-from zoo.models.attachments import attach, attachments
-from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
-from zoo.registry.recipes import find_recipe
-from zoo.training.adapters import Adapters, adapt
+from zoo.training.adapters.low_rank import Adapters
+from zoo.training.cache import Data
 from zoo.training.curve import CURVE, draw_curve, training_section
-from zoo.training.data import Data, Progress
-from zoo.training.heads import retask
 from zoo.training.loop import Evaluation, Step, Trainer
-from zoo.training.plan import PLAN, Plan, make_plan
-from zoo.training.processes import ALONE, Processes
-from zoo.training.settings import LowRankSettings
-from zoo.training.setup import (
-    classes_of,
-    data_digests,
-    find_sources,
-    load_model,
-    make_criterion,
-    model_tokenizer,
-    read_data,
-    trainable,
-)
-from zoo.training.sources import Source
+from zoo.training.plan import PLAN, Plan
 from zoo.training.state import STATE, read_state, write_state
 from zoo.version import __version__
 
-__all__ = ["METRICS", "Outcome", "Run", "resume", "start", "train"]
+__all__ = ["METRICS", "Outcome", "Run"]
 
 METRICS = "metrics.jsonl"
 BEST = "best.safetensors"
@@ -107,6 +84,13 @@ class Run:
         self._worse = 0
 
     # Checkpoints
+
+    def restore(self, so_far: Mapping[str, Any]) -> None:
+        """Continue from what the directory's checkpoint holds, the result of :meth:`progress` included."""
+        read_state(self.trainer, self.directory / STATE)
+        self.best, self._worse = so_far["best"], so_far["worse"]
+        lines = (self.directory / METRICS).read_text(encoding="utf-8").splitlines()
+        self.metrics = [json.loads(line) for line in lines]
 
     def progress(self) -> dict[str, Any]:
         """Return what a checkpoint says of the run so far, apart from tensors."""
@@ -247,184 +231,3 @@ class Run:
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         }
-
-
-def start(
-    plan: Plan,
-    directory: Path,
-    *,
-    force: bool = False,
-    processes: Processes = ALONE,
-    progress: Progress | None = None,
-) -> Run:
-    """Prepare a run and write its first checkpoint, with the weights before training.
-
-    Raises:
-        UsageError: a setting is invalid, or the target exists.
-        ArtifactError: the data cannot be read, or holds unusable rows.
-        PluginError: no plugin, or more than one, provides the model or the objective.
-    """
-    settings = plan.settings
-    if processes.count > 1 and settings.micro_batch_size is None:
-        share = -(-settings.batch_size // processes.count)
-        plan = replace(plan, settings=replace(settings, micro_batch_size=share))
-    spec, model, origin = load_model(plan)
-    declared = dict(plan.config)
-    if plan.task is not None:
-        declared["task"] = plan.task
-    plugin, objective = plugins.active().objective(plan.objective, str(declared.get("task", spec.task)))
-    sources = find_sources(plan, objective)
-    declared |= classes_of(spec, declared, objective, sources[0])
-    found = retask(spec, model, declared, plan.settings.seed)
-    if found.fresh or found.dropped:
-        changes = [f"fresh {name}" for name in found.fresh] + [f"without {name}" for name in found.dropped]
-        origin = replace(origin, changes=(*origin.changes, *changes))
-    spec = replace(found.spec, name=base_name(directory))
-    tokenizer = model_tokenizer(plan, spec, found.model)
-    adapters = adapt(plan, spec, found.model, found.fresh)
-    digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
-    plan = replace(plan, objective=objective.name, digests=digests)
-    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress)
-    run = _make(plan, spec, found.model, directory, *parts)
-    if processes.is_first:
-        label = plan.tokenizer or (spec.tokenizer if TOKENIZER not in attachments(found.model).files else None)
-        if adapters is None:
-            persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
-        else:
-            with new_model(directory, describe(spec, dtype="float32"), force=force) as stage:
-                persist.write_companions(stage, spec, found.model, label)
-        attached = attachments(found.model)
-        if (directory / TOKENIZER).is_file():
-            files = {**attached.files, TOKENIZER: (directory / TOKENIZER).read_bytes()}
-            attach(found.model, replace(attached, files=files))
-    run.checkpoint()
-    return run
-
-
-def resume(directory: Path, *, processes: Processes = ALONE, progress: Progress | None = None) -> Run:
-    """Continue an unfinished run from its last checkpoint.
-
-    Raises:
-        ArtifactError: the directory holds no unfinished run, or the data has changed since it was started.
-    """
-    stored = ModelDirectory.open(directory)
-    if STATE not in stored.files:
-        raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
-    plan, so_far = Plan.read(stored.file(PLAN))
-    if plan.lora is None:
-        model, adapters = trainable(persist.load_directory(stored)), None
-    else:
-        spec, base, _ = load_model(plan)
-        found = retask(spec, base, stored.spec.config.to_dict(), plan.settings.seed)
-        model = attach(found.model, persist.read_companions(stored))
-        adapters = adapt(plan, stored.spec, model, found.fresh)
-    plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
-    sources = find_sources(plan, objective)
-    tokenizer = model_tokenizer(replace(plan, tokenizer=None), stored.spec, model)
-    digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
-    names = digests.keys() | plan.digests.keys()
-    changed = ", ".join(sorted(name for name in names if digests.get(name) != plan.digests.get(name)))
-    if changed:
-        raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
-    origin = Origin.from_dict(so_far["origin"], directory / PLAN)
-    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress)
-    run = _make(plan, stored.spec, model, directory, *parts)
-    read_state(run.trainer, stored.file(STATE))
-    run.best, run._worse = so_far["best"], so_far["worse"]
-    lines = (directory / METRICS).read_text(encoding="utf-8").splitlines()
-    run.metrics = [json.loads(line) for line in lines]
-    return run
-
-
-def _make(
-    plan: Plan,
-    spec: ModelSpec,
-    model: nn.Module,
-    directory: Path,
-    plugin: Plugin,
-    objective: Objective,
-    sources: tuple[Source, Source | None],
-    tokenizer: Tokenizer | None,
-    origin: Origin,
-    adapters: Adapters | None,
-    processes: Processes,
-    progress: Progress | None,
-) -> Run:
-    criterion = make_criterion(plan, spec, plugin, objective, tokenizer)
-    with processes.first():
-        data = [
-            read_data(plan, spec, plugin, objective, criterion, source, tokenizer, progress)
-            for source in sources
-            if source is not None
-        ]
-    validation = data[1].examples if len(data) > 1 else None
-    trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation, processes=processes)
-    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters)
-
-
-def train(
-    model: str | os.PathLike[str],
-    directory: str | os.PathLike[str],
-    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    *,
-    recipe: str | None = None,
-    validation: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    objective: str | None = None,
-    task: str | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    columns: Mapping[str, str] | None = None,
-    options: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] | None = None,
-    skip_bad: int = 0,
-    lora: LowRankSettings | None = None,
-    force: bool = False,
-    **settings: Any,
-) -> Outcome:
-    """Train a preset or a model directory, and write a model directory.
-
-    An interrupted run leaves its last checkpoint in the directory; ``zoo train DIRECTORY --resume`` continues it.
-
-    Args:
-        model: a preset or a model directory.
-        directory: the target; it must not exist unless ``force``.
-        data: files, directories, or the name of a data set; by default those of the recipe.
-        recipe: data and settings from a table ``[recipes.NAME]``.
-        validation: data for evaluations; by default the validation split of a data set.
-        objective: its name; by default the first one for the task.
-        task: the task of the trained model, if it differs from that of ``model``.
-        tokenizer: ``bytes``, or the path of a tokenizer.json or of a vocabulary; by default the model's own.
-        columns: the name in the data of each column that is not named after its role.
-        options: settings of the objective.
-        config: values that replace those of the model's configuration.
-        skip_bad: number of unusable rows that may be left out.
-        lora: low-rank adapters to train instead of the weights of a model directory. The result is a directory of
-            adapters, see :func:`merge_adapter`.
-        force: replace an existing model directory.
-        settings: see :class:`TrainingSettings`.
-
-    Raises:
-        UsageError: a name, key or value is unknown, or the target exists.
-        ArtifactError: the data cannot be read, or holds unusable rows.
-        TrainingError: a loss or a gradient is not finite; the last checkpoint stands.
-    """
-    check_model_target(Path(directory), force=force)
-    plan = make_plan(
-        os.fspath(model),
-        recipe=find_recipe(recipe) if recipe is not None else None,
-        settings=settings,
-        options=options or {},
-        config=config or {},
-        task=task,
-        tokenizer=os.fspath(tokenizer) if tokenizer is not None else None,
-        objective=objective,
-        data=_paths(data),
-        validation=_paths(validation),
-        columns=columns or {},
-        skip_bad=skip_bad,
-        lora=lora,
-    )
-    return start(plan, Path(directory), force=force).train()
-
-
-def _paths(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    return [os.fspath(item) for item in ([given] if isinstance(given, str | os.PathLike) else given)]

@@ -22,10 +22,10 @@ from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, load_reference, registry
 from zoo.tokenizers.load import read_tokenizer
+from zoo.training.cache import Data, Progress, prepare
 from zoo.training.criterion import IGNORED, Criterion
-from zoo.training.data import Data, Progress, prepare
+from zoo.training.data.sources import Source, find_source
 from zoo.training.plan import Plan
-from zoo.training.sources import Source, find_source
 from zoo.version import __version__
 
 __all__ = ["classes_of", "data_digests", "find_sources", "load_model", "make_criterion", "model_tokenizer", "read_data",

@@ -17,9 +17,9 @@ from tests.architectures.test_bert import make, transformers_twin
 from zoo.config import Settings
 from zoo.tokenizers.load import bert_tokenizer
 from zoo.training.criterion import Batch, Criterion, Loss
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
+from zoo.training.data.order import generator
 from zoo.training.loop import Trainer
-from zoo.training.order import generator
 from zoo.training.settings import TrainingSettings
 
 CLS, SEP, MASK = 2, 3, 4

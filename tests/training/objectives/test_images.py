@@ -21,10 +21,10 @@ from tests.training.objectives.common import Listed, batch_of, mean_of
 from zoo.artifact import ModelDirectory
 from zoo.errors import MissingPackageError
 from zoo.training.batches import evaluation_batches
+from zoo.training.data.order import generator
 from zoo.training.datasets import digits
 from zoo.training.objectives.images import ImageClassification
 from zoo.training.options import ImageClassificationOptions as Options
-from zoo.training.order import generator
 from zoo.training.processes import ALONE
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")

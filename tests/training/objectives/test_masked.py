@@ -31,10 +31,10 @@ from tests.training.objectives.common import (
 )
 from zoo.checkpoints import import_checkpoint
 from zoo.tokenizers.load import byte_tokenizer
+from zoo.training.data.order import generator
 from zoo.training.objectives.masked import MaskedLM, Pretraining
 from zoo.training.objectives.replaced import ReplacedTokenDetection
 from zoo.training.options import MaskingOptions
-from zoo.training.order import generator
 
 TEXTS = ["the cat sat", "on a mat", "by the door of a house", "and", "slept all day"]
 PAIRS = [{"text": text, "pair": TEXTS[number - 1], "label": number % 2} for number, text in enumerate(TEXTS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator
 
-from zoo.training.order import generator
+from zoo.training.data.order import generator
 
 __all__ = ["rows"]
 

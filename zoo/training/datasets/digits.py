@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import MissingPackageError
-from zoo.training.order import permute
+from zoo.training.data.order import permute
 
 __all__ = ["rows"]
 

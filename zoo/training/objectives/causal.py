@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from zoo.training.criterion import IGNORED, Batch, Criterion, Loss, Row, wide
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 
 __all__ = ["CausalLM", "token_loss"]
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
 from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 
 __all__ = ["TextClassification", "class_loss", "class_number", "label_array", "label_tensor", "require_classes"]
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from zoo.nn.pooling import normalize, pool
 from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 from zoo.training.options import SentenceEmbeddingOptions
 
 __all__ = ["SentenceEmbedding"]

@@ -15,7 +15,7 @@ from zoo.classes import ClassifierConfig
 from zoo.errors import ArtifactError
 from zoo.images import ImageReader, white_of
 from zoo.training.criterion import Batch, Criterion, Loss, Row
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 from zoo.training.objectives.classification import class_loss, label_array, label_tensor, require_classes
 from zoo.training.options import ImageClassificationOptions
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded, wide
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 from zoo.training.objectives.causal import token_loss
 from zoo.training.options import MaskingOptions
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.training.criterion import Batch, Criterion, Loss, Row, is_list, wide
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 
 __all__ = ["QuestionAnswering"]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from zoo.nn.loss import label_smoothing_loss
 from zoo.training.criterion import IGNORED, Batch, Criterion, Loss, Row, mask_of, padded
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 from zoo.training.objectives.causal import token_loss
 from zoo.training.options import SequenceToSequenceOptions
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from zoo.classes import ClassifierConfig
 from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded
-from zoo.training.examples import Example
+from zoo.training.data.examples import Example
 from zoo.training.objectives.causal import token_loss
 from zoo.training.objectives.classification import class_number
 from zoo.training.options import TokenClassificationOptions

@@ -21,7 +21,7 @@ from zoo.models import persist
 from zoo.models.attachments import attach
 from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
-from zoo.training.adapters import imported_format
+from zoo.training.adapters.low_rank import imported_format
 from zoo.training.heads import retask
 
 __all__ = ["Merged", "merge", "merge_adapter", "merge_directory"]

@@ -14,7 +14,7 @@ from zoo.artifact.digests import Digests
 from zoo.contract import Objective
 from zoo.errors import UsageError, nearest
 from zoo.registry import load_reference
-from zoo.training.rows import IMAGES, FileRows, RowError, data_files
+from zoo.training.data.rows import IMAGES, FileRows, RowError, data_files
 
 __all__ = ["Source", "find_source"]
 

@@ -15,8 +15,8 @@ from typing import Any
 from zoo import memo
 from zoo.errors import ArtifactError, storage_errors
 from zoo.training.criterion import Criterion
-from zoo.training.examples import Blocks, Examples, ExamplesWriter, StoredExamples
-from zoo.training.rows import RowError
+from zoo.training.data.examples import Blocks, Examples, ExamplesWriter, StoredExamples
+from zoo.training.data.rows import RowError
 
 __all__ = ["Data", "prepare"]
 
@@ -58,7 +58,7 @@ def prepare(
     """Return the examples of rows, from the cache if rows with this key were encoded before.
 
     Args:
-        rows: by role, see :func:`zoo.training.rows.read_rows`.
+        rows: by role, see :func:`zoo.training.data.rows.read_rows`.
         criterion: encodes them.
         key: plain data that determines the examples: the digests of the data and the tokenizer, and all settings.
         skip_bad: number of unusable rows that may be left out.
