@@ -1,7 +1,7 @@
 """Directives for pages about architectures: figures and tables of presets.
 
 ``{zoo-figure} PRESET`` draws the modules of a preset. ``{zoo-presets} ARCHITECTURE`` lists the presets of an
-architecture by size, with their number of parameters and the fields given in ``:fields:``.
+architecture by size, with their number of parameters, the fields given in ``:fields:``, and the objectives that train it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import zoo
+from zoo import plugins
 from zoo.figures.drawing import figure
 from zoo.models.count import parameter_count
 from zoo.registry import Summary, registry
@@ -37,13 +38,13 @@ class Figure(SphinxDirective):
 
 
 class Presets(SphinxDirective):
-    """A table of an architecture's presets."""
+    """A table of an architecture's presets, and the objectives that train it."""
 
     required_arguments = 1
     option_spec: ClassVar[dict[str, Any]] = {"fields": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
-        """Return the table, in order of size."""
+        """Return the table, in order of size, and a paragraph."""
         self.env.note_reread()
         fields = self.options.get("fields", "").split()
         found = [item for item in registry().search(architecture=self.arguments[0]) if isinstance(item, Summary)]
@@ -55,6 +56,13 @@ class Presets(SphinxDirective):
         for spec in specs:
             values = [_text(getattr(spec.config, field)) for field in fields]
             rows.append(f"| {' | '.join([f'`{spec.name}`', *values, f'{parameter_count(spec):,}'])} |")
+        tasks = specs[0].architecture.tasks
+        objectives = [
+            f"`{item.name}` (task {' or '.join(task for task in tasks if task in item.tasks)})"
+            for _, item in plugins.active().objectives()
+            if set(tasks) & set(item.tasks)
+        ]
+        rows += ["", f"`zoo train` has these objectives for it: {', '.join(objectives)}."] if objectives else []
         return self.parse_text_to_nodes("\n".join(rows))
 
 

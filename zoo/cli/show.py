@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zoo import plugins
 from zoo.artifact import ADAPTER, coverage_summary, find_records
 from zoo.cli.model_argument import find_model
 from zoo.cli.options import json_option
@@ -35,6 +36,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "plugin": spec.plugin.name,
         "distribution": spec.plugin.distribution,
         "task": spec.task,
+        "objectives": [item.name for _, item in plugins.active().objectives() if spec.task in item.tasks],
         "tokenizer": spec.tokenizer,
         "config": spec.config.to_dict(),
         "parameters": parameters,
@@ -151,6 +153,8 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
         )
     if facts["flops_per_token"]:
         rows.append(("FLOPs per token", f"{facts['flops_per_token']:,} forward, at full context"))
+    if facts["objectives"]:
+        rows.append(("objectives", ", ".join(facts["objectives"])))
     columns(rows)
     if facts.get("weight_error"):
         click.echo(f"weights not usable: {facts['weight_error']}")

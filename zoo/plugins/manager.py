@@ -149,13 +149,17 @@ class Plugins:
             raise UsageError(f"task {name!r} is not for a {declared} model", argument("task"), nearest(name, fitting))
         return found
 
+    def objectives(self) -> list[tuple[Plugin, Objective]]:
+        """Return the training objectives of all plugins."""
+        return [(plugin, item) for plugin in self.loaded() for item in plugin.objectives]
+
     def objective(self, name: str | None, task: str) -> tuple[Plugin, Objective]:
         """Return the objective ``name``, or the first one, for models of a task.
 
         Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several, or if there is none
         but a plugin is broken or disabled.
         """
-        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.objectives]
+        provided = self.objectives()
         fitting = [item for item in provided if task in item[1].tasks]
         if name is None:
             if not fitting:

@@ -74,11 +74,11 @@ def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.
     rate, betas = settings.learning_rate, (settings.beta1, settings.beta2)
     match settings.optimizer:
         case "adamw":
-            return torch.optim.AdamW(parameters, rate, betas, settings.epsilon)
+            return torch.optim.AdamW(parameters, rate, betas, settings.epsilon, fused=True)
         case "adam":
-            return torch.optim.Adam(parameters, rate, betas, settings.epsilon)
+            return torch.optim.Adam(parameters, rate, betas, settings.epsilon, fused=True)
         case "sgd":
-            return torch.optim.SGD(parameters, rate, settings.beta1)
+            return torch.optim.SGD(parameters, rate, settings.beta1, fused=True)
         case "adafactor":
             return torch.optim.Adafactor(parameters, rate)
 

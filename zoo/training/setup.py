@@ -66,7 +66,7 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
     config = spec.config
     if not isinstance(config, ClassifierConfig) or "label" not in objective.columns:
         return {}
-    kept = config.task == values.get("task", config.task) and (config.labels or Path(source.name).suffix == "")
+    kept = config.labels and config.task == values.get("task", config.task)
     if kept or {"labels", "num_classes", "problem_type"} & values.keys():
         return {}
     found: set[str] = set()

@@ -101,7 +101,7 @@ def test_images_are_mirrored_half_the_time() -> None:
 
 
 def test_crops_are_parts_of_the_image() -> None:
-    """Of an image whose pixels are their coordinates, the four corners tell where a part lies and its size."""
+    """The pixels of the image are their coordinates, so the corners of a crop show its place and its size."""
     size, least = 12, 0.25
     grid = np.stack(np.meshgrid(np.arange(size), np.arange(size), indexing="ij"), -1) / (size - 1)
     found = criterion(Options(min_crop=least))
