@@ -1,7 +1,8 @@
 """Directives for pages about architectures: figures and tables of presets.
 
 ``{zoo-figure} PRESET`` draws the modules of a preset. ``{zoo-presets} ARCHITECTURE`` lists the presets of an
-architecture by size, with their number of parameters, the fields given in ``:fields:``, and the objectives that train it.
+architecture by size, with their number of parameters and the fields given in ``:fields:``, and the objectives that
+train it.
 """
 
 from __future__ import annotations
