@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
+import multiprocessing
 import random
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,6 +19,7 @@ from torch import Tensor
 import zoo as library
 from tests.conftest import Result
 from zoo.artifact import ModelDirectory
+from zoo.cli.entry import main
 from zoo.training.cache import Facts
 from zoo.training.launch import start
 from zoo.training.plan import make_plan
@@ -74,35 +73,36 @@ def test_classes_come_from_the_data(zoo: Zoo, reviews: Path) -> None:
     assert model.config.problem_type == "single_label_classification"
 
 
-def run_in_process(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "zoo", "train", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+def run_command(arguments: tuple[str, ...]) -> None:
+    sys.exit(main(arguments))
 
 
 @pytest.mark.slow
 def test_killed_run_continues_to_the_same_bits(zoo: Zoo, corpus: Path) -> None:
-    """SIGKILL at random times, again and again, until the run is complete."""
-    options = (*FAST, "--max-steps", "120", "--set", "checkpoint_every=1", "--set", "ema=0.9")
-    arguments = ("gpt-tiny", "--data", str(corpus), "--validation", str(corpus), "--set", "evaluate_every=7")
-    assert zoo("train", *arguments, "-o", "whole", *options).status == 0
-    rng, kills = random.Random(0), 0
-    process = run_in_process(*arguments, "-o", "killed", *options)
+    """SIGKILL at 50 random times: while the run starts, computes, evaluates and writes checkpoints."""
+    context = multiprocessing.get_context("forkserver")  # imports torch once
+    context.set_forkserver_preload(["torch", "zoo.cli.entry", "zoo.training.launch", "zoo.training.loop"])
+    options = (*FAST, "--max-steps", "600", "--set", "checkpoint_every=1", "--set", "ema=0.9")
+    arguments = ("train", "gpt-tiny", "--data", str(corpus), "--validation", str(corpus), "--set", "evaluate_every=7")
+    assert zoo(*arguments, "-o", "whole", *options).status == 0
+    rng, kills, reached = random.Random(0), 0, set()
+    command = (*arguments, "-o", "killed", *options)
     while True:
-        while not Path("killed/training.safetensors").exists() and process.poll() is None:
-            time.sleep(0.01)
-        try:
-            process.wait(rng.uniform(0.05, 0.6))
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+        process = context.Process(target=run_command, args=(command,))
+        process.start()
+        process.join(rng.uniform(0, 1.5) if kills < 50 else None)
+        if process.is_alive():
+            process.kill()
+            process.join()
             kills += 1
-        if process.returncode == 0:
+        if process.exitcode == 0:
             break
-        assert process.returncode == -signal.SIGKILL, process.stderr.read()
-        process = run_in_process("killed", "--resume")
-        time.sleep(rng.uniform(2, 4) if kills > 50 else 3)
-    assert kills >= 3
+        assert process.exitcode == -signal.SIGKILL
+        if Path("killed/training.safetensors").exists():
+            command = ("train", "killed", "--resume")
+            reached.add(ModelDirectory.open("killed").origin.training.steps)
+    assert kills == 50
+    assert len(reached) >= 10
     assert equal(weights("whole"), weights("killed"))
     stored = [(Path(name) / "metrics.jsonl").read_text().splitlines() for name in ("whole", "killed")]
     losses = [[json.loads(line)["loss"] for line in lines] for lines in stored]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from zoo import plugins
 from zoo.artifact.provenance import Origin
@@ -20,6 +21,7 @@ from zoo.registry import ModelSpec, Summary, registry
 __all__ = ["build", "build_on_meta", "count_parameters", "create_model", "find_spec", "list_models"]
 
 _LIMIT = 2**63
+_RANDOM = ("normal_", "trunc_normal_", "uniform_", "bernoulli_", "exponential_")
 _ITEM_SIZE = 4
 """Bytes per parameter when models are constructed, in float32."""
 
@@ -102,8 +104,19 @@ def _check_count(spec: ModelSpec) -> None:
 
 def build_on_meta(spec: ModelSpec, dtype: str | torch.dtype = "float32") -> nn.Module:
     """Construct the model without weights: names and shapes only."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutRandomValues():
         return construct(spec).to(torch_dtype(dtype)).eval()
+
+
+class _WithoutRandomValues(TorchFunctionMode):
+    """Omits random initialisation on the meta device, for which PyTorch would import its compiler: seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        target = args[0] if args else kwargs.get("tensor")
+        if getattr(func, "__name__", "") in _RANDOM and isinstance(target, Tensor) and target.is_meta:
+            return target
+        return func(*args, **kwargs)
 
 
 def count_parameters(model: nn.Module) -> int:
