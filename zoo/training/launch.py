@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from zoo import plugins
-from zoo.artifact import TOKENIZER, ModelDirectory, check_model_target, describe, new_model
+from zoo.artifact import TOKENIZER, ModelDirectory, check_model_target
 from zoo.artifact.provenance import Origin, base_name
 from zoo.contract import Objective
 from zoo.errors import ArtifactError
@@ -82,18 +82,8 @@ def start(
     plan = replace(plan, objective=objective.name, digests=digests)
     parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress)
     run = _make(plan, spec, found.model, directory, *parts)
-    if processes.is_first:
-        label = plan.tokenizer or (spec.tokenizer if TOKENIZER not in attachments(found.model).files else None)
-        if adapters is None:
-            persist.save_spec(spec, found.model, directory, tokenizer=label, force=force, origin=origin)
-        else:
-            with new_model(directory, describe(spec, dtype="float32"), force=force) as stage:
-                persist.write_companions(stage, spec, found.model, label)
-        attached = attachments(found.model)
-        if (directory / TOKENIZER).is_file():
-            files = {**attached.files, TOKENIZER: (directory / TOKENIZER).read_bytes()}
-            attach(found.model, replace(attached, files=files))
-    run.checkpoint()
+    own = TOKENIZER in attachments(found.model).files
+    run.begin(plan.tokenizer or (None if own else spec.tokenizer), force=force)
     return run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from zoo.artifact import CARD, ModelDirectory, describe, write_json
+from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model, write_json
 from zoo.artifact.card import adapter_card
 from zoo.artifact.layout import CONFIG, SCHEMA
 from zoo.artifact.provenance import Origin, Training, base_name
 from zoo.models import persist
+from zoo.models.attachments import attach, attachments
 from zoo.registry import ModelSpec
 from zoo.training.adapters.low_rank import Adapters
 from zoo.training.cache import Data
@@ -96,9 +97,12 @@ class Run:
         """Return what a checkpoint says of the run so far, apart from tensors."""
         return {"step": self.trainer.done, "best": self.best, "worse": self._worse, "origin": self._origin.to_dict()}
 
-    def _described(self, stage: Path) -> None:
-        """Write the files of the model, or of its adapters, to a stage, config.json included."""
-        record = Training(objective=self.plan.objective, data=self._name, steps=self.trainer.done)
+    def _write_model(self, stage: Path, steps: int) -> dict[str, Any]:
+        """Write the files of the model, or of its adapters, to a stage. Returns the content of config.json.
+
+        ``steps`` is the number of steps after which the model has these weights.
+        """
+        record = Training(objective=self.plan.objective, data=self._name, steps=steps)
         origin = self._origin.derive("trained", training=record)
         description = describe(self.spec, dtype="float32")
         model = self.trainer.model
@@ -110,25 +114,45 @@ class Run:
             card = adapter_card(self.spec, origin, self._adapters.base, self.trainer.size)
             (stage / CARD).write_text(card, encoding="utf-8")
             description["adapter"] = self._adapters.record()
-        description["origin"] = origin.to_dict()
-        write_json(stage / CONFIG, {"schema": SCHEMA, **description})
+        return {"schema": SCHEMA, **description, "origin": origin.to_dict()}
+
+    def begin(self, tokenizer: str | None, *, force: bool) -> None:
+        """Write the first checkpoint, with the weights before training, as a new model directory.
+
+        Args:
+            tokenizer: as for :func:`zoo.save`.
+            force: replace an existing model directory.
+        """
+        if self.trainer.processes.is_first:
+            model = self.trainer.model
+            description = describe(self.spec, dtype="float32")
+            with new_model(self.directory, description, force=force) as stage:
+                persist.write_companions(stage, self.spec, model, tokenizer)
+                if (stage / TOKENIZER).is_file():
+                    attached = attachments(model)
+                    files = {**attached.files, TOKENIZER: (stage / TOKENIZER).read_bytes()}
+                    attach(model, replace(attached, files=files))
+                description |= self._write_checkpoint(stage)
+        self.trainer.processes.wait()
 
     def checkpoint(self) -> None:
         """Write the weights and the state of the run to the directory. A crash leaves the old checkpoint or the new."""
         if self.trainer.processes.is_first:
-            self._checkpoint()
+            with ModelDirectory.open(self.directory, weights=False).adding(action="trained") as stage:
+                write_json(stage / CONFIG, self._write_checkpoint(stage))
         self.trainer.processes.wait()
 
-    def _checkpoint(self) -> None:
-        with ModelDirectory.open(self.directory, weights=False).adding(action="trained") as stage:
-            with self.trainer.averaged():
-                self._described(stage)
-                if self.best is not None and self.best["step"] == self.trainer.done:
-                    weights = {name: value.detach().cpu().contiguous() for name, value in self.trainer.trained()}
-                    save_file(weights, stage / BEST)
-            write_state(self.trainer, stage / STATE, alone=self._adapters is not None)
-            self.plan.write(stage / PLAN, self.progress())
-            self._write_metrics(stage)
+    def _write_checkpoint(self, stage: Path) -> dict[str, Any]:
+        """Write the model and the state of the run to a stage. Returns the content of config.json."""
+        with self.trainer.averaged():
+            description = self._write_model(stage, self.trainer.done)
+            if self.best is not None and self.best["step"] == self.trainer.done:
+                weights = {name: value.detach().cpu().contiguous() for name, value in self.trainer.trained()}
+                save_file(weights, stage / BEST)
+        write_state(self.trainer, stage / STATE, alone=self._adapters is not None)
+        self.plan.write(stage / PLAN, self.progress())
+        self._write_metrics(stage)
+        return description
 
     def _write_metrics(self, stage: Path) -> None:
         lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
@@ -199,10 +223,11 @@ class Run:
                 with safe_open(self.directory / BEST, framework="pt") as reader, torch.no_grad():
                     for name, parameter in self.trainer.trained():
                         parameter.copy_(reader.get_tensor(name))
-                self._described(stage)
+                description = self._write_model(stage, best["step"])
             else:
                 with self.trainer.averaged():
-                    self._described(stage)
+                    description = self._write_model(stage, self.trainer.done)
+            write_json(stage / CONFIG, description)
             record = self._record()
             write_json(stage / PLAN, record)
             self._write_metrics(stage)
