@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from onnxruntime.quantization import quant_utils
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 from safetensors import safe_open
@@ -189,7 +191,8 @@ def test_blocks_are_packed_like_the_runtimes_quantiser(bits: int, zero_points: b
 
 
 def test_rows_are_packed_like_the_runtimes_quantiser() -> None:
-    weight = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
+    weight = np.abs(np.random.default_rng(0).standard_normal((24, 96))).astype(np.float32)
+    weight[:, ::2] *= -1  # sums of neighbours are small
     weight[3] = 0
     ours = Packing(24, 96, 8, None).pack(weight)
     for row, values in enumerate(weight):
@@ -197,6 +200,21 @@ def test_rows_are_packed_like_the_runtimes_quantiser() -> None:
         assert zero == 0
         assert ours[".scales"][row] == scale
         assert np.array_equal(ours[""][:, row], quant_utils.quantize_nparray(3, values, scale, zero, -127, 127))
+
+
+@given(columns=st.integers(1, 40), spread=st.sampled_from([0.0, 0.1, 3.0]), seed=st.integers(0, 999))
+def test_products_of_neighbours_fit_into_16_bits(columns: int, spread: float, seed: int) -> None:
+    """Processors without VNNI add two products in 16 bits that saturate."""
+    rng = np.random.default_rng(seed)
+    weight = (rng.choice([-1.0, 1.0], (7, columns)) + spread * rng.standard_normal((7, columns))).astype(np.float32)
+    packing = Packing(7, columns, 8, None)
+    parts = packing.pack(weight)
+    numbers = np.pad(parts[""], ((0, columns % 2), (0, 0))).astype(np.int32)
+    for signs in ((1, 1), (1, 0), (0, 1)):
+        products = 255 * (signs[0] * numbers[::2] + signs[1] * numbers[1::2])
+        assert np.array_equal(products, products.astype(np.int16))
+    steps = np.abs(packing.unpack(parts) - weight) / parts[".scales"][:, None]
+    assert steps.max() <= 1.001  # half a step, or one where two neighbours were rounded up beyond the limit
 
 
 def by_hand(tensors: dict[str, Any], name: str, bits: int, block: int | None) -> Any:
