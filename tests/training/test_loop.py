@@ -214,9 +214,11 @@ def test_model_adds_its_own_terms() -> None:
         trainer = Trainer(model, CausalLM(model.config, None, Settings(), LENGTH), Texts(), chosen)
         before = [item.clone() for item in model.parameters()]
         next(trainer.run())
-        spans = [module.length for module in model.modules() if hasattr(module, "length")]
+        spans = [module.length.detach() for module in model.modules() if hasattr(module, "length")]
         assert spans
-        assert all(float(item.min()) >= 0 and float(item.max()) <= model.config.span for item in spans)
+        assert all(
+            float(item.detach().min()) >= 0 and float(item.detach().max()) <= model.config.span for item in spans
+        )
         assert any(bool((item == 0).any()) for item in spans)  # the penalty has shortened a span to the limit
         found.append([item - old for item, old in zip(model.parameters(), before, strict=True)])
     for one, other in zip(*found, strict=True):

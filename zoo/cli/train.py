@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import click
 
 from zoo.artifact import check_model_target
 from zoo.cli.options import Command, force_option, is_quiet, json_option, option, quiet_option
-from zoo.cli.progress import show_progress
+from zoo.cli.progress import Progress, show_progress
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo.registry.recipes import find_recipe
@@ -130,7 +132,7 @@ def command(
         if (facts.truncated or facts.bad) and is_first():
             click.echo(f"of {facts.rows:,} rows, {facts.truncated:,} truncated and {facts.bad:,} left out", err=True)
         with show_progress("training") as progress:
-            outcome = run.train(lambda run, step, found: _report(run, step, found, progress))
+            outcome = run.train(Reporter(run.trainer.done, progress))
     if not is_first():
         return
     found = outcome.evaluation
@@ -166,14 +168,31 @@ def _evaluation_text(found: Evaluation) -> str:
     return f"loss {found.loss:.4f}" + (f", accuracy {found.accuracy:.4f}" if found.accuracy is not None else "")
 
 
-def _report(run: Run, step: Step, evaluation: Evaluation | None, progress: Any) -> None:
-    """Show a step: in the progress bar, and on a line of its own after an evaluation or without a terminal."""
-    if progress is not None:
-        progress(step.number, run.trainer.steps)
-    if is_quiet() or not is_first() or (progress is not None and evaluation is None):
-        return
-    text = f"step {step.number:,} of {run.trainer.steps:,}: loss {step.loss:.4f}"
-    text += f", {step.targets / step.seconds:,.0f} targets/s"
-    if evaluation is not None:
-        text += f"; evaluation: {_evaluation_text(evaluation)}"
-    click.echo(text, file=sys.stderr)
+class Reporter:
+    """Shows a step: in the progress bar, and on a line of its own after an evaluation or without a terminal.
+
+    Args:
+        done: steps of earlier processes.
+        progress: updates the bar, if there is one.
+    """
+
+    def __init__(self, done: int, progress: Progress | None) -> None:
+        self._done, self._progress = done, progress
+        self._started = time.monotonic()
+
+    def __call__(self, run: Run, step: Step, evaluation: Evaluation | None) -> None:
+        """Show a step."""
+        steps = run.trainer.steps
+        if self._progress is not None:
+            self._progress(step.number, steps)
+        if is_quiet() or not is_first() or (self._progress is not None and evaluation is None):
+            return
+        text = f"step {step.number:,} of {steps:,}: loss {step.loss:.4f}"
+        text += f", {step.targets / step.seconds:,.0f} targets/s, {step.utilization:.0%} of peak"
+        if evaluation is not None:
+            text += f"; evaluation: {_evaluation_text(evaluation)}"
+        elif step.number < steps:
+            elapsed = time.monotonic() - self._started
+            left = round(elapsed / (step.number - self._done) * (steps - step.number))
+            text += f", {timedelta(seconds=left)} left"
+        click.echo(text, file=sys.stderr)

@@ -40,6 +40,10 @@ class StepBatches(Dataset[MicroBatch]):
         """Number of parts of a step."""
         return -(-self._order.batch_size // self._size)
 
+    def first(self) -> Batch:
+        """Return a batch of the first example alone."""
+        return self._criterion.collate([self._examples[0]], [generator(_EXAMPLE, 0)])
+
     def __getitem__(self, key: tuple[int, int]) -> MicroBatch:
         step, part = key
         positions = self._order.positions(step)[part * self._size : (part + 1) * self._size]

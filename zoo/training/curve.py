@@ -45,6 +45,8 @@ def training_section(record: Mapping[str, Any], *, curve: bool) -> str:
         "seed": settings["seed"],
         "last training loss": f"{record['loss']:.4f}" if record["loss"] is not None else "-",
         "best evaluation": f"loss {best['loss']:.4f} at step {best['step']:,}" if best else "none",
+        "machine": record["machine"],
+        "speed": f"{speed:,.0f} targets/s" if (speed := record["targets_per_second"]) is not None else "-",
         "versions": f"zoo {record['zoo']}, torch {record['torch']}, Python {record['python']}",
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())

@@ -25,6 +25,7 @@ from zoo.training.finite import find_non_finite
 from zoo.training.optimizer import freeze, learning_rate, make_optimizer
 from zoo.training.processes import ALONE, Processes
 from zoo.training.settings import TrainingSettings
+from zoo.training.speed import batch_elements, forward_flops, peak_flops
 
 __all__ = ["Evaluation", "Step", "Trainer", "TrainingError"]
 
@@ -53,6 +54,9 @@ class Step:
     gradient_norm: float
     """Before clipping."""
     seconds: float
+    utilization: float
+    """Floating-point operations of this process per second as a share of the peak of its device, where a step is
+    counted as three forward passes (Chowdhery et al. 2022, appendix B)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,8 @@ class Trainer:
         if settings.ema is not None:
             self.averages = {name: parameter.detach().clone() for name, parameter in self.trained()}
         self._forward: Any = torch.compile(model) if settings.compile else model
+        self._element_share = 0.0
+        """Share of a second at the peak speed of the device that an element of a batch takes."""
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters that are trained, with their names."""
@@ -127,12 +133,21 @@ class Trainer:
 
         Raises :class:`TrainingError` if a loss or a gradient is not finite, before the weights change.
         """
-        self.model.train()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self._element_share = self._measure()
+            self.model.train()
             for number, parts in step_batches(
                 self._batches, self.done, self.steps, self.settings.workers, self.processes
             ):
                 yield self._step(number, parts)
+
+    def _measure(self) -> float:
+        """Return the share of a second at peak speed that training on an element of a batch takes."""
+        batch = to_device(self._batches.first(), self.device)
+        self.model.eval()
+        flops = forward_flops(lambda: self._loss(batch, self.model))
+        dtype = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
+        return 3 * flops / batch_elements(batch) / peak_flops(self.device, dtype)
 
     def _step(self, number: int, parts: Sequence[MicroBatch]) -> Step:
         started = time.perf_counter()
@@ -162,7 +177,9 @@ class Trainer:
         self._average()
         self.done = number + 1
         seconds = time.perf_counter() - started
-        return Step(self.done, sums.loss, sums.accuracy, count, rate, float(norm), seconds)
+        elements = sum(batch_elements(part.batch) for part in parts)
+        utilization = elements * self._element_share / seconds
+        return Step(self.done, sums.loss, sums.accuracy, count, rate, float(norm), seconds, utilization)
 
     def _weights(self, parts: Sequence[MicroBatch]) -> list[float]:
         """Return the weight of a target of each further term of the loss, relative to one of the first term."""
@@ -175,7 +192,7 @@ class Trainer:
     def _backward(self, part: MicroBatch, weights: Sequence[float]) -> Loss:
         """Add the gradients of the weighted sum of a part's losses."""
         torch.manual_seed(part.seed)
-        loss = self._loss(to_device(part.batch, self.device))
+        loss = self._loss(to_device(part.batch, self.device), self._forward)
         total = loss.total
         for term, weight in zip(loss.further, weights, strict=True):
             total = total + weight * term.total
@@ -186,11 +203,11 @@ class Trainer:
         further = tuple(replace(term, total=term.total.detach()) for term in loss.further)
         return replace(loss, total=loss.total.detach(), further=further)
 
-    def _loss(self, batch: Batch) -> Loss:
+    def _loss(self, batch: Batch, model: Any) -> Loss:
         if self.settings.precision == "float32":
-            return self.criterion.loss(self._forward, batch)
+            return self.criterion.loss(model, batch)
         with torch.autocast(self.device.type, torch.bfloat16):
-            return self.criterion.loss(self._forward, batch)
+            return self.criterion.loss(model, batch)
 
     def _average(self) -> None:
         if self.averages:
@@ -223,7 +240,7 @@ class Trainer:
         self.model.eval()
         with torch.no_grad(), self.averaged():
             for batch in evaluation_batches(self.validation, self.criterion, self._size, self.processes):
-                sums.add(self._loss(to_device(batch, self.device)))
+                sums.add(self._loss(to_device(batch, self.device), self._forward))
         self.model.train(training)
         sums.add_up(self.processes)
         if not sums.targets:

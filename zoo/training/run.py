@@ -235,6 +235,11 @@ class Run:
             curve = draw_curve(self.metrics, stage / CURVE) if self.metrics else False
             card.write_text(card.read_text(encoding="utf-8") + training_section(record, curve=curve), encoding="utf-8")
 
+    def _speed(self) -> float | None:
+        """Return the targets per second of the steps that were logged."""
+        seconds = sum(row["seconds"] for row in self.metrics)
+        return sum(row["targets"] for row in self.metrics) / seconds if seconds else None
+
     def _record(self) -> dict[str, Any]:
         """Return the record of the finished run: everything but paths."""
         plan = self.plan
@@ -251,6 +256,7 @@ class Run:
             "steps": self.trainer.done,
             "loss": self.metrics[-1]["loss"] if self.metrics else None,
             "best": self.best,
+            "targets_per_second": self._speed(),
             "zoo": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
