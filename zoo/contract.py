@@ -570,6 +570,9 @@ class Dataset:
     """The splits that it has."""
     description: str = ""
     """One line: what the data is, and its source."""
+    package: str | None = None
+    """The distribution that the rows come from, if it is not the plugin's own or one that the plugin requires. Its
+    version is part of the record of a run."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""

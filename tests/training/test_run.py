@@ -168,6 +168,26 @@ def test_files_of_the_user_stay(zoo: Zoo, corpus: Path, monkeypatch: pytest.Monk
     assert Path("lm/notes.txt").read_text() == "mine"
 
 
+def test_best_evaluation_by_accuracy(zoo: Zoo, reviews: Path) -> None:
+    """An objective without accuracy is refused before the old directory is replaced."""
+    wrong = [{**row, "label": "yes"} for row in ROWS]
+    Path("wrong.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wrong))
+    common = ("train", "bert-tiny", "--task", "text-classification", "--data", str(reviews), "--tokenizer", "bytes")
+    options = (*common, "--validation", "wrong.jsonl", *FAST, "--set", "evaluate_every=2", "--max-steps", "12")
+    found = zoo(*options, "-o", "judge", "--set", "monitor=accuracy", "--json").json
+    rows = [json.loads(line) for line in Path("judge/metrics.jsonl").read_text().splitlines()]
+    evaluations = {row["step"]: row["evaluation"] for row in rows if "evaluation" in row}
+    best = max(evaluations, key=lambda step: (evaluations[step]["accuracy"], -evaluations[step]["loss"]))
+    assert found["kept_step"] == best
+    before = Path("judge/manifest.json").read_bytes()
+    numbers = [{"text": row["text"], "label": 0.5} for row in ROWS]
+    Path("numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbers))
+    regression = ("--set", "problem_type=regression", "--set", "num_classes=1", "--set", "monitor=accuracy")
+    said = zoo(*common[:5], "numbers.jsonl", *common[6:], *regression, "-o", "judge", "--force").failed(2)
+    assert "the objective has no accuracy" in said
+    assert Path("judge/manifest.json").read_bytes() == before
+
+
 def test_best_weights_are_kept(zoo: Zoo, corpus: Path) -> None:
     """The loss on letters that do not occur in training grows soon."""
     options = (*FAST, "--set", "schedule=constant", "--set", "evaluate_every=2", "--max-steps", "16")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 import zoo
-from zoo.training.speed import batch_elements, forward_flops, peak_flops
+from zoo.training.speed import batch_elements, count_flops, peak_flops
 
 
 def test_flops_of_a_decoder() -> None:
     """Two per weight and token, and two products of queries, keys and values (Kaplan et al. 2020, table 1)."""
     model = zoo.create_model("gpt-tiny")
     config, batch, length = model.config, 3, 40
-    counted = forward_flops(lambda: model(torch.zeros(batch, length, dtype=torch.long)))
+    _, counted = count_flops(lambda: model(torch.zeros(batch, length, dtype=torch.long)))
     weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
     attention = config.num_layers * 2 * length * config.hidden_size
     assert counted == 2 * batch * length * (weights + attention)

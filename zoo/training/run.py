@@ -187,11 +187,17 @@ class Run:
 
     def _evaluate(self) -> Evaluation:
         evaluation = self.trainer.evaluate()
-        if self.best is None or evaluation.loss < self.best["loss"]:
+        if self.best is None or self._is_better(asdict(evaluation), self.best):
             self.best, self._worse = {"step": self.trainer.done, **asdict(evaluation)}, 0
         else:
             self._worse += 1
         return evaluation
+
+    def _is_better(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Return whether an evaluation is better than another; equal accuracies are compared by loss."""
+        if self.plan.settings.monitor == "loss":
+            return bool(one["loss"] < other["loss"])
+        return bool((one["accuracy"], -one["loss"]) > (other["accuracy"], -other["loss"]))
 
     def _log(self, step: Step, evaluation: Evaluation | None) -> None:
         row = {"step": step.number, **{key: value for key, value in asdict(step).items() if key != "number"}}

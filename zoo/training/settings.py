@@ -67,6 +67,8 @@ class TrainingSettings(Settings):
     """Steps between records in metrics.jsonl."""
     patience: int | None = None
     """Evaluations without improvement after which training ends; None for no limit."""
+    monitor: Literal["loss", "accuracy"] = "loss"
+    """What makes one evaluation better than another."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: those of the best evaluation, if there is data for it, or the last ones."""
     workers: int = 0

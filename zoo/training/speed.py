@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from zoo.training.criterion import Batch
 
-__all__ = ["batch_elements", "forward_flops", "peak_flops"]
+__all__ = ["batch_elements", "count_flops", "peak_flops"]
+
+Result = TypeVar("Result")
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 3
@@ -36,15 +38,15 @@ def _seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def forward_flops(compute: Callable[[], object]) -> int:
-    """Return the floating-point operations of the matrix products and convolutions of a computation.
+def count_flops(compute: Callable[[], Result]) -> tuple[Result, int]:
+    """Return the result of a computation, and the floating-point operations of its matrix products and convolutions.
 
     Attention is computed without fused kernels, which torch does not count on every device, and with gradients, since
     the counter fails where a module gets a parameter without them.
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        compute()
-    return counter.get_total_flops()
+        result = compute()
+    return result, counter.get_total_flops()
 
 
 def batch_elements(batch: Batch) -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from zoo import plugins
 from zoo.artifact.digests import Digests
-from zoo.contract import Objective
-from zoo.errors import UsageError, nearest
+from zoo.contract import Dataset, Objective
+from zoo.errors import MissingPackageError, UsageError, nearest
 from zoo.registry import load_reference
 from zoo.training.data.rows import IMAGES, FileRows, RowError, data_files
 
@@ -102,6 +103,7 @@ def find_source(
 
     Raises:
         UsageError: there is no such data set or split, or a role does not exist.
+        MissingPackageError: the package that a data set comes from is not installed.
         ArtifactError: a path does not exist, or holds no data.
     """
     roles = (*objective.columns, *objective.optional)
@@ -115,6 +117,8 @@ def find_source(
         if split not in dataset.splits:
             raise UsageError(f"{dataset.name} has no split {split!r}", "data", nearest(split, dataset.splits))
         digests = {f"{dataset.name} {split}": owner.fingerprint or f"{owner} {owner.module}"}
+        if dataset.package is not None:
+            digests[dataset.package] = _version(dataset)
         rows: Rows = _DatasetRows(owner, dataset.rows, split, named, optional)
         return Source(_first(rows, limit), _limited(digests, limit), dataset.name)
     files = data_files([Path(item) for item in given])
@@ -128,6 +132,16 @@ def find_source(
     names = [file.name for file in files]
     label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
     return Source(_first(file_rows, limit), _limited(found, limit), label)
+
+
+def _version(dataset: Dataset) -> str:
+    """Return the version of the distribution that a data set comes from."""
+    assert dataset.package is not None
+    try:
+        return version(dataset.package)
+    except PackageNotFoundError as error:
+        what = f"data set {dataset.name!r} is part of {dataset.package}, which is not installed"
+        raise MissingPackageError(what, None, f"pip install {dataset.package}") from error
 
 
 def _digest_of_images(rows: Rows, known: Digests) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from zoo.errors import MissingPackageError
 from zoo.training.data.order import permute
 
 __all__ = ["rows"]
@@ -20,15 +19,8 @@ _WHITE = 16
 
 
 def rows(split: str) -> Iterator[dict[str, Any]]:
-    """Yield images as lists of 8 rows of 8 integers from 0 to 255, and labels from ``0`` to ``9``.
-
-    Raises :class:`MissingPackageError` if scikit-learn is not installed.
-    """
-    try:
-        datasets: Any = importlib.import_module("sklearn.datasets")
-    except ImportError as error:
-        what = "the digits are part of scikit-learn, which is not installed"
-        raise MissingPackageError(what, None, "pip install scikit-learn") from error
+    """Yield images as lists of 8 rows of 8 integers from 0 to 255, and labels from ``0`` to ``9``."""
+    datasets: Any = importlib.import_module("sklearn.datasets")
     found = datasets.load_digits()
     count = len(found.images)
     for index in permute(np.arange(count), count, _SEED)[_SPLITS[split]]:
