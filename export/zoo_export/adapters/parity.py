@@ -1,0 +1,223 @@
+"""Parity of graphs with adapters: with every adapter, they must compute what the adapted model does.
+
+The base model is compared over the whole grid, like any export. Each adapter is compared at fewer points, since only
+products of dense layers differ, with
+
+- the module in float64 in which the adapters are layers beside the weights, on the stored weights and on perturbed
+  ones, the adapter's included;
+- the module in float64 whose weights are those of ``zoo adapt --merge``.
+
+Every point is also run in a batch in which each second row has another adapter: the rest must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from zoo.artifact import ModelDirectory
+from zoo.contract import Graph, TensorSpec
+from zoo.exporters import Progress
+from zoo.models import persist
+from zoo.probe.inputs import Feeds, Point
+from zoo.probe.module import not_perturbed
+from zoo.probe.pipeline import Arrays, Executor
+from zoo.training.adapters.low_rank import LowRankLinear, add_updates
+from zoo_export.adapters.graph import stacks_of, without_adapters
+from zoo_export.adapters.stack import FILE, LORA_A, LORA_B, Adapter, factors
+from zoo_export.coverage.outcomes import Conditions
+from zoo_export.parity.compare import check_fixed
+from zoo_export.parity.evidence import evidence_of
+from zoo_export.parity.memory import check_memory
+from zoo_export.parity.report import Report
+from zoo_export.parity.subject import PERTURBED_LABELS, OnnxSubject
+from zoo_export.parity.sweep import Sweep, typical_point
+from zoo_runtime.adapters import ADAPTER_IDS, BASE
+from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.providers import Provider, check_dtype
+
+__all__ = ["AdaptedGraphs", "AdapterExecutor", "compare_adapters"]
+
+Array = np.ndarray[Any, Any]
+Form = Literal["beside", "merged"]
+MIXED = "mixed"
+"""The level of batches with several adapters."""
+
+
+@dataclass(frozen=True)
+class AdaptedGraphs:
+    """Graphs with adapters."""
+
+    files: Mapping[str, bytes]
+    """Serialised, by the name of the declared graph."""
+    directory: Path
+    """The directory of the file of stacks, which graphs refer to as if it were beside the model's own file."""
+    adapters: Sequence[Adapter]
+    """In the order of their numbers, from 1 on."""
+
+
+def compare_adapters(
+    stored: ModelDirectory,
+    graphs: AdaptedGraphs,
+    *,
+    provider: Provider = "cpu",
+    full_grid: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Compare graphs with the model, and with each adapter of it. ``full_grid`` compares adapters over the whole grid.
+
+    Raises :class:`ParityError` if the comparison cannot be made, and :class:`UsageError` if the provider does not load.
+    """
+    check_dtype(stored.dtype, provider, stored.path)
+    check_memory(stored)
+    sweep = Sweep(_Subject(stored, graphs, provider, 0))
+    yardstick = sweep.subject.models.yardstick.model
+    check_fixed(yardstick, stored, graphs.files)
+    try:
+        sweep.run(full_grid, progress)
+    finally:
+        sweep.subject.close()
+    failures = sweep.failures()
+    typical = typical_point(sweep.subject.graphs, sweep.longest)
+    points = sweep.points if full_grid else list(dict.fromkeys([typical, *sweep.selection(sweep.points)]))
+    evidence = {**evidence_of(sweep, verified=not failures), "not_perturbed": not_perturbed(yardstick)}
+    del sweep, yardstick  # they hold perturbed weights
+    found: dict[str, Any] = {}
+    for number, adapter in enumerate(graphs.adapters, 1):
+        compared: dict[str, Any] = {}
+        for form in ("beside", "merged") if not failures else ():
+            errors, lines = _compare_adapter(_Subject(stored, graphs, provider, number, form), points)
+            compared[form], failures = errors, failures + lines
+        facts = {"number": number, **adapter.facts()}
+        found[adapter.name] = {**facts, "points": [point.to_dict() for point in points], "graphs": compared}
+    return Report({**evidence, "verified": not failures, "adapters": found}, failures)
+
+
+def _compare_adapter(subject: _Subject, points: Sequence[Point]) -> tuple[dict[str, Any], list[str]]:
+    """Return the errors of each output, by graph, and one line for each failure."""
+    sweep = Sweep(subject)
+    try:
+        sweep.visit(points)
+        if not sweep.findings.hopeless:
+            sweep.decode()
+        sweep.runtimes = {}
+        if not sweep.findings.hopeless:
+            sweep.perturb(points)
+        lines = sweep.failures()
+    finally:
+        subject.close()
+    return {graph.name: sweep.findings.outputs(graph) for graph in subject.graphs}, lines
+
+
+class AdapterExecutor(OnnxExecutor):
+    """Runs graphs with one adapter for all rows.
+
+    Args:
+        sessions: by graph name.
+        dtype: dtype of floating-point inputs.
+        number: the number of the adapter.
+        others: with these numbers, each row is followed by a copy that has one of these adapters, and whose results are
+            dropped.
+    """
+
+    def __init__(
+        self,
+        sessions: Mapping[str, ort.InferenceSession],
+        dtype: np.dtype[Any],
+        number: int,
+        others: Sequence[int] = (),
+    ) -> None:
+        super().__init__(sessions, dtype)
+        self.number, self.others = number, others
+
+    def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
+        axes = {tensor.name: _batch_axis(tensor) for tensor in (*graph.input_tensors(), *graph.output_tensors())}
+        rows = next(feeds[name].shape[axis] for name, axis in axes.items() if axis is not None and name in feeds)
+        ids = np.full(rows, self.number)
+        if not self.others:
+            return super().__call__(graph, {**feeds, ADAPTER_IDS: ids})
+        doubled = {
+            name: values if (axis := axes.get(name)) is None else np.repeat(values, 2, axis)
+            for name, values in feeds.items()
+        }
+        mixed = np.stack([ids, np.resize(self.others, rows)], axis=1).reshape(-1)
+        outputs = super().__call__(graph, {**doubled, ADAPTER_IDS: mixed})
+        return {
+            name: values if (axis := axes.get(name)) is None else values.take(range(0, 2 * rows, 2), axis)
+            for name, values in outputs.items()
+        }
+
+
+def _batch_axis(tensor: TensorSpec) -> int | None:
+    return tensor.dims.index("batch") if "batch" in tensor.dims else None
+
+
+class _Subject(OnnxSubject):
+    """The graphs with one adapter, judged by the module with that adapter."""
+
+    def __init__(
+        self, stored: ModelDirectory, graphs: AdaptedGraphs, provider: Provider, number: int, form: Form = "beside"
+    ) -> None:
+        self._graphs, self._number, self._form = graphs, number, form
+        adapter = graphs.adapters[number - 1] if number else None
+        self._file = (graphs.directory / FILE).read_bytes()
+        super().__init__(stored, graphs.files, provider, load=partial(_load, stored, adapter, form))
+        how = f"adapter {adapter.name}, {form}" if adapter is not None else BASE
+        labels = {**self.labels, MIXED: "in a batch of several adapters", **PERTURBED_LABELS}
+        self.labels = {level: f"{how}, {label}" for level, label in labels.items()}
+
+    def open(self) -> dict[str, Executor]:
+        found: dict[str, Executor] = {**super().open()}
+        whole = found["all"]
+        assert isinstance(whole, OnnxExecutor)
+        others = [number for number in range(len(self._graphs.adapters) + 1) if number != self._number]
+        mixed = AdapterExecutor(whole.sessions, whole.dtype, self._number, others)
+        return {**found, MIXED: mixed}
+
+    def open_perturbed(self) -> Iterator[dict[str, Executor]]:
+        """None for merged weights, which no others equal."""
+        return super().open_perturbed() if self._form == "beside" else iter(())
+
+    def conditions(self) -> Sequence[Conditions]:
+        """Return those of the graphs without adapters."""
+        longest = getattr(self.stored.spec.config, "max_seq_len", None)
+        return [
+            Conditions(graph, without_adapters(self.files[graph.name]), self.stored.path, longest)
+            for graph in self.graphs
+        ]
+
+    def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> OnnxExecutor:
+        return AdapterExecutor(sessions, self.models.yardstick.dtype, self._number)
+
+    def _replaced(self, file: bytes) -> dict[str, Array]:
+        """Return the stacks, with the current values of this adapter."""
+        super()._replaced(without_adapters(file))
+        stacks = stacks_of(file, self._file)
+        if self._weights_now:
+            for name, layer in self.models.yardstick.model.named_modules():
+                if isinstance(layer, LowRankLinear) and name + LORA_A in stacks:
+                    a, b = factors(layer.update())
+                    one, other = stacks[name + LORA_A].copy(), stacks[name + LORA_B].copy()
+                    one[self._number, : len(a)], other[self._number, :, : len(a)] = a, b
+                    stacks |= {name + LORA_A: one, name + LORA_B: other}
+        return stacks
+
+
+def _load(stored: ModelDirectory, adapter: Adapter | None, form: Form) -> nn.Module:
+    """Return a new instance of the module with an adapter beside its weights, or merged into them."""
+    model = persist.load_directory(stored)
+    if adapter is None:
+        return model
+    if form == "beside":
+        add_updates(model, adapter.updates, adapter.name)
+    for name, update in adapter.updates.items() if form == "merged" else ():
+        parameter = model.get_parameter(name)
+        parameter.data = update.added_to(parameter.data)
+    return model.eval()
