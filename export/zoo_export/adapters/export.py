@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zoo.artifact import ADAPTERS, Export, ModelDirectory
 from zoo.artifact.weights import read_header
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError
 from zoo.exporters import Progress
-from zoo_export.adapters.graph import make_adapted
+from zoo_export.adapters.graph import make_adapted, stacks_of
+from zoo_export.adapters.lora_file import file_name, write_lora_file
 from zoo_export.adapters.parity import AdaptedGraphs, compare_adapters
-from zoo_export.adapters.stack import FILE, read_adapters, read_stacked, write_stacks
+from zoo_export.adapters.stack import FILE, Adapter, read_adapters, read_stacked, write_stacks
 from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.report import Report
 from zoo_export.trace.cache import repeat_if_stale
@@ -24,6 +25,7 @@ def export_adapters(
     directory: Path,
     adapters: Mapping[str, Path],
     *,
+    lora_files: bool = False,
     force: bool = False,
     provider: Provider = "cpu",
     full_grid: bool = False,
@@ -34,6 +36,7 @@ def export_adapters(
     Args:
         directory: a float32 model, which the adapters belong to.
         adapters: directories that ``zoo train --lora`` or the PEFT library wrote, by the names they get.
+        lora_files: also write each adapter as a file of ONNX Runtime's ``LoraAdapter``, to be loaded at run time.
         force: replace an earlier export with adapters.
         provider: the execution provider to verify on.
         full_grid: compare each adapter at all points of the grid.
@@ -57,7 +60,9 @@ def export_adapters(
         with stored.adding(removed=export.files) as stage:
             write_stacks(stage, found, tuple(stored.layout))
             graphs = make_adapted(stored, read_header(stage / FILE))
-            adapted = AdaptedGraphs(graphs, stage, found)
+            if lora_files:
+                _write_lora_files(stage, graphs, found)
+            adapted = AdaptedGraphs(graphs, stage, found, lora_files)
             report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
             if not report.passed:
                 raise ParityError(report.verdict(), directory, "nothing was written")
@@ -65,6 +70,14 @@ def export_adapters(
         return report
 
     return repeat_if_stale(add)
+
+
+def _write_lora_files(stage: Path, graphs: Mapping[str, bytes], adapters: Sequence[Adapter]) -> None:
+    file = (stage / FILE).read_bytes()
+    for graph, data in graphs.items():
+        stacks = stacks_of(data, file)
+        for adapter in adapters if stacks else ():
+            write_lora_file(stage / file_name(graph, adapter.name), adapter, stacks)
 
 
 def verify_adapters(
@@ -86,7 +99,9 @@ def verify_adapters(
     if doubt is not None:
         raise ArtifactError(f"the adapters belong to another model ({doubt})", directory, "train them again")
     names = list(export.evidence["adapters"])
-    adapted = AdaptedGraphs(graphs, stored.file(FILE).parent, read_stacked(directory, names))
+    written = {file_name(graph, name) for graph in graphs for name in names}
+    lora_files = any(name in written for name in export.files)
+    adapted = AdaptedGraphs(graphs, stored.file(FILE).parent, read_stacked(directory, names), lora_files)
     report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
     if not report.passed:
         raise ParityError(report.verdict(), directory)

@@ -30,13 +30,14 @@ from zoo.probe.module import not_perturbed
 from zoo.probe.pipeline import Arrays, Executor
 from zoo.training.adapters.low_rank import LowRankLinear, add_updates
 from zoo_export.adapters.graph import stacks_of, without_adapters
+from zoo_export.adapters.lora_file import file_name
 from zoo_export.adapters.stack import FILE, LORA_A, LORA_B, Adapter, factors
 from zoo_export.coverage.outcomes import Conditions
 from zoo_export.parity.compare import check_fixed
 from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.report import Report
-from zoo_export.parity.subject import PERTURBED_LABELS, OnnxSubject
+from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep, typical_point
 from zoo_runtime.adapters import ADAPTER_IDS, BASE
 from zoo_runtime.executor import OnnxExecutor
@@ -49,6 +50,8 @@ Array = np.ndarray[Any, Any]
 Form = Literal["beside", "merged"]
 MIXED = "mixed"
 """The level of batches with several adapters."""
+LORA_FILE = "lora_file"
+"""The level of an adapter that comes from a file of ONNX Runtime's LoraAdapter."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class AdaptedGraphs:
     """The directory of the file of stacks, which graphs refer to as if it were beside the model's own file."""
     adapters: Sequence[Adapter]
     """In the order of their numbers, from 1 on."""
+    lora_files: bool = False
+    """Whether the directory also has each adapter as a file of ONNX Runtime's LoraAdapter."""
 
 
 def compare_adapters(
@@ -155,6 +160,26 @@ class AdapterExecutor(OnnxExecutor):
         }
 
 
+class _LoraFileExecutor(AdapterExecutor):
+    """Runs graphs with the adapter in files of ONNX Runtime's LoraAdapter, by graph name."""
+
+    def __init__(
+        self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any], files: Mapping[str, Path]
+    ) -> None:
+        super().__init__(sessions, dtype, 1)
+        self._adapters = {}
+        for graph, path in files.items():
+            self._adapters[graph] = ort.LoraAdapter()
+            self._adapters[graph].Load(str(path))
+
+    def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:
+        options = ort.RunOptions()
+        if graph.name in self._adapters:
+            options.add_active_adapter(self._adapters[graph.name])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, arrays, options), strict=True))
+
+
 def _batch_axis(tensor: TensorSpec) -> int | None:
     return tensor.dims.index("batch") if "batch" in tensor.dims else None
 
@@ -170,7 +195,7 @@ class _Subject(OnnxSubject):
         self._file = (graphs.directory / FILE).read_bytes()
         super().__init__(stored, graphs.files, provider, load=partial(_load, stored, adapter, form))
         how = f"adapter {adapter.name}, {form}" if adapter is not None else BASE
-        labels = {**self.labels, MIXED: "in a batch of several adapters", **PERTURBED_LABELS}
+        labels = {**self.labels, MIXED: "in a batch of several adapters", LORA_FILE: "from its file"}
         self.labels = {level: f"{how}, {label}" for level, label in labels.items()}
 
     def open(self) -> dict[str, Executor]:
@@ -178,8 +203,13 @@ class _Subject(OnnxSubject):
         whole = found["all"]
         assert isinstance(whole, OnnxExecutor)
         others = [number for number in range(len(self._graphs.adapters) + 1) if number != self._number]
-        mixed = AdapterExecutor(whole.sessions, whole.dtype, self._number, others)
-        return {**found, MIXED: mixed}
+        found[MIXED] = AdapterExecutor(whole.sessions, whole.dtype, self._number, others)
+        if self._graphs.lora_files and self._number:
+            name = self._graphs.adapters[self._number - 1].name
+            places = {graph.name: self._graphs.directory / file_name(graph.name, name) for graph in self.graphs}
+            files = {graph: path for graph, path in places.items() if path.exists()}
+            found[LORA_FILE] = _LoraFileExecutor(whole.sessions, whole.dtype, files)
+        return found
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         """None for merged weights, which no others equal."""

@@ -62,6 +62,12 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
     section=_GRAPHS,
     help="Write the variant 'adapters', in which each row chooses one of these low-rank adapters of the model.",
 )
+@option(
+    "--lora-files",
+    is_flag=True,
+    section=_GRAPHS,
+    help="Also write each adapter as a file of ONNX Runtime's LoraAdapter.",
+)
 @option("--generate", is_flag=True, section=_GRAPHS, help="Also write generate.onnx, which contains the decoding loop.")
 @option(
     "--graph-only",
@@ -93,6 +99,7 @@ def command(
     profile: str | None,
     attentions: bool,
     adapters: tuple[str, ...],
+    lora_files: bool,
     generate: bool,
     graph_only: bool,
     provider: str,
@@ -114,8 +121,10 @@ def command(
     from zoo.exporters import export_to, read_options
 
     if adapters:
-        _export_adapters(model, adapters, format_name, provider, grid == "full", force, as_json)
+        _export_adapters(model, adapters, lora_files, format_name, provider, grid == "full", force, as_json)
         return
+    if lora_files:
+        raise UsageError("no adapters to write", "--lora-files", "add --adapter DIR")
     chosen = {}
     if format_name == "onnx":
         given = {"opset": opset, "profile": profile, "attentions": attentions or None, "fix": fix or None}
@@ -174,6 +183,7 @@ def command(
 def _export_adapters(
     model: str,
     texts: tuple[str, ...],
+    lora_files: bool,
     format_name: str,
     provider: str,
     full_grid: bool,
@@ -198,6 +208,7 @@ def _export_adapters(
         report = export_adapters(
             Path(model),
             adapters,
+            lora_files=lora_files,
             force=force,
             provider=provider,  # type: ignore[arg-type]
             full_grid=full_grid,

@@ -40,11 +40,10 @@ def adapted_model(exported_build: Callable[..., Path]) -> Path:
     base = exported_build("gpt-tiny", *SETTINGS, noise=True, gain=6.0)
     names = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.up", "mlp.down")
     every = [f"blocks.{number}.{name}" for number in (0, 1) for name in names]
-    first = write_peft(base.parent / "first", base, every, rank=3, alpha=4, seed=1)
-    second = write_peft(
-        base.parent / "second", base, ["blocks.0.mlp.up", "blocks.1.attention.query"], rank=5, alpha=7, seed=2
-    )
-    export_adapters(base, {"first": first, "second": second})
+    first = write_peft(base.parent / "first", base, every, rank=3, alpha=13, seed=1)
+    few = ["blocks.0.mlp.up", "blocks.1.attention.query", "blocks.1.mlp.down"]
+    second = write_peft(base.parent / "second", base, few, rank=5, alpha=31, seed=2)
+    export_adapters(base, {"first": first, "second": second}, lora_files=True)
     return base
 
 

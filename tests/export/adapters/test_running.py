@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import zoo as library
 from tests.conftest import Result
-from zoo.errors import UsageError
 from zoo.training import merge_adapter
 from zoo_runtime import load_session
 
