@@ -18,7 +18,7 @@ from onnx_ir.passes import common as passes
 
 from zoo.artifact import ADAPTERS, ModelDirectory
 from zoo.artifact.weights import StoredTensor
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo_export.adapters.stack import FILE, LORA_A, LORA_B, layers_of
 from zoo_export.graph.file import MODULE_KEY, contract, external_tensors, parse, serialize
 from zoo_export.graph.rewriting import Tape
@@ -178,12 +178,18 @@ def without_adapters(data: bytes) -> bytes:
 
 
 def stacks_of(data: bytes, file: bytes) -> dict[str, Array]:
-    """Return the stacks that a graph refers to, by name, read from the content of their file where the graph says."""
+    """Return the stacks that a graph refers to, by name, read from the content of their file where the graph says.
+
+    Raises :class:`ArtifactError` if one is not in the file.
+    """
     found = {}
     for tensor in external_tensors(parse(data)):
         place = {entry.key: entry.value for entry in tensor.external_data}
         if place.get("location") == FILE:
             start, length = int(place["offset"]), int(place["length"])
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            found[tensor.name] = np.frombuffer(file[start : start + length], dtype).reshape(tuple(tensor.dims))
+            try:
+                found[tensor.name] = np.frombuffer(file[start : start + length], dtype).reshape(tuple(tensor.dims))
+            except ValueError as error:
+                raise ArtifactError(f"{tensor.name} is not in the file ({error})", FILE) from error
     return found

@@ -7,7 +7,7 @@ products of dense layers differ, with
   ones, the adapter's included;
 - the module in float64 whose weights are those of ``zoo adapt --merge``.
 
-Every point is also run in a batch in which each second row has another adapter: the rest must not change.
+Every point is also run in a batch in which two of three rows have other adapters: the rest must not change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import Provider, check_dtype
 
-__all__ = ["AdaptedGraphs", "AdapterExecutor", "compare_adapters"]
+__all__ = ["AdaptedGraphs", "AdapterExecutor", "Form", "compare_adapter", "compare_adapters"]
 
 Array = np.ndarray[Any, Any]
 Form = Literal["beside", "merged"]
@@ -98,15 +98,36 @@ def compare_adapters(
     for number, adapter in enumerate(graphs.adapters, 1):
         compared: dict[str, Any] = {}
         for form in ("beside", "merged") if not failures else ():
-            errors, lines = _compare_adapter(_Subject(stored, graphs, provider, number, form), points)
+            errors, lines = compare_adapter(stored, graphs, number, form, points, provider=provider)
             compared[form], failures = errors, failures + lines
         facts = {"number": number, **adapter.facts()}
         found[adapter.name] = {**facts, "points": [point.to_dict() for point in points], "graphs": compared}
     return Report({**evidence, "verified": not failures, "adapters": found}, failures)
 
 
-def _compare_adapter(subject: _Subject, points: Sequence[Point]) -> tuple[dict[str, Any], list[str]]:
-    """Return the errors of each output, by graph, and one line for each failure."""
+def compare_adapter(
+    stored: ModelDirectory,
+    graphs: AdaptedGraphs,
+    number: int,
+    form: Form,
+    points: Sequence[Point],
+    *,
+    provider: Provider = "cpu",
+) -> tuple[dict[str, Any], list[str]]:
+    """Compare graphs with the model and one adapter, by its number, at these points.
+
+    Args:
+        stored: the model.
+        graphs: the graphs and the adapters.
+        number: the number of the adapter; 0 is the model itself.
+        form: whether the adapter of the PyTorch model is beside the weights, or merged into them.
+        points: where to compare.
+        provider: the execution provider.
+
+    Returns:
+        The errors of each output, by graph, and one line for each failure.
+    """
+    subject = _Subject(stored, graphs, provider, number, form)
     sweep = Sweep(subject)
     try:
         sweep.visit(points)
@@ -128,8 +149,8 @@ class AdapterExecutor(OnnxExecutor):
         sessions: by graph name.
         dtype: dtype of floating-point inputs.
         number: the number of the adapter.
-        others: with these numbers, each row is followed by a copy that has one of these adapters, and whose results are
-            dropped.
+        others: with these numbers, each row has a copy before and after it that has one of these adapters, and whose
+            results are dropped. All rows with this adapter are then between others, so that none decides for all.
     """
 
     def __init__(
@@ -148,14 +169,15 @@ class AdapterExecutor(OnnxExecutor):
         ids = np.full(rows, self.number)
         if not self.others:
             return super().__call__(graph, {**feeds, ADAPTER_IDS: ids})
-        doubled = {
-            name: values if (axis := axes.get(name)) is None else np.repeat(values, 2, axis)
+        tripled = {
+            name: values if (axis := axes.get(name)) is None else np.repeat(values, 3, axis)
             for name, values in feeds.items()
         }
-        mixed = np.stack([ids, np.resize(self.others, rows)], axis=1).reshape(-1)
-        outputs = super().__call__(graph, {**doubled, ADAPTER_IDS: mixed})
+        mixed = np.resize(self.others, (rows, 3))
+        mixed[:, 1] = self.number
+        outputs = super().__call__(graph, {**tripled, ADAPTER_IDS: mixed.reshape(-1)})
         return {
-            name: values if (axis := axes.get(name)) is None else values.take(range(0, 2 * rows, 2), axis)
+            name: values if (axis := axes.get(name)) is None else values.take(range(1, 3 * rows, 3), axis)
             for name, values in outputs.items()
         }
 

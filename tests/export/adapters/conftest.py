@@ -34,6 +34,13 @@ def write_peft(folder: Path, base: Path, layers: Sequence[str], *, rank: int, al
     return folder
 
 
+def change_a_weight(file: Path) -> None:
+    """Change the last number of a file a little."""
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+
+
 @pytest.fixture(scope="session")
 def adapted_model(exported_build: Callable[..., Path]) -> Path:
     """A model with the adapters ``first``, of all blocks, and ``second``, of a few layers, in the folders beside it."""
