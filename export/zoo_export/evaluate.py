@@ -26,6 +26,7 @@ from zoo.training.plan import Plan
 from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
 from zoo_export.scores import answer_scores
+from zoo_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.session import Session, load_session
 
 __all__ = ["TORCH", "Scores", "evaluate"]
@@ -147,4 +148,4 @@ class ExportedModel(nn.Module):
         for tensor in graph.input_tensors():
             if tensor.name not in feeds:
                 feeds[tensor.name] = np.full(tensor.shape(sizes), int(tensor.is_mask), np.int64)
-        return feeds
+        return feeds | ({ADAPTER_IDS: np.zeros(rows, np.int64)} if self._session.adapters else {})

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from zoo.artifact import ATTENTIONS, LOOP, PRECISIONS, PROFILES, Export, ModelDirectory
+from zoo.artifact import ADAPTERS, ATTENTIONS, LOOP, PRECISIONS, PROFILES, Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
 from zoo.probe.inputs import make_feeds
@@ -55,6 +55,10 @@ def verify_model(
         return verify_stored_variant(
             directory, cast(Any, variant), provider=provider, full_grid=full_grid, progress=progress
         )
+    if variant == ADAPTERS:
+        from zoo_export.adapters.export import verify_adapters
+
+        return verify_adapters(directory, provider=provider, full_grid=full_grid, progress=progress)
     if variant in PROFILES:
         provider = cast(Provider, variant)
     stored = ModelDirectory.open(directory, rehash=True)
@@ -98,7 +102,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     The graphs are the exported ones or, if there is no export, newly traced ones. Raises the errors of
     :func:`verify_model`, except :class:`ParityError`.
     """
-    if variant == LOOP or variant in PRECISIONS:
+    if variant in (LOOP, ADAPTERS, *PRECISIONS):
         what = f"the variant {variant} cannot be compared by modules"
         raise UsageError(what, argument("variant"), "compare the plain export")
     stored = ModelDirectory.open(directory)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from zoo.contract import Graph
+from zoo.errors import UsageError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, typed_feeds
+from zoo_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.buffers import PAST_LENGTH, Buffers, run_in_place
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.values import run_session
@@ -45,6 +47,10 @@ class OnnxExecutor:
         session = self.sessions[graph.name]
         arrays = typed_feeds(graph, feeds, self.dtype)
         inputs = {item.name for item in session.get_inputs()}
+        if ADAPTER_IDS in inputs:
+            if ADAPTER_IDS not in feeds:
+                raise UsageError(f"graph {graph.name} needs {ADAPTER_IDS}, the number of each row's adapter")
+            arrays[ADAPTER_IDS] = np.asarray(feeds[ADAPTER_IDS], np.int64)
         if LOGITS_TO_KEEP not in inputs:
             return self._run(graph, session, arrays)
         outputs = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(0)})

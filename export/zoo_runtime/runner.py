@@ -14,6 +14,7 @@ import numpy as np
 from zoo.config import Settings
 from zoo.contract import Graph, Size, TensorSpec, sizes_of
 from zoo.errors import ArtifactError, UsageError, Wording, ZooError
+from zoo_runtime.adapters import ADAPTER_IDS
 
 if TYPE_CHECKING:
     from zoo.artifact import Export, ModelDirectory
@@ -29,6 +30,7 @@ __all__ = [
     "TextRunner",
     "Tokens",
     "are_ids",
+    "chosen_adapters",
     "finite",
     "is_pair",
     "label",
@@ -58,6 +60,8 @@ class Answer:
     """The reason why there is no result."""
     id: Any = None
     """The input's id in its file, if it comes from a file."""
+    adapter: str | None = None
+    """The name of the adapter to run it with; None for the model itself."""
 
 
 class Context(Protocol):
@@ -81,6 +85,11 @@ class Context(Protocol):
     @property
     def task(self) -> str:
         """The model's declared task."""
+        ...
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names of the adapters, if the graphs have some."""
         ...
 
     @property
@@ -217,6 +226,8 @@ class Tokens:
     ids: list[int]
     types: Sequence[int] = field(default=(), kw_only=True)
     """Segment of each token; empty if all tokens are in the first segment."""
+    adapter: int = field(default=0, kw_only=True)
+    """The number of its adapter, in the variant ``adapters``; set by the session."""
 
 
 class TextRunner(Runner[Tokens]):
@@ -305,7 +316,8 @@ class TextRunner(Runner[Tokens]):
         unknown = sorted({tensor.name for tensor in tensors} - set(known))
         if unknown:
             raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {self.graph.name}")
-        return {tensor.name: known[tensor.name] for tensor in tensors}
+        feeds = {tensor.name: known[tensor.name] for tensor in tensors}
+        return feeds | chosen_adapters(self.session, items)
 
     def compute(self, items: Sequence[Tokens]) -> Arrays:
         """Run the first graph on a batch and return its outputs."""
@@ -357,6 +369,11 @@ class TextRunner(Runner[Tokens]):
         if upper is not None and (min(ids) < 0 or max(ids) >= upper):
             what = f"token id outside the vocabulary of {upper}"
             raise ArtifactError(what, where, "is this the model's tokenizer?")
+
+
+def chosen_adapters(session: Context, items: Sequence[Any]) -> Arrays:
+    """Return the input that chooses the adapter of each item, if the graphs of the session have adapters."""
+    return {ADAPTER_IDS: np.array([item.adapter for item in items])} if session.adapters else {}
 
 
 def are_ids(value: object) -> bool:

@@ -9,7 +9,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, overload
@@ -19,6 +21,7 @@ import numpy as np
 
 from zoo import plugins, system
 from zoo.artifact import (
+    ADAPTERS,
     ATTENTIONS,
     LOOP,
     PRECISIONS,
@@ -38,6 +41,7 @@ from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays
 from zoo.registry import load_reference
+from zoo_runtime.adapters import number_of
 from zoo_runtime.batching import batches
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime import ort
@@ -139,7 +143,14 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
     if variant is not None:
         if dtype is not None:
             raise UsageError(f"both variant {variant!r} and dtype {dtype!r}", stored.path, "give only one of them")
-        names = {LOOP, ATTENTIONS, *PROFILES, *PRECISIONS, *(export.variant for export in find_exports(stored))}
+        names = {
+            LOOP,
+            ADAPTERS,
+            ATTENTIONS,
+            *PROFILES,
+            *PRECISIONS,
+            *(export.variant for export in find_exports(stored)),
+        }
         if variant and variant not in names:
             raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
         declared_graphs(stored.spec, variant)  # raises if the model does not support the variant
@@ -226,6 +237,11 @@ class Session:
         """The declared graphs in execution order."""
         return self.export.graphs
 
+    @cached_property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the low-rank adapters in the variant ``adapters``; empty in others."""
+        return tuple(self.export.evidence.get("adapters", ())) if self.export.variant == ADAPTERS else ()
+
     @property
     def config(self) -> Settings:
         """The architecture's configuration."""
@@ -269,21 +285,40 @@ class Session:
         *,
         task: str | None = None,
         batch_size: int | None = None,
+        adapter: str | None = None,
         **options: Any,
     ) -> dict[str, Any]: ...
 
     @overload
     def run(
-        self, inputs: list[Any], *, task: str | None = None, batch_size: int | None = None, **options: Any
+        self,
+        inputs: list[Any],
+        *,
+        task: str | None = None,
+        batch_size: int | None = None,
+        adapter: str | Sequence[str | None] | None = None,
+        **options: Any,
     ) -> list[dict[str, Any]]: ...
 
     @overload
     def run(
-        self, inputs: object, *, task: str | None = None, batch_size: int | None = None, **options: Any
+        self,
+        inputs: object,
+        *,
+        task: str | None = None,
+        batch_size: int | None = None,
+        adapter: str | Sequence[str | None] | None = None,
+        **options: Any,
     ) -> dict[str, Any] | list[dict[str, Any]]: ...
 
     def run(
-        self, inputs: Any, *, task: str | None = None, batch_size: int | None = None, **options: Any
+        self,
+        inputs: Any,
+        *,
+        task: str | None = None,
+        batch_size: int | None = None,
+        adapter: str | Sequence[str | None] | None = None,
+        **options: Any,
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """Answer one input, or a list of them.
 
@@ -292,26 +327,37 @@ class Session:
                 inputs.
             task: a task to run instead of the model's own.
             batch_size: number of inputs per batch.
+            adapter: the name of a low-rank adapter, or one for each input; None or ``base`` is the model itself. A
+                batch may mix them. Requires the variant ``adapters``.
             options: options of the task, such as ``max_new_tokens``.
 
         Returns:
             A dictionary whose keys depend on the task, or a list of them in the order of the inputs.
 
         Raises:
-            UsageError: an unknown task or option, or a text for a model without a tokenizer.
+            UsageError: an unknown task, option or adapter, or a text for a model without a tokenizer.
             ArtifactError: an input is empty, too long, or has tokens outside the vocabulary.
         """
         several = isinstance(inputs, list | tuple) and not isinstance(inputs, Pair)
         single = not several or (bool(inputs) and isinstance(inputs[0], int | np.integer))
         answers: list[dict[str, Any]] = []
-        for answer in self.map([inputs] if single else inputs, task=task, batch_size=batch_size, **options):
+        listed = [inputs] if single else inputs
+        if not (adapter is None or isinstance(adapter, str) or len(adapter) == len(listed)):
+            raise UsageError(f"{len(adapter)} adapters for {len(listed)} inputs", "adapter", "give one for each")
+        for answer in self.map(listed, task=task, batch_size=batch_size, adapter=adapter, **options):
             if answer.error is not None:
                 raise answer.error
             answers.append(answer.result)
         return answers[0] if single else answers
 
     def map(
-        self, inputs: Iterable[Any], *, task: str | None = None, batch_size: int | None = None, **options: Any
+        self,
+        inputs: Iterable[Any],
+        *,
+        task: str | None = None,
+        batch_size: int | None = None,
+        adapter: str | Iterable[str | None] | None = None,
+        **options: Any,
     ) -> Iterator[Answer]:
         """Yield answers in the order of the inputs.
 
@@ -319,7 +365,9 @@ class Session:
         answer comes once a window is read. An input that fails has its ``error`` set and does not affect the others.
         """
         runner = self.runner(task, **options)
-        return self.answer(runner, (Answer(number, value) for number, value in enumerate(inputs, 1)), batch_size)
+        names = repeat(adapter) if adapter is None or isinstance(adapter, str) else adapter
+        pairs = enumerate(zip(inputs, names, strict=False), 1)
+        return self.answer(runner, (Answer(n, value, adapter=name) for n, (value, name) in pairs), batch_size)
 
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
@@ -328,14 +376,16 @@ class Session:
             raise UsageError(f"batch_size must be at least 1, got {size}")
         return self._answer_all(runner, answers, size)
 
-    def stream(self, text: str | Sequence[int], *, task: str | None = None, **options: Any) -> Iterator[str]:
+    def stream(
+        self, text: str | Sequence[int], *, task: str | None = None, adapter: str | None = None, **options: Any
+    ) -> Iterator[str]:
         """Yield the continuation of a prompt, or the target of a source, piece by piece as it is generated."""
-        return self.pieces(self.runner(task, **options), text)
+        return self.pieces(self.runner(task, **options), text, adapter)
 
-    def pieces(self, runner: Runner[Any], value: Any) -> Iterator[str]:
+    def pieces(self, runner: Runner[Any], value: Any, adapter: str | None = None) -> Iterator[str]:
         """Like :meth:`stream`, with an existing runner."""
         with _blame(runner, "cannot generate"):
-            pieces = runner.stream(runner.read(value, 1))
+            pieces = runner.stream(self._adapted(runner.read(value, 1), adapter))
         return _steps(runner, "cannot generate", pieces)
 
     def lead(self, runner: Runner[Any], text: str) -> str:
@@ -367,6 +417,9 @@ class Session:
 
     def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Run one declared graph on arrays. If a decoder is given no past, it starts with an empty one.
+
+        The graphs of the variant ``adapters`` also need ``adapter_ids``, the number of each row's adapter in
+        :attr:`adapters`, from 1 on; 0 is the model itself.
 
         bfloat16 outputs are converted to float32, which is lossless and supported by numpy.
 
@@ -400,7 +453,8 @@ class Session:
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""
         with _blame(runner, "cannot read inputs"):
-            items = dict(runner.read_all(window))
+            read = runner.read_all(window)
+            items = {place: self._adapted(item, window[place].adapter) for place, item in read}
             sizes = [(place, runner.size(item)) for place, item in items.items()]
             planned = list(batches(sizes, batch_size, runner.fits))
         waiting = set(items)
@@ -412,6 +466,15 @@ class Session:
                 yield window[shown]
                 shown += 1
         yield from window[shown:]
+
+    def _adapted(self, item: Any, adapter: str | None) -> Any:
+        """Return an item that names its adapter by number."""
+        number = number_of(adapter, self.adapters, self.path)
+        if not number:
+            return item
+        if not hasattr(item, "adapter"):
+            raise UsageError("the task does not support adapters", self.path)
+        return replace(item, adapter=number)
 
     @staticmethod
     def _compute(runner: Runner[Any], answers: Sequence[Answer], items: Sequence[Any]) -> None:

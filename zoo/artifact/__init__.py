@@ -9,6 +9,7 @@ from zoo.artifact.exports import Export, Record, copy_model, declared_graphs, fi
 from zoo.artifact.layout import (
     ADAPTER,
     ADAPTER_CONFIG,
+    ADAPTERS,
     ATTENTIONS,
     CARD,
     COMPANIONS,
@@ -30,6 +31,7 @@ from zoo.artifact.manifest import entry_of
 
 __all__ = [
     "ADAPTER",
+    "ADAPTERS",
     "ADAPTER_CONFIG",
     "ATTENTIONS",
     "CARD",

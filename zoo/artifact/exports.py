@@ -13,6 +13,7 @@ from typing import Any
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
 from zoo.artifact.layout import (
+    ADAPTERS,
     ATTENTIONS,
     EVIDENCE_NAME,
     HALVES,
@@ -136,7 +137,9 @@ class Export(Record):
         """The command that makes this export."""
         if self.variant in PRECISIONS:
             return f"zoo quantize {self.stored.path} --dtype {self.variant}"
-        options = {LOOP: "--generate", ATTENTIONS: "--attentions"} | {name: f"--profile {name}" for name in PROFILES}
+        options = {LOOP: "--generate", ATTENTIONS: "--attentions", ADAPTERS: "--adapter DIR"} | {
+            name: f"--profile {name}" for name in PROFILES
+        }
         return f"zoo export {self.stored.path} --onnx {options.get(self.variant, '')}".rstrip()
 
     def read(self) -> dict[str, bytes]:

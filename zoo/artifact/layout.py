@@ -10,6 +10,7 @@ from zoo.artifact.weights import INDEX, SINGLE
 
 __all__ = [
     "ADAPTER",
+    "ADAPTERS",
     "ADAPTER_CONFIG",
     "ATTENTIONS",
     "CARD",
@@ -53,6 +54,8 @@ LOOP = "generate"
 """The variant with a single graph for the whole generation loop, and the name of that graph."""
 ATTENTIONS = "attentions"
 """The variant whose graphs also return their attention weights."""
+ADAPTERS = "adapters"
+"""The variant whose graphs contain low-rank adapters and choose one for each row."""
 PROFILES = ("cpu", "cuda")
 """The variants optimised for one execution provider."""
 HALVES = ("float16", "bfloat16")

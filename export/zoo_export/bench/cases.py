@@ -70,6 +70,8 @@ class CompileError(Exception):
 def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] | None) -> list[Case]:
     """Return a case for every graph, phase, batch size and length."""
     graphs, where = session.graphs, session.path
+    if session.adapters:
+        raise UsageError("a graph with adapters cannot be measured", where, "choose another variant")
     if session.export.variant == LOOP:
         raise UsageError(
             "a graph with the whole decoding loop cannot be measured by phase", where, "choose another variant"

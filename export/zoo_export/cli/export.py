@@ -8,12 +8,20 @@ from typing import Any
 
 import click
 
-from zoo.artifact import LOOP, PROFILES, Export, ModelDirectory, check_model_target
+from zoo.artifact import ADAPTERS, LOOP, PROFILES, Export, ModelDirectory, check_model_target
+from zoo.artifact.provenance import base_name
 from zoo.cli.model_argument import find_preset
 from zoo.cli.options import Command, force_option, json_option, option, quiet_option
-from zoo.cli.report import emit_json
+from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
-from zoo_export.cli.options import VERIFICATION, grid_option, model_directory, provider_option, refuse_onnx_options
+from zoo_export.cli.options import (
+    VERIFICATION,
+    grid_option,
+    model_directory,
+    provider_option,
+    refuse_onnx_options,
+    refuse_options,
+)
 from zoo_export.cli.results import comparing, say_record, say_report, summary
 
 _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
@@ -46,6 +54,20 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
     help="'cpu' and 'cuda' update caches in place and are verified on that provider.  [default: portable]",
 )
 @option("--attentions", is_flag=True, section=_GRAPHS, help="Write graphs that also return attention weights.")
+@option(
+    "--adapter",
+    "adapters",
+    metavar="[NAME=]DIR",
+    multiple=True,
+    section=_GRAPHS,
+    help="Write the variant 'adapters', in which each row chooses one of these low-rank adapters of the model.",
+)
+@option(
+    "--lora-files",
+    is_flag=True,
+    section=_GRAPHS,
+    help="Also write each adapter as a file of ONNX Runtime's LoraAdapter.",
+)
 @option("--generate", is_flag=True, section=_GRAPHS, help="Also write generate.onnx, which contains the decoding loop.")
 @option(
     "--graph-only",
@@ -76,6 +98,8 @@ def command(
     fix: tuple[str, ...],
     profile: str | None,
     attentions: bool,
+    adapters: tuple[str, ...],
+    lora_files: bool,
     generate: bool,
     graph_only: bool,
     provider: str,
@@ -96,6 +120,11 @@ def command(
         raise UsageError("no format", "zoo export", "add --onnx or --format NAME")
     from zoo.exporters import export_to, read_options
 
+    if adapters:
+        _export_adapters(model, adapters, lora_files, format_name, provider, grid == "full", force, as_json)
+        return
+    if lora_files:
+        raise UsageError("no adapters to write", "--lora-files", "add --adapter DIR")
     chosen = {}
     if format_name == "onnx":
         given = {"opset": opset, "profile": profile, "attentions": attentions or None, "fix": fix or None}
@@ -149,6 +178,49 @@ def command(
             say_report(looped, directory, LOOP)
     if as_json:
         emit_json("export", {"directory": str(directory), **facts, "files": files})
+
+
+def _export_adapters(
+    model: str,
+    texts: tuple[str, ...],
+    lora_files: bool,
+    format_name: str,
+    provider: str,
+    full_grid: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Export a model directory with low-rank adapters."""
+    others = {"texts", "opset", "fix", "profile", "attentions", "generate", "graph_only", "settings", "output"}
+    refuse_options("cannot be combined with --adapter", others)
+    if format_name != "onnx":
+        raise UsageError("--adapter is only for ONNX", f"--format {format_name}", "leave it out")
+    adapters: dict[str, Path] = {}
+    for text in texts:
+        name, separator, place = text.rpartition("=")
+        name = name if separator else base_name(Path(place))
+        if name in adapters:
+            raise UsageError(f"two adapters are called {name!r}", "--adapter", "give other names: NAME=DIR")
+        adapters[name] = Path(place)
+    from zoo_export.adapters.export import export_adapters
+
+    with comparing() as progress:
+        report = export_adapters(
+            Path(model),
+            adapters,
+            lora_files=lora_files,
+            force=force,
+            provider=provider,  # type: ignore[arg-type]
+            full_grid=full_grid,
+            progress=progress,
+        )
+    if as_json:
+        facts = {**summary(report, ADAPTERS), "adapters": report.evidence["adapters"]}
+        emit_json("export", {"directory": model, **facts})
+        return
+    say_report(report, Path(model), ADAPTERS)
+    for name, facts in report.evidence["adapters"].items():
+        say(f"adapter {name}: rank {facts['rank']} in {facts['layers']} layers, at {len(facts['points'])} points")
 
 
 def _export_graphs(

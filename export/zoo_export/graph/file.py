@@ -111,7 +111,9 @@ def check_standard(model: onnx.ModelProto, *, types: bool = False) -> None:
     kept = [tensor for tensor in checked.graph.initializer if tensor.name not in external]
     del checked.graph.initializer[:]
     checked.graph.initializer.extend(kept)
-    for name, tensor in external.items():  # as inputs, because the checker would look for their files
+    given = {value.name for value in checked.graph.input}
+    for name in sorted(external.keys() - given):  # as inputs, because the checker would look for their files
+        tensor = external[name]
         checked.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
     onnx.checker.check_model(checked, full_check=types)
 

@@ -27,7 +27,7 @@ from zoo_runtime.providers import Provider, check_dtype
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["compare", "judge"]
+__all__ = ["check_fixed", "compare", "judge"]
 
 _MOVED = 8
 """Number of times that constants of a half-precision graph are moved within their rounding."""
@@ -54,7 +54,7 @@ def compare(
     check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored, declared)
     sweep = Sweep(OnnxSubject(stored, graphs, provider, declared), longest)
-    _check_fixed(sweep.subject.models.yardstick.model, stored, graphs)
+    check_fixed(sweep.subject.models.yardstick.model, stored, graphs)
     report = judge(sweep, full_grid=full_grid, progress=progress)
     points = sweep.points
     del sweep  # it holds perturbed weights
@@ -63,7 +63,7 @@ def compare(
     return report
 
 
-def _check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> None:
+def check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> None:
     """Raise :class:`ParityError` if a graph may contain a fixed tensor as a constant, which no noise would show."""
     unread = set(stored.layout) - referenced_tensors(graphs.values(), stored.layout)
     for name in sorted(unread & declared_tensors(model).fixed):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
@@ -25,6 +26,7 @@ from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
 from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement
 from zoo_runtime.providers import Memory, Provider, open_session
 
@@ -123,6 +125,7 @@ class OnnxSubject(Subject):
         in_float32: compare graphs that were widened to float32 (:func:`zoo_export.graph.widen.widen`) with the model
             in float32, on perturbed weights alone.
         moved: the same graphs with constants elsewhere within the rounding to half precision.
+        load: returns a new instance of the model, by default the one that is stored.
     """
 
     def __init__(
@@ -134,10 +137,11 @@ class OnnxSubject(Subject):
         *,
         in_float32: bool = False,
         moved: Sequence[Mapping[str, bytes]] = (),
+        load: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.files, self.provider, self._moved = files, provider, moved
         self._in_float32 = in_float32
-        load = partial(persist.load_directory, stored)
+        self._load = load = load or partial(persist.load_directory, stored)
         labels = {level: f"{label}, in float32" for level, label in PERTURBED_LABELS.items()} if in_float32 else _LABELS
         models = Models(lambda: load().float()) if in_float32 else Models(load)
         super().__init__(stored, declared or stored.spec.graphs, models, labels)
@@ -210,15 +214,18 @@ class OnnxSubject(Subject):
                     memory=memory,
                     pool=False,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
-                    replace=self._in_own_dtype(files[graph.name]),
+                    replace=self._replaced(files[graph.name]),
                 )
                 for graph in self.graphs
             }
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
+        return self._executor(sessions)
+
+    def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> OnnxExecutor:
         return OnnxExecutor(sessions, self.models.yardstick.dtype)
 
-    def _in_own_dtype(self, file: bytes) -> dict[str, np.ndarray[Any, Any]] | None:
+    def _replaced(self, file: bytes) -> dict[str, np.ndarray[Any, Any]] | None:
         """Return the weights for the initialisers of a graph whose dtype is not that of the weights' file.
 
         Raises :class:`ParityError` if an initialiser is no weight at all.
@@ -239,7 +246,7 @@ class OnnxSubject(Subject):
         if wanted == self._weights_now:
             return
         if not wanted:
-            stored = iter(weights_of(persist.load_directory(self.stored)))
+            stored = iter(weights_of(self._load()))
             self.models.change(lambda weight: weight.copy_(next(stored)))
         elif wanted == FAINT:  # perturbed weights are those times a power of two
             self.models.change(lambda weight: weight.mul_(_FAINT))

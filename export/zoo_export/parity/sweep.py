@@ -162,16 +162,20 @@ class Sweep:
                 findings.greedy[level] = agreement
 
     def perturb(self, points: Sequence[Point]) -> None:
-        """Compare on perturbed weights, at the smallest points with several rows and tokens, at a longer one, and more.
-
-        Those added for a condition are compared as well: its effect may be invisible on the stored weights.
-        """
-        chosen = list(dict.fromkeys([*smallest_points(points), *self._longer(points), *self.added]))
+        """Compare on perturbed weights, at :meth:`selection`."""
+        chosen = self.selection(points)
         for runtimes in self.subject.open_perturbed():
             for point in chosen:
                 self.compare_at(point, runtimes)
             if FAINT not in runtimes:
                 self.compare_magnitudes(points, runtimes)
+
+    def selection(self, points: Sequence[Point]) -> list[Point]:
+        """Return the smallest points with several rows and tokens, a longer one, and those added for a condition.
+
+        The effect of a condition may be invisible on the stored weights.
+        """
+        return list(dict.fromkeys([*smallest_points(points), *self._longer(points), *self.added]))
 
     def compare_magnitudes(self, points: Sequence[Point], runtimes: Mapping[str, Executor]) -> None:
         """Compare floating-point inputs of other magnitudes at the smallest point, each with a limit of its own.

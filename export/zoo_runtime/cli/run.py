@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zoo.artifact import ADAPTERS
 from zoo.cli.options import THREADS, json_option, parse_ids
 from zoo.cli.progress import is_shown, show_progress
 from zoo.cli.report import emit_json
@@ -71,6 +72,10 @@ def generation_options(command: Any) -> Any:
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
 @click.option("--variant", metavar="NAME", help="Export to run.  [default: the best for the provider]")
 @click.option(
+    "--adapter", "adapters", metavar="NAME", multiple=True,
+    help="Low-rank adapter to run with, from the variant 'adapters'; once, or once for each TEXT.",
+)  # fmt: skip
+@click.option(
     "--provider",
     type=click.Choice(["cpu", "cuda", "auto"]),
     default="cpu",
@@ -105,6 +110,7 @@ def command(
     stream: bool | None,
     batch_size: int | None,
     provider_texts: tuple[str, ...],
+    adapters: tuple[str, ...],
     as_json: bool,
     **rest: Any,
 ) -> None:
@@ -113,6 +119,7 @@ def command(
     The model's generation_config.json, if any, overrides these defaults.
     """
     from zoo_runtime import Pair, load_session
+    from zoo_runtime.adapters import number_of
     from zoo_runtime.rows import Results
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
@@ -126,8 +133,16 @@ def command(
     results = Results(output, force=force, resume=resume) if output is not None else None
     given = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
     inputs = _inputs(given, input_file, column, id_column, pair_column)
+    if adapters:
+        if rest["variant"] is rest["dtype"] is None:
+            rest["variant"] = ADAPTERS
+        if len(adapters) not in (1, len(given)):
+            raise UsageError(f"{len(adapters)} adapters for {len(given)} inputs", "--adapter", "give one, or one each")
+        inputs = _adapted(inputs, adapters)
     provider_options = dict(map(_parse_option, provider_texts))
     with load_session(directory, tokenizer=tokenizer, task=task, provider_options=provider_options, **rest) as session:
+        for name in adapters:
+            number_of(name, session.adapters, directory)
         more = session.options(task).parse_settings(settings)
         if twice := sorted(more.keys() & options.keys()):
             raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
@@ -136,7 +151,7 @@ def command(
         if stream and not alone:
             raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
         if alone and (stream or (stream is None and sys.stdout.isatty())):
-            pieces = _pieces(session, runner, texts[0], wanted=bool(stream))
+            pieces = _pieces(session, runner, texts[0], next(iter(adapters), None), wanted=bool(stream))
             if pieces is not None:
                 _stream(session, runner, texts[0], pieces)
                 return
@@ -206,6 +221,13 @@ def _inputs(
     if first is None:
         raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")
     return chain([first], rows)
+
+
+def _adapted(inputs: Iterator[Answer], adapters: Sequence[str]) -> Iterator[Answer]:
+    """Give each input its adapter: all the only one, or each its own."""
+    for answer, name in zip(inputs, cycle(adapters), strict=False):
+        answer.adapter = name
+        yield answer
 
 
 class _Report:
@@ -285,11 +307,13 @@ def _print(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, 
             click.echo(printable(line, "\n\t"))
 
 
-def _pieces(session: Session, runner: Runner[Any], text: str, *, wanted: bool) -> Iterator[str] | None:
+def _pieces(
+    session: Session, runner: Runner[Any], text: str, adapter: str | None, *, wanted: bool
+) -> Iterator[str] | None:
     """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``wanted``."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return session.pieces(runner, text)
+            return session.pieces(runner, text, adapter)
     except UsageError:
         if wanted:
             raise

@@ -17,7 +17,7 @@ from zoo_runtime.generation.search import Choices, Continuation, Generation, con
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.text import GrowingText, continuation, printable
 from zoo_runtime.providers import device_of
-from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, require_outputs
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, chosen_adapters, require_outputs
 from zoo_runtime.values import to_value
 
 __all__ = ["Continue", "Translate"]
@@ -204,7 +204,8 @@ class Continue(_Generate):
         ids_name, mask_name = decoder_inputs(self.graph)
         ids = feeds[ids_name]
         mask = feeds[mask_name] if mask_name else np.ones_like(ids)
-        return Decoder(session, self.graph, {}, len(items), self.session.dtype), ids, mask
+        constants = {name: to_value(array) for name, array in chosen_adapters(self.session, items).items()}
+        return Decoder(session, self.graph, constants, len(items), self.session.dtype), ids, mask
 
     def lead(self, text: str) -> str:
         return text

@@ -12,7 +12,7 @@ import numpy as np
 
 from zoo.errors import UsageError
 from zoo.images import ImageReader
-from zoo_runtime.runner import Answer, Context, Runner, finite, label, require_outputs
+from zoo_runtime.runner import Answer, Context, Runner, chosen_adapters, finite, label, require_outputs
 from zoo_runtime.tasks.text import classify, problem_type, show_classes
 
 __all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
@@ -30,6 +30,8 @@ class Pixels:
     number: int
     values: Array
     """(channels, height, width)"""
+    adapter: int = 0
+    """The number of its adapter, in the variant ``adapters``; set by the session."""
 
 
 class ImageRunner(Runner[Pixels]):
@@ -77,7 +79,8 @@ class ImageRunner(Runner[Pixels]):
 
     def feed(self, items: Sequence[Pixels]) -> dict[str, Array]:
         """Build the graph's input for a batch."""
-        return {self.input.name: np.stack([item.values for item in items])}
+        feeds = {self.input.name: np.stack([item.values for item in items])}
+        return feeds | chosen_adapters(self.session, items)
 
     def compute(self, items: Sequence[Pixels]) -> dict[str, Array]:
         """Run the graph on a batch and return its outputs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,7 +25,7 @@ from zoo.registry import ModelSpec
 from zoo.training.plan import Plan
 from zoo.training.settings import LowRankSettings
 
-__all__ = ["Adapters", "LowRankLinear", "adapt", "add_adapters", "imported_format"]
+__all__ = ["Adapters", "LowRankLinear", "adapt", "add_adapters", "add_updates", "imported_format"]
 
 
 class LowRankLinear(nn.Module):
@@ -79,11 +79,40 @@ def add_adapters(model: nn.Module, settings: LowRankSettings, fresh: Collection[
         parameter.requires_grad_(name in fresh)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        adapted = {id(own[name]): LowRankLinear(own[name], settings) for name in chosen}
+        _replace_layers(model, {id(own[name]): LowRankLinear(own[name], settings) for name in chosen})
+
+
+def _replace_layers(model: nn.Module, adapted: Mapping[int, LowRankLinear]) -> None:
+    """Replace dense layers, given by their identity, under all their names."""
     for name, part in list(model.named_modules(remove_duplicate=False)):
         if id(part) in adapted:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, adapted[id(part)])
+
+
+def add_updates(model: nn.Module, updates: Mapping[str, Update], where: object) -> None:
+    """Replace dense layers of a model by layers with given updates, which are not merged into the weights.
+
+    Args:
+        model: changed in place; parameters keep their names.
+        updates: by the name of the weight.
+        where: the adapter, for errors.
+
+    Raises:
+        UsageError: a weight is not that of a dense layer, or another layer shares it.
+    """
+    adapted = {}
+    for name, update in updates.items():
+        layer = model.get_submodule(name.rpartition(".")[0])
+        others = other_owners(model, name)
+        if others or type(layer) is not nn.Linear or layer.weight is not model.get_parameter(name):
+            why = f"is also {others[0]}" if others else "is not the weight of a dense layer"
+            raise UsageError(f"{name} {why}, so it cannot have an adapter beside it", where)
+        made = LowRankLinear(layer, LowRankSettings(rank=len(update.a)))
+        made.lora_A.data, made.lora_B.data = (factor.to(layer.weight, copy=True) for factor in (update.a, update.b))
+        made.scale = update.scale
+        adapted[id(layer)] = made
+    _replace_layers(model, adapted)
 
 
 def _targets(model: nn.Module, dense: list[str], globs: tuple[str, ...]) -> list[str]:

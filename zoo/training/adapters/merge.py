@@ -24,7 +24,20 @@ from zoo.registry import ModelSpec
 from zoo.training.adapters.low_rank import imported_format
 from zoo.training.heads import retask
 
-__all__ = ["Merged", "merge", "merge_adapter", "merge_directory"]
+__all__ = ["Found", "Merged", "merge", "merge_adapter", "merge_directory", "read_changes"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """An adapter that was read for a model."""
+
+    spec: ModelSpec
+    """The adapted model, which may have another task than the model of the directory."""
+    model: nn.Module
+    """That model, without the adapter."""
+    changes: Changes
+    own: ModelDirectory | None
+    """The directory of an adapter that zoo wrote; None for one of PEFT."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +97,34 @@ def merge(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Merged:
 
     Raises :class:`ArtifactError` or :class:`UsageError` as :func:`merge_adapter`.
     """
+    found = read_changes(stored, model, adapter)
+    changes, own = found.changes, found.own
+    _apply(found.model, changes, adapter)
+    updated, replaced = tuple(changes.updates), tuple(changes.whole)
+    if own is None:
+        done = f"adapter {base_name(adapter)} merged"
+        origin = stored.origin.derive("adapted", source=stored.spec.name, changes=(done,))
+        return Merged(stored.spec, model, origin, updated, replaced)
+    attach(found.model, persist.read_companions(own))
+    origin = replace(own.origin, changes=(*own.origin.changes, "low-rank adapters merged"))
+    spec = replace(found.spec, description=own.spec.description, tokenizer=own.spec.tokenizer)
+    return Merged(spec, found.model, origin, updated, replaced)
+
+
+def read_changes(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Found:
+    """Read an adapter that zoo or PEFT wrote for the loaded model of a directory, which is not changed.
+
+    Raises :class:`ArtifactError` or :class:`UsageError` as :func:`merge_adapter`.
+    """
     if not adapter.is_dir():
         raise ArtifactError("no such directory", adapter)
     if (adapter / MANIFEST).exists():
-        return _merge_own(stored, model, ModelDirectory.open(adapter, weights=False))
-    changes = _read_foreign(stored, model, adapter)
-    _apply(model, changes, adapter)
-    origin = stored.origin.derive("adapted", source=stored.spec.name, changes=(f"adapter {base_name(adapter)} merged",))
-    return Merged(stored.spec, model, origin, tuple(changes.updates), tuple(changes.whole))
+        return _read_own(stored, model, ModelDirectory.open(adapter, weights=False))
+    return Found(stored.spec, model, _read_foreign(stored, model, adapter), None)
 
 
-def _merge_own(stored: ModelDirectory, model: nn.Module, adapter: ModelDirectory) -> Merged:
-    """Merge an adapter that zoo wrote."""
+def _read_own(stored: ModelDirectory, model: nn.Module, adapter: ModelDirectory) -> Found:
+    """Read an adapter that zoo wrote."""
     record = adapter.description.get("adapter")
     if ADAPTER not in adapter.files or not isinstance(record, dict):
         raise ArtifactError("holds a model, not an adapter", adapter.path)
@@ -107,11 +136,7 @@ def _merge_own(stored: ModelDirectory, model: nn.Module, adapter: ModelDirectory
     missing = ", ".join(sorted(set(found.fresh) - changes.whole.keys()))
     if missing:
         raise ArtifactError(f"lacks {missing}", adapter.path)
-    _apply(found.model, changes, adapter.path)
-    attach(found.model, persist.read_companions(adapter))
-    origin = replace(adapter.origin, changes=(*adapter.origin.changes, "low-rank adapters merged"))
-    spec = replace(found.spec, description=adapter.spec.description, tokenizer=adapter.spec.tokenizer)
-    return Merged(spec, found.model, origin, tuple(changes.updates), tuple(changes.whole))
+    return Found(found.spec, found.model, changes, adapter)
 
 
 def _names(layout: Any, spec: ModelSpec, model: nn.Module, where: Path) -> AdapterNames:

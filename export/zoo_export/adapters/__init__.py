@@ -1,0 +1,1 @@
+"""Low-rank adapters as data of one graph: each row of a batch chooses its own."""
