@@ -29,6 +29,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "run": 6,
         "tasks": 3,
         "tokenizers": 3,
+        "trackers": 3,
         "train": 9,
     }.items()
 }

@@ -1,4 +1,4 @@
-"""Plugin with the built-in objectives and data sets."""
+"""Plugin with the built-in objectives, data sets and trackers."""
 
 from __future__ import annotations
 
@@ -92,3 +92,9 @@ def zoo_datasets() -> Sequence[zoo.Dataset]:
             description="1,797 handwritten digits, 8 x 8 pixels (Alpaydin and Kaynak 1998), from scikit-learn",
         ),
     ]
+
+
+@zoo.hookimpl
+def zoo_trackers() -> Sequence[zoo.Tracker]:
+    names = ("tensorboard", "trackio", "wandb")
+    return [zoo.Tracker(name=name, start=f"zoo.training.trackers.{name}:start") for name in names]
