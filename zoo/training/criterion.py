@@ -165,8 +165,11 @@ class Criterion(ABC):
                 given[name] = Cache.empty(self._layers)
             else:
                 given[name] = torch.full_like(like, int(name in self._masks))
-        found = model(**given)
-        return found if isinstance(found, Mapping) else {self._output: found}
+        return self.named(model(**given))
+
+    def named(self, outputs: Any) -> Mapping[str, Tensor]:
+        """Return by name what a model's ``forward`` returns."""
+        return outputs if isinstance(outputs, Mapping) else {self._output: outputs}
 
     def text_batch(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Return the fields ``input_ids`` and, if stored, ``token_type_ids`` of examples, padded on the right.
