@@ -21,7 +21,7 @@ TEXTS = (".txt", ".md")
 PARQUET = ".parquet"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _BATCH = 1024
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Characters of a plain text that are read at once."""
 
 
@@ -76,7 +76,7 @@ def read_rows(
 ) -> Iterator[dict[str, Any] | RowError]:
     """Yield the rows of a file by role.
 
-    A plain text has the role ``text`` only. Its rows are pieces of about a million characters that end with a line;
+    A plain text has the role ``text`` only. Its rows are pieces of about 262,000 characters that end with a line;
     all but the last have ``continues``. An image has the roles ``image``, its path, and ``label``, the name of its
     directory. Paths of images in tables are relative to the directory of the table.
 
