@@ -27,6 +27,7 @@ __all__ = [
     "Size",
     "Task",
     "TensorSpec",
+    "Tracker",
     "attentions",
     "causal_graph",
     "dim_names",
@@ -582,6 +583,22 @@ class Dataset:
             raise ValueError(f"splits of dataset {self.name!r} must be a tuple of names, got {self.splits!r}")
         for name in self.splits:
             _check_name("split", name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracker:
+    """A tracker of experiments, ``zoo train --tracker NAME``, by reference."""
+
+    name: str
+    """NAME in ``--tracker``."""
+    start: str
+    """``module:function``, called with a :class:`zoo.training.TrackedRun` before the first step; returns an object with
+    the methods of :class:`zoo.training.Tracking`. Its module is imported before data is read, and may import torch."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a malformed field."""
+        _check_name("tracker", self.name)
+        _check_reference("start", self.start)
 
 
 def _check_name(kind: str, name: object) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pluggy
 
-from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task
+from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
 
 __all__ = ["OLDEST_API", "ZOO_API", "hookimpl", "hookspec"]
 
@@ -69,3 +69,8 @@ def zoo_objectives() -> Sequence[Objective]:  # type: ignore[empty-body]
 @hookspec
 def zoo_datasets() -> Sequence[Dataset]:  # type: ignore[empty-body]
     """Data to train on, by reference."""
+
+
+@hookspec
+def zoo_trackers() -> Sequence[Tracker]:  # type: ignore[empty-body]
+    """Trackers of experiments, by reference."""

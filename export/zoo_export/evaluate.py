@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from zoo.errors import UsageError
 from zoo.models import persist
 from zoo.probe.inputs import empty_past
 from zoo.training.batches import evaluation_batches
-from zoo.training.criterion import Criterion, Sums
+from zoo.training.criterion import Criterion, Row, Sums
 from zoo.training.data.examples import Examples
-from zoo.training.data.sources import find_source
+from zoo.training.data.sources import Rows, find_source
 from zoo.training.plan import Plan
 from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
-from zoo_export.scores import answer_scores
+from zoo_export.scores import Scorer, answer_scores, make_scorer
 from zoo_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.session import Session, load_session
 
@@ -49,7 +50,7 @@ class Scores:
     """Share of the targets that are predicted, given those before them; None where it is not defined."""
     targets: int
     answers: Mapping[str, float] = field(default_factory=dict)
-    """Scores of what ``zoo run`` answers."""
+    """Scores of the predictions, by name; for generated texts those of what ``zoo run`` answers."""
 
     @property
     def perplexity(self) -> float:
@@ -89,12 +90,22 @@ def evaluate(
     data = read_data(plan, stored.spec, plugin, objective, criterion, source, tokenizer, progress)
     names = tuple(variants) or (TORCH, *(export.variant for export in find_exports(stored)))
     for name in names:
+        scorer = make_scorer(criterion, lambda: list(_usable(source.rows, criterion)))
         if name == TORCH:
-            yield _score(name, model, criterion, data.examples, {}, progress)
+            yield _score(name, model, criterion, data.examples, scorer, progress)
             continue
         with load_session(directory, variant=name) as session:
-            answers = answer_scores(session, source.rows)
-            yield _score(name, ExportedModel(session), criterion, data.examples, answers, progress)
+            found = _score(name, ExportedModel(session), criterion, data.examples, scorer, progress)
+            yield replace(found, answers={**found.answers, **answer_scores(session, source.rows)})
+
+
+def _usable(rows: Rows, criterion: Criterion) -> Iterator[Row]:
+    """Yield the rows that have an example."""
+    for row in rows:
+        if isinstance(row, Mapping):
+            with suppress(ValueError):
+                criterion.encode(row)
+                yield row
 
 
 def _score(
@@ -102,18 +113,22 @@ def _score(
     model: nn.Module,
     criterion: Criterion,
     examples: Examples,
-    answers: Mapping[str, float],
+    scorer: Scorer[Any],
     progress: Progress | None,
 ) -> Scores:
-    sums = Sums(criterion.terms)
+    sums, outputs = Sums(criterion.terms), list[Any]()
+    hook = model.register_forward_hook(lambda module, given, found: outputs.append(found))
     with torch.no_grad():
-        for done, batch in enumerate(evaluation_batches(examples, criterion, _BATCH, ALONE), 1):
+        for done, (numbers, batch) in enumerate(evaluation_batches(examples, criterion, _BATCH, ALONE), 1):
+            outputs.clear()
             sums.add(criterion.loss(model, batch))
+            scorer.add(numbers, batch, criterion.named(outputs[-1]))
             if progress is not None:
                 progress(min(done * _BATCH, len(examples)), len(examples))
+    hook.remove()
     if not sums.targets:
         raise UsageError("the data has no targets", "--data")
-    return Scores(name, sums.loss, sums.accuracy, sums.targets, answers)
+    return Scores(name, sums.loss, sums.accuracy, sums.targets, scorer.scores())
 
 
 class ExportedModel(nn.Module):

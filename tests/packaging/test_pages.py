@@ -30,6 +30,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "tasks": 3,
         "tokenizers": 3,
         "train": 15,
+        "trackers": 3,
     }.items()
 }
 """Each page with its minimum number of commands and programs."""

@@ -64,6 +64,7 @@ def test_frozen_plugin_loads_without_warnings(zoo) -> None:
         "tasks": ["api1-length"],
         "objectives": [],
         "datasets": [],
+        "trackers": [],
         "commands": ["api1-greet"],
     }
 

@@ -145,6 +145,7 @@ def test_valid_plugin_is_listed_built_and_loaded(install, zoo) -> None:
             "tasks": [],
             "objectives": [],
             "datasets": [],
+            "trackers": [],
             "commands": [],
         },
     }

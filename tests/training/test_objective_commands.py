@@ -95,3 +95,4 @@ def test_exports_have_the_loss_of_the_module(zoo: Zoo, task: str, row: dict[str,
     assert [item["variant"] for item in scores] == ["torch", "onnx"]
     assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-4)
     assert scores[1]["targets"] == scores[0]["targets"]
+    assert scores[1].keys() == scores[0].keys()

@@ -67,6 +67,8 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
 @option("--max-steps", section="Training", metavar="N", type=click.IntRange(1), help="Number of steps.")
 @option("--epochs", section="Training", metavar="N", type=float, help="Passes over the data; 3 by default.")
 @option("--seed", section="Training", metavar="N", type=click.IntRange(0, 2**63 - 1), help="Random seed.")
+@option("--tracker", "trackers", section="Training", metavar="NAME", multiple=True,
+        help="Send metrics to a tracker: tensorboard, trackio, wandb, or one of a plugin.")  # fmt: skip
 @option("--resume", section="Training", is_flag=True, help="Continue the unfinished training in the directory MODEL.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Directory to create.")
 @force_option("Replace an existing model directory.")
@@ -86,6 +88,7 @@ def command(
     max_steps: int | None,
     epochs: float | None,
     seed: int | None,
+    trackers: tuple[str, ...],
     resume: bool,
     output: Path | None,
     force: bool,
@@ -118,6 +121,7 @@ def command(
             columns=given_columns(columns),
             skip_bad=skip_bad,
             lora=LowRankSettings.parse(lora, "--lora") if lora is not None else None,
+            trackers=trackers,
         )
     from zoo.training import launch
     from zoo.training.processes import joined
@@ -155,13 +159,10 @@ def is_first() -> bool:
 def _refuse_with_resume() -> None:
     """Raise :class:`UsageError` for other options with ``--resume``: the run is described in its directory."""
     context = click.get_current_context()
-    given = [
-        name for name in context.params
-        if name not in ("model", "resume", "as_json")
-        and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    ]  # fmt: skip
-    if given:
-        raise UsageError("cannot be changed when training continues", f"--{given[0].replace('_', '-')}", "leave it out")
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name not in ("model", "resume", "as_json"):
+            raise UsageError("cannot be changed when training continues", parameter.opts[-1], "leave it out")
 
 
 def _evaluation_text(found: Evaluation) -> str:

@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Literal
 
-from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task
+from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
 from zoo.errors import PluginError, ZooError, ZooWarning, missing_package
 from zoo.plugins.presets import Preset
 
@@ -79,6 +79,7 @@ class Plugin:
     tasks: Sequence[Task] = ()
     objectives: Sequence[Objective] = ()
     datasets: Sequence[Dataset] = ()
+    trackers: Sequence[Tracker] = ()
     commands: Sequence[Command] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
     preset_files: Sequence[Path] = ()

@@ -25,7 +25,7 @@ from typing import Any
 import pluggy
 
 from zoo import hookspecs, memo
-from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task
+from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
 from zoo.errors import PluginError, UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
 from zoo.plugins import isolation
@@ -41,6 +41,7 @@ CONTRIBUTIONS: Mapping[str, type[Any]] = {
     "tasks": Task,
     "objectives": Objective,
     "datasets": Dataset,
+    "trackers": Tracker,
     "commands": Command,
 }
 """Contributions of plugins besides presets; each has the hook ``zoo_NAME``."""

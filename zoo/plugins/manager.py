@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from zoo.contract import RESERVED_COMMANDS, Architecture, Command, Dataset, Exporter, Importer, Objective, Task
+from zoo.contract import RESERVED_COMMANDS, Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
 from zoo.errors import PluginError, UsageError, Wording, argument, nearest
 from zoo.plugins import loading
 from zoo.plugins.discovery import Plugin, ZooWarning, discover
@@ -20,7 +20,7 @@ from zoo.plugins.presets import known_provider
 
 __all__ = ["Plugins", "Selection", "active", "clash", "select"]
 
-Named = TypeVar("Named", bound=Command | Dataset | Exporter | Objective | Task)
+Named = TypeVar("Named", bound=Command | Dataset | Exporter | Objective | Task | Tracker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,15 @@ class Plugins:
         but a plugin is broken or disabled.
         """
         return self._named(self.datasets(), name, "dataset", f"no file or data set {name!r}", argument("data"))
+
+    def tracker(self, name: str) -> tuple[Plugin, Tracker]:
+        """Return a tracker of experiments.
+
+        Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several, or if there is none
+        but a plugin is broken or disabled.
+        """
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.trackers]
+        return self._named(provided, name, "tracker", f"no plugin provides the tracker {name!r}", argument("tracker"))
 
     def commands(self) -> list[tuple[Plugin, Command]]:
         """Return the commands of all plugins."""

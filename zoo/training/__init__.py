@@ -2,7 +2,7 @@
 
 ``zoo train`` on the command line; :func:`train` from Python. An objective is a subclass of :class:`Criterion`, which a
 plugin declares with the hook ``zoo_objectives``. Importing this package does not import torch; its names do, except
-:class:`TrainingSettings` and :class:`LowRankSettings`.
+:class:`TrainingSettings`, :class:`LowRankSettings` and those for trackers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from zoo.training.options import (
     TokenClassificationOptions,
 )
 from zoo.training.settings import LowRankSettings, TrainingSettings
+from zoo.training.tracking import TrackedRun, Tracking
 
 if TYPE_CHECKING:
     from zoo.training.adapters.merge import merge_adapter
@@ -42,6 +43,8 @@ __all__ = [
     "SequenceToSequenceOptions",
     "Step",
     "TokenClassificationOptions",
+    "TrackedRun",
+    "Tracking",
     "TrainingError",
     "TrainingSettings",
     "mask_of",

@@ -76,8 +76,10 @@ def step_batches(
             found = []
 
 
-def evaluation_batches(examples: Examples, criterion: Criterion, size: int, processes: Processes) -> Iterator[Batch]:
-    """Yield this process's share of all examples, in batches of like length.
+def evaluation_batches(
+    examples: Examples, criterion: Criterion, size: int, processes: Processes
+) -> Iterator[tuple[list[int], Batch]]:
+    """Yield this process's share of all examples, in batches of like length, with the numbers of the examples.
 
     What is random in them is the same in each evaluation.
     """
@@ -86,9 +88,8 @@ def evaluation_batches(examples: Examples, criterion: Criterion, size: int, proc
     starts = range(0, len(order), size)
     for start in (starts[place] for place in processes.mine(starts)):
         indices = order[start : start + size].tolist()
-        yield criterion.collate(
-            [examples[index] for index in indices], [generator(_EXAMPLE, index) for index in indices]
-        )
+        chosen, generators = [examples[index] for index in indices], [generator(_EXAMPLE, index) for index in indices]
+        yield indices, criterion.collate(chosen, generators)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

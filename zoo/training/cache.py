@@ -5,20 +5,30 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+import os
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from zoo import memo
-from zoo.errors import ArtifactError, storage_errors
+from zoo.errors import ArtifactError, UsageError, storage_errors
 from zoo.training.criterion import Criterion
 from zoo.training.data.examples import Blocks, Examples, ExamplesWriter, StoredExamples
 from zoo.training.data.rows import RowError
 
-__all__ = ["Data", "prepare"]
+__all__ = ["LIMIT", "Data", "prepare"]
+
+LIMIT = "ZOO_CACHE_GB"
+"""The environment variable with the size in GB that tokenised data may have in the cache."""
+_LIMIT = 50.0
+_RECENT = 3600
+"""Seconds in which an entry of the cache that was opened is kept, and a process may pause that writes one."""
 
 _FACTS = "facts.json"
 _SHOWN = 3
@@ -68,7 +78,7 @@ def prepare(
         ArtifactError: more rows are unusable, or none is left.
     """
     name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    parent = memo.directory()
+    limit, parent = _limit(), memo.directory()
     if parent is None:
         parent = Path(tempfile.mkdtemp(prefix="zoo-"))
         atexit.register(shutil.rmtree, parent, ignore_errors=True)
@@ -84,8 +94,11 @@ def prepare(
                 (stage / _FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
                 if not (target / _FACTS).is_file():
                     stage.replace(target)
+            _prune(folder, target, limit)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
+    with suppress(OSError):
+        os.utime(target / _FACTS)  # the time of the last use
     facts = Facts(**json.loads((target / _FACTS).read_text(encoding="utf-8")))
     _check_bad(facts, skip_bad, [])
     stored = StoredExamples(target)
@@ -95,6 +108,39 @@ def prepare(
         if not len(examples):
             raise ArtifactError(f"the data has {facts.tokens} tokens, less than one block of {criterion.max_length}")
     return Data(examples, facts)
+
+
+def _limit() -> float:
+    """Return the size in bytes that all entries may have together."""
+    text = os.environ.get(LIMIT, str(_LIMIT))
+    try:
+        if (found := float(text)) >= 0:
+            return found * 1e9
+    except ValueError:
+        pass
+    raise UsageError(f"must be a number of GB, got {text!r}", LIMIT)
+
+
+def _prune(folder: Path, target: Path, limit: float) -> None:
+    """Remove the least recently used entries until the rest is within the limit, and what killed processes left.
+
+    Entries that were opened recently are kept. Older ones may be in use, but are mapped: the operating system keeps
+    the contents of a mapped file until it is closed, or refuses to remove it.
+    """
+    entries, total = [], 0
+    for entry in folder.iterdir():
+        with suppress(OSError):  # removed by another process
+            found = [path.stat() for path in (entry, *entry.iterdir())]
+            total += (size := sum(item.st_size for item in found))
+            entries.append((max(item.st_mtime for item in found), size, entry))
+    for used, size, entry in sorted(entries):
+        if used > time.time() - _RECENT or (total <= limit and not entry.name.startswith(".")):
+            continue
+        if entry != target:
+            with suppress(OSError):
+                doomed = entry.rename(folder / f".{secrets.token_hex(8)}")  # at once: no process opens half an entry
+                shutil.rmtree(doomed)
+                total -= size
 
 
 def _write(

@@ -41,6 +41,7 @@ from zoo.training.setup import (
     trainable,
 )
 from zoo.training.state import STATE
+from zoo.training.tracking import Trackers
 
 __all__ = ["resume", "start", "train"]
 
@@ -60,7 +61,7 @@ def start(
         ArtifactError: the data cannot be read, or holds unusable rows.
         PluginError: no plugin, or more than one, provides the model or the objective.
     """
-    settings = plan.settings
+    settings, trackers = plan.settings, Trackers(plan.trackers)
     if processes.count > 1 and settings.micro_batch_size is None:
         share = -(-settings.batch_size // processes.count)
         plan = replace(plan, settings=replace(settings, micro_batch_size=share))
@@ -80,7 +81,7 @@ def start(
     adapters = adapt(plan, spec, found.model, found.fresh)
     digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
     plan = replace(plan, objective=objective.name, digests=digests)
-    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress)
+    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers)
     run = _make(plan, spec, found.model, directory, *parts)
     own = TOKENIZER in attachments(found.model).files
     run.begin(plan.tokenizer or (None if own else spec.tokenizer), force=force)
@@ -97,6 +98,7 @@ def resume(directory: Path, *, processes: Processes = ALONE, progress: Progress 
     if STATE not in stored.files:
         raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
     plan, so_far = Plan.read(stored.file(PLAN))
+    trackers = Trackers(plan.trackers)
     if plan.lora is None:
         model, adapters = trainable(persist.load_directory(stored)), None
     else:
@@ -113,7 +115,7 @@ def resume(directory: Path, *, processes: Processes = ALONE, progress: Progress 
     if changed:
         raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
     origin = Origin.from_dict(so_far["origin"], directory / PLAN)
-    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress)
+    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers)
     run = _make(plan, stored.spec, model, directory, *parts)
     run.restore(so_far)
     return run
@@ -132,6 +134,7 @@ def _make(
     adapters: Adapters | None,
     processes: Processes,
     progress: Progress | None,
+    trackers: Trackers,
 ) -> Run:
     criterion = make_criterion(plan, spec, plugin, objective, tokenizer)
     with processes.first():
@@ -142,7 +145,7 @@ def _make(
         ]
     validation = data[1].examples if len(data) > 1 else None
     trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation, processes=processes)
-    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters)
+    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters, trackers)
 
 
 def train(
@@ -160,6 +163,7 @@ def train(
     config: Mapping[str, Any] | None = None,
     skip_bad: int = 0,
     lora: LowRankSettings | None = None,
+    trackers: Sequence[str] = (),
     force: bool = False,
     **settings: Any,
 ) -> Outcome:
@@ -182,6 +186,7 @@ def train(
         skip_bad: number of unusable rows that may be left out.
         lora: low-rank adapters to train instead of the weights of a model directory. The result is a directory of
             adapters, see :func:`merge_adapter`.
+        trackers: names of trackers of experiments, such as ``tensorboard``.
         force: replace an existing model directory.
         settings: see :class:`TrainingSettings`.
 
@@ -205,6 +210,7 @@ def train(
         columns=columns or {},
         skip_bad=skip_bad,
         lora=lora,
+        trackers=trackers,
     )
     return start(plan, Path(directory), force=force).train()
 

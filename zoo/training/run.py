@@ -26,6 +26,7 @@ from zoo.training.curve import CURVE, draw_curve, training_section
 from zoo.training.loop import Evaluation, Step, Trainer
 from zoo.training.plan import PLAN, Plan
 from zoo.training.state import STATE, read_state, write_state
+from zoo.training.tracking import TrackedRun, Trackers, metrics_of
 from zoo.version import __version__
 
 __all__ = ["METRICS", "Outcome", "Run"]
@@ -64,6 +65,7 @@ class Run:
         name: the name of the data, without a path.
         origin: the origin of the weights before training.
         adapters: the adapters that are trained instead of the model's weights.
+        trackers: receive what is logged, in the first process.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Run:
         name: str,
         origin: Origin,
         adapters: Adapters | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self.plan, self.spec, self.trainer, self.directory = plan, spec, trainer, directory
         self.data, self._name, self._origin, self._adapters = training, name, origin, adapters
+        self._trackers = trackers or Trackers(())
         self.metrics: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         """The step, the loss and the accuracy of the best evaluation so far."""
@@ -92,6 +96,7 @@ class Run:
         self.best, self._worse = so_far["best"], so_far["worse"]
         lines = (self.directory / METRICS).read_text(encoding="utf-8").splitlines()
         self.metrics = [json.loads(line) for line in lines]
+        self._track()
 
     def progress(self) -> dict[str, Any]:
         """Return what a checkpoint says of the run so far, apart from tensors."""
@@ -123,6 +128,7 @@ class Run:
             tokenizer: as for :func:`zoo.save`.
             force: replace an existing model directory.
         """
+        self._track()
         if self.trainer.processes.is_first:
             model = self.trainer.model
             description = describe(self.spec, dtype="float32")
@@ -160,11 +166,44 @@ class Run:
 
     # The run
 
+    def _track(self) -> None:
+        """Start the trackers, in the first process."""
+        if not self.trainer.processes.is_first:
+            return
+        plan, place = self.plan, self.directory.resolve()
+        configuration = {
+            "model": base_name(plan.model),
+            "objective": plan.objective,
+            "data": self._name,
+            **plan.settings.to_dict(),
+            "options": dict(plan.options),
+            "lora": plan.lora and plan.lora.to_dict(),
+            "config": self.spec.config.to_dict(),
+        }
+        self._trackers.start(
+            TrackedRun(
+                name=place.name,
+                identity=plan.identity,
+                configuration=configuration,
+                directory=place.parent,
+                step=self.trainer.done,
+            )
+        )
+
     def train(self, report: Report = lambda run, step, evaluation: None) -> Outcome:
         """Do the remaining steps and complete the directory.
 
         Raises :class:`zoo.training.loop.TrainingError` if training cannot go on; the last checkpoint stands.
         """
+        try:
+            outcome = self._train(report)
+        except BaseException:
+            self._trackers.finish("failed")
+            raise
+        self._trackers.finish("finished")
+        return outcome
+
+    def _train(self, report: Report) -> Outcome:
         trainer, settings = self.trainer, self.plan.settings
         evaluate_every = settings.evaluate_every or trainer.steps_per_epoch
         checkpoint_every = settings.checkpoint_every or evaluate_every
@@ -204,6 +243,7 @@ class Run:
         if evaluation is not None:
             row["evaluation"] = asdict(evaluation)
         self.metrics.append(row)
+        self._trackers.log(step.number, metrics_of(row))
 
     def _finish(self, step: Step | None) -> Outcome:
         """Put the weights to keep into the directory, and remove the state."""

@@ -24,6 +24,7 @@ from zoo.registry import ModelSpec, load_reference, registry
 from zoo.tokenizers.load import read_tokenizer
 from zoo.training.cache import Data, Progress, prepare
 from zoo.training.criterion import IGNORED, Criterion
+from zoo.training.data.saved import saved_splits
 from zoo.training.data.sources import Source, find_source
 from zoo.training.plan import Plan
 from zoo.version import __version__
@@ -54,6 +55,8 @@ def find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | Non
     training = find_source(plan.data, objective, plan.columns)
     if plan.validation:
         return training, find_source(plan.validation, objective, plan.columns, split="validation")
+    if len(plan.data) == 1 and "validation" in saved_splits(Path(plan.data[0])):
+        return training, find_source(plan.data, objective, plan.columns, split="validation")
     provided = {item.name: item for _, item in plugins.active().datasets()}
     dataset = provided.get(training.name)
     if dataset is not None and "validation" in dataset.splits and not Path(plan.data[0]).exists():

@@ -48,7 +48,7 @@ def command(
     """Score the model in DIRECTORY and its exports on labelled data.
 
     Loss and accuracy are those of the training objective, given the targets before each one. Texts that are generated
-    and classes are scored by the answers of zoo run.
+    by exports are the answers of zoo run.
     """
     plan = make_plan(
         str(directory),

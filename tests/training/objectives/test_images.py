@@ -125,7 +125,7 @@ def test_evaluations_use_images_as_they_are() -> None:
     found = criterion(Options(min_crop=0.3, random_flip=True))
     rows = [{"image": pixels(number, 12, 12, 2), "label": 0} for number in range(6)]
     examples = Listed([found.encode(row) for row in rows])
-    (batch,) = evaluation_batches(examples, found, 6, ALONE)
+    ((_, batch),) = evaluation_batches(examples, found, 6, ALONE)
     assert torch.equal(batch["pixel_values"], batch_of(found, rows)["pixel_values"])
 
 

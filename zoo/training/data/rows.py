@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
+from zoo.training.data.saved import is_saved, read_saved
 
 __all__ = ["FileRows", "RowError", "data_files", "read_rows"]
 
@@ -20,7 +21,7 @@ TEXTS = (".txt", ".md")
 PARQUET = ".parquet"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _BATCH = 1024
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Characters of a plain text that are read at once."""
 
 
@@ -37,7 +38,7 @@ class RowError:
 
 
 def data_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of some paths, those of directories in alphabetical order.
+    """Return the files of some paths, those of directories in alphabetical order, and directories of saved data sets.
 
     Raises:
         ArtifactError: a path does not exist, or a directory holds no data.
@@ -46,7 +47,9 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
     known = (*LINES, *TABLES, *TEXTS, PARQUET, *IMAGES)
     files: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if is_saved(path):
+            files.append(path)
+        elif path.is_dir():
             found = sorted(item for item in path.rglob("*") if item.suffix.lower() in known and item.is_file())
             if not found:
                 raise ArtifactError("no data in this directory", path, f"put *{', *'.join(known)} there")
@@ -56,7 +59,7 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
         else:
             files.append(path)
     for path in files:
-        if path.suffix.lower() not in known:
+        if path.suffix.lower() not in known and not is_saved(path):
             raise UsageError("unknown file type", path, f"name it *{', *'.join(known)}")
     if len({_kind(path) for path in files}) > 1:
         raise UsageError("plain texts, images and tables cannot be mixed", files[0], "name the files of one kind")
@@ -73,12 +76,12 @@ def read_rows(
 ) -> Iterator[dict[str, Any] | RowError]:
     """Yield the rows of a file by role.
 
-    A plain text has the role ``text`` only. Its rows are pieces of about a million characters that end with a line;
+    A plain text has the role ``text`` only. Its rows are pieces of about 262,000 characters that end with a line;
     all but the last have ``continues``. An image has the roles ``image``, its path, and ``label``, the name of its
     directory. Paths of images in tables are relative to the directory of the table.
 
     Args:
-        path: a file of one of the known types.
+        path: a file of one of the known types, or the directory of a saved data set.
         columns: the column in the file of each role.
         optional: the same for roles that the file need not have.
 
@@ -97,7 +100,8 @@ def read_rows(
             raise UsageError("an image has no columns but image and label", path, "give .jsonl, .csv or .parquet")
         yield {"image": str(path), "label": path.absolute().parent.name}
         return
-    found = _read_lines(path) if suffix in LINES else _read_parquet(path) if suffix == PARQUET else _read_table(path)
+    read = _read_lines if suffix in LINES else _read_parquet if suffix == PARQUET else _read_table
+    found: Iterator[dict[str, Any] | str] = read_saved(path) if is_saved(path) else read(path)
     for number, row in enumerate(found, 1):
         where = f"{path}, row {number}"
         if isinstance(row, str):

@@ -16,6 +16,7 @@ from zoo.contract import Dataset, Objective
 from zoo.errors import MissingPackageError, UsageError, nearest
 from zoo.registry import load_reference
 from zoo.training.data.rows import IMAGES, FileRows, RowError, data_files
+from zoo.training.data.saved import is_saved, saved_split
 
 __all__ = ["Source", "find_source"]
 
@@ -98,7 +99,7 @@ def find_source(
         given: the name of a data set, or paths.
         objective: names the roles of columns.
         columns: the name in the data of columns that are not named after their role.
-        split: which part of a data set.
+        split: which part of a data set, or of a saved one.
         limit: number of rows, from the first on; by default all.
 
     Raises:
@@ -121,15 +122,15 @@ def find_source(
             digests[dataset.package] = _version(dataset)
         rows: Rows = _DatasetRows(owner, dataset.rows, split, named, optional)
         return Source(_first(rows, limit), _limited(digests, limit), dataset.name)
-    files = data_files([Path(item) for item in given])
+    files = data_files([saved_split(Path(item), split) for item in given])
     known = Digests()
     tables = [file for file in files if file.suffix.lower() not in IMAGES]
-    found = {f"{number} {file.name}": known.of(file) for number, file in enumerate(tables)}
+    found = {f"{number} {file.name}": _digest_of(file, known) for number, file in enumerate(tables)}
     file_rows = FileRows(files, named, optional)
     if "image" in named:
         found["images"] = _digest_of_images(file_rows, known)
     known.keep()
-    names = [file.name for file in files]
+    names = [Path(given[0]).name if is_saved(files[0]) else files[0].name, *(file.name for file in files[1:])]
     label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
     return Source(_first(file_rows, limit), _limited(found, limit), label)
 
@@ -142,6 +143,14 @@ def _version(dataset: Dataset) -> str:
     except PackageNotFoundError as error:
         what = f"data set {dataset.name!r} is part of {dataset.package}, which is not installed"
         raise MissingPackageError(what, None, f"pip install {dataset.package}") from error
+
+
+def _digest_of(file: Path, known: Digests) -> str:
+    """Return the SHA-256 of a file, or of the files in the directory of a saved data set."""
+    if not file.is_dir():
+        return known.of(file)
+    parts = sorted(item for item in file.iterdir() if item.name != "state.json")  # which differs in each copy
+    return hashlib.sha256("".join(known.of(part) for part in parts).encode()).hexdigest()
 
 
 def _digest_of_images(rows: Rows, known: Digests) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class SentenceEmbedding(Criterion):
         return batch
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        vectors = self._embed(model, batch)
+        vectors = self.embed(self.outputs(model, batch), batch)
         text, pair, *negative = vectors.chunk(int(batch["columns"]))  # (B, E) each
         match self.settings.loss:
             case "in-batch-negatives":
@@ -76,9 +76,8 @@ class SentenceEmbedding(Criterion):
                 losses = (near - far + self.settings.margin).relu()
                 return Loss(losses.sum(), len(text), int(near.lt(far).sum()))
 
-    def _embed(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return unit vectors (rows, E)."""
-        outputs = self.outputs(model, batch)
+    def embed(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return unit vectors (rows, E), from the outputs of a model."""
         vectors = outputs.get("sentence_embedding")
         if vectors is None:
             vectors = pool(outputs["last_hidden_state"], batch.get("attention_mask"), "mean")

@@ -1,0 +1,196 @@
+"""Scores of ``zoo evaluate`` beside those of scikit-learn, scipy and seqeval on the outputs of the module."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import zoo as library
+from tests.conftest import Result
+from zoo.tokenizers.load import read_tokenizer
+from zoo_export.scores import exact_match, token_f1
+
+Zoo = Callable[..., Result]
+SMALL = ("--tokenizer", "bytes", "--set", "hidden_size=16", "--set", "num_layers=1", "--set", "num_heads=2",
+         "--set", "max_seq_len=48", "--set", "batch_size=4")  # fmt: skip
+WORDS = ("good", "bad", "fine", "old", "a", "film", "of", "note", "an")
+
+
+def texts(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(count)]
+
+
+def trained(zoo: Zoo, task: str, rows: Sequence[dict[str, Any]], *options: str, steps: int = 3) -> Any:
+    """Train a model on rows, and return it."""
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = zoo("train", "bert-tiny", "--task", task, "--data", "rows.jsonl", "-o", "m", *SMALL, "--max-steps",
+               str(steps), "--set", "learning_rate=0.01", *options)  # fmt: skip
+    assert said.status == 0, said.err
+    return library.load("m")
+
+
+def evaluated(zoo: Zoo, *options: str) -> dict[str, Any]:
+    """Return the scores of the PyTorch model."""
+    said = zoo("evaluate", "m", "--data", "rows.jsonl", "--variant", "torch", "--json", *options)
+    assert said.status == 0, said.err
+    (found,) = said.json["scores"]
+    return dict(found)
+
+
+def outputs(model: Any, *values: str) -> Any:
+    """Run a model on one text or pair."""
+    tokenizer = read_tokenizer("m/tokenizer.json")
+    encoded = tokenizer.encode(*values)
+    with torch.no_grad():
+        found = model(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids]))
+    return (next(iter(found.values())) if isinstance(found, dict) else found), encoded
+
+
+def logits(model: Any, rows: Sequence[dict[str, Any]]) -> Tensor:
+    return torch.cat([outputs(model, row["text"])[0] for row in rows])
+
+
+def test_classes(zoo: Zoo) -> None:
+    from sklearn import metrics
+
+    rows = [{"text": text, "label": text.split()[0]} for text in texts(30)]
+    model = trained(zoo, "text-classification", rows, steps=12)
+    found = logits(model, rows).argmax(1)
+    wanted = [model.config.labels.index(row["label"]) for row in rows]
+    scores = evaluated(zoo)
+    assert scores["f1"] == pytest.approx(metrics.f1_score(wanted, found, average="macro", zero_division=0))
+    assert scores["accuracy"] == pytest.approx(metrics.accuracy_score(wanted, found))
+    assert 0 < scores["accuracy"] < 1
+
+
+def test_several_classes(zoo: Zoo) -> None:
+    from sklearn import metrics
+
+    rows = [{"text": text, "label": ["any", *sorted(set(text.split()))]} for text in texts(30)]
+    model = trained(zoo, "text-classification", rows, steps=12)
+    found = logits(model, rows).sigmoid() > 0.5
+    wanted = np.array([[name in row["label"] for name in model.config.labels] for row in rows])
+    scores = evaluated(zoo)
+    for average in ("micro", "macro"):
+        expected = metrics.f1_score(wanted, found, average=average, zero_division=0)
+        assert scores[f"f1_{average}"] == pytest.approx(expected)
+    assert scores["f1_micro"] > scores["f1_macro"] > 0
+
+
+def test_numbers(zoo: Zoo) -> None:
+    from scipy import stats
+    from sklearn import metrics
+
+    rows = [{"text": text, "label": len(text) / 10} for text in texts(20)]
+    model = trained(zoo, "text-classification", rows, "--set", "num_classes=1", "--set", "problem_type=regression")
+    found = logits(model, rows)[:, 0].numpy()
+    wanted = [row["label"] for row in rows]
+    scores = evaluated(zoo)
+    assert scores["mean_squared_error"] == pytest.approx(metrics.mean_squared_error(wanted, found), rel=1e-4)
+    assert scores["pearson"] == pytest.approx(stats.pearsonr(wanted, found)[0], rel=1e-4)
+    assert scores["spearman"] == pytest.approx(stats.spearmanr(wanted, found)[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("tags", [("B-X", "I-X", "O"), ("X", "Y", "O")])
+def test_words(zoo: Zoo, tags: tuple[str, str, str]) -> None:
+    from sklearn import metrics
+
+    seqeval = pytest.importorskip("seqeval.metrics")
+    rng = np.random.default_rng(1)
+    rows = [{"text": text.split(), "label": rng.choice(tags, len(text.split())).tolist()} for text in texts(16)]
+    model = trained(zoo, "token-classification", rows)
+    found = []
+    for row in rows:
+        result, encoded = outputs(model, " ".join(row["text"]))
+        starts = np.cumsum([0, *(len(word) + 1 for word in row["text"])])[:-1]
+        places = [[offset[0] for offset in encoded.offsets].index(start) for start in starts]
+        found.append([model.config.labels[number] for number in result[0].argmax(-1)[places]])
+    wanted = [row["label"] for row in rows]
+    scores = evaluated(zoo)
+    if "B-X" in tags:
+        for name in ("precision", "recall", "f1"):
+            assert scores[name] == pytest.approx(getattr(seqeval, f"{name}_score")(wanted, found, zero_division=0))
+        assert scores["f1"] > 0
+    else:
+        expected = metrics.f1_score(np.concatenate(wanted), np.concatenate(found), average="macro", zero_division=0)
+        assert scores["f1"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", [1, 5])
+def test_embeddings(zoo: Zoo, scale: float) -> None:
+    from scipy import stats
+
+    rows = [
+        {"text": one, "pair": other, "label": scale * len(one) / 30}
+        for one, other in zip(texts(24)[:12], texts(24)[12:], strict=True)
+    ]
+    model = trained(zoo, "sentence-embedding", rows)
+    found = [
+        torch.cosine_similarity(*(outputs(model, row[name])[0][0] for name in ("text", "pair")), dim=0).item()
+        for row in rows
+    ]
+    wanted = [row["label"] for row in rows]
+    scores = evaluated(zoo)
+    assert scores["spearman"] == pytest.approx(stats.spearmanr(wanted, found)[0], rel=1e-4)
+    assert scores["pearson"] == pytest.approx(stats.pearsonr(wanted, found)[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_answers_to_questions(zoo: Zoo) -> None:
+    """After training by heart all answers are right; one that is not in the data lowers the mean."""
+    rows = [
+        {"text": "what", "pair": f"the {word} is here", "label": {"start": 4, "text": word}}
+        for word in ("film", "note", "good", "wine")
+    ]
+    trained(zoo, "question-answering", rows, steps=100)
+    scores = evaluated(zoo)
+    assert (scores["accuracy"], scores["exact_match"], scores["f1"]) == (1, 1, 1)
+    several = {"answer_start": [7, 0], "text": ["m is here", "the film"]}
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, [*rows[1:], {**rows[0], "label": several}])))
+    scores = evaluated(zoo)
+    assert scores["accuracy"] == 0.75
+    assert (scores["exact_match"], scores["f1"]) == (1, 1)  # "the film" without the article
+    Path("rows.jsonl").write_text(
+        "\n".join(map(json.dumps, [*rows[1:], {**rows[0], "label": {"start": 4, "text": "film is"}}]))
+    )
+    scores = evaluated(zoo)
+    assert (scores["exact_match"], scores["f1"]) == (0.75, pytest.approx((3 + 2 / 3) / 4))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "exact", "f1"),
+    [
+        ("The Eiffel Tower!", "eiffel tower", 1, 1),
+        ("in Paris, France", "Paris", 0, 0.5),
+        ("", "", 1, 1),
+        ("", "Paris", 0, 0),
+        ("a cat and a cat", "cat", 0, 0.5),
+        ("Lyon", "Paris", 0, 0),
+    ],
+)
+def test_answers_are_compared_as_for_squad(found: str, wanted: str, exact: float, f1: float) -> None:
+    """F1 = 2 P R / (P + R) of words, without case, punctuation and articles (Rajpurkar et al. 2016, section 6.1)."""
+    assert exact_match(found, wanted) == exact
+    assert token_f1(found, wanted) == pytest.approx(f1)
+
+
+@pytest.mark.slow
+def test_sequences_match_greedy_search(zoo: Zoo) -> None:
+    """The PyTorch model's exact match is that of what the export generates."""
+    small = ("--set", "hidden_size=32", "--set", "num_layers=1", "--set", "batch_size=8", "--max-steps", "150")
+    Path("rows.jsonl").write_text("\n".join(json.dumps({"text": c, "target": c * 2}) for c in "abcdefgh"))
+    data = ("--data", "rows.jsonl", "--tokenizer", "bytes", "--set", "max_length=8")
+    said = zoo("train", "transformer-tiny", *data, "-o", "m", *small, "--set", "learning_rate=2e-3")
+    assert said.status == 0, said.err
+    Path("rows.jsonl").write_text("\n".join(json.dumps({"text": c, "target": c + "a"}) for c in "abcdefgh"))
+    assert zoo("export", "m", "--onnx").status == 0
+    one, other = zoo("evaluate", "m", "--data", "rows.jsonl", "--json").json["scores"]
+    assert one["exact_match"] == other["exact_match"] == 1 / 8

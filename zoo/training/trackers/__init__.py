@@ -1,0 +1,1 @@
+"""Trackers: TensorBoard, Trackio, and Weights & Biases."""
