@@ -67,6 +67,7 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
 @option("--max-steps", section="Training", metavar="N", type=click.IntRange(1), help="Number of steps.")
 @option("--epochs", section="Training", metavar="N", type=float, help="Passes over the data; 3 by default.")
 @option("--seed", section="Training", metavar="N", type=click.IntRange(0, 2**63 - 1), help="Random seed.")
+@option("--fsdp/--no-fsdp", section="Training", default=None, help="Divide the weights among torchrun's processes.")
 @option("--resume", section="Training", is_flag=True, help="Continue the unfinished training in the directory MODEL.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Directory to create.")
 @force_option("Replace an existing model directory.")
@@ -86,6 +87,7 @@ def command(
     max_steps: int | None,
     epochs: float | None,
     seed: int | None,
+    fsdp: bool | None,
     resume: bool,
     output: Path | None,
     force: bool,
@@ -109,7 +111,7 @@ def command(
             model,
             recipe=find_recipe(recipe) if recipe is not None else None,
             texts=settings,
-            settings={"max_steps": max_steps, "epochs": epochs, "seed": seed},
+            settings={"max_steps": max_steps, "epochs": epochs, "seed": seed, "fsdp": fsdp},
             task=task,
             tokenizer=tokenizer,
             objective=objective,
@@ -125,7 +127,7 @@ def command(
     with joined() as processes:
         with show_progress("reading data") as progress:
             if plan is None or output is None:
-                run = launch.resume(Path(model), processes=processes, progress=progress)
+                run = launch.resume(Path(model), fsdp=fsdp, processes=processes, progress=progress)
             else:
                 run = launch.start(plan, output, force=force, processes=processes, progress=progress)
         facts = run.data.facts
@@ -157,7 +159,7 @@ def _refuse_with_resume() -> None:
     context = click.get_current_context()
     given = [
         name for name in context.params
-        if name not in ("model", "resume", "as_json")
+        if name not in ("model", "resume", "fsdp", "as_json")
         and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]  # fmt: skip
     if given:
