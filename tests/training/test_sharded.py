@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import distributed
 
+from tests.training.conftest import small_gpt
+from tests.training.test_architectures import own_objectives
 from tests.training.test_processes import Zoo, kill, launch, steps_of
-from tests.training.test_run import FAST, weights
+from tests.training.test_run import FAST, SMALL, weights
+from zoo.training.processes import Processes
+from zoo.training.sharding import shard, whole
 
 
 def metrics(name: str) -> list[dict[str, object]]:
@@ -76,3 +82,62 @@ def test_number_of_processes_and_sharding_may_change(zoo: Zoo, corpus: Path) -> 
     assert process.returncode == 0, err
     assert out.count("shared: 60 steps") == 1
     check_equal("whole", "shared")
+
+
+@pytest.mark.slow
+def test_every_architecture_can_be_sharded(zoo: Zoo) -> None:
+    """Its blocks are found, unless parts of them are called on their own, and gradients are those of one process."""
+    process = launch(2, module=("tests.training.sharded_architectures",))
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "differs" not in out, out
+    units = dict(line.split(": ") for line in out.splitlines())
+    assert set(units) == set(own_objectives())
+    assert units["gpt-tiny"] == units["llama-tiny"] == "3 units"  # two blocks and the rest
+    assert units["reformer-tiny"] == "1 units"
+
+
+@pytest.mark.slow
+def test_sharded_run_ends_at_a_number_that_is_not_finite(zoo: Zoo, corpus: Path) -> None:
+    """All processes find it, and the last checkpoint stands."""
+    settings = ("--set", "learning_rate=1e30", "--set", "checkpoint_every=1", "--set", "clip_norm=none")
+    process = launch(2, "gpt-tiny", "--data", "corpus.txt", *FAST, *settings, "--max-steps", "9", "--fsdp", "-o", "m")
+    _, err = process.communicate()
+    assert process.returncode != 0
+    assert err.count("is not finite (examples") == 2
+    assert 0 < steps_of("m") < 9
+    assert all(values.isfinite().all() for values in weights("m").values())
+
+
+@pytest.mark.slow
+def test_sharded_adapters_equal_those_of_one_process(zoo: Zoo, corpus: Path) -> None:
+    assert zoo("build", "gpt-tiny", "-o", "base", *SMALL).status == 0
+    arguments = (
+        "base", "--data", "corpus.txt", "--lora", "rank=2,dropout=0.1", "--max-steps", "5", "--set", "batch_size=8",
+        "--set", "micro_batch_size=4", "--set", "log_every=1",
+    )  # fmt: skip
+    assert zoo("train", *arguments, "-o", "whole").status == 0
+    process = launch(2, *arguments, "--fsdp", "-o", "shared")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    expected, found = (load_file(Path(name) / "adapter_model.safetensors") for name in ("whole", "shared"))
+    assert list(expected) == list(found)
+    for key, values in expected.items():
+        torch.testing.assert_close(found[key], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def test_sharded_gradients_in_a_group_of_one(backend: str) -> None:
+    device = torch.device("cpu" if backend == "gloo" else "cuda:0")
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        models = [small_gpt(0.0).to(device), small_gpt(0.0)]
+        models[1].load_state_dict(models[0].state_dict())
+        ids = torch.arange(10).view(1, -1)
+        shard(models[1], Processes(device=device), lambda: models[1](ids))
+        for model in models:
+            model(ids.to(device)).sum().backward()
+        for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(whole(other.grad), one.grad)
+    finally:
+        distributed.destroy_process_group()

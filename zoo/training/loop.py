@@ -182,6 +182,9 @@ class Trainer:
             self._fail(number, parts, weights, "the examples have no targets")
         if not self.sharded:
             self.processes.add_gradients([parameter for _, parameter in self.trained()])
+        penalty = getattr(self.model, "training_penalty", None)
+        if penalty is not None and (value := whole(penalty())).requires_grad:
+            (value * count).backward()
         gradients = [parameter.grad for _, parameter in self.trained() if parameter.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(gradients)) / count
         if not (torch.isfinite(norm) and math.isfinite(sums.loss)):
@@ -224,9 +227,6 @@ class Trainer:
         total = loss.total
         for term, weight in zip(loss.further, weights, strict=True):
             total = total + weight * term.total
-        penalty = getattr(self.model, "training_penalty", None)
-        if penalty is not None:
-            total = total + whole(penalty()) * loss.count
         (total * scale).backward()
         further = tuple(replace(term, total=term.total.detach()) for term in loss.further)
         return replace(loss, total=loss.total.detach(), further=further)

@@ -5,6 +5,7 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from zoo.training.blocks import repeated_blocks
 from zoo.training.processes import Processes
@@ -33,6 +34,8 @@ def shard(model: nn.Module, processes: Processes, run: Callable[[], object]) -> 
     """
     found = [find_units(model, run) if processes.is_first else []]
     distributed.broadcast_object_list(found, device=processes.device)
+    # The losses of criteria do not change the outputs of the model in place.
+    warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \(FSDP{type(model).__name__}\) returned a view")
     mesh = init_device_mesh(processes.device.type, (processes.count,))
     for name in (*found[0], ""):
         unit = fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=True)
@@ -78,11 +81,8 @@ def find_units(model: nn.Module, run: Callable[[], object]) -> list[str]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor of which each process may hold a part, whole in all of them; all must call it.
-
-    The gradients of its uses in different processes are summed.
-    """
-    return tensor.full_tensor(grad_placements=[Partial()]) if isinstance(tensor, DTensor) else tensor
+    """Return a tensor of which each process may hold a part, whole in all of them; all must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(value: Tensor, tensor: Tensor) -> Tensor:
