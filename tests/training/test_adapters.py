@@ -18,6 +18,7 @@ from tests.conftest import Result
 from tests.training.conftest import small_gpt
 from tests.training.test_architectures import own_objectives, write_rows
 from zoo.artifact import ModelDirectory
+from zoo.checkpoints.peft import Update
 from zoo.errors import UsageError
 from zoo.models import persist
 from zoo.registry.recipes import find_recipe
@@ -46,6 +47,11 @@ def layers(model: nn.Module) -> dict[str, LowRankLinear]:
     return {name: part for name, part in model.named_modules() if isinstance(part, LowRankLinear)}
 
 
+def update(layer: LowRankLinear) -> Update:
+    """Return what a layer adds to its weight."""
+    return Update(layer.lora_A.detach(), layer.lora_B.detach(), layer.scale)
+
+
 def test_layer_computes_the_updated_weight() -> None:
     """In float64: x (W + alpha / rank B A)^T + b."""
     dense = nn.Linear(7, 5).double()
@@ -56,7 +62,7 @@ def test_layer_computes_the_updated_weight() -> None:
     expected = nn.functional.linear(x, dense.weight + 2 * layer.lora_B @ layer.lora_A, dense.bias)
     torch.testing.assert_close(layer.eval()(x), expected)
     assert not torch.allclose(layer.train()(x), expected)
-    merged = layer.update().added_to(dense.weight.detach())
+    merged = update(layer).added_to(dense.weight.detach())
     torch.testing.assert_close(merged, dense.weight.detach() + 2 * layer.lora_B @ layer.lora_A)
     assert layer.weight is dense.weight
 
@@ -125,7 +131,7 @@ def test_adapters_of_every_architecture(name: str, objective: str, zoo: Zoo) -> 
     found = merge(stored, persist.load_directory(stored), Path("adapter")).model
     state = expected.state_dict()
     for key, layer in layers(expected).items():
-        state[f"{key}.weight"] = layer.update().added_to(layer.weight.detach())
+        state[f"{key}.weight"] = update(layer).added_to(layer.weight.detach())
     merged = found.state_dict()
     assert all(torch.equal(merged[key], state[key]) for key in merged)
 

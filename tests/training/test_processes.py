@@ -20,10 +20,10 @@ from tests.training.test_run import FAST, weights
 Zoo = Callable[..., Result]
 
 
-def launch(count: int, *arguments: str) -> subprocess.Popen[str]:
-    """Start ``zoo train`` in a number of processes."""
+def launch(count: int, *arguments: str, module: tuple[str, ...] = ("zoo", "train")) -> subprocess.Popen[str]:
+    """Start ``zoo train``, or another module, in a number of processes."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)) if count > 1 else ()
-    command = [sys.executable, *torchrun, "-m", "zoo", "train", *arguments]
+    command = [sys.executable, *torchrun, "-m", *module, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 

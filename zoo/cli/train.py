@@ -69,6 +69,7 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
 @option("--seed", section="Training", metavar="N", type=click.IntRange(0, 2**63 - 1), help="Random seed.")
 @option("--tracker", "trackers", section="Training", metavar="NAME", multiple=True,
         help="Send metrics to a tracker: tensorboard, trackio, wandb, or one of a plugin.")  # fmt: skip
+@option("--fsdp/--no-fsdp", section="Training", default=None, help="Divide the weights among torchrun's processes.")
 @option("--resume", section="Training", is_flag=True, help="Continue the unfinished training in the directory MODEL.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Directory to create.")
 @force_option("Replace an existing model directory.")
@@ -89,6 +90,7 @@ def command(
     epochs: float | None,
     seed: int | None,
     trackers: tuple[str, ...],
+    fsdp: bool | None,
     resume: bool,
     output: Path | None,
     force: bool,
@@ -112,7 +114,7 @@ def command(
             model,
             recipe=find_recipe(recipe) if recipe is not None else None,
             texts=settings,
-            settings={"max_steps": max_steps, "epochs": epochs, "seed": seed},
+            settings={"max_steps": max_steps, "epochs": epochs, "seed": seed, "fsdp": fsdp},
             task=task,
             tokenizer=tokenizer,
             objective=objective,
@@ -129,7 +131,7 @@ def command(
     with joined() as processes:
         with show_progress("reading data") as progress:
             if plan is None or output is None:
-                run = launch.resume(Path(model), processes=processes, progress=progress)
+                run = launch.resume(Path(model), fsdp=fsdp, processes=processes, progress=progress)
             else:
                 run = launch.start(plan, output, force=force, processes=processes, progress=progress)
         facts = run.data.facts
@@ -161,7 +163,7 @@ def _refuse_with_resume() -> None:
     context = click.get_current_context()
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in ("model", "resume", "as_json"):
+        if given and parameter.name not in ("model", "resume", "fsdp", "as_json"):
             raise UsageError("cannot be changed when training continues", parameter.opts[-1], "leave it out")
 
 

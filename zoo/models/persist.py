@@ -49,6 +49,7 @@ __all__ = [
     "save_spec",
     "write_companions",
     "write_model",
+    "write_tensors",
     "write_weights",
 ]
 
@@ -144,13 +145,16 @@ def write_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     origin: Origin | None = None,
     progress: Progress | None = None,
+    read: Callable[[str], Tensor] | None = None,
 ) -> Origin:
-    """Write all files of a model directory except config.json and the manifest. Returns the origin of the weights."""
+    """Write all files of a model directory except config.json and the manifest. Returns the origin of the weights.
+
+    ``read`` returns the values of a stored tensor, which are otherwise those of the model.
+    """
     attached = attachments(model)
     tensors, aliases = stored_tensors(model)
-    digest = write_weights(
-        stage, tensors, tensors.__getitem__, aliases=aliases, max_shard_bytes=max_shard_bytes, progress=progress
-    )
+    read = read or tensors.__getitem__
+    digest = write_weights(stage, tensors, read, aliases=aliases, max_shard_bytes=max_shard_bytes, progress=progress)
     write_companions(stage, spec, model, tokenizer)
     known = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
     card = model_card(spec, common_dtype(model), known, parameter_count(spec))
@@ -210,6 +214,18 @@ def write_weights(
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return digest_tensors(digests)
+
+
+def write_tensors(
+    file: Path, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write one safetensors file, one tensor at a time. ``tensors`` and ``read`` are as for :func:`write_weights`."""
+    kinds = {name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    header, places = plan_header(file.name, kinds, metadata)
+    with file.open("wb") as out:
+        out.write(header)
+        for name in places:
+            out.write(bytes_of(read(name)))
 
 
 def plan_layout(

@@ -8,7 +8,11 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
+
+from zoo.training.criterion import Loss
+from zoo.training.sharding import whole
 
 __all__ = ["find_non_finite"]
 
@@ -18,7 +22,7 @@ def _is_finite(values: Any) -> bool:
     return all(bool(item.isfinite().all()) for item in tensors)
 
 
-def find_non_finite(model: nn.Module, backward: Callable[[], object]) -> str | None:
+def find_non_finite(model: nn.Module, backward: Callable[[], Loss]) -> str | None:
     """Run a forward and a backward pass again, and return what the first non-finite number belongs to, or None.
 
     Args:
@@ -26,13 +30,13 @@ def find_non_finite(model: nn.Module, backward: Callable[[], object]) -> str | N
         backward: computes the loss and its gradients, with the same random numbers as in the failed step.
     """
     for name, parameter in model.named_parameters():
-        if not _is_finite(parameter):
+        if not _is_finite(whole(parameter.detach())):
             return f"the weight {name}"
     found: list[str] = []
 
     def watch(name: str, kind: str, part: nn.Module, before: Any, after: Any) -> None:
         if not found and _is_finite(before) and not _is_finite(after):
-            found.append(f"the {kind} of {name} ({type(part).__name__})")
+            found.append(f"the {kind} of {name} ({type(part).__name__.removeprefix('FSDP')})")
 
     def watch_backward(name: str, part: nn.Module, after: Any, before: Any) -> None:
         watch(name, "gradient", part, before, after)
@@ -45,11 +49,15 @@ def find_non_finite(model: nn.Module, backward: Callable[[], object]) -> str | N
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that hooks see gradients of outputs of the first modules
-            backward()
+            loss = backward()
     finally:
         for handle in handles:
             handle.remove()
     if found:
         return found[0]
+    if not _is_finite([term.total for term in (loss, *loss.further)]):
+        return "the loss"
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if any(isinstance(item, DTensor) for item in gradients.values()):
+        return None  # sums over the processes
     return next((f"the gradient of {name}" for name, item in gradients.items() if not _is_finite(item)), None)

@@ -65,6 +65,11 @@ def start(
     if processes.count > 1 and settings.micro_batch_size is None:
         share = -(-settings.batch_size // processes.count)
         plan = replace(plan, settings=replace(settings, micro_batch_size=share))
+    if processes.count > 1 and plan.settings.fsdp:
+        if processes.is_first:
+            start(plan, directory, force=force, progress=progress)
+        processes.wait()
+        return resume(directory, processes=processes, progress=progress)
     spec, model, origin = load_model(plan)
     declared = dict(plan.config)
     if plan.task is not None:
@@ -88,8 +93,12 @@ def start(
     return run
 
 
-def resume(directory: Path, *, processes: Processes = ALONE, progress: Progress | None = None) -> Run:
+def resume(
+    directory: Path, *, fsdp: bool | None = None, processes: Processes = ALONE, progress: Progress | None = None
+) -> Run:
     """Continue an unfinished run from its last checkpoint.
+
+    ``fsdp`` replaces that setting of the run.
 
     Raises:
         ArtifactError: the directory holds no unfinished run, or the data has changed since it was started.
@@ -99,10 +108,13 @@ def resume(directory: Path, *, processes: Processes = ALONE, progress: Progress 
         raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
     plan, so_far = Plan.read(stored.file(PLAN))
     trackers = Trackers(plan.trackers)
+    if fsdp is not None:
+        plan = replace(plan, settings=replace(plan.settings, fsdp=fsdp))
+    copy = not (plan.settings.fsdp and processes.count > 1)  # or each process copies its part
     if plan.lora is None:
-        model, adapters = trainable(persist.load_directory(stored)), None
+        model, adapters = trainable(persist.load_directory(stored), copy=copy), None
     else:
-        spec, base, _ = load_model(plan)
+        spec, base, _ = load_model(plan, copy=copy)
         found = retask(spec, base, stored.spec.config.to_dict(), plan.settings.seed)
         model = attach(found.model, persist.read_companions(stored))
         adapters = adapt(plan, stored.spec, model, found.fresh)

@@ -18,13 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import UsageError, ZooError
+from zoo.models.tensors import stored_tensors
 from zoo.training.batches import MicroBatch, StepBatches, evaluation_batches, make_order, step_batches, to_device
+from zoo.training.blocks import checkpoint_activations
 from zoo.training.criterion import Batch, Criterion, Loss, Sums
 from zoo.training.data.examples import Examples
 from zoo.training.finite import find_non_finite
 from zoo.training.optimizer import freeze, learning_rate, make_optimizer
 from zoo.training.processes import ALONE, Processes
 from zoo.training.settings import TrainingSettings
+from zoo.training.sharding import shard, whole
 from zoo.training.speed import batch_elements, count_flops, peak_flops
 
 __all__ = ["Evaluation", "Step", "Trainer", "TrainingError"]
@@ -94,9 +97,8 @@ class Trainer:
     ) -> None:
         self.settings, self.criterion, self.validation = settings, criterion, validation
         self.processes, self.device = processes, processes.device
-        self.model = model.to(self.device)
+        self.model = model
         freeze(model, settings.freeze)
-        self.optimizer = make_optimizer(model, settings)
         order = make_order(examples, settings)
         size = settings.micro_batch_size or settings.batch_size
         if not criterion.divisible and (size != settings.batch_size or processes.count > 1):
@@ -105,6 +107,15 @@ class Trainer:
             raise UsageError(what, where, "leave micro_batch_size out, and use one process")
         self._size, self._batches = size, StepBatches(examples, criterion, order, size)
         processes.check_parts(self._batches.parts)
+        self.sharded = settings.fsdp and processes.count > 1
+        """Whether the processes divide the parameters among them."""
+        if settings.activation_checkpointing:
+            checkpoint_activations(model)
+        if self.sharded:
+            shard(model, processes, self._try)
+        else:
+            model.to(self.device)
+        self.optimizer = make_optimizer(model, settings)
         self.steps_per_epoch = max(1, round(len(examples) / settings.batch_size))
         epochs = settings.epochs or _EPOCHS
         self.steps = settings.max_steps or max(1, round(epochs * len(examples) / settings.batch_size))
@@ -158,6 +169,12 @@ class Trainer:
         dtype = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
         return 3 * flops / batch_elements(batch) / peak_flops(self.device, dtype)
 
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Run the model on one example."""
+        self.model.eval()
+        self._loss(self._batches.first(), self.model)
+
     def _step(self, number: int, parts: Sequence[MicroBatch]) -> Step:
         started = time.perf_counter()
         rate = learning_rate(self.optimizer, self.settings, number, self.steps)
@@ -166,13 +183,19 @@ class Trainer:
         sums = Sums(self.criterion.terms)
         for loss in [self._backward(part, weights) for part in parts]:
             sums.add(loss)
+        for part in self._idle(parts):
+            self._backward(part, weights, 0.0)
         sums.add_up(self.processes)
         count = sums.targets
         if not count:
             self._fail(number, parts, weights, "the examples have no targets")
-        self.processes.add_gradients([parameter for _, parameter in self.trained()])
+        if not self.sharded:
+            self.processes.add_gradients([parameter for _, parameter in self.trained()])
+        penalty = getattr(self.model, "training_penalty", None)
+        if penalty is not None and (value := whole(penalty())).requires_grad:
+            (value * count).backward()
         gradients = [parameter.grad for _, parameter in self.trained() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients) / count
+        norm = whole(torch.nn.utils.get_total_norm(gradients)) / count
         if not (torch.isfinite(norm) and math.isfinite(sums.loss)):
             self._fail(number, parts, weights)
         limit = self.settings.clip_norm
@@ -198,24 +221,29 @@ class Trainer:
         first, *further = self.processes.sums(*map(sum, counts))
         return [first / count if count else 0.0 for count in further]
 
-    def _backward(self, part: MicroBatch, weights: Sequence[float]) -> Loss:
-        """Add the gradients of the weighted sum of a part's losses."""
+    def _most(self, items: int) -> int:
+        """Return the largest share of a process in a number of items. Sharded models run so often in all of them."""
+        return -(-items // self.processes.count)
+
+    def _idle(self, parts: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """Return a part to compute without effect, if other processes have one more."""
+        return parts[-1:] if self.sharded and len(parts) < self._most(self._batches.parts) else ()
+
+    def _backward(self, part: MicroBatch, weights: Sequence[float], scale: float = 1.0) -> Loss:
+        """Add the gradients of the weighted sum of a part's losses, times ``scale``."""
         torch.manual_seed(part.seed)
         loss = self._loss(to_device(part.batch, self.device), self._forward)
         total = loss.total
         for term, weight in zip(loss.further, weights, strict=True):
             total = total + weight * term.total
-        penalty = getattr(self.model, "training_penalty", None)
-        if penalty is not None:
-            total = total + penalty() * loss.count
-        total.backward()
+        (total * scale).backward()
         further = tuple(replace(term, total=term.total.detach()) for term in loss.further)
         return replace(loss, total=loss.total.detach(), further=further)
 
     def _loss(self, batch: Batch, model: Any) -> Loss:
         if self.settings.precision == "float32":
             return self.criterion.loss(model, batch)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.sharded):
             return self.criterion.loss(model, batch)
 
     def _average(self) -> None:
@@ -227,19 +255,17 @@ class Trainer:
         self, number: int, parts: Sequence[MicroBatch], weights: Sequence[float], what: str | None = None
     ) -> NoReturn:
         """Raise :class:`TrainingError` for a step, naming the module and the examples of the part at fault."""
-        for part in parts if what is None else ():
+        culprit: tuple[str, MicroBatch] | None = None
+        for part in (*parts, *self._idle(parts)) if what is None else ():
             self.optimizer.zero_grad(set_to_none=True)
             found = find_non_finite(self.model, partial(self._backward, part, weights))
-            if found is None:
-                loss = self._backward(part, weights)
-                is_finite = all(term.total.isfinite() for term in (loss, *loss.further))
-                found = None if is_finite else "the loss"
-            if found is not None:
-                parts, what = [part], f"{found} is not finite"
-                break
+            if culprit is None and found is not None:
+                culprit = found, part
+        if culprit is not None:
+            what, parts = f"{culprit[0]} is not finite", [culprit[1]]
         examples = sorted(index for part in parts for index in part.examples)
         shown = ", ".join(map(str, examples[:_SHOWN])) + (", ..." if len(examples) > _SHOWN else "")
-        what = what or "a gradient of another process is not finite"
+        what = what or "a gradient of some process is not finite"
         raise TrainingError(f"{what} (examples {shown})", f"step {number + 1}")
 
     def evaluate(self) -> Evaluation:
@@ -248,13 +274,27 @@ class Trainer:
         training, sums = self.model.training, Sums(self.criterion.terms)
         self.model.eval()
         with torch.no_grad(), self.averaged():
+            passes = 0
             for _, batch in evaluation_batches(self.validation, self.criterion, self._size, self.processes):
                 sums.add(self._loss(to_device(batch, self.device), self._forward))
+                passes += 1
+            if self.sharded and passes < self._most(-(-len(self.validation) // self._size)):
+                self._loss(to_device(self._batches.first(), self.device), self._forward)
         self.model.train(training)
         sums.add_up(self.processes)
         if not sums.targets:
             raise TrainingError("the examples for evaluation have no targets")
         return Evaluation(sums.loss, sums.accuracy, sums.targets)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the run by name: those of the model, averages, and the optimiser's state."""
+        found = {f"weight/{name}": tensor for name, tensor in stored_tensors(self.model)[0].items()}
+        found |= {f"average/{name}": tensor for name, tensor in self.averages.items()}
+        for name, parameter in self.trained():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    found[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
+        return found
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from zoo.errors import UsageError, nearest
 from zoo.training.settings import TrainingSettings
@@ -78,7 +79,8 @@ def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.
         case "adam":
             return torch.optim.Adam(parameters, rate, betas, settings.epsilon, fused=True)
         case "sgd":
-            return torch.optim.SGD(parameters, rate, settings.beta1, fused=True)
+            sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+            return torch.optim.SGD(parameters, rate, settings.beta1, fused=not sharded)  # torch has no such kernel
         case "adafactor":
             return torch.optim.Adafactor(parameters, rate)
 

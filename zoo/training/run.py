@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
 from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model, write_json
 from zoo.artifact.card import adapter_card
@@ -25,6 +25,7 @@ from zoo.training.cache import Data
 from zoo.training.curve import CURVE, draw_curve, training_section
 from zoo.training.loop import Evaluation, Step, Trainer
 from zoo.training.plan import PLAN, Plan
+from zoo.training.sharding import Collector
 from zoo.training.state import STATE, read_state, write_state
 from zoo.training.tracking import TrackedRun, Trackers, metrics_of
 from zoo.version import __version__
@@ -87,6 +88,7 @@ class Run:
         self.best: dict[str, Any] | None = None
         """The step, the loss and the accuracy of the best evaluation so far."""
         self._worse = 0
+        self._collector = Collector(trainer.processes, trainer.tensors)
 
     # Checkpoints
 
@@ -102,20 +104,28 @@ class Run:
         """Return what a checkpoint says of the run so far, apart from tensors."""
         return {"step": self.trainer.done, "best": self.best, "worse": self._worse, "origin": self._origin.to_dict()}
 
-    def _write_model(self, stage: Path, steps: int) -> dict[str, Any]:
+    def _read(self, name: str) -> Tensor:
+        """Return the values of one of the model's tensors, averaged if it has an average."""
+        kind = "average" if name in self.trainer.averages else "weight"
+        return self._collector.read(f"{kind}/{name}")
+
+    def _write_model(self, stage: Path, steps: int, read: Callable[[str], Tensor]) -> dict[str, Any]:
         """Write the files of the model, or of its adapters, to a stage. Returns the content of config.json.
 
-        ``steps`` is the number of steps after which the model has these weights.
+        Args:
+            stage: the directory to write to.
+            steps: number of steps after which the model has these weights.
+            read: returns the values of a tensor.
         """
         record = Training(objective=self.plan.objective, data=self._name, steps=steps)
         origin = self._origin.derive("trained", training=record)
         description = describe(self.spec, dtype="float32")
         model = self.trainer.model
         if self._adapters is None:
-            origin = persist.write_model(stage, self.spec, model, origin=origin)
+            origin = persist.write_model(stage, self.spec, model, origin=origin, read=read)
         else:
             persist.write_companions(stage, self.spec, model)
-            self._adapters.write(stage, model)
+            self._adapters.write(stage, model, read)
             card = adapter_card(self.spec, origin, self._adapters.base, self.trainer.size)
             (stage / CARD).write_text(card, encoding="utf-8")
             description["adapter"] = self._adapters.record()
@@ -129,7 +139,8 @@ class Run:
             force: replace an existing model directory.
         """
         self._track()
-        if self.trainer.processes.is_first:
+
+        def write() -> None:
             model = self.trainer.model
             description = describe(self.spec, dtype="float32")
             with new_model(self.directory, description, force=force) as stage:
@@ -139,23 +150,24 @@ class Run:
                     files = {**attached.files, TOKENIZER: (stage / TOKENIZER).read_bytes()}
                     attach(model, replace(attached, files=files))
                 description |= self._write_checkpoint(stage)
-        self.trainer.processes.wait()
+
+        self._collector.run(write)
 
     def checkpoint(self) -> None:
         """Write the weights and the state of the run to the directory. A crash leaves the old checkpoint or the new."""
-        if self.trainer.processes.is_first:
+
+        def write() -> None:
             with ModelDirectory.open(self.directory, weights=False).adding(action="trained") as stage:
                 write_json(stage / CONFIG, self._write_checkpoint(stage))
-        self.trainer.processes.wait()
+
+        self._collector.run(write)
 
     def _write_checkpoint(self, stage: Path) -> dict[str, Any]:
         """Write the model and the state of the run to a stage. Returns the content of config.json."""
-        with self.trainer.averaged():
-            description = self._write_model(stage, self.trainer.done)
-            if self.best is not None and self.best["step"] == self.trainer.done:
-                weights = {name: value.detach().cpu().contiguous() for name, value in self.trainer.trained()}
-                save_file(weights, stage / BEST)
-        write_state(self.trainer, stage / STATE, alone=self._adapters is not None)
+        description = self._write_model(stage, self.trainer.done, self._read)
+        if self.best is not None and self.best["step"] == self.trainer.done:
+            persist.write_tensors(stage / BEST, dict(self.trainer.trained()), self._read, {})
+        write_state(self.trainer, stage / STATE, self._collector.read, alone=self._adapters is not None)
         self.plan.write(stage / PLAN, self.progress())
         self._write_metrics(stage)
         return description
@@ -247,9 +259,7 @@ class Run:
 
     def _finish(self, step: Step | None) -> Outcome:
         """Put the weights to keep into the directory, and remove the state."""
-        if self.trainer.processes.is_first:
-            self._complete()
-        self.trainer.processes.wait()
+        self._collector.run(self._complete)
         best = self._kept_evaluation()
         kept = best["step"] if best is not None else self.trainer.done
         loss = step.loss if step is not None else self.metrics[-1]["loss"] if self.metrics else float("nan")
@@ -266,13 +276,15 @@ class Run:
         removed = [name for name in (STATE, BEST) if name in directory.files]
         with directory.adding(removed=removed, action="trained") as stage:
             if best is not None and best["step"] != self.trainer.done:
-                with safe_open(self.directory / BEST, framework="pt") as reader, torch.no_grad():
-                    for name, parameter in self.trainer.trained():
-                        parameter.copy_(reader.get_tensor(name))
-                description = self._write_model(stage, best["step"])
+                with safe_open(self.directory / BEST, framework="pt") as reader:
+                    held = set(reader.keys())
+
+                    def read(name: str) -> Tensor:
+                        return reader.get_tensor(name) if name in held else self._read(name)
+
+                    description = self._write_model(stage, best["step"], read)
             else:
-                with self.trainer.averaged():
-                    description = self._write_model(stage, self.trainer.done)
+                description = self._write_model(stage, self.trainer.done, self._read)
             write_json(stage / CONFIG, description)
             record = self._record()
             write_json(stage / PLAN, record)

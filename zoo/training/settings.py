@@ -73,6 +73,10 @@ class TrainingSettings(Settings):
     """Which weights are kept: those of the best evaluation, if there is data for it, or the last ones."""
     workers: int = 0
     """Processes that prepare batches."""
+    activation_checkpointing: bool = False
+    """Whether blocks compute their activations again in the backward pass, which saves memory."""
+    fsdp: bool = False
+    """Whether several processes divide the weights, the gradients and the optimiser's state among them."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a number out of its range."""
@@ -94,6 +98,8 @@ class TrainingSettings(Settings):
             raise ValueError(f"micro_batch_size {self.micro_batch_size} exceeds batch_size {self.batch_size}")
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(f"min_learning_rate {self.min_learning_rate} exceeds learning_rate {self.learning_rate}")
+        if self.compile and (self.fsdp or self.activation_checkpointing):
+            raise ValueError("compile cannot be combined with fsdp or activation_checkpointing")
         if self.max_steps is not None and self.epochs is not None:
             raise ValueError(f"give max_steps {self.max_steps} or epochs {self.epochs}, not both")
 

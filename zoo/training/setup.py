@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -33,20 +34,20 @@ __all__ = ["classes_of", "data_digests", "find_sources", "load_model", "make_cri
            "trainable"]  # fmt: skip
 
 
-def load_model(plan: Plan) -> tuple[ModelSpec, nn.Module, Origin]:
-    """Return the model to start from, in float32."""
+def load_model(plan: Plan, *, copy: bool = True) -> tuple[ModelSpec, nn.Module, Origin]:
+    """Return the model to start from, in float32. Weights that are stored so are mapped into memory unless ``copy``."""
     if Path(plan.model).is_dir():
         stored = ModelDirectory.open(plan.model)
-        return stored.spec, trainable(persist.load_directory(stored)), stored.origin
+        return stored.spec, trainable(persist.load_directory(stored), copy=copy), stored.origin
     spec = registry().resolve(plan.model, values=plan.config)
     model = create.build(spec, seed=plan.settings.seed, dtype="float32")
     return spec, model, Origin(kind="initialised", seed=plan.settings.seed)
 
 
-def trainable(model: nn.Module) -> nn.Module:
-    """Return a model with weights of its own, in float32, instead of mapped ones."""
+def trainable(model: nn.Module, *, copy: bool = True) -> nn.Module:
+    """Return a model in float32, with weights of its own instead of mapped ones if ``copy``."""
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
+        tensor.data = tensor.data.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=copy)
     return model
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from zoo.training.criterion import Batch
 
@@ -41,12 +42,25 @@ def _seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
 def count_flops(compute: Callable[[], Result]) -> tuple[Result, int]:
     """Return the result of a computation, and the floating-point operations of its matrix products and convolutions.
 
-    Attention is computed without fused kernels, which torch does not count on every device, and with gradients, since
-    the counter fails where a module gets a parameter without them.
+    Attention is computed without fused kernels, which torch does not count on every device.
     """
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
         result = compute()
-    return result, counter.get_total_flops()
+    return result, counter.total
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up the operations that torch has formulas for. FlopCounterMode does, too, but it needs gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if (formula := flop_registry.get(func.overloadpacket)) is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=found)
+        return found
 
 
 def batch_elements(batch: Batch) -> int:

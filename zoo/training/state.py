@@ -5,15 +5,17 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from zoo.errors import ArtifactError
+from zoo.models.persist import write_tensors
 from zoo.training.loop import Trainer
+from zoo.training.sharding import shard_like
 
 __all__ = ["STATE", "read_state", "write_state"]
 
@@ -21,23 +23,20 @@ STATE = "training.safetensors"
 """The state of an unfinished run; removed when training ends."""
 
 
-def write_state(trainer: Trainer, file: Path, *, alone: bool = False) -> None:
+def write_state(trainer: Trainer, file: Path, read: Callable[[str], Tensor], *, alone: bool = False) -> None:
     """Write what the weights of a checkpoint do not tell.
 
     These are the state of the optimiser and, if the checkpoint has averaged weights, those of the last step. If the
     file stands ``alone``, because the checkpoint has no weights, they are all trained weights and their averages.
+    ``read`` returns the values of one of the tensors of :meth:`Trainer.tensors`.
     """
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in trainer.trained():
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            if value is not None:
-                tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
-        if trainer.averages or alone:
-            tensors[f"weight/{name}"] = parameter
-        if trainer.averages and alone:
-            tensors[f"average/{name}"] = trainer.averages[name]
-    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save_file(stored, file, {"step": str(trainer.done)})
+    trained = {f"weight/{name}" for name, _ in trainer.trained()} if trainer.averages or alone else set()
+    kept = {
+        name: tensor
+        for name, tensor in trainer.tensors().items()
+        if name in trained or name.startswith("optimizer/") or (alone and name.startswith("average/"))
+    }
+    write_tensors(file, kept, read, {"step": str(trainer.done)})
 
 
 def read_state(trainer: Trainer, file: Path) -> None:
@@ -62,12 +61,12 @@ def read_state(trainer: Trainer, file: Path) -> None:
         if part == "optimizer":
             states[name][key] = _place(key, value, known)
         elif part == "average":
-            trainer.averages[name].copy_(value)
+            trainer.averages[name].copy_(shard_like(value, known))
         else:
             with torch.no_grad():
                 if trainer.averages and f"average/{name}" not in tensors:
                     trainer.averages[name].copy_(known)
-                known.copy_(value)
+                known.copy_(shard_like(value, known))
     for name, state in states.items():
         if state:
             trainer.optimizer.state[parameters[name]] = state
@@ -76,4 +75,4 @@ def read_state(trainer: Trainer, file: Path) -> None:
 
 def _place(key: str, value: Tensor, parameter: Tensor) -> Tensor:
     """Return a copy of an entry where torch keeps it: a number of steps on the CPU, others beside the parameter."""
-    return value.clone() if key == "step" else value.to(parameter.device, copy=True)
+    return value.clone() if key == "step" else shard_like(value, parameter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,10 +46,6 @@ class LowRankLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         update = F.linear(F.linear(self.dropout(x), self.lora_A), self.lora_B)
         return F.linear(x, self.weight, self.bias) + self.scale * update
-
-    def update(self) -> Update:
-        """Return a copy of what is added to the weight."""
-        return Update(self.lora_A.detach().cpu().clone(), self.lora_B.detach().cpu().clone(), self.scale)
 
 
 def add_adapters(model: nn.Module, settings: LowRankSettings, fresh: Collection[str], seed: int) -> None:
@@ -144,11 +140,13 @@ class Adapters:
     """The hub layout whose names are written; None for zoo's own names."""
     names: AdapterNames
 
-    def write(self, stage: Path, model: nn.Module) -> None:
-        """Write the adapters of a model in PEFT's files."""
-        tensors = model.state_dict()
-        whole = {name: tensors[name].detach().cpu().clone() for name in self.fresh}
-        changes = Changes(_updates(model), whole)
+    def write(self, stage: Path, model: nn.Module, read: Callable[[str], Tensor]) -> None:
+        """Write the adapters of a model in PEFT's files. ``read`` returns the values of a tensor."""
+        updates = {
+            f"{name}.weight": Update(read(f"{name}.lora_A"), read(f"{name}.lora_B"), scale)
+            for name, scale in _adapted(model).items()
+        }
+        changes = Changes(updates, {name: read(name) for name in self.fresh})
         write_adapter(
             stage, self.names, changes, base=self.base, rank=self.settings.rank, dropout=self.settings.dropout
         )
@@ -175,7 +173,7 @@ def adapt(plan: Plan, spec: ModelSpec, model: nn.Module, fresh: tuple[str, ...])
         return None
     base = ModelDirectory.open(plan.model)
     add_adapters(model, plan.lora, fresh, plan.settings.seed)
-    updated = list(_updates(model))
+    updated = [f"{name}.weight" for name in _adapted(model)]
     layout, names = _names(base, spec, updated, fresh)
     source = (base.origin.source if base.origin.kind == "imported" else None) or base.spec.name
     return Adapters(plan.lora, source, digest_layout(base.path, base.layout), fresh, layout, names)
@@ -207,6 +205,6 @@ def imported_format(stored: ModelDirectory) -> str | None:
     return origin.format if origin.format in layout_names(stored.spec) else None
 
 
-def _updates(model: nn.Module) -> dict[str, Update]:
-    """Return what the adapters of a model add, by the name of the weight."""
-    return {f"{name}.weight": part.update() for name, part in model.named_modules() if isinstance(part, LowRankLinear)}
+def _adapted(model: nn.Module) -> dict[str, float]:
+    """Return the names of the adapted layers of a model, each with the factor of its update."""
+    return {name: part.scale for name, part in model.named_modules() if isinstance(part, LowRankLinear)}
