@@ -53,7 +53,7 @@ class _Counter(TorchDispatchMode):
     """Adds up the operations that torch has formulas for. FlopCounterMode does, too, but it needs gradients."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

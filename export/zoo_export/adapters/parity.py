@@ -22,6 +22,7 @@ import numpy as np
 from torch import nn
 
 from zoo.artifact import ModelDirectory
+from zoo.checkpoints.peft import Update
 from zoo.contract import Graph, TensorSpec
 from zoo.exporters import Progress
 from zoo.models import persist
@@ -255,7 +256,7 @@ class _Subject(OnnxSubject):
         if self._weights_now:
             for name, layer in self.models.yardstick.model.named_modules():
                 if isinstance(layer, LowRankLinear) and name + LORA_A in stacks:
-                    a, b = factors(layer.update())
+                    a, b = factors(Update(layer.lora_A.detach(), layer.lora_B.detach(), layer.scale))
                     one, other = stacks[name + LORA_A].copy(), stacks[name + LORA_B].copy()
                     one[self._number, : len(a)], other[self._number, :, : len(a)] = a, b
                     stacks |= {name + LORA_A: one, name + LORA_B: other}
