@@ -4,11 +4,14 @@
     python benchmarks/recipes.py copy-task -o DIR
     python benchmarks/recipes.py language --data corpus.txt -o DIR
     python benchmarks/recipes.py pretraining --data DIR -o DIR
+    python benchmarks/recipes.py trainer --data DIR --model HUB_DIR -o DIR
 
 `prepare` writes the texts that Hutto and Gilbert 2014 rated, from the source distribution of vaderSentiment: balanced
 splits of the movie reviews with labels (train, validation and test.jsonl), and pairs of halves of all texts that are
-not in the test split, for pretraining (pairs.jsonl, texts.txt). The others train each variant with `zoo train`, into a
-directory that is kept: a run that is complete there is not repeated. They draw the evaluations by step as DIR/NAME.svg.
+not in the test split, for pretraining (pairs.jsonl, texts.txt). `trainer` fine-tunes a BERT directory of the hub's
+layout with transformers' Trainer and the budget of the recipe sentiment. The others train each variant with `zoo
+train`, into a directory that is kept: a run that is complete there is not repeated. They draw the evaluations by step
+as DIR/NAME.svg.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from zoo.registry.recipes import find_recipe
 
 ARCHIVE = "hutto_ICWSM_2014.tar.gz"
 SPLITS = {"test": 2_000, "train": 1_000, "validation": 1_000}
@@ -174,17 +179,55 @@ def pretraining(folder: Path, data: Path) -> None:
     study("pretraining", folder, variants, "accuracy", accuracy)
 
 
+def trainer(folder: Path, data: Path, model: Path) -> None:
+    """Fine-tune with transformers' Trainer, and print the accuracy on the test split."""
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainingArguments,
+    )
+
+    settings = find_recipe("sentiment").table("settings")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def encoded(split: str) -> list[dict[str, Any]]:
+        rows = read_rows(data / f"{split}.jsonl")
+        return [{**tokenizer(row["text"], truncation=True), "labels": int(row["label"] == "positive")} for row in rows]
+
+    arguments = TrainingArguments(
+        str(folder), num_train_epochs=settings["epochs"], per_device_train_batch_size=settings["batch_size"],
+        learning_rate=settings["learning_rate"], warmup_steps=settings["warmup_steps"], weight_decay=0.01,
+        lr_scheduler_type="linear", save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, seed=0,
+    )  # fmt: skip
+    tuned = Trainer(
+        AutoModelForSequenceClassification.from_pretrained(model, num_labels=2),
+        arguments,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        train_dataset=encoded("train"),
+        processing_class=tokenizer,
+    )
+    tuned.train()
+    test = encoded("test")
+    found = tuned.predict(test).predictions.argmax(-1)
+    right = sum(int(guess) == row["labels"] for guess, row in zip(found, test, strict=True))
+    print(f"accuracy {right / len(test):.4f}")
+
+
 def main() -> None:
     """Prepare data or run a comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("prepare", "copy-task", "language", "pretraining"):
+    for name in ("prepare", "copy-task", "language", "pretraining", "trainer"):
         command = commands.add_parser(name)
         command.add_argument("-o", "--output", type=Path, required=True, help="directory for what is written")
         if name == "prepare":
             command.add_argument("sdist", type=Path)
         elif name != "copy-task":
             command.add_argument("--data", type=Path, required=True)
+        if name == "trainer":
+            command.add_argument("--model", type=Path, required=True)
     options = parser.parse_args()
     match options.command:
         case "prepare":
@@ -193,6 +236,8 @@ def main() -> None:
             copy_task(options.output)
         case "language":
             language(options.output, options.data)
+        case "trainer":
+            trainer(options.output, options.data, options.model)
         case _:
             pretraining(options.output, options.data)
 

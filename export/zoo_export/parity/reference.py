@@ -41,11 +41,12 @@ class _OtherSums(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and len(args) in (2, 3) and not kwargs and min(self._sizes(*args[:2])) < _LARGE:
-            x, weight, *bias = args
+            x, weight, bias = (*args, None)[:3]
             rows, outputs = self._sizes(x, weight)
             flat = F.pad(x.reshape(rows, -1), (0, 0, 0, max(0, _LARGE - rows)))
             result = F.linear(flat, F.pad(weight, (0, 0, 0, max(0, _LARGE - outputs))))[:rows, :outputs]
-            return sum(bias, result.reshape(*x.shape[:-1], outputs))
+            result = result.reshape(*x.shape[:-1], outputs)
+            return result if bias is None else result + bias
         return function(*args, **(kwargs or {}))
 
     @staticmethod

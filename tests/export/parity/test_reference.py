@@ -106,13 +106,13 @@ def test_infinite_weights_stay_infinite(stored: Callable[[str], ModelDirectory])
         assert all(item.view(-1)[0] == -torch.inf for item in executor.model.state_dict().values())
 
 
-@pytest.mark.parametrize("outputs", [1, 5])
-def test_nudges_add_the_products_of_small_layers_in_another_order(outputs: int) -> None:
+@pytest.mark.parametrize(("outputs", "bias"), [(1, True), (5, True), (5, False)])
+def test_nudges_add_the_products_of_small_layers_in_another_order(outputs: int, bias: bool) -> None:
     """Torch has more exact kernels for few rows or outputs, which other runtimes lack: the limit would be too low."""
 
     def load() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Linear(384, outputs).eval()
+        return nn.Linear(384, outputs, bias).eval()
 
     def error(executor: Executor, wanted: Tensor) -> float:
         found = [executor(graph, {"input": part})["y"] for part in inputs]
@@ -123,7 +123,7 @@ def test_nudges_add_the_products_of_small_layers_in_another_order(outputs: int) 
     graph = Graph(inputs=tuple(tensors[:1]), outputs=tuple(tensors[1:]))
     models = Models(load)
     for executor in models.nudged():
-        exact = nn.Linear(384, outputs).double().requires_grad_(False)
+        exact = nn.Linear(384, outputs, bias).double().requires_grad_(False)
         exact.load_state_dict(executor.model.state_dict())
         wanted = exact(torch.from_numpy(inputs).double())
         assert 1.5 * error(models.yardstick, wanted) < error(executor, wanted) < 40 * error(models.yardstick, wanted)
