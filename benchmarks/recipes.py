@@ -5,13 +5,14 @@
     python benchmarks/recipes.py language --data corpus.txt -o DIR
     python benchmarks/recipes.py pretraining --data DIR -o DIR
     python benchmarks/recipes.py trainer --data DIR --model HUB_DIR -o DIR
+    python benchmarks/recipes.py attention WORD... --model DIR -o DIR
 
 `prepare` writes the texts that Hutto and Gilbert 2014 rated, from the source distribution of vaderSentiment: balanced
 splits of the movie reviews with labels (train, validation and test.jsonl), and pairs of halves of all texts that are
 not in the test split, for pretraining (pairs.jsonl, texts.txt). `trainer` fine-tunes a BERT directory of the hub's
 layout with transformers' Trainer and the budget of the recipe sentiment. The others train each variant with `zoo
 train`, into a directory that is kept: a run that is complete there is not repeated. They draw the evaluations by step
-as DIR/NAME.svg.
+as DIR/NAME.svg. `attention` draws what a recurrent model with the variant `attentions` attends to, for each word.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def pretraining(folder: Path, data: Path) -> None:
     assert not rows
     files = ["--data", str(data / "train.jsonl"), "--validation", str(data / "validation.jsonl")]
     recipe = ["--recipe", "sentiment", *files, "--set", "epochs=10", "--set", "keep=last"]
-    variants = {"from random weights": [*preset, *recipe], "pretrained": [str(model), *recipe]}
+    variants = {"from random weights": [*preset, *recipe], "from pretrained weights": [str(model), *recipe]}
     study("pretraining", folder, variants, "accuracy", accuracy)
 
 
@@ -215,18 +216,43 @@ def trainer(folder: Path, data: Path, model: Path) -> None:
     print(f"accuracy {right / len(test):.4f}")
 
 
+def attention(folder: Path, model: Path, words: Sequence[str]) -> None:
+    """Draw the weights of each letter for each phone."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from zoo_runtime import load_session
+
+    with load_session(model) as session:
+        targets = [found["generated"] for found in session.run(list(words))]
+    with load_session(model, variant="attentions") as session:
+        found = session.run(list(zip(words, targets, strict=True)), task="attentions")
+    figure = Figure(figsize=(3.2 * len(words), 3.2), layout="constrained")
+    for axes, item in zip(figure.subplots(1, len(words), squeeze=False)[0], found, strict=True):
+        weights = next(value for name, value in item["attentions"].items() if name.startswith("decoder.cross"))
+        axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
+        phones = [*item["target_texts"][1:], "end"]  # the phone that is predicted, not the one that is read
+        axes.set_xticks(range(len(item["texts"])), item["texts"])
+        axes.set_yticks(range(len(phones)), phones)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "zoo"}):
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / "attention.svg", format="svg", metadata={"Date": None})
+
+
 def main() -> None:
     """Prepare data or run a comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("prepare", "copy-task", "language", "pretraining", "trainer"):
+    for name in ("prepare", "copy-task", "language", "pretraining", "trainer", "attention"):
         command = commands.add_parser(name)
         command.add_argument("-o", "--output", type=Path, required=True, help="directory for what is written")
         if name == "prepare":
             command.add_argument("sdist", type=Path)
+        elif name == "attention":
+            command.add_argument("words", nargs="+")
         elif name != "copy-task":
             command.add_argument("--data", type=Path, required=True)
-        if name == "trainer":
+        if name in ("trainer", "attention"):
             command.add_argument("--model", type=Path, required=True)
     options = parser.parse_args()
     match options.command:
@@ -236,6 +262,8 @@ def main() -> None:
             copy_task(options.output)
         case "language":
             language(options.output, options.data)
+        case "attention":
+            attention(options.output, options.model, options.words)
         case "trainer":
             trainer(options.output, options.data, options.model)
         case _:
