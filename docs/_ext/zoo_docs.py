@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -159,7 +160,10 @@ def comments(package: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     root = import_module(package.partition(".")[0])
     for module in [root.__name__, *(item.name for item in pkgutil.walk_packages(root.__path__, f"{root.__name__}."))]:
-        source = ModuleAnalyzer.for_module(module)
+        spec = find_spec(module)  # without importing it: it may need a package that is not installed
+        assert spec is not None
+        assert spec.origin is not None
+        source = ModuleAnalyzer.for_file(spec.origin, module)
         for (owner, name), text in source.find_attr_docs().items():
             if not owner:
                 found.setdefault(name, "\n".join(text).strip())

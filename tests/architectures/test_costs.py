@@ -269,7 +269,7 @@ def test_every_row_of_gpt_3_is_a_preset() -> None:
 def test_every_row_of_table_3_is_a_preset() -> None:
     """Every preset of the Transformer is covered, too."""
     names = {name for name in read_presets(built_in_presets()) if name.startswith("transformer-")}
-    assert names == {f"transformer-{row}" for row in (*TABLE_3, "learned", "tiny")}
+    assert names == {f"transformer-{row}" for row in (*TABLE_3, "learned", "tiny", "g2p")}
 
 
 def counted_flops(spec: ModelSpec, arguments: Sequence[Tensor]) -> int:

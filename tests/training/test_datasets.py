@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
-from itertools import pairwise
 
 import pytest
 
 from tests.conftest import Result
-from zoo.training.datasets import digits, pronunciations
+from zoo.training.datasets import pronunciations
 
 SPLITS = ("train", "validation", "test")
 
@@ -25,13 +24,6 @@ def test_pronunciations_are_split_by_word() -> None:
     assert words["singing"] == "sIGIG"
     assert words["read"] == "rEd"  # the first of two
     assert len(set(pronunciations.PHONES.values())) == len(pronunciations.PHONES) == 39
-
-
-def test_digits_are_split() -> None:
-    found = [list(digits.rows(split)) for split in SPLITS]
-    assert [len(rows) for rows in found] == [1_297, 200, 300]
-    assert all(one != other for rows in found for one, other in pairwise(rows))
-    assert {row["label"] for row in found[0]} == {str(number) for number in range(10)}
 
 
 def test_missing_package_of_a_data_set(zoo: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:

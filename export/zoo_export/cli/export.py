@@ -123,7 +123,7 @@ def command(
     if adapters:
         _export_adapters(model, adapters, lora_files, format_name, provider, grid == "full", force, as_json)
         return
-    if lora_files:
+    if lora_files and format_name == "onnx":
         raise UsageError("no adapters to write", "--lora-files", "add --adapter DIR")
     chosen = {}
     if format_name == "onnx":

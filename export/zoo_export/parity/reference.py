@@ -43,9 +43,8 @@ class _OtherSums(TorchFunctionMode):
         if function is F.linear and len(args) in (2, 3) and not kwargs and min(self._sizes(*args[:2])) < _LARGE:
             x, weight, bias = (*args, None)[:3]
             rows, outputs = self._sizes(x, weight)
-            flat = F.pad(x.reshape(rows, -1), (0, 0, 0, max(0, _LARGE - rows)))
-            result = F.linear(flat, F.pad(weight, (0, 0, 0, max(0, _LARGE - outputs))))[:rows, :outputs]
-            result = result.reshape(*x.shape[:-1], outputs)
+            large = [_with_rows(matrix) for matrix in (x.reshape(rows, -1), weight)]
+            result = F.linear(*large)[:rows, :outputs].reshape(*x.shape[:-1], outputs)
             return result if bias is None else result + bias
         return function(*args, **(kwargs or {}))
 
@@ -53,6 +52,12 @@ class _OtherSums(TorchFunctionMode):
     def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int]:
         """Return the number of rows and of outputs of a dense layer."""
         return x.numel() // x.shape[-1], len(weight)
+
+
+def _with_rows(matrix: Tensor) -> Tensor:
+    """Return a matrix with rows of zeros if it has few."""
+    missing = _LARGE - len(matrix)
+    return F.pad(matrix, (0, 0, 0, missing)) if missing > 0 else matrix
 
 
 class _OtherRounding(TorchExecutor):

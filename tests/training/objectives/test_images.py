@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from tests.architectures.test_vit import make, transformers_twin
 from tests.conftest import Result
 from tests.training.objectives.common import Listed, batch_of, mean_of
 from zoo.artifact import ModelDirectory
-from zoo.errors import MissingPackageError
 from zoo.training.batches import evaluation_batches
 from zoo.training.data.order import generator
 from zoo.training.datasets import digits
@@ -190,19 +187,6 @@ def test_digits_are_those_of_scikit_learn() -> None:
     actual = sorted((np.rint(np.array(row["image"]) * 16 / 255).astype(int).tolist(), row["label"]) for row in rows)
     assert actual == wanted
     assert list(digits.rows("test")) == splits["test"]
-
-
-@pytest.fixture
-def without_sklearn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    yield
-    importlib.invalidate_caches()
-
-
-def test_digits_need_scikit_learn(without_sklearn: None, zoo: Zoo) -> None:
-    with pytest.raises(MissingPackageError, match="pip install scikit-learn"):
-        next(digits.rows("train"))
-    assert "pip install scikit-learn" in zoo("train", "vit-tiny", "--data", "digits", "-o", "m", *FAST).failed(1)
 
 
 @pytest.mark.slow
