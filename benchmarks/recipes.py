@@ -101,9 +101,15 @@ def train(folder: Path, arguments: Sequence[str]) -> list[dict[str, Any]]:
     return [{"step": row["step"], **row["evaluation"]} for row in rows if "evaluation" in row]
 
 
-def study(name: str, folder: Path, variants: Variants, label: str, value: Callable[[Mapping[str, Any]], float]) -> None:
+def study(
+    name: str,
+    folder: Path,
+    variants: Variants,
+    label: str,
+    value: Callable[[Mapping[str, Any]], float],
+    best: Callable[[Sequence[float]], float],
+) -> None:
     """Train variants, print their best and last evaluation, and draw the evaluations."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.5), layout="constrained")
@@ -112,14 +118,20 @@ def study(name: str, folder: Path, variants: Variants, label: str, value: Callab
     for variant, arguments in variants.items():
         rows = train(folder / variant.replace(" ", "-"), arguments)
         values = [value(row) for row in rows]
-        best = max(values) if value({"loss": 1.0, "accuracy": 0.0}) == 0 else min(values)
-        print(f"| {variant} | {values[-1]:.4f} | {best:.4f} |", flush=True)
+        print(f"| {variant} | {values[-1]:.4f} | {best(values):.4f} |", flush=True)
         axes.plot([row["step"] for row in rows], values, label=variant, marker="o", markersize=3)
     axes.set(xlabel="step", ylabel=label)
     axes.grid(alpha=0.3)
     axes.legend()
+    write_svg(figure, folder / f"{name}.svg")
+
+
+def write_svg(figure: Any, file: Path) -> None:
+    """Write a figure with text as text, the same bytes in every run."""
+    from matplotlib import rc_context
+
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "zoo"}):
-        figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata={"Date": None})
 
 
 def accuracy(row: Mapping[str, Any]) -> float:
@@ -144,7 +156,7 @@ def copy_task(folder: Path) -> None:
         "without warm-up": [*recipe, *immediate],
         "constant rate without warm-up": [*recipe, "--set", "schedule=constant", "--set", "warmup_steps=0"],
     }
-    study("copy-task", folder, variants, "accuracy", accuracy)
+    study("copy-task", folder, variants, "accuracy", accuracy, max)
 
 
 def language(folder: Path, data: Path) -> None:
@@ -160,7 +172,7 @@ def language(folder: Path, data: Path) -> None:
         name: [f"{name}-tiny", "--recipe", "language-model", *files, *sizes]
         for name in ("gpt", "adaptive-span", "product-key-memory")
     }
-    study("language", folder, variants, "bits per byte", bits)
+    study("language", folder, variants, "bits per byte", bits, min)
 
 
 def pretraining(folder: Path, data: Path) -> None:
@@ -177,7 +189,7 @@ def pretraining(folder: Path, data: Path) -> None:
     files = ["--data", str(data / "train.jsonl"), "--validation", str(data / "validation.jsonl")]
     recipe = ["--recipe", "sentiment", *files, "--set", "epochs=10", "--set", "keep=last"]
     variants = {"from random weights": [*preset, *recipe], "from pretrained weights": [str(model), *recipe]}
-    study("pretraining", folder, variants, "accuracy", accuracy)
+    study("pretraining", folder, variants, "accuracy", accuracy, max)
 
 
 def trainer(folder: Path, data: Path, model: Path) -> None:
@@ -218,7 +230,6 @@ def trainer(folder: Path, data: Path, model: Path) -> None:
 
 def attention(folder: Path, model: Path, words: Sequence[str]) -> None:
     """Draw the weights of each letter for each phone."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     from zoo_runtime import load_session
@@ -234,9 +245,8 @@ def attention(folder: Path, model: Path, words: Sequence[str]) -> None:
         phones = [*item["target_texts"][1:], "end"]  # the phone that is predicted, not the one that is read
         axes.set_xticks(range(len(item["texts"])), item["texts"])
         axes.set_yticks(range(len(phones)), phones)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "zoo"}):
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / "attention.svg", format="svg", metadata={"Date": None})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_svg(figure, folder / "attention.svg")
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class TrainingSettings(Settings):
     patience: int | None = None
     """Evaluations without improvement after which training ends; None for no limit."""
     monitor: Literal["loss", "accuracy"] = "loss"
-    """What makes one evaluation better than another."""
+    """The quantity by which evaluations are compared: the lowest loss or the highest accuracy is the best."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: those of the best evaluation, if there is data for it, or the last ones."""
     workers: int = 0

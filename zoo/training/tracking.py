@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from zoo import plugins
-from zoo.errors import ZooError, ZooWarning
+from zoo.errors import MissingPackageError, ZooError, ZooWarning
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
 
-__all__ = ["TrackedRun", "Trackers", "Tracking", "metrics_of"]
+__all__ = ["TrackedRun", "Trackers", "Tracking", "import_package", "metrics_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +34,7 @@ class TrackedRun:
 
 
 class Tracking(Protocol):
-    """What the function of a tracker returns."""
+    """The record of one run in a tracker, as the tracker's function returns it."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers, such as ``train/loss``, after a step."""
@@ -86,6 +87,18 @@ class Trackers:
             except ZooError as error:
                 warnings.warn(str(error), ZooWarning, stacklevel=2)
         self._running = kept
+
+
+def import_package(module: str, tracker: str) -> Any:
+    """Import the package of a built-in tracker.
+
+    Raises :class:`MissingPackageError` if it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        remedy = f'pip install "attention-zoo[{tracker}]"'
+        raise MissingPackageError(f"{tracker} is not installed", f"--tracker {tracker}", remedy) from error
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -34,7 +34,7 @@ class Found:
     spec: ModelSpec
     """The adapted model, which may have another task than the model of the directory."""
     model: nn.Module
-    """That model, without the adapter."""
+    """The module of ``spec`` with the weights of the directory, without the adapter."""
     changes: Changes
     own: ModelDirectory | None
     """The directory of an adapter that zoo wrote; None for one of PEFT."""

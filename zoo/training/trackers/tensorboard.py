@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from zoo.errors import MissingPackageError
-from zoo.training.tracking import TrackedRun
-
-try:
-    from torch.utils.tensorboard import SummaryWriter
-except ImportError as missing:
-    remedy = 'pip install "attention-zoo[tensorboard]"'
-    raise MissingPackageError("tensorboard is not installed", "--tracker tensorboard", remedy) from missing
+from zoo.training.tracking import TrackedRun, import_package
 
 __all__ = ["start"]
+
+SummaryWriter = import_package("torch.utils.tensorboard", "tensorboard").SummaryWriter
 
 
 class _Events:

@@ -6,16 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zoo.errors import MissingPackageError
-from zoo.training.tracking import TrackedRun
-
-try:
-    import trackio
-except ImportError as missing:
-    remedy = 'pip install "attention-zoo[trackio]"'
-    raise MissingPackageError("trackio is not installed", "--tracker trackio", remedy) from missing
+from zoo.training.tracking import TrackedRun, import_package
 
 __all__ = ["start"]
+
+trackio = import_package("trackio", "trackio")
 
 
 class _Run:

@@ -6,16 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zoo.errors import MissingPackageError
-from zoo.training.tracking import TrackedRun
-
-try:
-    import wandb
-except ImportError as missing:
-    remedy = 'pip install "attention-zoo[wandb]"'
-    raise MissingPackageError("wandb is not installed", "--tracker wandb", remedy) from missing
+from zoo.training.tracking import TrackedRun, import_package
 
 __all__ = ["start"]
+
+wandb = import_package("wandb", "wandb")
 
 
 class _Run:
