@@ -384,8 +384,8 @@ def test_non_positive_sizes_are_rejected(cls: type[Config], key: str, value: int
         (BERTConfig, {"dropout": -0.5}, "dropout must lie in [0, 1), got -0.5"),
         (
             BERTConfig,
-            {"task": "text-classification", "pooler": False},
-            "task 'text-classification' reads the pooler, but pooler is False",
+            {"task": "pretraining", "pooler": False},
+            "task 'pretraining' reads the pooler, but pooler is False",
         ),
         (BERTConfig, {"type_vocab_size": -1}, "type_vocab_size must not be negative, got -1"),
         (

@@ -447,6 +447,14 @@ def test_families_are_not_confused(tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
+def test_classifier_without_a_pooler_has_no_layout(tmp_path: Path) -> None:
+    """The original classes all have one, with weights that this model lacks."""
+    ours = library.create_model("bert-tiny", task="text-classification", pooler=False, pooling="cls")
+    library.save(ours, tmp_path / "ours", tokenizer="bytes")
+    with pytest.raises(UsageError, match=r"bert: cannot represent pooler False"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "hub")
+
+
 PRESETS = {
     "bert-tiny": "bert", "roberta-base": "roberta", "distilbert-base": "distilbert", "albert-base": "albert",
     "electra-small": "electra",

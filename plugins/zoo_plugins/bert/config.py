@@ -7,8 +7,8 @@ from typing import Literal
 
 from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats, mask, token_ids
 
-_POOLED = ("pretraining", "text-classification")
-"""Tasks whose classifier reads the pooler's output."""
+_CLASSES_OF_TEXT = {"pretraining", "text-classification"}
+"""Tasks with a classifier of whole texts."""
 _CLASSIFIED = ("text-classification", "token-classification")
 """Tasks with a classification head."""
 _MASKED = ("fill-mask", "pretraining")
@@ -73,14 +73,15 @@ class BERTConfig(ClassifierConfig):
     dropout: float = 0.1
     """Dropout on embeddings, attention weights and residuals, during training."""
     pooler: bool = True
-    """Whether the encoder has a pooler, a dense layer on its first token."""
+    """Whether the encoder has a pooler, a dense layer on its first token, which classifiers of texts read. Without one,
+    they read the vector that ``pooling`` chooses."""
     pooler_activation: Literal["tanh", "gelu", "relu"] = "tanh"
     """Activation of the pooler."""
     feature_layers: tuple[int, ...] = ()
     """Hidden states to concatenate, in this order, into the output ``features`` of feature-extraction: 0 is the
     embeddings, ``num_layers`` or -1 the last block. If empty, there is no such output."""
     pooling: Literal["cls", "mean"] = "mean"
-    """Pooling of sentence embeddings."""
+    """Pooling of sentence embeddings, and of text-classification without a pooler."""
     normalize: bool = True
     """Whether sentence embeddings are scaled to unit length."""
     tie_embeddings: bool = True
@@ -104,7 +105,7 @@ class BERTConfig(ClassifierConfig):
         self.require_divisible("hidden_size", "num_heads")
         if self.type_vocab_size < 0:
             raise ValueError(f"type_vocab_size must not be negative, got {self.type_vocab_size}")
-        if self.task in _POOLED and not self.pooler:
+        if self.task == "pretraining" and not self.pooler:
             raise ValueError(f"task {self.task!r} reads the pooler, but pooler is {self.pooler}")
         self._check_features()
         if not self.project_embeddings and self.embedding_size != self.hidden_size:
@@ -198,7 +199,7 @@ class BERTConfig(ClassifierConfig):
         if self.task in _MASKED:
             total += cost.linear(hidden, width) + cost.layer_norm(width)
             total += cost.head(width, self.vocab_size, tied=self.tie_embeddings) + Cost(self.vocab_size)
-        if self.task in _POOLED:
+        if self.task in _CLASSES_OF_TEXT:
             total += Cost(cost.linear(hidden, 2 if self.task == "pretraining" else self.num_classes).parameters)
         if self.task == "token-classification":
             total += cost.linear(hidden, self.num_classes)

@@ -37,7 +37,8 @@ __all__ = ["ALBERT", "BERT", "CAMEMBERT", "DISTILBERT", "ELECTRA", "ROBERTA", "X
 
 def _derive_bert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     require_types(checkpoint, values)
-    found: dict[str, Any] = {"pooler": has_tensor(checkpoint, "pooler.dense.weight"), **sentence_encoder(checkpoint)}
+    pooler = values["task"] == "text-classification" or has_tensor(checkpoint, "pooler.dense.weight")
+    found: dict[str, Any] = {"pooler": pooler, **sentence_encoder(checkpoint)}
     if values["task"] == "fill-mask" and has_tensor(checkpoint, "cls.seq_relationship.weight"):
         found["task"] = "pretraining"  # both heads are present, whichever class wrote the file
     return found
@@ -198,7 +199,7 @@ def _derive_albert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[st
     found = {
         "project_embeddings": True,
         "share_layers": True,
-        "pooler": has_tensor(checkpoint, "pooler.weight"),
+        "pooler": values["task"] == "text-classification" or has_tensor(checkpoint, "pooler.weight"),
         **sentence_encoder(checkpoint),
     }
     if values["task"] == "fill-mask" and has_tensor(checkpoint, "sop_classifier.classifier.weight"):

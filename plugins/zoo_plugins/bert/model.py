@@ -183,7 +183,8 @@ class BERT(nn.Module):
             case "pretraining":
                 return {"logits": self.masked_lm(x), "next_sentence_logits": self.next_sentence(pooled)}
             case "text-classification":
-                return {"logits": self.classifier(self.dropout(pooled))}
+                vector = pool(x, attention_mask, c.pooling) if pooled is None else pooled
+                return {"logits": self.classifier(self.dropout(vector))}
             case "token-classification":
                 return {"logits": self.classifier(self.dropout(x))}
             case "question-answering":
