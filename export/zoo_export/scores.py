@@ -1,5 +1,5 @@
-"""Scores of predictions: F1, exact match, correlations, BLEU. The metrics are those of scikit-learn, scipy, seqeval and
-sacrebleu, which the extra ``metrics`` installs."""
+"""Scores of predictions: F1, exact match, correlations, BLEU, error rates. The metrics are those of scikit-learn,
+scipy, seqeval, sacrebleu and jiwer, which the extra ``metrics`` installs."""
 
 from __future__ import annotations
 
@@ -227,7 +227,11 @@ _SCORERS: Mapping[type[Criterion], type[Scorer[Any]]] = {
 
 
 def answer_scores(session: Session, rows: Iterable[Any]) -> dict[str, float]:
-    """Return the share of the column ``target`` that ``zoo run`` generates exactly, and BLEU; none for other tasks."""
+    """Return scores of the texts that ``zoo run`` generates against the column ``target``; none for other tasks.
+
+    They are the share of equal texts, BLEU (Papineni et al. 2002) and chrF (Popović 2015), both out of 100, and the
+    edits per word and per character of the targets (Levenshtein distance), which are left out if a target is empty.
+    """
     usable = [row for row in rows if isinstance(row, Mapping)]
     if session.task != "text2text-generation" or not all(isinstance(row["target"], str) for row in usable):
         return {}
@@ -241,6 +245,11 @@ def answer_scores(session: Session, rows: Iterable[Any]) -> dict[str, float]:
     sacrebleu = _library("sacrebleu")
     if sacrebleu is not None:
         scores["bleu"] = float(sacrebleu.corpus_bleu(found, [targets]).score)
+        scores["chrf"] = float(sacrebleu.corpus_chrf(found, [targets]).score)
+    jiwer = _library("jiwer")
+    if jiwer is not None and all(target.strip() for target in targets):
+        scores["word_error_rate"] = float(jiwer.wer(targets, found))
+        scores["character_error_rate"] = float(jiwer.cer(targets, found))
     return scores
 
 

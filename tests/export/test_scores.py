@@ -194,3 +194,5 @@ def test_sequences_match_greedy_search(zoo: Zoo) -> None:
     assert zoo("export", "m", "--onnx").status == 0
     one, other = zoo("evaluate", "m", "--data", "rows.jsonl", "--json").json["scores"]
     assert one["exact_match"] == other["exact_match"] == 1 / 8
+    assert (other["word_error_rate"], other["character_error_rate"]) == (7 / 8, 7 / 16)  # "bb" for "ba", and so on
+    assert 0 < other["chrf"] < 100
