@@ -7,7 +7,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -386,13 +387,13 @@ CONTROL = ("<s>", "</s>", "<mask>", "<unk>", "<pad>")
 """Excluded from texts: a symbol for us, but characters for SentencePiece."""
 
 
-def sentencepiece_file(path: Path, **options: Any) -> Any:
+def sentencepiece_file(path: Path, sentences: Sequence[str] = (), **options: Any) -> Any:
     """Train a small SentencePiece model, and return SentencePiece's own tokenizer for it."""
     sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
     content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*SENTENCES * 3, *PARTS]), model_writer=content, minloglevel=2, hard_vocab_limit=False,
-        **{"model_type": "unigram", "vocab_size": 400, "num_threads": 1, **options},
+        sentence_iterator=iter(sentences or [*SENTENCES * 3, *PARTS]), model_writer=content, minloglevel=2,
+        hard_vocab_limit=False, **{"model_type": "unigram", "vocab_size": 400, "num_threads": 1, **options},
     )  # fmt: skip
     path.write_bytes(content.getvalue())
     return sentencepiece.SentencePieceProcessor(model_proto=content.getvalue())
@@ -440,6 +441,88 @@ def test_unigram_model_gives_the_ids_of_sentencepiece(rule: str, options: dict[s
         ids = oracle.encode(text)
         if oracle.unk_id() not in ids:  # SentencePiece decodes it to a symbol of its own
             assert ours.decode(ids, skip_special_tokens=False) == oracle.decode(ids)
+
+
+GERMAN = (
+    "ein Beispiel für einen Satz",
+    "der Zug fährt nach Süden",
+    "wohin fährt der nächste Zug?",
+    "Zebras fressen Gras",
+)
+
+
+def marian_files(folder: Path) -> dict[str, int]:
+    """Write the three files of a Marian tokenizer; returns the vocabulary."""
+    folder.mkdir()
+    source = sentencepiece_file(folder / "source.spm", vocab_size=200, normalization_rule_name="nmt_nfkc")
+    target = sentencepiece_file(folder / "target.spm", vocab_size=150, sentences=GERMAN)
+    pieces = {model.id_to_piece(number) for model in (source, target) for number in range(3, model.vocab_size())}
+    names = ["</s>", "<unk>", *sorted(pieces, key=lambda piece: piece[::-1]), ">>deu<<", "<pad>"]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    return vocabulary
+
+
+def test_marian_tokenizer_gives_the_ids_of_transformers() -> None:
+    """For texts of the source language, and for translations: pieces of the target language split no text."""
+    from transformers import MarianTokenizer
+
+    vocabulary = marian_files(Path("marian"))
+    assert find_tokenizer(Path("marian")) == Path("marian/source.spm")
+    oracle, ours = MarianTokenizer.from_pretrained("marian"), load_tokenizer(Path("marian"))
+    write_tokenizer(Path("marian"), TARGET, len(vocabulary))
+    written = load_tokenizer(TARGET)
+    parts = st.sampled_from([*PARTS, *SENTENCES, *GERMAN, " ", "  ", "Zug", "\U000f0000", "\U000f0000Z"])
+    source = oracle.spm_source
+    known = {character for number in range(source.vocab_size()) for character in source.id_to_piece(number)}
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.sampled_from(["", ">>deu<< "]), st.lists(parts, max_size=8).map("".join))
+    def check(code: str, text: str) -> None:
+        assume(not any(symbol in text for symbol in CONTROL) and text.strip(" ▁"))
+        normal = source.normalize(text)
+        assume(not any(one not in known and other not in known for one, other in pairwise(normal)))
+        expected = oracle(code + text)["input_ids"]
+        assert ours.encode(code + text).ids == written.encode(code + text).ids == expected
+
+    check()
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.lists(st.sampled_from(sorted(vocabulary.values())), max_size=8))
+    def decode(ids: list[int]) -> None:
+        expected = oracle.decode(ids, skip_special_tokens=True)
+        assert ours.decode(ids).strip() == written.decode(ids).strip() == expected.strip()
+
+    decode()
+    for text in GERMAN:
+        assert ours.decode(oracle(text_target=text)["input_ids"]) == text
+
+
+def test_incomplete_marian_vocabularies(recwarn: pytest.WarningsRecorder) -> None:
+    """A missing piece is a warning; missing special tokens, gaps and separate vocabularies are errors."""
+    vocabulary = marian_files(Path("marian"))
+    path = Path("marian/vocab.json")
+    source = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file="marian/source.spm")
+    lost = source.id_to_piece(9)
+    names = [name for name in vocabulary if name != lost]
+    path.write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    load_tokenizer(Path("marian"))
+    (warning,) = recwarn
+    assert f"1 of {source.vocab_size()} pieces are not in vocab.json, such as {lost!r}: words with them" in str(
+        warning.message
+    )
+    for content, reason in (
+        ({**vocabulary, "x": len(vocabulary) + 1}, "the ids are not 0, 1, 2"),
+        ({"</s>": 0, "a": 1}, "no <unk>"),
+    ):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ArtifactError, match=reason):
+            load_tokenizer(Path("marian"))
+    path.write_text(json.dumps(vocabulary))
+    Path("marian/tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
+    with pytest.raises(ArtifactError, match="a vocabulary for each language is not supported"):
+        load_tokenizer(Path("marian"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Tokenizers of the ``tokenizers`` library, stored as tokenizer.json in the model directory.
 
 Other formats are converted when they are read: WordPiece's vocab.txt (BERT), the two files of byte-level BPE (GPT-2),
-and SentencePiece's unigram model.
+SentencePiece's unigram model, and the two such models of a Marian translation system.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.tokenizers.sentencepiece import KNOWN, MARIAN, marian_tokenizer, sentencepiece_file
 
 __all__ = [
     "BYTES",
@@ -28,8 +29,6 @@ __all__ = [
     "is_tokenizer_json",
     "load_tokenizer",
     "read_tokenizer",
-    "sentencepiece_proto",
-    "sentencepiece_tokenizer",
     "tokenizer_json",
     "write_tokenizer",
 ]
@@ -41,17 +40,11 @@ END = "<|endoftext|>"
 """GPT-2's only special token, after each text."""
 _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 """Vocabulary and merges files of a byte-level BPE, as named by libraries and by OpenAI."""
-_KNOWN = (
-    "known: tokenizer.json, vocab.txt (WordPiece), vocab.json + merges.txt or encoder.json + vocab.bpe (byte-level "
-    "BPE), a SentencePiece .model (unigram), a directory with one of them"
-)
 _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _GPT2_CLASSES = ("GPT2Tokenizer",)
 _ROBERTA_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer")
 """Like GPT-2's, with special tokens around the text."""
 _ROBERTA_SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""The character that SentencePiece uses for a space."""
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -105,73 +98,12 @@ def bert_tokenizer(
     return tokenizer
 
 
-def sentencepiece_proto() -> Any:
-    """Import SentencePiece's protobuf module. Raises :class:`UsageError` if it is not installed."""
-    try:
-        from sentencepiece import sentencepiece_model_pb2
-    except ImportError as error:
-        what = f"SentencePiece models need a package that is not installed ({error})"
-        raise UsageError(what, None, "pip install attention-zoo[sentencepiece]") from error
-    return sentencepiece_model_pb2
-
-
-def sentencepiece_tokenizer(model: Any, where: object) -> Tokenizer:
-    """Convert a SentencePiece ``ModelProto`` (Kudo 2018) to a tokenizer that gives the same ids.
-
-    The tokenizers library causes two differences. If the model normalises Unicode, combining characters are lost after
-    a character that this changes, such as an accent on a capital that is lower-cased. And a control symbol such as
-    ``</s>`` in a text is tokenized as that symbol.
-
-    Raises :class:`ArtifactError` for a model that cannot be represented.
-    """
-    trainer, spec, kinds = model.trainer_spec, model.normalizer_spec, model.SentencePiece
-    if not model.pieces:
-        raise ArtifactError("not a SentencePiece model (it has no pieces)", where, _KNOWN)
-    if trainer.model_type != trainer.UNIGRAM:
-        name = trainer.ModelType.Name(trainer.model_type).lower()
-        raise ArtifactError(f"SentencePiece model type {name} is not supported", where, "use a unigram model")
-    if trainer.treat_whitespace_as_suffix or not spec.escape_whitespaces:
-        raise ArtifactError("a SentencePiece model that does not put spaces in front of words", where)
-    if any(piece.type == kinds.UNUSED for piece in model.pieces):
-        raise ArtifactError("a SentencePiece model with unused pieces", where)
-    best = max((piece.score for piece in model.pieces if piece.type == kinds.NORMAL), default=0.0)
-    pieces = [
-        # SentencePiece prefers user-defined pieces to any other segmentation
-        (piece.piece, len(piece.piece.encode()) * best - 0.1 if piece.type == kinds.USER_DEFINED else piece.score)
-        for piece in model.pieces
-    ]
-    tokenizer = Tokenizer(models.Unigram(pieces, trainer.unk_id, trainer.byte_fallback))
-    steps: list[normalizers.Normalizer] = []
-    if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-        changed = [item.piece for item in model.pieces if item.type == kinds.USER_DEFINED]
-        changed = [piece for piece in changed if steps[0].normalize_str(piece) != piece]
-        if changed:
-            raise ArtifactError(f"a SentencePiece model that does not normalise {', '.join(changed)}", where)
-    if spec.remove_extra_whitespaces:
-        steps.append(normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""))
-        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    if spec.add_dummy_prefix:
-        steps.append(normalizers.Prepend(_SPACE))
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(_SPACE, " "),
-            *([decoders.ByteFallback()] if trainer.byte_fallback else []),
-            decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else []),
-        ]
-    )
-    tokenizer.add_special_tokens(
-        [piece.piece for piece in model.pieces if piece.type in (kinds.CONTROL, kinds.UNKNOWN)]
-    )
-    return tokenizer
-
-
 def find_tokenizer(folder: Path) -> Path | None:
     """Return the file of a directory that :func:`load_tokenizer` reads, or None."""
     pairs = [name for name, merges in _MERGES.items() if (folder / merges).exists()]
     found = [folder / name for name in (TOKENIZER, *pairs, "vocab.txt") if (folder / name).exists()]
+    if not found and all((folder / name).exists() for name in MARIAN):
+        return folder / MARIAN[0]
     sentencepiece = sorted(folder.glob("*.model"))
     if not found and len(sentencepiece) == 1:
         return sentencepiece[0]
@@ -196,7 +128,7 @@ def load_tokenizer(source: Path) -> Tokenizer:
     except FileNotFoundError as error:
         raise ArtifactError("no such tokenizer", path, "check the path") from error
     except Exception as error:  # the library raises bare Exception
-        raise ArtifactError(f"not a {what} ({error})", path, _KNOWN) from error
+        raise ArtifactError(f"not a {what} ({error})", path, KNOWN) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -246,7 +178,7 @@ def _file_of(source: Path) -> Path:
         return ModelDirectory.open(source, weights=False).file(TOKENIZER)
     found = find_tokenizer(source)
     if found is None:
-        raise ArtifactError("no tokenizer in this directory", source, _KNOWN)
+        raise ArtifactError("no tokenizer in this directory", source, KNOWN)
     return found
 
 
@@ -257,7 +189,9 @@ def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
     if path.suffix == ".txt":
         return "WordPiece vocabulary", _read_wordpiece
     if path.suffix == ".model":
-        return "SentencePiece model", _read_sentencepiece
+        return "SentencePiece model", sentencepiece_file
+    if path.name == MARIAN[0]:
+        return "Marian tokenizer", marian_tokenizer
     return TOKENIZER, _read_json
 
 
@@ -275,7 +209,7 @@ def _read_wordpiece(path: Path) -> Tokenizer:
     }
     for role in ("unk", "cls", "sep"):
         if names[role] not in vocabulary:
-            raise ArtifactError(f"not a WordPiece vocabulary (no {names[role]})", path, _KNOWN)
+            raise ArtifactError(f"not a WordPiece vocabulary (no {names[role]})", path, KNOWN)
     tokenizer = bert_tokenizer(
         models.WordPiece(vocabulary, unk_token=names["unk"]),
         lowercase=settings.get("do_lower_case", True),
@@ -294,14 +228,14 @@ def _read_byte_level(path: Path) -> Tokenizer:
     vocabulary_name = next(name for name in _MERGES if path.name.endswith(name))
     merges_path = path.with_name(path.name.removesuffix(vocabulary_name) + _MERGES[vocabulary_name])
     if not merges_path.exists():
-        raise ArtifactError(f"no {merges_path.name} beside it", path, _KNOWN)
+        raise ArtifactError(f"no {merges_path.name} beside it", path, KNOWN)
     if settings.get("add_bos_token"):
         raise ArtifactError("add_bos_token is not supported", path.with_name("tokenizer_config.json"))
     vocabulary, merges = models.BPE.read_file(str(path), str(merges_path))
     if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()) or any(
         right.endswith("</w>") for _, right in merges
     ):
-        raise ArtifactError("not a byte-level BPE like GPT-2's", path, _KNOWN)
+        raise ArtifactError("not a byte-level BPE like GPT-2's", path, KNOWN)
     model = models.BPE(vocabulary, merges)
     tokenizer = byte_level_tokenizer(model, add_prefix_space=settings.get("add_prefix_space", False))
     written_by = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
@@ -318,18 +252,13 @@ def _add_roberta_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path:
     known = {role: number for role, name in names.items() if (number := tokenizer.token_to_id(name)) is not None}
     lacks = [names[role] for role in ("bos", "eos") if role not in known]
     if lacks:
-        raise ArtifactError(f"not a vocabulary of RoBERTa (no {lacks[0]})", path, _KNOWN)
+        raise ArtifactError(f"not a vocabulary of RoBERTa (no {lacks[0]})", path, KNOWN)
     # the mask absorbs the space before it, so that "a <mask>" is filled with a token that begins with a space
     tokenizer.add_special_tokens([AddedToken(names[role], lstrip=role == "mask", special=True) for role in known])
     tokenizer.post_processor = processors.RobertaProcessing(
         (names["eos"], known["eos"]), (names["bos"], known["bos"]), add_prefix_space=False
     )
     return tokenizer
-
-
-def _read_sentencepiece(path: Path) -> Tokenizer:
-    content = path.read_bytes()
-    return sentencepiece_tokenizer(sentencepiece_proto().ModelProto.FromString(content), path)
 
 
 def _settings(path: Path, classes: tuple[str, ...]) -> Mapping[str, Any]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from zoo.errors import ArtifactError, UsageError, argument
-from zoo.tokenizers.load import END, bert_tokenizer, byte_level_tokenizer, sentencepiece_proto, sentencepiece_tokenizer
+from zoo.tokenizers.load import END, bert_tokenizer, byte_level_tokenizer
+from zoo.tokenizers.sentencepiece import sentencepiece_proto, sentencepiece_tokenizer
 
 __all__ = ["KINDS", "Lines", "special_tokens", "train_tokenizer"]
 

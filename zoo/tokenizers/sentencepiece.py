@@ -1,0 +1,172 @@
+"""Conversion of SentencePiece's unigram models (Kudo 2018) to tokenizers of the ``tokenizers`` library."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+
+from zoo.artifact.weights import load_json
+from zoo.errors import ArtifactError, UsageError, ZooWarning
+
+__all__ = [
+    "KNOWN",
+    "MARIAN",
+    "marian_tokenizer",
+    "sentencepiece_file",
+    "sentencepiece_proto",
+    "sentencepiece_tokenizer",
+]
+
+KNOWN = (
+    "known: tokenizer.json, vocab.txt (WordPiece), vocab.json + merges.txt or encoder.json + vocab.bpe (byte-level "
+    "BPE), a SentencePiece .model (unigram), source.spm + target.spm + vocab.json (Marian), a directory with any of "
+    "these"
+)
+MARIAN = ("source.spm", "target.spm", "vocab.json")
+"""The files of a Marian translation system's tokenizer: models of both languages, and the ids of their pieces."""
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character that SentencePiece uses for a space."""
+_UNREAD = "\U000f0000"
+"""A character for private use, which marks the pieces of the target language."""
+_PENALTY = 10.0
+"""The difference of the scores of an unknown character and the least likely piece."""
+_LANGUAGE = re.compile(">>.+<<")
+
+
+def sentencepiece_proto() -> Any:
+    """Import SentencePiece's protobuf module. Raises :class:`UsageError` if it is not installed."""
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError as error:
+        what = f"SentencePiece models need a package that is not installed ({error})"
+        raise UsageError(what, None, "pip install attention-zoo[sentencepiece]") from error
+    return sentencepiece_model_pb2
+
+
+def sentencepiece_tokenizer(model: Any, where: object) -> Tokenizer:
+    """Convert a SentencePiece ``ModelProto`` (Kudo 2018) to a tokenizer that gives the same ids.
+
+    The tokenizers library causes two differences. If the model normalises Unicode, combining characters are lost after
+    a character that this changes, such as an accent on a capital that is lower-cased. And a control symbol such as
+    ``</s>`` in a text is tokenized as that symbol.
+
+    Raises :class:`ArtifactError` for a model that cannot be represented.
+    """
+    kinds = model.SentencePiece
+    special = [piece.piece for piece in model.pieces if piece.type in (kinds.CONTROL, kinds.UNKNOWN)]
+    return _tokenizer(model, where, _scores(model), model.trainer_spec.unk_id, special)
+
+
+def _tokenizer(
+    model: Any, where: object, pieces: Sequence[tuple[str, float]], unknown: int, special: Iterable[str]
+) -> Tokenizer:
+    """Return a tokenizer that normalises and decodes texts as a ``ModelProto`` does, with these pieces."""
+    trainer, spec, kinds = model.trainer_spec, model.normalizer_spec, model.SentencePiece
+    if not model.pieces:
+        raise ArtifactError("not a SentencePiece model (it has no pieces)", where, KNOWN)
+    if trainer.model_type != trainer.UNIGRAM:
+        name = trainer.ModelType.Name(trainer.model_type).lower()
+        raise ArtifactError(f"SentencePiece model type {name} is not supported", where, "use a unigram model")
+    if trainer.treat_whitespace_as_suffix or not spec.escape_whitespaces:
+        raise ArtifactError("a SentencePiece model that does not put spaces in front of words", where)
+    if any(piece.type == kinds.UNUSED for piece in model.pieces):
+        raise ArtifactError("a SentencePiece model with unused pieces", where)
+    tokenizer = Tokenizer(models.Unigram(list(pieces), unknown, trainer.byte_fallback))
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+        changed = [item.piece for item in model.pieces if item.type == kinds.USER_DEFINED]
+        changed = [piece for piece in changed if steps[0].normalize_str(piece) != piece]
+        if changed:
+            raise ArtifactError(f"a SentencePiece model that does not normalise {', '.join(changed)}", where)
+    if spec.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(_SPACE))
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE, " "),
+            *([decoders.ByteFallback()] if trainer.byte_fallback else []),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else []),
+        ]
+    )
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def _scores(model: Any) -> list[tuple[str, float]]:
+    """Return the pieces of a ``ModelProto`` and the logarithms of their probabilities, in order of their ids."""
+    kinds = model.SentencePiece
+    best = max((piece.score for piece in model.pieces if piece.type == kinds.NORMAL), default=0.0)
+    return [
+        # SentencePiece prefers user-defined pieces to any other segmentation
+        (piece.piece, len(piece.piece.encode()) * best - 0.1 if piece.type == kinds.USER_DEFINED else piece.score)
+        for piece in model.pieces
+    ]
+
+
+def sentencepiece_file(path: Path) -> Tokenizer:
+    """Return the tokenizer of a SentencePiece file."""
+    content = path.read_bytes()
+    return sentencepiece_tokenizer(sentencepiece_proto().ModelProto.FromString(content), path)
+
+
+def marian_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a Marian translation system (Junczys-Dowmunt et al. 2018): texts of the source language
+    to ids, and ids of the target language to texts.
+
+    Texts are split by source.spm. The ids are those of vocab.json, which the two languages share; a language code such
+    as ``>>fra<<`` is a token. Other pieces of the target language are marked, so that no text is split into them.
+
+    As in transformers without sacremoses, punctuation is not normalised beyond what source.spm does. Transformers gives
+    two or more adjacent characters that source.spm does not know a single id, usually that of ``<unk>``; here each
+    character has its own if vocab.json has it.
+
+    Args:
+        path: source.spm; vocab.json and tokenizer_config.json are beside it.
+
+    Raises:
+        ArtifactError: the files cannot be represented.
+    """
+    where = path.with_name("vocab.json")
+    vocabulary = load_json(where)
+    names = {number: name for name, number in vocabulary.items()}
+    if sorted(names) != list(range(len(vocabulary))):
+        raise ArtifactError("the ids are not 0, 1, 2, ... in some order", where)
+    stated = path.with_name("tokenizer_config.json")
+    settings = load_json(stated) if stated.exists() else {}
+    if settings.get("separate_vocabs"):
+        raise ArtifactError("a vocabulary for each language is not supported", stated)
+    end, unknown, pad = (settings.get(f"{role}_token", f"<{name}>")
+                         for role, name in (("eos", "/s"), ("unk", "unk"), ("pad", "pad")))  # fmt: skip
+    for token in (end, unknown):
+        if token not in vocabulary:
+            raise ArtifactError(f"no {token}", where)
+    model = sentencepiece_proto().ModelProto.FromString(path.read_bytes())
+    scores = dict(_scores(model))
+    absent = [piece.piece for piece in model.pieces if piece.type == piece.NORMAL and piece.piece not in vocabulary]
+    if absent:
+        what = f"{len(absent)} of {len(scores)} pieces are not in {where.name}, such as {absent[0]!r}"
+        warnings.warn(f"{path}: {what}: words with them are split differently", ZooWarning, stacklevel=2)
+    special = [name for name in (end, unknown, pad) if name in vocabulary]
+    codes = [name for name in vocabulary if _LANGUAGE.fullmatch(name)]
+    unread = {name for name in vocabulary if len(name) > 1} - {*scores, *special, *codes}
+    least = min(scores.values(), default=0.0) - _PENALTY
+    ordered = (names[number] for number in range(len(names)))
+    pieces = [(_UNREAD + name, 0.0) if name in unread else (name, scores.get(name, least)) for name in ordered]
+    tokenizer = _tokenizer(model, path, pieces, vocabulary[unknown], special)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(_UNREAD, "\U000f0001"), tokenizer.normalizer])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_UNREAD, ""), tokenizer.decoder])
+    tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, vocabulary[end])]
+    )
+    return tokenizer
