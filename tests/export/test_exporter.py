@@ -247,6 +247,7 @@ def test_metadata(exported_model: Exported, name: str, file: str) -> None:
     assert (model.producer_name, model.producer_version) == ("zoo", zoo.__version__)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("name", "file"), GRAPHS)
 def test_nodes_carry_their_module(exported_model: Exported, name: str, file: str) -> None:
     nodes = inlined((exported_model(name) / file).read_bytes()).graph.node

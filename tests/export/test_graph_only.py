@@ -423,6 +423,7 @@ def test_unsupported_opset_is_rejected(zoo: Zoo, opset: str) -> None:
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_model_too_large_to_verify_reports_required_memory(
     exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any]
 ) -> None:

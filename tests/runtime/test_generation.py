@@ -234,7 +234,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow_after(30)
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("name", AGAIN)

@@ -79,6 +79,7 @@ PRECEDENCE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize("case", PRECEDENCE)
 def test_explicit_options_override_the_file(saying: Callable[..., Path], case: str) -> None:
     said, given, wanted = PRECEDENCE[case]

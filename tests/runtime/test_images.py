@@ -227,7 +227,7 @@ BAD = {
 }
 
 
-@pytest.mark.slow_after(10)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(("value", "message"), BAD.values(), ids=BAD)
 def test_bad_images(session: Session, value: Any, message: str) -> None:
     with pytest.raises(ArtifactError, match=message):

@@ -106,6 +106,7 @@ def test_batch_equals_its_rows(odd: Callable[..., Session], inputs: tuple[str, .
         assert [answer.result["tokens"] for answer in answers] == [1, 2]
 
 
+@pytest.mark.slow
 def test_unknown_input_is_named(odd: Callable[..., Session]) -> None:
     message = "unsupported graph inputs language_ids: graph model"
     with odd(inputs=("input_ids", "language_ids")) as session, pytest.raises(UsageError, match=message):
@@ -125,6 +126,7 @@ def test_texts_do_not_depend_on_the_batch(odd: Callable[..., Session], inputs: t
         assert [answer.result["tokens"] for answer in answers] == [1, 2]
 
 
+@pytest.mark.slow
 def test_unsuitable_model_for_a_task_is_explained(odd: Callable[..., Session]) -> None:
     with (
         odd(task="text-generation") as session,

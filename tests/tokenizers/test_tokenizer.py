@@ -234,6 +234,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -135,6 +135,7 @@ def test_profiles_coexist_with_the_portable_graph(exported_build: Exported, zoo:
     zoo("export", folder, "--onnx", "--profile", "cpu").failed(2, "model.cpu.onnx", "--force")
 
 
+@pytest.mark.slow
 def test_profile_of_an_unbuilt_preset(zoo: Zoo) -> None:
     said = zoo("export", "gpt-tiny", "--onnx", "--profile", "cpu", "--graph-only")
     assert said.err == (
@@ -167,6 +168,7 @@ class Decoder:
         return dict(zip(names, self.session.run(names, feeds), strict=True))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     batch=st.integers(1, 3), length=st.integers(1, 6), past=st.integers(0, 5), room=st.integers(0, 9),

@@ -124,7 +124,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Plant, 
 }  # fmt: skip
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("model", "weights", "values", "plant", "message"), FAULTS.values(), ids=FAULTS)
 def test_task_that_misreads_the_outputs_fails(
     exported_model: Exported,
@@ -251,6 +251,7 @@ def test_honest_models_pass(exported_model: Exported, model: tuple[str, ...], op
     assert all(found["compared"] for found in evidence.values())
 
 
+@pytest.mark.slow
 def test_model_whose_task_has_no_formula_says_so(exported_model: Exported, redeclared: Exported) -> None:
     folder = redeclared(exported_model(*MASKS, noise=True), mask_token_id=None)
     found = answers_of(folder)

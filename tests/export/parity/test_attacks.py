@@ -15,6 +15,7 @@ CALL = INIT.replace("\n\n", "\n\n    def __call__(self, *inputs):\n        retur
 CALL = CALL.replace("*inputs", "*inputs, **named")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("edited", [HOOK, CALL], ids=["hook", "call"])
 def test_forward_is_called_through_the_model(
     build_small: Callable[..., None], zoo: Callable[..., Result], edited: str

@@ -78,6 +78,7 @@ def test_every_attention_weight_is_compared(
         assert made == [tensor.name for tensor in export.graphs[list(names).index(graph)].output_tensors()]
 
 
+@pytest.mark.slow
 def test_runtime_returns_the_models_weights(showing: Callable[..., Path]) -> None:
     """At a length and batch size outside the comparison's grid, with padding."""
     folder = showing("bert-tiny")

@@ -31,6 +31,7 @@ def test_correct_export_has_no_divergence(exported_model: Exported, zoo: Zoo, na
             assert outer not in paths or paths.index(path) < paths.index(outer)
 
 
+@pytest.mark.slow
 def test_unexported_model_is_traced(exported_build: Exported, zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     assert zoo("build", "gpt-tiny").status == 0
     before = snapshot()

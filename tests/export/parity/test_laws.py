@@ -90,6 +90,7 @@ def test_evidence_names_an_expected_failure_that_does_not_occur(declare: Callabl
     assert evidence["laws"]["batch-invariance"] == "passed, although expected to fail: rows compete"
 
 
+@pytest.mark.slow
 def test_positions_that_do_not_mix_are_not_causal(declare: Callable[..., None], zoo: Zoo) -> None:
     declare(*unmixed(causal=False))
     assert zoo("build", "sound-small", "-o", "model").status == 0

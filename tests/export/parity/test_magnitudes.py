@@ -58,6 +58,7 @@ def test_evidence_of_magnitudes(build_small: Callable[..., None], zoo: Callable[
         assert all(0 < part <= 1 for part in item["error_of_limit"].values())
 
 
+@pytest.mark.slow
 def test_magnitudes_at_which_the_model_overflows(build_small: Callable[..., None], zoo: Callable[..., Result]) -> None:
     build_small("sound-small", edited("mels.exp()"))
     exported = zoo("export", "model", "--onnx")

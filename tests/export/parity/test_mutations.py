@@ -146,6 +146,7 @@ def test_faults_beyond_random_thresholds_are_caught(exported_subject: Subjects, 
     assert tried >= 6
 
 
+@pytest.mark.slow
 def test_sizes_without_elements_are_refused(exported_subject: Subjects) -> None:
     """A shape of no axis leaves nothing to compute bounds of conditions from."""
     subject = exported_subject("gpt")

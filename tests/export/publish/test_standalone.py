@@ -71,6 +71,7 @@ def test_export_is_copied_once(exported_model: Exported, zoo: Zoo) -> None:
     assert zoo("publish", source, "copy2", "--layout", "standalone").status == 0
 
 
+@pytest.mark.slow
 def test_json_is_one_document(zoo: Zoo) -> None:
     """Even for a preset that is built and exported first, including generate.onnx."""
     result = zoo("export", "gpt-tiny", "--onnx", "--generate", "--json").json

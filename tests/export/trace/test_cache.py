@@ -58,7 +58,7 @@ def forget_modules() -> None:
         del sys.modules[name]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FACTORS)
 def test_trace_of_an_earlier_state_is_replaced(
     model: Callable[[str], Path], zoo: Zoo, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -78,6 +78,7 @@ def test_trace_of_an_earlier_state_is_replaced(
     assert zoo("verify", "model").status == 0
 
 
+@pytest.mark.slow
 def test_laws_are_checked_again(model: Callable[[str], Path], zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cached outcomes of an earlier state of the model are not used for the present one."""
     monkeypatch.delenv(VARIABLE, raising=False)

@@ -205,7 +205,7 @@ class Model(nn.Module):
         return self.function(self.dense(x))
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("function", USES)
 def test_use_of_a_size_is_refused(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ParityError) as refused:

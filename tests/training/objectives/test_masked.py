@@ -185,6 +185,7 @@ def test_long_texts_become_several_examples(texts: list[str]) -> None:
     assert [item for piece in pieces for item in piece["input_ids"].tolist()] == ids
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("micro", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", [MaskedLM, Pretraining, ReplacedTokenDetection])
 def test_gradients_do_not_depend_on_the_division_of_a_step(kind: type[MaskedLM], micro: int) -> None:

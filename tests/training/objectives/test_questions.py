@@ -58,6 +58,7 @@ def test_padding_does_not_change_the_loss() -> None:
     torch.testing.assert_close(criterion.loss(model, batch_of(criterion, RAGGED)).total, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [1, 3])
 def test_gradients_do_not_depend_on_the_division_of_a_step(micro: int) -> None:
     results = []
