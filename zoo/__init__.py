@@ -32,8 +32,9 @@ from zoo.hookspecs import ZOO_API, hookimpl
 from zoo.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from zoo.checkpoints.published import create_model
     from zoo.models.adapt import adapt
-    from zoo.models.create import create_model, list_models
+    from zoo.models.create import list_models
     from zoo.models.persist import load, save
 
 __all__ = [
@@ -79,7 +80,7 @@ __all__ = [
 
 _HOMES = {
     "adapt": "zoo.models.adapt",
-    "create_model": "zoo.models.create",
+    "create_model": "zoo.checkpoints.published",
     "list_models": "zoo.models.create",
     "load": "zoo.models.persist",
     "save": "zoo.models.persist",

@@ -40,7 +40,9 @@ __all__ = [
     "token_ids",
 ]
 
-RESERVED_COMMANDS = frozenset({"adapt", "build", "import", "list", "plugins", "show", "tokenizer", "train", "why"})
+RESERVED_COMMANDS = frozenset(
+    {"adapt", "build", "get", "import", "list", "plugins", "show", "tokenizer", "train", "why"}
+)
 """Names of built-in commands, which plugins cannot use."""
 
 Dim = str | int

@@ -126,11 +126,18 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def run(server: Hub, folder: Path, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+    return run_python(server, folder, "import zoo.cli; zoo.cli.run()", "import", *arguments, offline=offline)
+
+
+def run_python(
+    server: Hub, folder: Path, program: str, *arguments: str, offline: bool = False
+) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1" if offline else "0",
         "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONWARNINGS": "ignore",
+        "ZOO_CACHE": str(folder / "cache"),
     }  # fmt: skip
-    command = [sys.executable, "-c", "import zoo.cli; zoo.cli.run()", "import", *arguments]
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
     )
@@ -170,6 +177,69 @@ def test_interrupted_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     assert run(hub, tmp_path, NAME, "-o", "ours", "--no-verify").returncode == 0
     again = {name: sent - before.get(name, 0) for name, sent in hub.sent.items()}
     assert again == {name: size if name == "model.safetensors" else 0 for name in again}
+
+
+PRESETS = f"""
+schema = 1
+[models.published]
+arch = "bert"
+source = "{NAME}@{COMMIT}"
+[models.derived]
+base = "published"
+[models.wrong]
+arch = "gpt"
+source = "{NAME}@{COMMIT}"
+"""
+GET = "import zoo.cli; zoo.cli.run()"
+CREATE = """
+import torch, zoo
+model = zoo.create_model("published", pretrained=True)
+print(model.config.hidden_size, float(model(torch.arange(6)[None])["logits"].sum()))
+half = zoo.create_model("published", pretrained=True, dtype="float16")
+assert half.embeddings.token.weight.dtype == torch.float16
+try:
+    zoo.create_model("published", pretrained=True, hidden_size=8)
+except zoo.UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_published_weights_of_a_preset(hub: Hub, tmp_path: Path) -> None:
+    """The pinned commit is downloaded once, and used without a connection afterwards, from Python too."""
+    (tmp_path / "zoo.toml").write_text(PRESETS)
+    made = run_python(hub, tmp_path, GET, "get", "published", "--no-verify", "--json")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert json.loads(made.stdout)["source"] == f"{NAME}@{COMMIT}"
+    origin = json.loads((tmp_path / "published" / "config.json").read_text())["origin"]
+    assert (origin["source"], origin["revision"]) == (NAME, COMMIT)
+    before = dict(hub.sent)
+    first = run_python(hub, tmp_path, CREATE)
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        total = BertForMaskedLM.from_pretrained(hub.folder).eval()(ids).logits.sum().item()
+    size, found = first.stdout.splitlines()[0].split()
+    assert (size, float(found)) == ("32", pytest.approx(total, abs=1e-3)), first.stderr
+    assert "a configuration of their own: hidden_size: use zoo.adapt" in first.stdout
+    hub.shutdown()
+    assert run_python(hub, tmp_path, CREATE).stdout == first.stdout
+    assert hub.sent == before
+    again = run_python(hub, tmp_path, GET, "get", "published", "-o", "again", "--offline", "--no-verify")
+    assert again.returncode == 0, again.stderr
+
+
+def test_presets_without_usable_weights(zoo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A derived preset has other weights; those of another architecture are refused; nothing is written."""
+    Path("zoo.toml").write_text(PRESETS)
+    zoo("get", "derived").failed(2, "the preset has no published weights: derived: zoo list shows which have some")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    monkeypatch.setattr("zoo.checkpoints.published.fetch", lambda *_, **__: tmp_path / "files")
+    zoo("get", "wrong").failed(2, "the weights are for bert, the preset for gpt: source of wrong")
+    assert not Path("wrong").exists()
+    assert {"published": "yes", "derived": "-"}.items() <= {
+        row.split()[0]: row.split()[4] for row in zoo("list").out.splitlines()
+    }.items()
 
 
 @pytest.mark.slow_after(1)

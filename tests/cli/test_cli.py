@@ -343,7 +343,7 @@ def test_list_filters(arguments: list[str], wanted: Callable[[dict[str, object]]
     expected = [model for model in everything if wanted(model)]
     assert zoo("list", *arguments, "--json").json["models"] == expected
     header, *rows = zoo("list", *arguments).out.splitlines()
-    assert header.split() == ["NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"]
+    assert header.split() == ["NAME", "ARCH", "TASK", "PARAMS", "WEIGHTS", "DESCRIPTION"]
     assert [row.split()[0] for row in rows] == [model["name"] for model in expected]
 
 
@@ -368,6 +368,7 @@ def test_list_contains_the_published_presets(zoo) -> None:
         "plugin": "gpt",
         "distribution": "attention-zoo",
         "description": "GPT-2 small, 124M",
+        "source": "openai-community/gpt2@607a30d783dfa663caf39e06633721c8d4cfcd7e",
         "available": True,
     }
 

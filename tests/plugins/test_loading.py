@@ -237,7 +237,7 @@ def test_plugin_command_behaves_like_a_built_in_one(install, zoo) -> None:
     broken = zoo("greet", "--fail", "bug")
     assert (broken.status, broken.out) == (5, "so far\n")
     assert broken.err == "error: plugin 'zoo-acme' (zoo-acme 2.5) fails in zoo greet (KeyError: 'x')\n"
-    zoo("gret").failed(2, "did you mean 'greet'?")
+    zoo("gret").failed(2, "did you mean 'greet'")
     zoo("--no-plugins", "greet").failed(5, "No such command 'greet'", "plugin 'zoo-acme'", "is disabled")
 
 

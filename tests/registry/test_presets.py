@@ -35,13 +35,13 @@ def test_tables_are_read_as_written() -> None:
     )
     small = Preset(
         name="small",
-        source="presets.toml",
+        file="presets.toml",
         arch="gpt",
         description="A small one",
         tokenizer="bytes",
         config={"hidden_size": 8, "dropout": 0.5},
     )
-    child = Preset(name="small.v2_long-β", source="presets.toml", base="small")
+    child = Preset(name="small.v2_long-β", file="presets.toml", base="small")
     assert read_presets(path) == {"small": small, "small.v2_long-β": child}
     assert small.where == "presets.toml [models.small]"
 
@@ -73,6 +73,10 @@ def test_file_without_models_is_empty() -> None:
         ("schema = '1'", "schema must be 1, got '1'"),
         ("schema = 1\nmodel = {}", "unknown key 'model': presets.toml: did you mean 'models'?"),
         ("schema = 1\nname = 'x'", "unknown key 'name': presets.toml: known: models, packages, recipes, schema"),
+        (
+            "schema = 1\n[models.a]\nsource = 'bert-base'",
+            "source must be a name on the hub, got 'bert-base': presets.toml [models.a]: write OWNER/NAME@COMMIT",
+        ),
         ("schema = 1\nmodels = 3", "models must be a table: presets.toml: write [models.NAME]"),
         ("schema = 1\nmodels = [1]", "models must be a table: presets.toml: write [models.NAME]"),
         ("schema = 1\n[models]\na = 1", "a model must be a table: presets.toml [models.a]"),
@@ -83,7 +87,7 @@ def test_file_without_models_is_empty() -> None:
         ),
         (
             "schema = 1\n[models.a]\nhidden_size = 8",
-            "unknown key 'hidden_size': presets.toml [models.a]: known: arch, base, config, description, tokenizer",
+            "unknown key 'hidden_size': presets.toml [models.a]: known: arch, base, config, description, source",
         ),
         ("schema = 1\n[models.a]\narch = 3", "arch must be a string, got 3: presets.toml [models.a]"),
         ("schema = 1\n[models.a]\nbase = ['b']", "base must be a string, got ['b']: presets.toml [models.a]"),

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.training.objectives.common import LENGTH, tokenizer
+from zoo import create_model
 from zoo.config import Settings
-from zoo.models.create import create_model
 from zoo.tokenizers.load import read_tokenizer
 from zoo.training.objectives.causal import CausalLM
 from zoo.training.objectives.classification import TextClassification

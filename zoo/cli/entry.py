@@ -45,6 +45,12 @@ COMMANDS = {
             section="Make",
         ),
         Command(
+            name="get",
+            help="Download the published weights of a preset.",
+            command="zoo.cli.get:command",
+            section="Make",
+        ),
+        Command(
             name="import",
             help="Create a model directory from a checkpoint.",
             command="zoo.cli.import_:command",

@@ -40,7 +40,10 @@ def command(
     max_params: int | None,
     as_json: bool,
 ) -> None:
-    """List the presets whose name matches PATTERN, a glob or a part of the name."""
+    """List the presets whose name matches PATTERN, a glob or a part of the name.
+
+    Where WEIGHTS is yes, zoo get NAME downloads published ones.
+    """
     presets = registry()
     _check(presets, pattern, task, arch)
     found = presets.search(pattern, task=task, architecture=arch)
@@ -60,6 +63,7 @@ def command(
                 "plugin": model.plugin.name,
                 "distribution": model.plugin.distribution,
                 "description": model.description,
+                "source": model.source,
                 "available": True,
             }
             for model in models
@@ -73,9 +77,10 @@ def command(
             model.architecture,
             model.task,
             "-" if model.parameters is None else count_text(model.parameters),
+            "yes" if model.source else "-",
             model.description,
         )
         for model in models
     ]
-    rows_text += [(name, "-", "-", "-", f"unavailable: {error}") for name, error in failed]
-    columns([("NAME", "ARCH", "TASK", "PARAMS", "DESCRIPTION"), *sorted(rows_text)], right=[3])
+    rows_text += [(name, "-", "-", "-", "-", f"unavailable: {error}") for name, error in failed]
+    columns([("NAME", "ARCH", "TASK", "PARAMS", "WEIGHTS", "DESCRIPTION"), *sorted(rows_text)], right=[3])

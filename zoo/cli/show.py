@@ -38,6 +38,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "task": spec.task,
         "objectives": [item.name for _, item in plugins.active().objectives() if spec.task in item.tasks],
         "tokenizer": spec.tokenizer,
+        "source": spec.source,
         "config": spec.config.to_dict(),
         "parameters": parameters,
         "bytes": {dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
@@ -143,6 +144,8 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
     if stored is not None:
         sizes = f"{bytes_text(facts['weight_bytes'])} in {stored.dtype}"
     rows = [("parameters", f"{facts['parameters']:,}"), ("weights", sizes)]
+    if facts["source"]:
+        rows.append(("published weights", f"{facts['source']} (zoo get {facts['name']})"))
     if facts["kv_cache_bytes_per_token"]:
         kept = facts["kv_cache_bytes_per_token"]
         rows.append(

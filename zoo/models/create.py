@@ -18,7 +18,7 @@ from zoo.models.dtypes import STORED_DTYPES, torch_dtype
 from zoo.models.tensors import weights_digest
 from zoo.registry import ModelSpec, Summary, registry
 
-__all__ = ["build", "build_on_meta", "count_parameters", "create_model", "find_spec", "list_models"]
+__all__ = ["build", "build_on_meta", "count_parameters", "find_spec", "initialise", "list_models"]
 
 _LIMIT = 2**63
 _RANDOM = ("normal_", "trunc_normal_", "uniform_", "bernoulli_", "exponential_")
@@ -32,23 +32,8 @@ def list_models(pattern: str = "*", *, task: str | None = None, architecture: st
     return [item.name for item in found if isinstance(item, Summary)]
 
 
-def create_model(name: str, *, seed: int = 0, dtype: str | torch.dtype = "float32", **config: Any) -> nn.Module:
-    """Create a freshly initialised model from a preset.
-
-    Args:
-        name: a preset, see :func:`list_models`.
-        seed: the same seed gives the same weights.
-        dtype: ``float32``, ``float16`` or ``bfloat16``, as a name or a torch dtype.
-        config: configuration values that replace the preset's.
-
-    Raises:
-        UsageError: unknown name, key or value.
-        PluginError: no plugin, or more than one, provides the architecture.
-
-    >>> model = create_model("gpt-tiny", seed=1, num_layers=3)
-    >>> model(torch.tensor([[104, 105]])).shape
-    torch.Size([1, 2, 260])
-    """
+def initialise(name: str, *, seed: int, dtype: str | torch.dtype, **config: Any) -> nn.Module:
+    """Create a freshly initialised model from a preset: see :func:`zoo.create_model`."""
     spec = registry().resolve(name, values=config)
     model = build(spec, seed=seed, dtype=dtype)
     if any(tensor.is_meta or tensor.dtype not in STORED_DTYPES for tensor in model.state_dict().values()):

@@ -50,7 +50,7 @@ HEAVY = ("torch", "onnx", "onnxruntime")
 VARIABLE = "ZOO_PLUGIN_SECONDS"
 """The environment variable with the time limit for loading a plugin, in seconds."""
 _SECONDS = 20.0
-_SCHEMA = 2
+_SCHEMA = 3
 
 
 def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,20 +31,23 @@ class Preset:
     """One ``[models.NAME]`` table as written, before inheritance and overrides."""
 
     name: str
-    source: str
+    file: str
     base: str | None = None
     arch: str | None = None
     description: str | None = None
     tokenizer: str | None = None
+    source: str | None = None
+    """Published weights: ``OWNER/NAME@REVISION`` on the hub. Presets based on this one do not inherit it."""
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
         """The file and table, for messages."""
-        return f"{self.source} [models.{self.name}]"
+        return f"{self.file} [models.{self.name}]"
 
 
-_KEYS = {"base": str, "arch": str, "description": str, "tokenizer": str, "config": dict}
+_KEYS = {"base": str, "arch": str, "description": str, "tokenizer": str, "source": str, "config": dict}
+_SOURCE = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 
 
 def read_presets(path: Path, label: str | None = None) -> Mapping[str, Preset]:
@@ -110,7 +114,9 @@ def _make_preset(name: str, table: Mapping[str, Any], source: str) -> Preset:
         if not isinstance(value, _KEYS[key]):
             wanted = "a table" if _KEYS[key] is dict else "a string"
             raise UsageError(f"{key} must be {wanted}, got {value!r}", where)
-    return Preset(name=name, source=source, **table)
+    if "source" in table and not _SOURCE.fullmatch(table["source"]):
+        raise UsageError(f"source must be a name on the hub, got {table['source']!r}", where, "write OWNER/NAME@COMMIT")
+    return Preset(name=name, file=source, **table)
 
 
 def built_in_presets() -> Path:

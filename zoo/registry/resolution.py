@@ -33,13 +33,15 @@ class _Gathered(NamedTuple):
     entries: Sequence[Preset]
     plugin: Plugin
     architecture: Architecture
+    source: str | None = None
+    """Published weights, stated by the preset's own entries."""
 
 
 def _make_spec(
     name: str, gathered: _Gathered, settings: Sequence[str] = (), values: Mapping[str, Any] | None = None
 ) -> ModelSpec:
     """Configure an architecture by entries, values and settings, each overriding the previous ones."""
-    entries, plugin, architecture = gathered
+    entries, plugin, architecture, source = gathered
     short = name.rpartition(":")[2]
     cls = config_class(plugin, architecture)
     origins: dict[str, list[Assignment]] = {}
@@ -65,6 +67,7 @@ def _make_spec(
         config=config,
         description=_description(entries),
         tokenizer=next((entry.tokenizer for entry in reversed(entries) if entry.tokenizer), None),
+        source=source,
         origins=origins,
     )
 
@@ -108,7 +111,8 @@ class Registry:
         if owner and f"{owner}:{arch}" in self.plugins.qualified_names():
             arch = f"{owner}:{arch}"
         plugin, architecture = self.plugins.architecture(arch, arch_where)
-        return _Gathered(entries, plugin, architecture)
+        source = next((entry.source for entry in reversed(self._entries(name)) if entry.source), None)
+        return _Gathered(entries, plugin, architecture, source)
 
     def _chain(self, name: str) -> list[Preset]:
         """Return the entries that define ``name``, in increasing precedence: the base's, then its own by layer."""
@@ -210,7 +214,9 @@ def _size(spec: ModelSpec) -> tuple[str, int | None]:
 
 
 def _summary(name: str, gathered: _Gathered, size: tuple[str, int | None]) -> Summary:
-    return Summary(name, gathered.architecture.name, *size, gathered.plugin, _description(gathered.entries))
+    return Summary(
+        name, gathered.architecture.name, *size, gathered.plugin, _description(gathered.entries), gathered.source
+    )
 
 
 def _plain(gathered: _Gathered) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class Summary:
     """From a closed form, or counted for a filter by size; otherwise None."""
     plugin: Plugin
     description: str
+    source: str | None
+    """Published weights on the hub, as in the preset file."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class ModelSpec:
     config: Config
     description: str = ""
     tokenizer: str | None = None
+    source: str | None = None
+    """Published weights of a preset: ``OWNER/NAME@REVISION`` on the hub."""
     origins: Mapping[str, Sequence[Assignment]] | None = None
     """All values assigned to each key, in order; the last one applies."""
 
