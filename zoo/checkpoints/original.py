@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from zoo.artifact import is_weights
 from zoo.artifact.weights import dtype_name
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
@@ -125,7 +123,7 @@ class Exact(TorchFunctionMode):
 
 
 def compare(
-    directory: Path,
+    weights: Iterable[tuple[str, Tensor]],
     spec: ModelSpec,
     model: nn.Module,
     checkpoint: Checkpoint,
@@ -137,7 +135,7 @@ def compare(
     """Compare a model with the original implementation, on the same weights and inputs.
 
     Args:
-        directory: the directory with the model's weights.
+        weights: the model's stored tensors, by name; read only if a comparison is possible.
         spec: the model's description.
         model: the model on the meta device; it is filled and converted to float64.
         checkpoint: the checkpoint of the model.
@@ -162,8 +160,7 @@ def compare(
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
         return Comparison(reason=str(reason))
-    files = {path.name for path in directory.glob("*.safetensors") if is_weights(path.name)}  # not those of variants
-    persist.fill(model, persist.read_tensors(directory, files))
+    persist.fill(model, weights)
     return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
 
 
