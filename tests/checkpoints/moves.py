@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import zoo
-from zoo.checkpoints import export_checkpoint, import_checkpoint
-from zoo.nn import normalize, pool
+from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 
 __all__ = ["AUTO", "FAMILIES", "TASKS", "Family", "Move", "make", "measure"]
 
@@ -23,6 +22,7 @@ _CLASSES = 4
 TASKS = {
     "encoders": ("feature-extraction", "sentence-embedding", "fill-mask", "text-classification",
                  "token-classification", "question-answering"),
+    "decoders": ("text-generation", "text-classification", "sentence-embedding"),
 }  # fmt: skip
 AUTO = {
     "feature-extraction": "AutoModel",
@@ -31,6 +31,7 @@ AUTO = {
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
+    "text-generation": "AutoModelForCausalLM",
 }
 _ENCODER = {
     "vocab_size": 61, "type_vocab_size": 3, "max_position_embeddings": 23, "hidden_size": 30, "num_hidden_layers": 2,
@@ -40,6 +41,16 @@ _DISTILBERT = {
     "vocab_size": 61, "max_position_embeddings": 23, "dim": 30, "n_layers": 2, "n_heads": 5, "hidden_dim": 37,
     "activation": "silu", "pad_token_id": 4,
 }  # fmt: skip
+_GPT2 = {
+    "vocab_size": 61, "n_positions": 23, "n_embd": 30, "n_layer": 2, "n_head": 5, "n_inner": 37,
+    "activation_function": "relu", "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4,
+}  # fmt: skip
+_LLAMA = {
+    "vocab_size": 61, "max_position_embeddings": 23, "hidden_size": 30, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
+    "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+_DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
 _HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
@@ -60,6 +71,11 @@ FAMILIES = {
     "albert": Family("Albert", {**_ENCODER, "embedding_size": 18}, (*_HEADS, "ForPreTraining")),
     "electra": Family("Electra", {**_ENCODER, "embedding_size": 18}, (*_HEADS, "ForPreTraining")),
     "xlm-roberta": Family("XLMRoberta", _ENCODER),
+    "gpt2": Family("GPT2", _GPT2, ("Model", "LMHeadModel", "ForSequenceClassification"), "decoders"),
+    "llama": Family("Llama", _LLAMA, _DECODERS, "decoders"),
+    "mistral": Family("Mistral", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
+    "qwen2": Family("Qwen2", _LLAMA, _DECODERS, "decoders"),
+    "qwen3": Family("Qwen3", {**_LLAMA, "tie_word_embeddings": True}, _DECODERS, "decoders"),
 }
 
 
@@ -122,10 +138,16 @@ def _difference(ours: torch.nn.Module, theirs: torch.nn.Module, task: str) -> fl
     kept = feeds["attention_mask"].bool()
     with torch.inference_mode():
         found = ours.double()(**feeds)
-        wanted = dict(theirs.double()(**feeds).items())
+        found = {"logits": found} if isinstance(found, Tensor) else found
+        with Exact(theirs.double()):
+            wanted = dict(theirs(**feeds).items())
     if task == "sentence-embedding":
-        vectors = normalize(pool(wanted["last_hidden_state"], feeds["attention_mask"], ours.config.pooling))
-        wanted["sentence_embedding"] = vectors
+        states, counts = wanted["last_hidden_state"], feeds["attention_mask"].sum(1)
+        rows = [
+            row[count - 1] if ours.config.pooling == "last" else row[:count].mean(0)
+            for row, count in zip(states, counts, strict=True)
+        ]
+        wanted["sentence_embedding"] = torch.stack([row / row.norm() for row in rows])
     largest = 0.0
     for name, value in found.items():
         rows = kept if value.shape[:2] == kept.shape else ...

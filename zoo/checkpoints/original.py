@@ -230,8 +230,10 @@ def _require_memory(model: nn.Module) -> None:
 def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, checkpoint: Checkpoint) -> Comparison:
     dtype = next(model.parameters()).dtype
     outputs = {tensor.name: tensor for graph in config.graphs() for tensor in graph.output_tensors()}
-    batches = list(_batches(config, model))
     with torch.no_grad(), _quiet():
+        batches = [feeds for feeds in _batches(config, model) if _accepts(config, theirs, feeds, dtype)]
+        if not batches:
+            raise ParityError("the original refuses all inputs", checkpoint.where)
         narrow = [(_call(config, model, feeds, dtype), _call(config, theirs, feeds, dtype)) for feeds in batches]
         model.double()
         theirs.double()
@@ -272,6 +274,15 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
     return Comparison(None, against, dtype_name(dtype), exact, error, original_error)
 
 
+def _accepts(config: Config, theirs: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+    """Return whether the original takes a batch: some classifiers take only one row without a ``pad_token_id``."""
+    try:
+        _call(config, theirs, feeds, dtype)
+    except ValueError:
+        return False
+    return True
+
+
 def _nudged(
     config: Config, theirs: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
@@ -306,7 +317,11 @@ def _batches(config: Config, model: nn.Module) -> Iterator[dict[str, Tensor]]:
     for rows, length, padding in _BATCHES:
         length = length if longest is None else min(length, longest)
         feeds = make_feeds(graphs, Point(rows, length, 0, padding), 0, longest or length + 1)
-        yield {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
+        found = {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
+        pad = getattr(config, "pad_token_id", None)
+        if isinstance(pad, int) and {"input_ids", "attention_mask"} <= found.keys():  # some originals look for it
+            found["input_ids"] = found["input_ids"].masked_fill(found["attention_mask"] == 0, pad)
+        yield found
 
 
 def _call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
