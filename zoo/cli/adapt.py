@@ -73,7 +73,9 @@ def command(
         }
         emit_json("adapt", facts)
         return
-    say(f"{output}: {parameters:,} parameters")
+    spec = adapted.spec
+    what = f"{spec.architecture.name} for {spec.task}, " if "task" in adapted.settings else ""
+    say(f"{output}: {what}{parameters:,} parameters")
     for name, (old, new) in adapted.shapes.items():
         say(f"{name}: {old} became {new}")
     say_head(adapted.head.new, adapted.head.dropped)
