@@ -1,6 +1,10 @@
 """Import each family of checkpoints, compare it with the original, export it to ONNX and back, and print a table.
 
     python benchmarks/checkpoints.py [FAMILY ...]
+    python benchmarks/checkpoints.py --tasks
+
+With --tasks, checkpoints of every class of a family become models of every task, and are compared with transformers'
+Auto classes on the same files; the table has the largest difference of outputs in float64 over the classes.
 
 Each checkpoint is a small model of transformers with random weights and unusual sizes. Errors are relative to the
 largest output: the difference of zoo's and the original model in float64, and the error of each in float32 with respect
@@ -10,6 +14,7 @@ to the original in float64.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,14 +103,44 @@ def main() -> None:
     """Measure the named families, or all, and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], metavar="FAMILY")
-    names = parser.parse_args().families or list(FAMILIES)
+    parser.add_argument("--tasks", action="store_true", help="Print the table of tasks.")
+    options = parser.parse_args()
+    names = options.families or list(FAMILIES)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    if options.tasks:
+        print_tasks()
+        return
     print("| " + " | ".join(_COLUMNS) + " |")
     print("| --- | --- |" + " ---: |" * 6)
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             print("| " + " | ".join((name, *measure(FAMILIES[name], Path(folder)))) + " |", flush=True)
+
+
+def print_tasks() -> None:
+    """Print the table of families and tasks, one for each kind of model."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # the families are defined in the tests
+    from tests.checkpoints import moves
+
+    for kind, tasks in moves.TASKS.items():
+        print("| family | classes | " + " | ".join(tasks) + " |")
+        print("| --- | ---: |" + " ---: |" * len(tasks))
+        for name, family in moves.FAMILIES.items():
+            if family.tasks != kind:
+                continue
+            largest = dict.fromkeys(tasks, 0.0)
+            for cls in family.classes:
+                with tempfile.TemporaryDirectory() as folder:
+                    moves.make(family, cls, Path(folder) / "hub")
+                    for task in tasks:
+                        move = moves.measure(Path(folder) / "hub", task, Path(folder) / task)
+                        if move.unequal or move.new != move.theirs:
+                            raise SystemExit(f"{name} {cls} for {task}: {move}")
+                        largest[task] = max(largest[task], move.difference)
+            cells = [f"{value:.1e}" for value in largest.values()]
+            print("| " + " | ".join((name, str(len(family.classes)), *cells)) + " |", flush=True)
+        print()
 
 
 def measure(family: Family, folder: Path) -> list[str]:

@@ -197,7 +197,7 @@ def zoo_model(options: argparse.Namespace, folder: Path) -> Any:
     """Return zoo's model with the same weights, or random ones."""
     import zoo
     from zoo.models import persist
-    from zoo.training.heads import retask
+    from zoo.models.heads import retask
     from zoo.training.setup import trainable
 
     if options.task == "language":

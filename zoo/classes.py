@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Self
 
 from zoo.config import Config
 
@@ -31,6 +32,9 @@ def problem_of(problem: ProblemType | None, num_classes: int) -> ProblemType:
     return problem or ("regression" if num_classes == 1 else "single_label_classification")
 
 
+_CLASSES = ("num_classes", "labels", "problem_type")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(Config):
     """Base class of configurations whose models may have a classification head.
@@ -38,6 +42,8 @@ class ClassifierConfig(Config):
     ``__post_init__`` of a subclass calls :meth:`check_classes`.
     """
 
+    head_fields: ClassVar[tuple[str, ...]] = ("task", *_CLASSES)
+    replaced_modules: ClassVar[tuple[str, ...]] = ("classifier",)
     num_classes: int = 2
     """Number of classes, or of numbers for regression."""
     labels: tuple[str, ...] = ()
@@ -58,3 +64,17 @@ class ClassifierConfig(Config):
             raise ValueError(f"{len(self.labels)} labels for num_classes {self.num_classes}")
         if head:
             self.default("problem_type", problem_of(self.problem_type, self.num_classes))
+
+    def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
+        """Return this configuration for a task; see :meth:`Config.with_task`.
+
+        Another task does not inherit the classes of a classification head. The number of classes follows the labels.
+        """
+        chosen = dict(values or {})
+        if chosen.get("labels"):
+            chosen.setdefault("num_classes", len(chosen["labels"]))
+        if task != self.task and self.problem_type is not None:
+            chosen = {field.name: field.default for field in fields(self) if field.name in _CLASSES} | chosen
+        elif chosen.get("num_classes", self.num_classes) != self.num_classes:
+            chosen = {"labels": (), "problem_type": None} | chosen
+        return super().with_task(task, chosen, where)

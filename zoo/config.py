@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from zoo.contract import Graph
 from zoo.cost import Cost
@@ -159,10 +159,25 @@ class Config(Settings):
     zoo.errors.UsageError: hidden_size 64 is not divisible by num_heads 7
     """
 
+    head_fields: ClassVar[tuple[str, ...]] = ("task",)
+    """Fields that determine only the head. The others determine the trunk, which the models of all tasks share."""
+    replaced_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules of heads that are initialised anew for another task, even if it has a module of this name and shape."""
+
     @property
     def task(self) -> str:
         """The task of this configuration, one of the architecture's tasks."""
         raise NotImplementedError(f"{type(self).__name__} declares no task")
+
+    def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
+        """Return this configuration for a task, with other values in place of some.
+
+        A subclass overrides it to set fields that the head of a task needs, unless they are in ``values``.
+
+        Raises :class:`UsageError` for an unknown task, key or value, naming ``where``.
+        """
+        self.check_field("task", task, Wording(f"task={task!r}", f"--task {task}"))
+        return self.from_dict({**self.to_dict(), **(values or {}), "task": task}, where)
 
     def graphs(self) -> tuple[Graph, ...]:
         """Return the graphs to export, in the order in which they run."""

@@ -90,9 +90,12 @@ def test_a_third_party_adapts_its_tensors(table: Callable[[str], Path], zoo: Zoo
     assert result.json == {
         "schema": "zoo.adapt/1",
         "directory": "new",
+        "task": "feature-extraction",
         "parameters": 24,
         "settings": {"rows": {"before": 4, "now": 8}},
         "tensors": {"table.weight": {"before": [4, 3], "now": [8, 3]}, "count": {"before": [4], "now": [8]}},
+        "new": [],
+        "dropped": [],
     }
     before, after = tensors(old), tensors("new")
     assert torch.equal(after["table.weight"], before["table.weight"].repeat_interleave(2, dim=0))

@@ -149,7 +149,12 @@ def test_arguments_and_settings_override_files() -> None:
         ("gpt-tiny", "dropout", "'dropout' is not key=value: --set"),
         ("gpt-tiny", "n_layer=2", "unknown key 'n_layer' for GPTConfig: --set: did you mean 'num_layers'?"),
         ("gpt-tiny", "num_layers=two", "num_layers must be int, got 'two' (str): --set"),
-        ("gpt-tiny", "task=fill-mask", "task must be one of 'text-generation', got 'fill-mask' (str): --set"),
+        (
+            "gpt-tiny",
+            "task=fill-mask",
+            "task must be one of 'text-generation', 'text-classification', 'sentence-embedding', got 'fill-mask' (str)"
+            ": --set",
+        ),
         (
             "bert-tiny",
             "attention=linfomer",

@@ -281,7 +281,7 @@ def test_preset_has_no_weights_to_adapt(zoo: Zoo, corpus: Path) -> None:
 def test_errors_of_merging(zoo: Zoo, base: Path) -> None:
     assert "no such directory" in zoo("adapt", "base", "--merge", "nothing", "-o", "x").failed(3)
     assert "holds a model, not an adapter" in zoo("adapt", "base", "--merge", "base", "-o", "x").failed(3)
-    assert "give --set or --merge" in zoo("adapt", "base", "-o", "x").failed(2)
-    assert "give --set or --merge" in zoo("adapt", "base", "--merge", "y", "--set", "dropout=0", "-o", "x").failed(2)
+    assert "or --merge alone" in zoo("adapt", "base", "-o", "x").failed(2)
+    assert "or --merge alone" in zoo("adapt", "base", "--merge", "y", "--set", "dropout=0", "-o", "x").failed(2)
     Path("empty").mkdir()
     assert "adapter_config.json" in zoo("adapt", "base", "--merge", "empty", "-o", "x").failed(3)

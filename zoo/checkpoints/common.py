@@ -44,6 +44,9 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
         found["mask_token_id"] = _mask_token(checkpoint)
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
+        if labels not in ((), _numbered(len(labels))):
+            what = f"id2label has {len(labels)} classes, but num_labels is {hub['num_labels']}"
+            raise UsageError(what, checkpoint.config_file)
         found["num_classes"], labels = hub["num_labels"], ()
     elif labels:
         found["num_classes"] = len(labels)

@@ -18,9 +18,10 @@ from zoo.artifact import CARD, COMPANIONS, TOKENIZER, ModelDirectory, write_json
 from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
 from zoo.checkpoints.common import write_common, write_token_files
-from zoo.checkpoints.importing import TensorReader, find_layout, read_configuration
+from zoo.checkpoints.importing import find_layout, read_configuration
 from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.original import Comparison, compare
+from zoo.checkpoints.reader import TensorReader
 from zoo.checkpoints.source import Checkpoint, SourceTensor, source_tensors
 from zoo.errors import ParityError, UsageError, argument
 from zoo.models import create, persist
@@ -79,7 +80,8 @@ def export_checkpoint(
         )
         checkpoint = Checkpoint(stage)
         _read_back(stored, model, layout, checkpoint)
-        comparison = compare(stored.path, stored.spec, model, checkpoint, layout, wanted=verify)
+        weights = persist.read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()})
+        comparison = compare(weights, stored.spec, model, checkpoint, layout, wanted=verify)
         files = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
     return Exported(model_type, files, comparison)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from zoo import plugins
 from zoo.artifact import CARD, COMPANIONS, GENERATION, TOKENIZER, describe, new_model, write_json
@@ -18,23 +16,22 @@ from zoo.artifact.card import model_card
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
 from zoo.checkpoints.common import generation_config, read_common
-from zoo.checkpoints.layout import Layout, Place
+from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
+from zoo.checkpoints.reader import TensorReader
 from zoo.checkpoints.source import Checkpoint
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
-from zoo.errors import ArtifactError, PluginError, UsageError, Wording, argument
+from zoo.errors import PluginError, UsageError, Wording, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
-from zoo.models.tensors import stored_tensors, tensor_groups
+from zoo.models.heads import HeadChange
+from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, config_class, load_reference
 from zoo.tokenizers.load import find_tokenizer, write_tokenizer
 
-__all__ = ["Imported", "TensorReader", "find_layout", "import_checkpoint", "read_configuration"]
-
-_PART = 1 << 22
-"""Elements checked at a time, to avoid temporaries as large as the tensor."""
+__all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,8 @@ class Imported:
     """The result of importing a checkpoint."""
 
     spec: ModelSpec
+    head: HeadChange
+    """Tensors that were initialised, and tensors of the checkpoint that the model does not have."""
     comparison: Comparison
     """Comparison with the original implementation, or why there is none."""
 
@@ -53,6 +52,9 @@ def import_checkpoint(
     name: str | None = None,
     revision: str | None = None,
     model_type: str | None = None,
+    task: str | None = None,
+    seed: int = 0,
+    strict: bool = False,
     dtype: str | torch.dtype | None = None,
     settings: Sequence[str] = (),
     allow_missing: Sequence[str] = (),
@@ -71,6 +73,10 @@ def import_checkpoint(
         name: hub id of the source, recorded as its origin; by default the last part of its path.
         revision: commit of the hub id.
         model_type: the importer; by default ``model_type`` of config.json.
+        task: the task of the model, by default that of the checkpoint's class. The trunk is kept bit for bit. A head
+            that the checkpoint has for the task is used, otherwise one is initialised; other tensors are dropped.
+        seed: for the tensors of a new head.
+        strict: refuse to drop and to initialise tensors.
         dtype: convert the weights to this dtype; by default their dtype is kept.
         settings: ``KEY=VALUE`` of zoo's configuration, for values that the checkpoint lacks.
         allow_missing: initialise missing tensors whose name, in the checkpoint or in zoo, matches these patterns.
@@ -80,7 +86,8 @@ def import_checkpoint(
         progress: called with the number of weight bytes written so far and in total.
 
     Raises:
-        UsageError: there is no importer for this model type, or a configuration value is not understood.
+        UsageError: there is no importer for this model type, a configuration value is not understood, or ``strict``
+            refuses tensors; all such tensors are listed.
         ArtifactError: a file is missing or invalid, or tensors are missing, unexpected or of the wrong shape; all such
             tensors are listed.
         ParityError: the outputs differ from those of the original implementation.
@@ -93,11 +100,19 @@ def import_checkpoint(
     cls = config_class(owner, architecture)
     chosen = cls.parse_settings(settings, "--set")
     with plugins.blame(plugin, f"cannot import {source.name}"):
-        config = read_configuration(layout, checkpoint, cls, chosen=chosen, allow_keys=allow_keys)
+        config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
     tokenizer = find_tokenizer(checkpoint.path) if checkpoint.config else None
-    spec = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
-    model = create.build_on_meta(spec, dtype or _dtype(checkpoint))
-    read = TensorReader(spec, model, layout, checkpoint, allow_missing)
+    own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
+    original = create.build_on_meta(own, dtype or _dtype(checkpoint))
+    read = whole = TensorReader(own, original, layout, checkpoint, allow_missing, seed=seed)
+    spec, model = own, original
+    if moved is not None:
+        spec = replace(own, config=moved)
+        model = create.build_on_meta(spec, read.dtype)
+        read = TensorReader(spec, model, layout, checkpoint, of=whole, seed=seed)
+    head = HeadChange(tuple(read.initialised), read.dropped)
+    if strict:
+        head.require_none(checkpoint.where)
     description = describe(spec, dtype=dtype_name(read.dtype))
     with new_model(target, description, force=force) as stage:
         tensors, aliases = stored_tensors(model)
@@ -109,8 +124,9 @@ def import_checkpoint(
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
         if generation := generation_config(checkpoint, config):
             write_json(stage / GENERATION, generation)
-        missing = f"{len(read.initialised)} tensors were missing and initialised" if read.initialised else None
-        comparison = compare(stage, spec, model, checkpoint, layout, wanted=verify, hindrance=missing)
+        missing = f"{len(whole.initialised)} tensors were missing and initialised" if whole.initialised else None
+        weights = ((name, whole(name)) for name in whole.groups)
+        comparison = compare(weights, own, original, checkpoint, layout, wanted=verify, hindrance=missing)
         origin = Origin(
             kind="imported",
             source=name or base_name(source),
@@ -119,14 +135,41 @@ def import_checkpoint(
             license=checkpoint.license,
             # The reason for a missing comparison may quote another library, and with it local paths.
             comparison=str(comparison) if comparison.reason is None else "not compared with the original",
-            changes=tuple(filter(None, (missing, f"converted to {dtype_name(dtype)}" if dtype else None))),
+            seed=seed if head.new else None,
+            changes=(*head.changes(), *([f"converted to {dtype_name(dtype)}"] if dtype else [])),
             weights=digest,
         )
         description["origin"] = origin.to_dict()
         (stage / CARD).write_text(
             model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
         )
-    return Imported(spec, comparison)
+    return Imported(spec, head, comparison)
+
+
+def _configurations(
+    layout: Layout,
+    checkpoint: Checkpoint,
+    cls: type[Config],
+    chosen: Mapping[str, Any],
+    task: str | None,
+    allow_keys: Sequence[str],
+) -> tuple[Config, Config | None]:
+    """Return the configuration of the checkpoint's own task, and that for another task or None."""
+    if task is None:
+        return read_configuration(layout, checkpoint, cls, chosen=chosen, allow_keys=allow_keys), None
+    where = checkpoint.config_file
+    cls.check_field("task", task, argument("task", task))
+    head = {key: value for key, value in chosen.items() if key in cls.head_fields and key != "task"}
+    shared = {key: value for key, value in chosen.items() if key not in head}
+    own, stated = _read_values(layout, checkpoint, cls, shared, allow_keys)
+    moved = own.with_task(task, head, where)
+    if layout.read_extra is not None and task != own.task:  # where a layout keeps the pooler depends on the task
+        extra = layout.read_extra(checkpoint, {**own.to_dict(), "task": task})
+        left = [key for key in cls.head_fields if key not in head and getattr(moved, key) == getattr(own, key)]
+        moved = moved.with_task(task, {key: extra[key] for key in left if key in extra and key != "task"}, where)
+    if task == own.task and not head.keys() & {"num_classes", "problem_type"}:
+        _require_problem_type(own, stated, where)
+    return own, moved if moved != own else None
 
 
 def find_layout(model_type: str | None, where: object) -> tuple[Plugin, str, Layout]:
@@ -152,108 +195,27 @@ def read_configuration(
         UsageError: a value is missing or not understood, or the checkpoint does not say whether the single number of
             its head is a probability.
     """
-    where, known = checkpoint.config_file, {**read_common(checkpoint, cls), **(chosen or {})}
-    values = layout.read_config(checkpoint, allowed=allow_keys, chosen=known)
-    config = cls.from_dict(values, where)
-    one = isinstance(config, ClassifierConfig) and config.num_classes == 1 and config.problem_type is not None
-    if one and values.get("problem_type") is None:  # transformers trains for regression; its pipelines take a sigmoid
-        names = "multi_label_classification for a probability (sigmoid), regression for a number"
-        remedy = Wording(f"pass settings=['problem_type=NAME']: {names}", f"pass --set problem_type=NAME: {names}")
-        raise UsageError("the head has one class, but no problem_type is stated", where, remedy)
+    config, stated = _read_values(layout, checkpoint, cls, chosen or {}, allow_keys)
+    _require_problem_type(config, stated, checkpoint.config_file)
     return config
 
 
-class TensorReader:
-    """Reader of the checkpoint's tensors by zoo's names. Construction checks that they are exactly the model's.
+def _read_values(
+    layout: Layout, checkpoint: Checkpoint, cls: type[Config], chosen: Mapping[str, Any], allow_keys: Sequence[str]
+) -> tuple[Config, str | None]:
+    """Read zoo's configuration, and the problem type that is stated or None."""
+    known = {**read_common(checkpoint, cls), **chosen}
+    values = layout.read_config(checkpoint, allowed=allow_keys, chosen=known)
+    return cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
 
-    Args:
-        spec: the model's description.
-        model: the model on the meta device.
-        layout: the layout of the checkpoint.
-        checkpoint: the checkpoint to read.
-        allow_missing: initialise missing tensors whose name, in the checkpoint or in zoo, matches these patterns.
 
-    Raises:
-        ArtifactError: tensors are missing, unexpected or of the wrong shape, or copies of a shared tensor differ.
-    """
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        model: nn.Module,
-        layout: Layout,
-        checkpoint: Checkpoint,
-        allow_missing: Sequence[str] = (),
-    ) -> None:
-        self.spec, self.checkpoint = spec, checkpoint
-        self.groups = tensor_groups(model)
-        self.like = {alias: tensor for tensor, aliases in self.groups.values() for alias in aliases}
-        self.dtype = next(model.parameters()).dtype
-        self.sources: dict[str, tuple[str, Place]] = {}
-        """For each of zoo's tensors, its name in the checkpoint and its place there."""
-        self._last: tuple[str, Mapping[str, Tensor]] = ("", {})
-        origins = layout.origins(self.like, spec.config)
-        expected = {origin.name for found in origins.values() for origin in found}
-        matched = layout.match(checkpoint.tensors, expected, spec.config)
-        files = {name: file for file, name in matched.items()}
-        problems = [f"unexpected {file}" for file, name in matched.items() if name not in expected]
-        problems += [f"{file} duplicates {files[name]}" for file, name in matched.items() if files[name] != file]
-        missing = []
-        for ours, (_, aliases) in self.groups.items():
-            candidates = [origin for alias in aliases for origin in origins.get(alias, [])]
-            if not candidates:
-                raise PluginError(f"the layout of {checkpoint.model_type} checkpoints has no rule for {ours}")
-            present = [(files[origin.name], origin) for origin in candidates if origin.name in files]
-            if present:
-                self.sources[ours] = present[0]
-                problems += self._compare(present)
-                continue
-            theirs = layout.written_name(candidates[0].name, spec.config)
-            if not any(fnmatchcase(name, pattern) for name in (ours, theirs) for pattern in allow_missing):
-                missing.append(f"missing {theirs}")
-        problems = [*dict.fromkeys(missing), *problems]
-        if problems:
-            what = f"the weights do not fit the configuration ({'; '.join(problems)})"
-            raise ArtifactError(what, checkpoint.where)
-        absent = [name for name in self.groups if name not in self.sources]
-        made = stored_tensors(create.build(spec, seed=0, dtype="float32"))[0] if absent else {}
-        self.initialised = {name: made[name] for name in absent}
-
-    def _compare(self, present: Sequence[tuple[str, Place]]) -> list[str]:
-        """Return the problems with the stored copies of a tensor."""
-        problems = []
-        for file, origin in present:
-            shape = self.checkpoint.tensors[file].shape
-            wanted = origin.rule.shape([tuple(self.like[name].shape) for name in origin.group])
-            if shape != wanted:
-                problems.append(f"{file} has shape {shape}, but the configuration requires {wanted}")
-        if problems or len(present) == 1:
-            return problems
-        (first, origin), *others = present
-        value = self._ours(first, origin)
-        return [
-            f"{file} differs from {first}, but the two should be shared"
-            for file, other in others
-            if file != first and not all(map(torch.equal, value, self._ours(file, other)))
-        ]
-
-    def _ours(self, file: str, origin: Place) -> list[Tensor]:
-        sizes = [self.like[name].shape[0] for name in origin.group] if len(origin.group) > 1 else [1]
-        return origin.rule.to_ours(self.checkpoint.tensors[file].read(), sizes)
-
-    def __call__(self, name: str) -> Tensor:
-        """Return the values of one of zoo's tensors, in the model's dtype."""
-        if name in self.initialised:
-            return self.initialised[name].to(self.dtype)
-        file, origin = self.sources[name]
-        if self._last[0] != file:
-            self._last = ("", {})  # frees its memory before the next tensor is read
-            self._last = (file, dict(zip(origin.group, self._ours(file, origin), strict=True)))
-        mine = next(alias for alias in self.groups[name][1] if alias in self._last[1])
-        value = self._last[1][mine].to(self.groups[name][0].dtype)
-        if value.is_floating_point() and not all(part.isfinite().all() for part in value.reshape(-1).split(_PART)):
-            raise ArtifactError(f"{file} has values that are not finite in {value.dtype}", self.checkpoint.where)
-        return value
+def _require_problem_type(config: Config, stated: str | None, where: object) -> None:
+    """Raise :class:`UsageError` if a head has one class and no problem type is stated."""
+    one = isinstance(config, ClassifierConfig) and config.num_classes == 1 and config.problem_type is not None
+    if one and stated is None:  # transformers trains for regression; its pipelines take a sigmoid
+        names = "multi_label_classification for a probability (sigmoid), regression for a number"
+        remedy = Wording(f"pass settings=['problem_type=NAME']: {names}", f"pass --set problem_type=NAME: {names}")
+        raise UsageError("the head has one class, but no problem_type is stated", where, remedy)
 
 
 def _dtype(checkpoint: Checkpoint) -> str:

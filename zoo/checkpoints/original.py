@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from zoo.artifact import is_weights
 from zoo.artifact.weights import dtype_name
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
@@ -125,7 +123,7 @@ class Exact(TorchFunctionMode):
 
 
 def compare(
-    directory: Path,
+    weights: Iterable[tuple[str, Tensor]],
     spec: ModelSpec,
     model: nn.Module,
     checkpoint: Checkpoint,
@@ -137,7 +135,7 @@ def compare(
     """Compare a model with the original implementation, on the same weights and inputs.
 
     Args:
-        directory: the directory with the model's weights.
+        weights: the model's stored tensors, by name; read only if a comparison is possible.
         spec: the model's description.
         model: the model on the meta device; it is filled and converted to float64.
         checkpoint: the checkpoint of the model.
@@ -162,8 +160,7 @@ def compare(
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
         return Comparison(reason=str(reason))
-    files = {path.name for path in directory.glob("*.safetensors") if is_weights(path.name)}  # not those of variants
-    persist.fill(model, persist.read_tensors(directory, files))
+    persist.fill(model, weights)
     return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
 
 
@@ -233,8 +230,10 @@ def _require_memory(model: nn.Module) -> None:
 def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, checkpoint: Checkpoint) -> Comparison:
     dtype = next(model.parameters()).dtype
     outputs = {tensor.name: tensor for graph in config.graphs() for tensor in graph.output_tensors()}
-    batches = list(_batches(config, model))
     with torch.no_grad(), _quiet():
+        batches = [feeds for feeds in _batches(config, model) if _accepts(config, theirs, feeds, dtype)]
+        if not batches:
+            raise ParityError("the original refuses all inputs", checkpoint.where)
         narrow = [(_call(config, model, feeds, dtype), _call(config, theirs, feeds, dtype)) for feeds in batches]
         model.double()
         theirs.double()
@@ -275,6 +274,15 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
     return Comparison(None, against, dtype_name(dtype), exact, error, original_error)
 
 
+def _accepts(config: Config, theirs: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+    """Return whether the original takes a batch: some classifiers take only one row without a ``pad_token_id``."""
+    try:
+        _call(config, theirs, feeds, dtype)
+    except ValueError:
+        return False
+    return True
+
+
 def _nudged(
     config: Config, theirs: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
@@ -309,7 +317,11 @@ def _batches(config: Config, model: nn.Module) -> Iterator[dict[str, Tensor]]:
     for rows, length, padding in _BATCHES:
         length = length if longest is None else min(length, longest)
         feeds = make_feeds(graphs, Point(rows, length, 0, padding), 0, longest or length + 1)
-        yield {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
+        found = {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
+        pad = getattr(config, "pad_token_id", None)
+        if isinstance(pad, int) and {"input_ids", "attention_mask"} <= found.keys():  # some originals look for it
+            found["input_ids"] = found["input_ids"].masked_fill(found["attention_mask"] == 0, pad)
+        yield found
 
 
 def _call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

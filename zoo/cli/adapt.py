@@ -7,35 +7,49 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import json_option, quiet_option
+from zoo.cli.options import json_option, quiet_option, seed_option, strict_option
 from zoo.cli.progress import show_progress
-from zoo.cli.report import emit_json, say
+from zoo.cli.report import emit_json, say, say_head
 from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 
 
 @click.command("adapt")
 @click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--task", metavar="TASK", help="Keep the trunk, and give the model a head for this task.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
 @click.option("--merge", "adapter", type=click.Path(path_type=Path), metavar="ADAPTER", help="Merge low-rank adapters.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory to create.")
+@seed_option
+@strict_option
 @click.option("--force", is_flag=True, help="Replace an existing model directory.")
 @json_option
 @quiet_option
 def command(
-    directory: Path, settings: tuple[str, ...], adapter: Path | None, output: Path, force: bool, as_json: bool
+    directory: Path,
+    task: str | None,
+    settings: tuple[str, ...],
+    adapter: Path | None,
+    output: Path,
+    seed: int,
+    strict: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Change the configuration of the model in DIRECTORY, keeping its weights; or merge adapters into them.
+    """Change the configuration or task of the model in DIRECTORY, keeping its weights; or merge adapters into them.
 
     Tensors whose shape does not change are copied. The architecture converts the others: a ViT interpolates its
     position embeddings for another image_size; learned text positions are truncated for a smaller max_seq_len. If it
     has no rule for a tensor, or a tensor would be dropped or added, nothing is written and all such tensors are listed.
 
+    With --task, the tensors of the head may be dropped, and those that the new head lacks are initialised; both are
+    listed, or refused with --strict.
+
     With --merge, the update of each weight in the directory ADAPTER, which zoo train --lora or the PEFT library wrote,
     is added to the weight. The result is a model like any other.
     """
-    if bool(settings) == (adapter is not None):
-        raise UsageError("give --set or --merge, and not both")
+    if bool(settings or task) == (adapter is not None):
+        raise UsageError("give --task or --set, or --merge alone")
     check_model_target(output, force=force)
     if adapter is not None:
         _merge(directory, adapter, output, force, as_json)
@@ -43,20 +57,28 @@ def command(
     from zoo.models.adapt import adapt_directory
 
     with show_progress("adapting", unit="bytes") as progress:
-        adapted = adapt_directory(directory, output, settings=settings, force=force, progress=progress)
+        adapted = adapt_directory(
+            directory, output, task=task, seed=seed, strict=strict, settings=settings, force=force, progress=progress
+        )
     parameters = parameter_count(adapted.spec)
     if as_json:
         facts = {
             "directory": str(output),
+            "task": adapted.spec.task,
             "parameters": parameters,
             "settings": {key: {"before": old, "now": new} for key, (old, new) in adapted.settings.items()},
             "tensors": {name: {"before": old, "now": new} for name, (old, new) in adapted.shapes.items()},
+            "new": list(adapted.head.new),
+            "dropped": list(adapted.head.dropped),
         }
         emit_json("adapt", facts)
         return
-    say(f"{output}: {parameters:,} parameters")
+    spec = adapted.spec
+    what = f"{spec.architecture.name} for {spec.task}, " if "task" in adapted.settings else ""
+    say(f"{output}: {what}{parameters:,} parameters")
     for name, (old, new) in adapted.shapes.items():
         say(f"{name}: {old} became {new}")
+    say_head(adapted.head.new, adapted.head.dropped)
 
 
 def _merge(directory: Path, adapter: Path, output: Path, force: bool, as_json: bool) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import json_option, quiet_option
+from zoo.cli.options import json_option, quiet_option, seed_option, strict_option
 from zoo.cli.progress import show_progress
-from zoo.cli.report import emit_json, say
+from zoo.cli.report import emit_json, say, say_head
 from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 
@@ -22,7 +22,10 @@ from zoo.models.count import parameter_count
 @click.option(
     "--model-type", metavar="NAME", help="Model type of the checkpoint; by default model_type in its config.json."
 )
+@click.option("--task", metavar="TASK", help="Make a model for this task, with a new head if SOURCE has none for it.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a value that the checkpoint lacks.")
+@seed_option
+@strict_option
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Convert the weights.")
 @click.option(
     "--allow-missing",
@@ -45,7 +48,10 @@ def command(
     source: str,
     output: Path | None,
     model_type: str | None,
+    task: str | None,
     settings: tuple[str, ...],
+    seed: int,
+    strict: bool,
     dtype: str | None,
     allow_missing: tuple[str, ...],
     allow_keys: tuple[str, ...],
@@ -75,6 +81,9 @@ def command(
             revision=commit,
             model_type=model_type,
             dtype=dtype,
+            task=task,
+            seed=seed,
+            strict=strict,
             settings=settings,
             allow_missing=allow_missing,
             allow_keys=allow_keys,
@@ -88,10 +97,13 @@ def command(
         "architecture": spec.architecture.name,
         "task": spec.task,
         "parameters": parameter_count(spec),
+        "new": list(imported.head.new),
+        "dropped": list(imported.head.dropped),
         "comparison": imported.comparison.to_dict(),
     }
     if as_json:
         emit_json("import", facts)
         return
     say(f"{target}: {spec.architecture.name} for {spec.task}, {parameter_count(spec):,} parameters")
+    say_head(imported.head.new, imported.head.dropped)
     say(imported.comparison)

@@ -25,6 +25,8 @@ __all__ = [
     "output_option",
     "parse_ids",
     "quiet_option",
+    "seed_option",
+    "strict_option",
 ]
 
 _QUIET = "zoo.quiet"
@@ -83,6 +85,10 @@ quiet_option = click.option(
     "-q", "--quiet", is_flag=True, expose_value=False, callback=_remember_quiet,
     help="Print only errors, warnings and JSON.",
 )  # fmt: skip
+
+
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Random seed of a new head.")
+strict_option = click.option("--strict", is_flag=True, help="Refuse to drop or initialise tensors; list them.")
 
 
 def is_quiet() -> bool:

@@ -11,7 +11,7 @@ import click
 
 from zoo.cli.options import is_quiet
 
-__all__ = ["bytes_text", "columns", "count_text", "emit_json", "say"]
+__all__ = ["bytes_text", "columns", "count_text", "emit_json", "say", "say_head"]
 
 
 _CONTROL = re.compile("[\x7f-\x9f]")
@@ -22,6 +22,13 @@ def say(text: object) -> None:
     """Print a line of the result, unless the command was given ``--quiet``."""
     if not is_quiet():
         click.echo(text)
+
+
+def say_head(new: Sequence[str], dropped: Sequence[str]) -> None:
+    """Print the tensors that another head added to a model and removed from it."""
+    for what, names in (("new", new), ("dropped", dropped)):
+        if names:
+            say(f"{what}: {', '.join(names)}")
 
 
 def emit_json(command: str, data: dict[str, Any], *, version: int = 1) -> None:

@@ -1,7 +1,8 @@
-"""Change a model's configuration, keeping its weights. Importing this module imports torch.
+"""Change a model's configuration or task, keeping its weights. Importing this module imports torch.
 
-Tensors whose shape does not change are copied bit for bit. The others are converted by the architecture, whose model
-class may have a method ::
+Tensors whose shape does not change are copied bit for bit. With another task, those of the head may be added and
+dropped; see :meth:`zoo.Config.with_task`. The others are converted by the architecture, whose model class may have a
+method ::
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: Config) -> Tensor | None
 
@@ -20,8 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from zoo import plugins
 from zoo.artifact import (
     CARD,
@@ -36,10 +35,9 @@ from zoo.artifact import (
 from zoo.artifact.card import model_card
 from zoo.artifact.provenance import base_name
 from zoo.artifact.weights import load_json
-from zoo.config import Config
-from zoo.errors import UsageError
-from zoo.models import create, persist
+from zoo.models import persist
 from zoo.models.count import parameter_count
+from zoo.models.heads import HeadChange, convert
 from zoo.models.tensors import stored_tensors
 from zoo.registry import ModelSpec
 
@@ -61,7 +59,9 @@ class Adapted:
     settings: Mapping[str, tuple[Any, Any]]
     """Old and new value of each configuration value that changed."""
     shapes: Mapping[str, tuple[Shape, Shape]]
-    """Old and new shape of each converted tensor. All others are copied bit for bit."""
+    """Old and new shape of each converted tensor."""
+    head: HeadChange
+    """Tensors that were initialised or dropped. All others are copied bit for bit."""
 
 
 def adapt(
@@ -69,10 +69,15 @@ def adapt(
     directory: str | os.PathLike[str],
     *,
     name: str | None = None,
+    task: str | None = None,
+    seed: int = 0,
+    strict: bool = False,
     force: bool = False,
     **config: Any,
 ) -> Path:
     """Write a model directory with the weights of ``source`` and a changed configuration.
+
+    If a task is given, tensors of the head may be dropped and initialised, which config.json and the model card record.
 
     The tokenizer and the companion files of an imported model are copied; image sizes and text lengths in them are
     updated. Exports are not copied, because they belong to the old model.
@@ -81,12 +86,15 @@ def adapt(
         source: a model directory.
         directory: the target; it must not exist unless ``force``. It may be ``source``.
         name: for config.json and the model card; the directory's name by default.
+        task: the task of the new model, which may be the old one's, for instance to change the number of classes.
+        seed: for the tensors of a new head.
+        strict: refuse to drop and to initialise tensors.
         force: replace an existing model directory, unless it holds files that zoo did not write.
         config: configuration values that replace the model's.
 
     Raises:
-        UsageError: the target exists, a key or value is invalid, or a tensor would be added, lost, or given a shape to
-            which the architecture cannot convert it; all such tensors are listed.
+        UsageError: the target exists, a key or value is invalid, or a tensor outside the head would be added, lost, or
+            given a shape to which the architecture cannot convert it; all such tensors are listed.
         ArtifactError: ``source`` is not a valid model directory.
         StorageError: the file system refused; the target is unchanged.
 
@@ -96,7 +104,7 @@ def adapt(
     >>> larger.config.image_size, larger.embeddings.position.shape
     (12, torch.Size([1, 37, 64]))
     """
-    adapt_directory(source, directory, name=name, values=config, force=force)
+    adapt_directory(source, directory, name=name, task=task, seed=seed, strict=strict, values=config, force=force)
     return Path(directory)
 
 
@@ -105,82 +113,58 @@ def adapt_directory(
     target: str | os.PathLike[str],
     *,
     name: str | None = None,
+    task: str | None = None,
+    seed: int = 0,
+    strict: bool = False,
     values: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
     force: bool = False,
     progress: persist.Progress | None = None,
 ) -> Adapted:
-    """:func:`adapt` with ``KEY=VALUE`` settings that override ``values``; returns the changes."""
+    """:func:`adapt` with ``KEY=VALUE`` settings that override ``values``; returns the changes.
+
+    A task in the settings is like ``task``.
+    """
     source, target = Path(source), Path(target)
     check_model_target(target, force=force)
     stored = ModelDirectory.open(source, rehash=True)
     old = stored.spec
     with plugins.blame(old.plugin, f"cannot configure {old.name}"):
         before = old.config.to_dict()
-        cls = type(old.config)
-        config = cls.from_dict({**before, **(values or {}), **cls.parse_settings(settings, "--set")}, source)
+        chosen = {**(values or {}), **type(old.config).parse_settings(settings, "--set")}
+        task = task or chosen.get("task")
+        if task is not None:
+            config = old.config.with_task(task, chosen, source)
+        else:
+            config = type(old.config).from_dict(before | chosen, source)
     spec = replace(old, name=name or base_name(target), config=config)
     changed = {key: (before[key], value) for key, value in config.to_dict().items() if value != before[key]}
 
     held = stored_tensors(persist.load_directory(stored))[0]
-    model = create.build_on_meta(spec, stored.dtype)
-    wanted, aliases = stored_tensors(model)
-    made = _changed_tensors(spec, model, old.config, held, wanted, source)
-    shapes = {key: (tuple(held[key].shape), tuple(wanted[key].shape)) for key in made}
+    converted = convert(old, spec, held, dtype=stored.dtype, move=task is not None, seed=seed, where=source)
+    if strict:
+        converted.head.require_none(source)
+    wanted, aliases = stored_tensors(converted.model)
 
     description = describe(spec, dtype=stored.dtype)
     with new_model(target, description, force=force) as stage:
-        digest = persist.write_weights(stage, wanted, {**held, **made}.__getitem__, aliases=aliases, progress=progress)
+        digest = persist.write_weights(stage, wanted, converted.tensors.__getitem__, aliases=aliases, progress=progress)
         for file in stored.files.keys() & {TOKENIZER, *COMPANIONS}:
             shutil.copyfile(source / file, stage / file)
             _follow(stage / file, changed)
         changes = [f"{key} {now!r} instead of {before!r}" for key, (before, now) in changed.items()]
-        changes += [f"tensor {key} adapted from {before} to {now}" for key, (before, now) in shapes.items()]
-        origin = stored.origin.derive("adapted", source=old.name, changes=tuple(changes), weights=digest)
+        changes += [f"tensor {key} adapted from {before} to {now}" for key, (before, now) in converted.shapes.items()]
+        changes += converted.head.changes()
+        origin = stored.origin.derive(
+            "adapted",
+            source=old.name,
+            changes=tuple(changes),
+            seed=seed if converted.head.new else None,
+            weights=digest,
+        )
         description["origin"] = origin.to_dict()
         (stage / CARD).write_text(model_card(spec, stored.dtype, origin, parameter_count(spec)), encoding="utf-8")
-    return Adapted(spec, changed, shapes)
-
-
-def _changed_tensors(
-    spec: ModelSpec,
-    model: nn.Module,
-    old: Config,
-    held: Mapping[str, Tensor],
-    wanted: Mapping[str, Tensor],
-    where: Path,
-) -> dict[str, Tensor]:
-    """Convert the tensors whose shape changes; raise unless every tensor of the new model is available."""
-    made: dict[str, Tensor] = {}
-    problems = [f"{name} would be lost" for name in held if name not in wanted]
-    problems += [f"{name} would be new" for name in wanted if name not in held]
-    for name, like in wanted.items():
-        if name not in held or held[name].shape == like.shape:
-            continue
-        reason = ""
-        try:
-            value = _adapt_tensor(spec, model, name, held[name].detach(), old)
-        except UsageError as error:
-            value, reason = None, f" ({error})"
-        if value is not None and value.shape == like.shape:
-            made[name] = value.to(like.dtype)
-        else:
-            problems.append(f"{name} has shape {tuple(held[name].shape)}, not {tuple(like.shape)}{reason}")
-    if problems:
-        raise UsageError(f"the weights do not fit these settings: {'; '.join(problems)}", where)
-    return made
-
-
-def _adapt_tensor(spec: ModelSpec, model: nn.Module, name: str, tensor: Tensor, old: Config) -> Tensor | None:
-    """Convert a tensor by the architecture's rule; None if it has none."""
-    method = getattr(model, "adapt_tensor", None)
-    if method is None:
-        return None
-    with plugins.blame(spec.plugin, f"cannot adapt {name}"):
-        value = method(name, tensor.double() if tensor.is_floating_point() else tensor.clone(), old)
-        if not isinstance(value, Tensor | None):
-            raise TypeError(f"adapt_tensor returned {type(value).__name__}, not a tensor or None")
-    return value
+    return Adapted(spec, changed, converted.shapes, converted.head)
 
 
 def _follow(file: Path, changed: Mapping[str, tuple[Any, Any]]) -> None:

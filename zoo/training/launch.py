@@ -18,13 +18,13 @@ from zoo.contract import Objective
 from zoo.errors import ArtifactError
 from zoo.models import persist
 from zoo.models.attachments import attach, attachments
+from zoo.models.heads import retask
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
 from zoo.registry.recipes import find_recipe
 from zoo.training.adapters.low_rank import Adapters, adapt
 from zoo.training.cache import Progress
 from zoo.training.data.sources import Source
-from zoo.training.heads import retask
 from zoo.training.loop import Trainer
 from zoo.training.plan import PLAN, Plan, make_plan
 from zoo.training.processes import ALONE, Processes
@@ -78,12 +78,10 @@ def start(
     sources = find_sources(plan, objective)
     declared |= classes_of(spec, declared, objective, sources[0])
     found = retask(spec, model, declared, plan.settings.seed)
-    if found.fresh or found.dropped:
-        changes = [f"fresh {name}" for name in found.fresh] + [f"without {name}" for name in found.dropped]
-        origin = replace(origin, changes=(*origin.changes, *changes))
+    origin = replace(origin, changes=(*origin.changes, *found.head.changes()))
     spec = replace(found.spec, name=base_name(directory))
     tokenizer = model_tokenizer(plan, spec, found.model)
-    adapters = adapt(plan, spec, found.model, found.fresh)
+    adapters = adapt(plan, spec, found.model, found.head.new)
     digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
     plan = replace(plan, objective=objective.name, digests=digests)
     parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers)
@@ -117,7 +115,7 @@ def resume(
         spec, base, _ = load_model(plan, copy=copy)
         found = retask(spec, base, stored.spec.config.to_dict(), plan.settings.seed)
         model = attach(found.model, persist.read_companions(stored))
-        adapters = adapt(plan, stored.spec, model, found.fresh)
+        adapters = adapt(plan, stored.spec, model, found.head.new)
     plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
     sources = find_sources(plan, objective)
     tokenizer = model_tokenizer(replace(plan, tokenizer=None), stored.spec, model)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
 from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats, mask, token_ids
 
+_BASE = ("feature-extraction", "sentence-embedding")
+"""Tasks without a head."""
 _CLASSES_OF_TEXT = {"pretraining", "text-classification"}
 """Tasks with a classifier of whole texts."""
 _CLASSIFIED = ("text-classification", "token-classification")
@@ -19,6 +22,10 @@ _MASKED = ("fill-mask", "pretraining")
 class BERTConfig(ClassifierConfig):
     """Configuration of BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA. The defaults are BERT-base."""
 
+    head_fields: ClassVar[tuple[str, ...]] = (
+        *ClassifierConfig.head_fields, "pooler", "pooler_activation", "head_activation", "pooling", "normalize",
+        "feature_layers",
+    )  # fmt: skip
     task: Literal[
         "feature-extraction",
         "sentence-embedding",
@@ -146,6 +153,18 @@ class BERTConfig(ClassifierConfig):
             if not -self.num_layers - 1 <= layer <= self.num_layers:
                 bounds = f"{-self.num_layers - 1} ... {self.num_layers} of num_layers {self.num_layers}"
                 raise ValueError(f"feature_layers has {layer}, which lies outside {bounds}")
+
+    def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
+        """Return this configuration for a task; see :meth:`Config.with_task`.
+
+        Like the original classes, models for text-classification and pretraining get a pooler, and others with a head
+        lose theirs. Those without a head keep it.
+        """
+        chosen = dict(values or {})
+        if task != self.task:
+            chosen.setdefault("feature_layers", ())
+            chosen.setdefault("pooler", self.pooler if task in _BASE else task in _CLASSES_OF_TEXT)
+        return super().with_task(task, chosen, where)
 
     @property
     def position_rows(self) -> int:

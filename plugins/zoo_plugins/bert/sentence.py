@@ -9,11 +9,10 @@ from typing import Any
 
 from zoo import ArtifactError, UsageError
 from zoo.checkpoints import Checkpoint
-from zoo_plugins.bert.config import BERTConfig
 
 __all__ = ["sentence_encoder", "sentence_files"]
 
-_POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+_POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -37,8 +36,11 @@ def sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"task": "sentence-embedding", "pooling": _POOLING[modes[0]], "normalize": "Normalize" in modules}
 
 
-def sentence_files(c: BERTConfig) -> Mapping[str, Any]:
-    """Return the files that describe a sentence encoder to sentence-transformers; none for other tasks."""
+def sentence_files(c: Any) -> Mapping[str, Any]:
+    """Return the files that describe a sentence encoder to sentence-transformers; none for other tasks.
+
+    The configuration has the fields ``hidden_size``, ``pooling`` and ``normalize``.
+    """
     if c.task != "sentence-embedding":
         return {}
     parts = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if c.normalize else [])]

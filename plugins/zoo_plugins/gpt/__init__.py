@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import zoo
+from zoo_plugins.gpt.tasks import TASKS
 
 ZOO_API = 1
 
@@ -12,7 +13,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
     return [
         zoo.Architecture(
             name="gpt",
-            tasks=("text-generation",),
+            tasks=TASKS,
             config="zoo_plugins.gpt.config:GPTConfig",
             model="zoo_plugins.gpt.model:GPT",
             reference="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, causal_graph, cost, shortest_period
+from zoo import Activation, Cost, Graph, cost, shortest_period
+from zoo_plugins.gpt.tasks import DecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig(Config):
+class GPTConfig(DecoderConfig):
     """Configuration of GPT. The defaults are GPT-2 small."""
 
-    task: Literal["text-generation"] = "text-generation"
-    """Next-token prediction."""
     vocab_size: int = 50257
     """Size of the vocabulary."""
     max_seq_len: int = 1024
@@ -53,6 +51,7 @@ class GPTConfig(Config):
     """Token that pads shorter texts; the mask excludes it."""
 
     def __post_init__(self) -> None:
+        self.check_classes(head=self.task == "text-classification")
         self.default("num_kv_heads", self.num_heads)
         self.default("intermediate_size", 4 * self.hidden_size)
         self.require_positive(
@@ -79,9 +78,10 @@ class GPTConfig(Config):
         return self.sliding_windows[layer % len(self.sliding_windows)] or None
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Declare one graph for prefill and decoding."""
-        graph = causal_graph(
+        """Declare one graph, for prefill and decoding or for a text as a whole."""
+        graph = self.decoder_graph(
             vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
@@ -108,5 +108,5 @@ class GPTConfig(Config):
             cost.embedding(self.vocab_size + self.max_seq_len, self.hidden_size)
             + self.num_layers * block
             + cost.layer_norm(self.hidden_size)
-            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
+            + self.head_cost(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

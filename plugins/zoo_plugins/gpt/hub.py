@@ -7,10 +7,13 @@ from typing import Any
 
 from zoo import UsageError, shortest_period
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
 from zoo_plugins.gpt.config import GPTConfig
 
-__all__ = ["GPT2", "GPT_NEO"]
+__all__ = ["GPT2", "GPT_NEO", "OUTPUTS"]
 
+OUTPUTS = {"sentence_embedding": ""}
+"""Not compared: the originals have no such output."""
 _WINDOW = 256
 """Default window size of GPT-Neo."""
 
@@ -26,7 +29,11 @@ def _restore_gpt2(c: GPTConfig) -> Mapping[str, Any]:
 
 
 GPT2 = Layout(
-    classes={"GPT2LMHeadModel": "text-generation", "GPT2Model": "text-generation"},
+    classes={
+        "GPT2LMHeadModel": "text-generation",
+        "GPT2Model": ("text-generation", "sentence-embedding"),
+        "GPT2ForSequenceClassification": "text-classification",
+    },
     aliases=("GPT2Model",),
     fields=(
         Field("vocab_size"),
@@ -56,8 +63,12 @@ GPT2 = Layout(
         Rule("blocks.*.mlp.down", "transformer.h.*.mlp.c_proj", transposed=True),
         Rule("norm", "transformer.ln_f"),
         Rule("head", "lm_head"),
+        Rule("classifier", "score"),
     ),
     prefix="transformer.",
+    headless_tasks=("sentence-embedding",),
+    outputs=OUTPUTS,
+    files=sentence_files,
     ignored_tensors=(r".*\.attn\.(masked_)?bias",),
     required_values={
         "scale_attn_by_inverse_layer_idx": False,
@@ -65,6 +76,7 @@ GPT2 = Layout(
         "add_cross_attention": False,
     },
     ignored_keys=("attn_pdrop", "embd_pdrop", "n_ctx", "summary_*"),
+    read_extra=lambda checkpoint, values: sentence_encoder(checkpoint),
     write_extra=_restore_gpt2,
     constant={"model_type": "gpt2", **_NO_TOKENS},
 )
@@ -84,7 +96,8 @@ def _derive_gpt_neo(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
         ) from error
     if len(layers) != values["num_layers"]:
         raise UsageError(f"attention_types has {len(layers)} layers, but num_layers is {values['num_layers']}", where)
-    return {"attention_bias": False, "attention_scale": 1.0, "sliding_windows": windows}
+    sizes = {"attention_bias": False, "attention_scale": 1.0, "sliding_windows": windows}
+    return {**sizes, **sentence_encoder(checkpoint)}
 
 
 def _restore_gpt_neo(c: GPTConfig) -> Mapping[str, Any]:
@@ -102,7 +115,11 @@ def _restore_gpt_neo(c: GPTConfig) -> Mapping[str, Any]:
 
 
 GPT_NEO = Layout(
-    classes={"GPTNeoForCausalLM": "text-generation", "GPTNeoModel": "text-generation"},
+    classes={
+        "GPTNeoForCausalLM": "text-generation",
+        "GPTNeoModel": ("text-generation", "sentence-embedding"),
+        "GPTNeoForSequenceClassification": "text-classification",
+    },
     aliases=("GPTNeoModel",),
     fields=(
         Field("vocab_size"),
@@ -129,8 +146,12 @@ GPT_NEO = Layout(
         Rule("blocks.*.mlp.down", "transformer.h.*.mlp.c_proj"),
         Rule("norm", "transformer.ln_f"),
         Rule("head", "lm_head"),
+        Rule("classifier", "score"),
     ),
     prefix="transformer.",
+    headless_tasks=("sentence-embedding",),
+    outputs=OUTPUTS,
+    files=sentence_files,
     ignored_tensors=(r".*\.attn\.attention\.(masked_)?bias",),
     # read_extra handles the first two; attention_layers is attention_types expanded.
     ignored_keys=("attention_types", "window_size", "attention_layers", "attention_dropout", "embed_dropout",

@@ -17,10 +17,10 @@ from zoo.nn import (
     build_mask,
     init_normal,
     positions_of,
-    tied_linear,
     truncate_positions,
 )
 from zoo_plugins.gpt.config import GPTConfig
+from zoo_plugins.gpt.heads import add_head, answer
 
 
 class GPTBlock(nn.Module):
@@ -60,11 +60,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(GPTBlock(c) for _ in range(c.num_layers))
         self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
-        self.head = (
-            tied_linear(self.token_embedding)
-            if c.tie_embeddings
-            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        )
+        add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -80,16 +76,13 @@ class GPT(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """Return the logits of the next token.
+    ) -> Tensor | dict[str, Tensor]:
+        """Return the output of the configured task, or several by name: see :func:`zoo_plugins.gpt.heads.answer`.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
             past_key_values: keys and values of earlier calls; extended in place.
-
-        Returns:
-            (B, T, V).
         """
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
@@ -104,7 +97,7 @@ class GPT(nn.Module):
         }
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             x = block(x, masks[window], past_key_values[layer] if past_key_values is not None else None)
-        return self.head(self.norm(x))
+        return answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: GPTConfig) -> Tensor | None:
         """Truncate the position embedding to a smaller ``max_seq_len``."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import zoo
+from zoo_plugins.gpt.tasks import TASKS
 
 ZOO_API = 1
 
@@ -12,7 +13,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
     return [
         zoo.Architecture(
             name="llama",
-            tasks=("text-generation",),
+            tasks=TASKS,
             config="zoo_plugins.llama.config:LlamaConfig",
             model="zoo_plugins.llama.model:Llama",
             reference="Touvron et al. 2023, LLaMA: Open and Efficient Foundation Language Models",

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Config, Cost, Graph, causal_graph, cost, shortest_period
+from zoo import Activation, Cost, Graph, cost, shortest_period
+from zoo_plugins.gpt.tasks import DecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(Config):
+class LlamaConfig(DecoderConfig):
     """Configuration of Llama, Mistral and Qwen. The defaults are Llama 2 7B."""
 
-    task: Literal["text-generation"] = "text-generation"
-    """Next-token prediction."""
     vocab_size: int = 32000
     """Vocabulary size."""
     max_seq_len: int = 4096
@@ -69,6 +68,7 @@ class LlamaConfig(Config):
     """Token that pads shorter texts; the mask excludes it."""
 
     def __post_init__(self) -> None:
+        self.check_classes(head=self.task == "text-classification")
         self.default("num_kv_heads", self.num_heads)
         self.default("rope_original_length", self.max_seq_len)
         self.require_positive(
@@ -103,9 +103,10 @@ class LlamaConfig(Config):
         return self.sliding_windows[layer % len(self.sliding_windows)] or None
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Declare one graph for prefill and decoding."""
-        graph = causal_graph(
+        """Declare one graph, for prefill and decoding or for a text as a whole."""
+        graph = self.decoder_graph(
             vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
@@ -133,5 +134,5 @@ class LlamaConfig(Config):
             cost.embedding(self.vocab_size, self.hidden_size)
             + self.num_layers * block
             + cost.rms_norm(self.hidden_size)
-            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
+            + self.head_cost(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

@@ -7,6 +7,8 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
+from zoo_plugins.gpt.hub import OUTPUTS
 from zoo_plugins.llama.config import LlamaConfig
 
 __all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3"]
@@ -26,6 +28,7 @@ _RULES = (
     Rule("blocks.*.mlp.down", "model.layers.*.mlp.down_proj"),
     Rule("norm", "model.norm"),
     Rule("head", "lm_head"),
+    Rule("classifier", "score"),
 )
 _FIELDS = (
     Field("vocab_size"),
@@ -123,12 +126,16 @@ def _write_windows(c: LlamaConfig) -> dict[str, Any]:
 # The exporter reads its config.json back, and rejects settings that this layout cannot express.
 
 
+def _derive_common(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {**_read_rope(checkpoint), **sentence_encoder(checkpoint)}
+
+
 def _derive_llama(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {"attention_output_bias": values["attention_bias"], **_read_rope(checkpoint)}
+    return {"attention_output_bias": values["attention_bias"], **_derive_common(checkpoint)}
 
 
 def _derive_mistral(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {"sliding_windows": (checkpoint.config.get("sliding_window", 4096) or 0,), **_read_rope(checkpoint)}
+    return {"sliding_windows": (checkpoint.config.get("sliding_window", 4096) or 0,), **_derive_common(checkpoint)}
 
 
 def _restore_mistral(c: LlamaConfig) -> Mapping[str, Any]:
@@ -136,7 +143,7 @@ def _restore_mistral(c: LlamaConfig) -> Mapping[str, Any]:
 
 
 def _derive_qwen2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {"attention_bias": True, **_read_rope(checkpoint), **_read_windows(checkpoint, values)}
+    return {"attention_bias": True, **_derive_common(checkpoint), **_read_windows(checkpoint, values)}
 
 
 def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -147,16 +154,27 @@ def _restore_qwen(c: LlamaConfig) -> Mapping[str, Any]:
     return {**_write_rope(c), **_write_windows(c)}
 
 
+def _classes(name: str) -> dict[str, str]:
+    return {
+        f"{name}ForCausalLM": "text-generation",
+        f"{name}ForSequenceClassification": "text-classification",
+        f"{name}Model": "sentence-embedding",
+    }
+
+
 _COMMON: dict[str, Any] = {
     "rules": _RULES,
     "prefix": "model.",
+    "headless_tasks": ("sentence-embedding",),
+    "outputs": OUTPUTS,
+    "files": sentence_files,
     "ignored_tensors": (r".*\.rotary_emb\.inv_freq",),
 }
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
 """Always written, because the original classes have other defaults."""
 
 LLAMA = Layout(
-    classes={"LlamaForCausalLM": "text-generation"},
+    classes=_classes("Llama"),
     fields=(
         *_FIELDS,
         Field("max_position_embeddings", "max_seq_len", default=2048),
@@ -174,7 +192,7 @@ LLAMA = Layout(
 """``model_type`` llama."""
 
 MISTRAL = Layout(
-    classes={"MistralForCausalLM": "text-generation"},
+    classes=_classes("Mistral"),
     fields=(
         *_FIELDS,
         Field("max_position_embeddings", "max_seq_len", default=131072),
@@ -190,7 +208,7 @@ MISTRAL = Layout(
 """``model_type`` mistral."""
 
 QWEN2 = Layout(
-    classes={"Qwen2ForCausalLM": "text-generation"},
+    classes=_classes("Qwen2"),
     fields=(
         *_FIELDS,
         Field("max_position_embeddings", "max_seq_len", default=32768),
@@ -206,7 +224,7 @@ QWEN2 = Layout(
 """``model_type`` qwen2, also used by Qwen 1.5 and 2.5."""
 
 QWEN3 = Layout(
-    classes={"Qwen3ForCausalLM": "text-generation"},
+    classes=_classes("Qwen3"),
     fields=(
         *_FIELDS,
         Field("max_position_embeddings", "max_seq_len", default=32768),

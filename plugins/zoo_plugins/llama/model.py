@@ -25,8 +25,8 @@ from zoo.nn import (
     interpolate_frequencies,
     llama3_rope_scaling,
     positions_of,
-    tied_linear,
 )
+from zoo_plugins.gpt.heads import add_head, answer
 from zoo_plugins.llama.config import LlamaConfig
 
 
@@ -65,11 +65,7 @@ class Llama(nn.Module):
         self.positions = RotaryPositions(c.key_size, c.rope_theta, scale=_frequency_scale(c))
         self.blocks = nn.ModuleList(LlamaBlock(c) for _ in range(c.num_layers))
         self.norm = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
-        self.head = (
-            tied_linear(self.token_embedding)
-            if c.tie_embeddings
-            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        )
+        add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
         init_normal(self, std=0.02)
 
     def forward(
@@ -77,16 +73,13 @@ class Llama(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """Return the logits of the next token.
+    ) -> Tensor | dict[str, Tensor]:
+        """Return the output of the configured task, or several by name: see :func:`zoo_plugins.gpt.heads.answer`.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
             past_key_values: keys and values of earlier calls; extended in place.
-
-        Returns:
-            (B, T, V).
         """
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
@@ -102,7 +95,7 @@ class Llama(nn.Module):
         }
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             x = block(x, rotation, masks[window], past_key_values[layer] if past_key_values is not None else None)
-        return self.head(self.norm(x))
+        return answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
 
 
 def _frequency_scale(c: LlamaConfig) -> Callable[[Tensor], Tensor] | None:

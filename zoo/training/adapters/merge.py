@@ -19,10 +19,10 @@ from zoo.checkpoints.peft import AdapterNames, Changes, read_adapter
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
 from zoo.models.attachments import attach
+from zoo.models.heads import retask
 from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
 from zoo.training.adapters.low_rank import imported_format
-from zoo.training.heads import retask
 
 __all__ = ["Found", "Merged", "merge", "merge_adapter", "merge_directory", "read_changes"]
 
@@ -133,7 +133,7 @@ def _read_own(stored: ModelDirectory, model: nn.Module, adapter: ModelDirectory)
         raise ArtifactError(what, adapter.path, f"give their model instead of {stored.path}")
     found = retask(stored.spec, model, adapter.spec.config.to_dict(), 0)
     changes = read_adapter(adapter.path, _names(record.get("layout"), found.spec, found.model, adapter.path))
-    missing = ", ".join(sorted(set(found.fresh) - changes.whole.keys()))
+    missing = ", ".join(sorted(set(found.head.new) - changes.whole.keys()))
     if missing:
         raise ArtifactError(f"lacks {missing}", adapter.path)
     return Found(found.spec, found.model, changes, adapter)

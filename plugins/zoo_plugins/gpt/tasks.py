@@ -1,0 +1,60 @@
+"""The tasks of causal decoders, of GPT and of Llama: configuration, graph and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from zoo import ClassifierConfig, Cost, Graph, attentions, causal_graph, cost, floats, mask, token_ids
+
+__all__ = ["TASKS", "DecoderConfig"]
+
+TASKS = ("text-generation", "text-classification", "sentence-embedding")
+"""Tasks of a causal decoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ClassifierConfig):
+    """Base class of the configurations of causal decoders."""
+
+    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize")
+
+    task: Literal["text-generation", "text-classification", "sentence-embedding"] = "text-generation"
+    """Logits of the next token, of the classes of a text, or one vector for a text."""
+    pooling: Literal["last", "mean"] = "last"
+    """Pooling of sentence embeddings: the last token, which has seen all others, or the mean over all. Classifiers
+    read the last token other than ``pad_token_id``."""
+    normalize: bool = True
+    """Whether sentence embeddings are scaled to unit length."""
+
+    def decoder_graph(
+        self, *, vocab_size: int, hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int
+    ) -> Graph:
+        """Declare the graph of the task: one for prefill and decoding, or one without a past."""
+        if self.task == "text-generation":
+            return causal_graph(
+                vocab_size=vocab_size,
+                num_layers=num_layers,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+            )
+        outputs = {
+            "text-classification": (floats("logits", "batch", self.num_classes),),
+            "sentence-embedding": (
+                floats("sentence_embedding", "batch", hidden_size),
+                floats("last_hidden_state", "batch", "sequence", hidden_size),
+            ),
+        }
+        return Graph(
+            inputs=(token_ids("input_ids", vocab_size), mask("attention_mask")),
+            outputs=outputs[self.task],
+            attentions=attentions(num_layers, num_heads),
+        )
+
+    def head_cost(self, hidden_size: int, vocab_size: int, *, tied: bool) -> Cost:
+        """Return the cost of the head. That of a classifier, which runs once per sequence, has parameters only."""
+        if self.task == "text-generation":
+            return cost.head(hidden_size, vocab_size, tied=tied)
+        classifier = cost.linear(hidden_size, self.num_classes, bias=False).parameters
+        return Cost(classifier if self.task == "text-classification" else 0)

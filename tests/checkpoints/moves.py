@@ -1,0 +1,170 @@
+"""Checkpoints that become models of other tasks, compared with the same files in transformers' Auto classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+import zoo
+from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
+
+__all__ = ["AUTO", "FAMILIES", "TASKS", "Family", "Move", "make", "measure"]
+
+_CLASSES = 4
+TASKS = {
+    "encoders": ("feature-extraction", "sentence-embedding", "fill-mask", "text-classification",
+                 "token-classification", "question-answering"),
+    "decoders": ("text-generation", "text-classification", "sentence-embedding"),
+}  # fmt: skip
+AUTO = {
+    "feature-extraction": "AutoModel",
+    "sentence-embedding": "AutoModel",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "text-generation": "AutoModelForCausalLM",
+}
+_ENCODER = {
+    "vocab_size": 61, "type_vocab_size": 3, "max_position_embeddings": 23, "hidden_size": 30, "num_hidden_layers": 2,
+    "num_attention_heads": 5, "intermediate_size": 37, "hidden_act": "silu", "layer_norm_eps": 1e-3, "pad_token_id": 4,
+}  # fmt: skip
+_DISTILBERT = {
+    "vocab_size": 61, "max_position_embeddings": 23, "dim": 30, "n_layers": 2, "n_heads": 5, "hidden_dim": 37,
+    "activation": "silu", "pad_token_id": 4,
+}  # fmt: skip
+_GPT2 = {
+    "vocab_size": 61, "n_positions": 23, "n_embd": 30, "n_layer": 2, "n_head": 5, "n_inner": 37,
+    "activation_function": "relu", "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4,
+}  # fmt: skip
+_LLAMA = {
+    "vocab_size": 61, "max_position_embeddings": 23, "hidden_size": 30, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
+    "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+_DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
+_HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+@dataclass(frozen=True)
+class Family:
+    """The classes of a family in transformers that checkpoints start from, and the tasks that they become."""
+
+    prefix: str
+    config: Mapping[str, Any]
+    classes: tuple[str, ...] = _HEADS
+    tasks: str = "encoders"
+
+
+FAMILIES = {
+    "bert": Family("Bert", _ENCODER, (*_HEADS, "ForPreTraining")),
+    "roberta": Family("Roberta", _ENCODER),
+    "distilbert": Family("DistilBert", _DISTILBERT),
+    "albert": Family("Albert", {**_ENCODER, "embedding_size": 18}, (*_HEADS, "ForPreTraining")),
+    "electra": Family("Electra", {**_ENCODER, "embedding_size": 18}, (*_HEADS, "ForPreTraining")),
+    "xlm-roberta": Family("XLMRoberta", _ENCODER),
+    "gpt2": Family("GPT2", _GPT2, ("Model", "LMHeadModel", "ForSequenceClassification"), "decoders"),
+    "llama": Family("Llama", _LLAMA, _DECODERS, "decoders"),
+    "mistral": Family("Mistral", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
+    "qwen2": Family("Qwen2", _LLAMA, _DECODERS, "decoders"),
+    "qwen3": Family("Qwen3", {**_LLAMA, "tie_word_embeddings": True}, _DECODERS, "decoders"),
+}
+
+
+@dataclass(frozen=True)
+class Move:
+    """The comparison of a checkpoint that became a model of another task."""
+
+    new: int
+    """Number of tensors that zoo initialised."""
+    theirs: int
+    """Number of zoo's tensors that transformers initialised."""
+    left_out: tuple[str, ...]
+    """Tensors that transformers initialised, and zoo's model does not have."""
+    unequal: tuple[str, ...]
+    """Tensors that neither initialised, and that differ."""
+    difference: float
+    """Largest difference of any output in float64 with zoo's values of the new tensors, relative to the largest."""
+
+
+def make(family: Family, kind: str, folder: Path, *, classes: int = _CLASSES) -> None:
+    """Write a small checkpoint with random tensors."""
+    cls = getattr(transformers, family.prefix + kind)
+    torch.manual_seed(0)
+    labels = {"num_labels": classes} if kind.endswith("Classification") else {}
+    model = cls(cls.config_class(**family.config, **labels)).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.copy_(0.4 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+
+
+def measure(checkpoint: Path, task: str, folder: Path) -> Move:
+    """Import a checkpoint for a task, and compare it with transformers' class for the task on the same files."""
+    own = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
+    auto = getattr(transformers, AUTO[task])
+    classes = _CLASSES if AUTO[task].endswith(own.partition("For")[2]) else _CLASSES + 1
+    classified = task.endswith("classification")
+    labels = {"num_labels": classes if classified else 2} if classified or task == "question-answering" else {}
+    settings = [f"num_classes={classes}"] if classified else []
+    imported = import_checkpoint(checkpoint, folder / "ours", task=task, seed=1, settings=settings)
+    export_checkpoint(folder / "ours", folder / "back", verify=False)
+    written = load_file(folder / "back" / "model.safetensors")
+    theirs, loading = auto.from_pretrained(
+        checkpoint, **labels, attn_implementation="eager", ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    state = theirs.state_dict()
+    fresh = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
+    unequal = tuple(name for name, value in written.items() if name not in fresh and not state[name].equal(value))
+    theirs.load_state_dict(state | written)
+    return Move(
+        new=len(imported.head.new),
+        theirs=len(fresh & written.keys()),
+        left_out=tuple(sorted(fresh - written.keys())),
+        unequal=unequal,
+        difference=_difference(zoo.load(folder / "ours"), theirs.eval(), task),
+    )
+
+
+def _difference(ours: torch.nn.Module, theirs: torch.nn.Module, task: str) -> float:
+    feeds = _batch(ours.config)
+    kept = feeds["attention_mask"].bool()
+    with torch.inference_mode():
+        found = ours.double()(**feeds)
+        found = {"logits": found} if isinstance(found, Tensor) else found
+        with Exact(theirs.double()):
+            wanted = dict(theirs(**feeds).items())
+    if task == "sentence-embedding":
+        states, counts = wanted["last_hidden_state"], feeds["attention_mask"].sum(1)
+        rows = [
+            row[count - 1] if ours.config.pooling == "last" else row[:count].mean(0)
+            for row, count in zip(states, counts, strict=True)
+        ]
+        wanted["sentence_embedding"] = torch.stack([row / row.norm() for row in rows])
+    largest = 0.0
+    for name, value in found.items():
+        rows = kept if value.shape[:2] == kept.shape else ...
+        scale = max(1.0, float(wanted[name][rows].abs().max()))
+        largest = max(largest, float((value[rows] - wanted[name][rows]).abs().max()) / scale)
+    return largest
+
+
+def _batch(config: Any) -> dict[str, Tensor]:
+    """Return rows with no padding and with padding on the right, and mixed segments."""
+    generator = torch.Generator().manual_seed(1)
+    pad = config.pad_token_id
+    ids = torch.randint(pad + 1, config.vocab_size, (3, config.max_seq_len), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    mask[2, 1:] = 0
+    feeds = {"input_ids": ids.masked_fill(mask == 0, pad), "attention_mask": mask}
+    if getattr(config, "type_vocab_size", 0):
+        feeds["token_type_ids"] = torch.randint(config.type_vocab_size, ids.shape, generator=generator)
+    return feeds
