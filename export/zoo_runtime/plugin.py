@@ -36,6 +36,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             formula=f"{formulas}:next_sentence",
         ),
         zoo.Task(name="pretraining", run=f"{home}.text:FillMask", formula=f"{formulas}:masks"),
+        zoo.Task(name="question-answering", run=f"{home}.questions:QuestionAnswering", formula=f"{formulas}:spans"),
         zoo.Task(
             name="replaced-token-detection", run=f"{home}.text:ReplacedTokens", formula=f"{formulas}:replaced_tokens"
         ),

@@ -136,7 +136,7 @@ class Runner(ABC, Generic[Item]):
     options: type[Settings] = Settings
     """The task's options: a frozen dataclass derived from :class:`zoo.Settings`."""
     batch_size = 32
-    """Default number of inputs per batch."""
+    """Number of inputs per batch. Set by the session if another is chosen."""
     variant: str | None = None
     """The export variant that the task requires, or None for any."""
     sample_options: Mapping[str, Any] = {}
@@ -266,11 +266,7 @@ class TextRunner(Runner[Tokens]):
             item = self._read_pair(number, *value)
         else:
             raise ArtifactError(f"expected a text or token ids, got {type(value).__name__}", f"input {number}")
-        self._check(item.ids, number)
-        segments = segments_of(self.graph)
-        if segments > 1 and max(item.types, default=0) >= segments:
-            what = f"segment {max(item.types)} is out of range: the model has {segments}, numbered from 0"
-            raise ArtifactError(what, f"input {number}", "is this the model's tokenizer?")
+        self._check(item)
         return item
 
     def _encode(self, number: int, *texts: str) -> Any:
@@ -355,8 +351,9 @@ class TextRunner(Runner[Tokens]):
                 raise ArtifactError(f"the {name} text has no tokens", f"input {number}", "give at least one")
         return item
 
-    def _check(self, ids: Sequence[int], number: int) -> None:
-        where = f"input {number}"
+    def _check(self, item: Tokens) -> None:
+        """Raise :class:`ArtifactError` unless the model can read an item."""
+        ids, where = item.ids, f"input {item.number}"
         if not ids:
             raise ArtifactError("empty input", where, "give at least one token")
         longest = self.session.option("max_seq_len")
@@ -368,6 +365,10 @@ class TextRunner(Runner[Tokens]):
         upper = self.ids_input.upper
         if upper is not None and (min(ids) < 0 or max(ids) >= upper):
             what = f"token id outside the vocabulary of {upper}"
+            raise ArtifactError(what, where, "is this the model's tokenizer?")
+        segments = segments_of(self.graph)
+        if segments > 1 and max(item.types, default=0) >= segments:
+            what = f"segment {max(item.types)} is out of range: the model has {segments}, numbered from 0"
             raise ArtifactError(what, where, "is this the model's tokenizer?")
 
 

@@ -374,6 +374,7 @@ class Session:
         size = (self._fixed_batch() or runner.batch_size) if batch_size is None else batch_size
         if size < 1:
             raise UsageError(f"batch_size must be at least 1, got {size}")
+        runner.batch_size = size
         return self._answer_all(runner, answers, size)
 
     def stream(

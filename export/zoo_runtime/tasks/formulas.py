@@ -5,6 +5,7 @@ T tokens, C classes, V vocabulary.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "masks",
     "next_sentence",
     "replaced_tokens",
+    "spans",
     "token_classes",
 ]
 
@@ -80,6 +82,41 @@ def replaced_tokens(runner: Any, item: Any, result: Result, model: Model) -> Exp
     return {"probability": Numbers([part["probability"] for part in result["replaced"]], _sigmoid(logits))}
 
 
+def spans(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probabilities of the texts that are the answers to a question, and those of the ranks.
+
+    A text has the sum of its candidates, the likeliest spans of each window. Spans nearly as likely as the last
+    candidate may be among them or not, which bounds the sum.
+    """
+    least, most, none = defaultdict[str, float](float), defaultdict[str, float](float), 1.0
+    for window in item.rows:
+        outputs, places = model(runner.feed([window])), [0, *window.context]
+        first, last = (_softmax(outputs[f"{name}_logits"][0, places]) for name in ("start", "end"))
+        none = min(none, first[0] * last[0])
+        scores = {
+            (start, end): first[start] * last[end]
+            for start in range(1, len(places))
+            for end in range(start, min(start + runner.chosen.max_answer_len, len(places)))
+        }
+        bound = sorted(scores.values(), reverse=True)[: runner.candidates][-1]
+        for (start, end), score in scores.items():
+            begin, stop = runner.characters(item, window, places[start], places[end])
+            text = item.context[begin:stop].lower()
+            least[text] += score * (score > bound * (1 + 1e-4) or len(scores) <= runner.candidates)
+            most[text] += score * (score > bound * (1 - 1e-4))
+    if runner.chosen.handle_impossible:
+        least[""], most[""] = none, none
+    answers = result["answers"]
+    found = np.array([answer["score"] for answer in answers])
+    texts = [answer["text"].lower() for answer in answers]
+    ranks = [sorted(sums.values(), reverse=True)[: len(found)] for sums in (least, most)]
+    return {
+        "text": Same([answer["text"] for answer in answers], [item.context[a["start"] : a["end"]] for a in answers]),
+        "score of the text": Numbers(found, _clip(found, [least[t] for t in texts], [most[t] for t in texts])),
+        "score of the rank": Numbers(found, _clip(found, *ranks)),
+    }
+
+
 def features(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The hidden states of the tokens."""
     return {
@@ -130,6 +167,12 @@ def _scores(runner: Any, logits: Array) -> tuple[str, Array]:
     if problem == "regression":
         return "values", logits
     return "probabilities", (_sigmoid if problem == "multi_label_classification" else _softmax)(logits)
+
+
+def _clip(found: Array, least: Any, most: Any) -> Array:
+    """Return the bound that is exceeded, or else what was found."""
+    result: Array = np.clip(found, least, most)
+    return result
 
 
 def _softmax(logits: Array) -> Array:

@@ -16,7 +16,7 @@ from zoo.artifact import Export, ModelDirectory
 from zoo_export.parity.answers import Answers, compare_answers
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.generation import text as pieces
-from zoo_runtime.tasks import generate, images, text
+from zoo_runtime.tasks import generate, images, questions, text
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -24,6 +24,7 @@ CLASSES = ("bert-tiny", "task=text-classification", "num_classes=3")
 ONE_CLASS = ("bert-tiny", "task=text-classification", "num_classes=1")
 TOKENS = ("bert-tiny", "task=token-classification", "num_classes=3")
 MASKS = ("bert-tiny", "task=fill-mask")
+QUESTIONS = ("bert-tiny", "task=question-answering")
 ENCODER = ("bert-tiny",)
 NOISE: dict[str, Any] = {"noise": True}
 
@@ -93,6 +94,22 @@ def text_without_its_beginning(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(generate, "continuation", lambda *given: pieces.continuation(*given)[1:])
 
 
+def answers_begin_a_token_late(patch: pytest.MonkeyPatch) -> None:
+    right = questions.best_spans
+    patch.setattr(
+        questions, "best_spans", lambda start, end, *given, **more: right(np.roll(start, 1), end, *given, **more)
+    )
+
+
+def contexts_lose_their_windows(patch: pytest.MonkeyPatch) -> None:
+    right = questions.QuestionAnswering.compute_rows
+    patch.setattr(
+        questions.QuestionAnswering,
+        "compute_rows",
+        lambda self, items: [rows[:1] * len(rows) for rows in right(self, items)],
+    )
+
+
 FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Plant, str]] = {
     "softmax of one number": (
         ONE_CLASS, {"noise": True, "gain": 8.0}, {"problem_type": "multi_label_classification"}, always_softmax,
@@ -120,6 +137,8 @@ FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Plant, 
     "cut text": (
         ("gpt-tiny",), LIVELY["gpt-tiny"], {}, text_without_its_beginning, "generated is off by inf, allowed 0",
     ),
+    "answers a token late": (QUESTIONS, NOISE, {}, answers_begin_a_token_late, "score of the text is off by"),
+    "windows of a context": (QUESTIONS, NOISE, {}, contexts_lose_their_windows, "question-answering fails|is off by"),
     "image": (("vit-tiny",), {}, {"problem_type": "regression"}, always_softmax, "image-classification, .*: values is"),
 }  # fmt: skip
 
