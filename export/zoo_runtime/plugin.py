@@ -31,7 +31,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         ),
         zoo.Task(
             name="next-sentence",
-            run=f"{home}.text:NextSentence",
+            run=f"{home}.classification:NextSentence",
             serves=("pretraining",),
             formula=f"{formulas}:next_sentence",
         ),
@@ -41,11 +41,13 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             name="replaced-token-detection", run=f"{home}.text:ReplacedTokens", formula=f"{formulas}:replaced_tokens"
         ),
         zoo.Task(name="sentence-embedding", run=f"{home}.text:Embed", serves=encoders, formula=f"{formulas}:embedding"),
-        zoo.Task(name="text-classification", run=f"{home}.text:TextClassification", formula=f"{formulas}:classes"),
+        zoo.Task(
+            name="text-classification", run=f"{home}.classification:TextClassification", formula=f"{formulas}:classes"
+        ),
         zoo.Task(name="text-generation", run=f"{home}.generate:Continue", formula=f"{formulas}:greedy"),
         zoo.Task(name="text2text-generation", run=f"{home}.generate:Translate", formula=f"{formulas}:greedy"),
         zoo.Task(
-            name="token-classification", run=f"{home}.text:TokenClassification", formula=f"{formulas}:token_classes"
+            name="token-classification", run=f"{home}.entities:TokenClassification", formula=f"{formulas}:token_classes"
         ),
     ]
 

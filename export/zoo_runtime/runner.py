@@ -226,6 +226,8 @@ class Tokens:
     ids: list[int]
     types: Sequence[int] = field(default=(), kw_only=True)
     """Segment of each token; empty if all tokens are in the first segment."""
+    encoding: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    """The tokenizer's ``Encoding`` of a text or a pair of texts; None for token ids."""
     adapter: int = field(default=0, kw_only=True)
     """The number of its adapter, in the variant ``adapters``; set by the session."""
 
@@ -257,7 +259,7 @@ class TextRunner(Runner[Tokens]):
         if isinstance(value, str):
             encoded = self._encode(number, value)
             empty = all(encoded.special_tokens_mask)  # only the special tokens that every text gets
-            item = Tokens(number, [] if empty else encoded.ids, types=encoded.type_ids)
+            item = Tokens(number, [] if empty else encoded.ids, types=encoded.type_ids, encoding=encoded)
         elif are_ids(value):
             item = Tokens(number, [int(token) for token in value])
         elif is_pair(value):
@@ -340,7 +342,7 @@ class TextRunner(Runner[Tokens]):
     def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
         if isinstance(first, str):
             encoded = self._encode(number, first, second)
-            item = Tokens(number, encoded.ids, types=encoded.type_ids)
+            item = Tokens(number, encoded.ids, types=encoded.type_ids, encoding=encoded)
             found = set(encoded.sequence_ids)
         else:
             types = [0] * len(first) + [1] * len(second)

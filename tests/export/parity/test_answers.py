@@ -16,13 +16,14 @@ from zoo.artifact import Export, ModelDirectory
 from zoo_export.parity.answers import Answers, compare_answers
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.generation import text as pieces
-from zoo_runtime.tasks import generate, images, questions, text
+from zoo_runtime.tasks import classification, entities, generate, images, questions, text
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
 CLASSES = ("bert-tiny", "task=text-classification", "num_classes=3")
 ONE_CLASS = ("bert-tiny", "task=text-classification", "num_classes=1")
 TOKENS = ("bert-tiny", "task=token-classification", "num_classes=3")
+TAGS = (*TOKENS, 'labels=["O", "B-X", "I-X"]')
 MASKS = ("bert-tiny", "task=fill-mask")
 QUESTIONS = ("bert-tiny", "task=question-answering")
 ENCODER = ("bert-tiny",)
@@ -42,29 +43,46 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def always_softmax(patch: pytest.MonkeyPatch) -> None:
-    right = text.classify
+    right = classification.classify
 
     def wrong(logits: Any, problem: Any, names: Any) -> Any:
         return right(logits, "single_label_classification", names)
 
-    patch.setattr(text, "classify", wrong)
+    patch.setattr(classification, "classify", wrong)
     patch.setattr(images, "classify", wrong)
 
 
 def always_sigmoid(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(text, "softmax", lambda logits: 1 / (1 + np.exp(-logits)))
+    patch.setattr(classification, "softmax", lambda logits: 1 / (1 + np.exp(-logits)))
 
 
 def shuffled_labels(patch: pytest.MonkeyPatch) -> None:
-    right = text.classify
+    right = classification.classify
     patch.setattr(
-        text, "classify", lambda logits, problem, names: right(logits, problem, names and (*names[1:], names[0]))
+        classification,
+        "classify",
+        lambda logits, problem, names: right(logits, problem, names and (*names[1:], names[0])),
     )
 
 
 def worst_class_of_tokens(patch: pytest.MonkeyPatch) -> None:
-    right = text._likeliest
-    patch.setattr(text, "_likeliest", lambda chances, names: right(-chances, names) | {"probability": chances.max()})
+    right = entities._likeliest
+    patch.setattr(
+        entities, "_likeliest", lambda chances, names: right(-chances, names) | {"probability": chances.max()}
+    )
+
+
+def entities_of_other_tags(patch: pytest.MonkeyPatch) -> None:
+    right = entities.TokenClassification._split
+    patch.setattr(entities.TokenClassification, "_split", lambda self, name: ("I", right(self, name)[1]))
+
+
+def entities_with_half_the_score(patch: pytest.MonkeyPatch) -> None:
+    right = entities.TokenClassification._pieces
+    patch.setattr(
+        entities.TokenClassification, "_pieces",
+        lambda self, *given: (piece._replace(score=piece.score / 2) for piece in right(self, *given)),
+    )  # fmt: skip
 
 
 def masks_off_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -126,6 +144,10 @@ FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Plant, 
         CLASSES, NOISE, {"labels": ["a", "b", "c"]}, shuffled_labels, "text-classification, .*: label is off by",
     ),
     "worst class of tokens": (TOKENS, {"noise": True, "gain": 12.0}, {}, worst_class_of_tokens, "label is off by"),
+    "entities that do not begin": (TAGS, {"noise": True, "gain": 12.0}, {}, entities_of_other_tags, "label is off by"),
+    "entities with half the score": (
+        TAGS, {"noise": True, "gain": 12.0}, {}, entities_with_half_the_score, "score is off by",
+    ),
     "logits of the token before the mask": (
         MASKS, NOISE, {"mask_token_id": 259}, masks_off_by_one, "fill-mask, .*: probability of the token is off by",
     ),
@@ -187,9 +209,10 @@ def test_evidence_lists_the_answers(exported_model: Exported) -> None:
     evidence = json.loads((exported_model(*CLASSES, noise=True) / "parity.json").read_text())
     ((task, found),) = evidence["answers"].items()
     assert (task, found["compared"], found["on_the_module"]) == ("text-classification", True, True)
-    (part,) = found["answers"].values()
-    assert part["passed"]
-    assert 0 < part["max_abs_error"] <= part["limit"] < 1e-5
+    assert found["answers"].keys() == {"probabilities", "rank", "class"}
+    for part in found["answers"].values():
+        assert part["passed"]
+        assert 0 < part["max_abs_error"] <= part["limit"] < 1e-5
 
 
 ENTRY = """
