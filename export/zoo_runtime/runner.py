@@ -113,6 +113,11 @@ class Context(Protocol):
         ...
 
     @property
+    def special_tokens(self) -> bool:
+        """Whether the tokenizer puts its special tokens around texts."""
+        ...
+
+    @property
     def sessions(self) -> Mapping[str, ort.InferenceSession]:
         """ONNX Runtime sessions by graph name."""
         ...
@@ -158,6 +163,10 @@ class Runner(ABC, Generic[Item]):
         Those that do not fit the model, such as long texts, are left out.
         """
         return ()
+
+    def gather(self, texts: Sequence[str]) -> list[Any]:
+        """Return the inputs that the texts of a command line are; by default one each."""
+        return list(texts)
 
     @abstractmethod
     def read(self, value: Any, number: int) -> Item:
@@ -214,8 +223,8 @@ class Pair(NamedTuple):
 
     first: str | Sequence[int]
     """A text, or all token ids before the second part, such as BERT's ``[CLS] first [SEP]``."""
-    second: str | Sequence[int]
-    """A text, or all remaining token ids."""
+    second: str | Sequence[int] | Sequence[str]
+    """A text, or all remaining token ids; or a list of texts, for tasks that compare them with the first."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +290,7 @@ class TextRunner(Runner[Tokens]):
             )
             raise UsageError("the model has no tokenizer", self.session.path, remedy)
         try:
-            return tokenizer.encode(*texts)
+            return tokenizer.encode(*texts, add_special_tokens=self.session.special_tokens)
         except Exception as error:  # the library raises bare Exception, and UnicodeError for lone surrogates
             raise ArtifactError(f"cannot be encoded ({error})", f"input {number}") from error
 
@@ -396,9 +405,11 @@ def is_pair(value: object) -> bool:
 
 
 def texts_of(value: object) -> tuple[str, ...]:
-    """Return the text or the two texts of an input; empty for token ids and other inputs."""
+    """Return the texts of an input: one, a pair, or a pair of one and a list; empty for token ids and other inputs."""
     if isinstance(value, str):
         return (value,)
+    if isinstance(value, Pair) and isinstance(value.first, str) and isinstance(value.second, list | tuple):
+        return (value.first, *value.second) if all(isinstance(text, str) for text in value.second) else ()
     return tuple(value) if is_pair(value) and isinstance(value[0], str) else ()  # type: ignore[index, arg-type]
 
 

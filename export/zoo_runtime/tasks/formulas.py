@@ -24,9 +24,13 @@ __all__ = [
     "image_features",
     "masks",
     "next_sentence",
+    "next_token",
     "replaced_tokens",
+    "rerank",
+    "score",
     "spans",
     "token_classes",
+    "zero_shot",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -128,6 +132,47 @@ def replaced_tokens(runner: Any, item: Any, result: Result, model: Model) -> Exp
     """The probability of each token, (T,)."""
     logits = model(runner.feed([item]))["logits"][0, : len(item.ids)]
     return {"probability": Numbers([part["probability"] for part in result["replaced"]], _sigmoid(logits))}
+
+
+def zero_shot(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probability of each label, by the label and by rank."""
+    logits = np.stack([model(runner.feed([row]))["logits"][0] for row in item.rows])
+    entails = logits[:, runner.entailment]
+    if runner.chosen.multi_label or len(logits) == 1:
+        chances = _sigmoid(entails - logits[:, runner.contradiction])
+    else:
+        chances = _softmax(entails)
+    found = [row["probability"] for row in result["classes"]]
+    order = [runner.labels.index(row["label"]) for row in result["classes"]]
+    return {"label": Numbers(found, chances[order]), "rank": Numbers(found, np.sort(chances)[::-1])}
+
+
+def rerank(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The score of each passage, by the passage and by rank."""
+    rows = [model(runner.feed([row]))["logits"][0] for row in item.rows]
+    scores = np.array([_scores(runner, row)[1][runner.place] for row in rows])
+    found, order = zip(*((row["score"], row["index"]) for row in result["passages"]), strict=True)
+    return {"passage": Numbers(found, scores[[*order]]), "rank": Numbers(found, np.sort(scores)[::-1])}
+
+
+def score(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The log-probability of each token after the first, and the logarithm of the perplexity."""
+    logits = model(runner.feed([item]))["logits"][0]
+    wanted = np.array([np.log(_softmax(row))[token] for row, token in zip(logits, item.ids[1:], strict=False)])
+    return {
+        "log_probability": Numbers([part["log_probability"] for part in result["scores"]], wanted),
+        "perplexity": Numbers(np.log(result["perplexity"]), -wanted.mean()),
+    }
+
+
+def next_token(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probabilities of the listed tokens, and those of the likeliest ones, in order."""
+    chances = _softmax(model(runner.feed([item]))["logits"][0, len(item.ids) - 1])
+    found = [part["probability"] for part in result["next"]]
+    return {
+        "probability of the token": Numbers(found, chances[[part["token"] for part in result["next"]]]),
+        "probability of the rank": Numbers(found, np.sort(chances)[::-1][: len(found)]),
+    }
 
 
 def spans(runner: Any, item: Any, result: Result, model: Model) -> Expected:
