@@ -94,7 +94,7 @@ def test_every_distribution_is_checked() -> None:
         ("import zoo as z\nz.plugins.active()", ["zoo.plugins"]),
         ("from zoo import plugins", ["zoo.plugins"]),
         ("from zoo.nn import attention", ["zoo.nn.attention"]),
-        ("from zoo_runtime.tasks.text import softmax", ["zoo_runtime.tasks.text.softmax"]),
+        ("from zoo_runtime.tasks.classification import softmax", ["zoo_runtime.tasks.classification.softmax"]),
         ("from zoo_plugins.gpt.model import GPT", ["zoo_plugins.gpt.model.GPT"]),
         ("from zoo import nn\nnn.masks", ["zoo.nn.masks"]),
         ("def run(session):\n    return session._sessions", ["_sessions"]),

@@ -27,6 +27,7 @@ from zoo.training.objectives.questions import QuestionAnswering
 from zoo.training.objectives.seq2seq import SequenceToSequence
 from zoo.training.objectives.tokens import TokenClassification
 from zoo_runtime.session import Session
+from zoo_runtime.spans import best_spans
 
 __all__ = ["Scorer", "answer_scores", "exact_match", "make_scorer", "token_f1"]
 
@@ -142,14 +143,11 @@ class _Questions(Scorer[QuestionAnswering]):
     def _answer(self, row: Row, start: Array, end: Array) -> str:
         encoded = self.criterion.encode_text(row, "text", "pair")
         context = [place for place, sequence in enumerate(encoded.sequence_ids) if sequence == 1]
-        sums = start[context][:, None] + end[context]  # (first, last)
-        sums[~np.tri(len(context), k=0, dtype=bool).T] = -np.inf
-        sums[np.tri(len(context), k=-_LONGEST, dtype=bool).T] = -np.inf
-        first, last = np.unravel_index(sums.argmax(), sums.shape)
-        if self._may_be_none and start[0] + end[0] > sums[first, last]:
+        (best,), none = best_spans(start, end, context, count=1, longest=_LONGEST)
+        if self._may_be_none and none > best.score:
             return ""
         offsets = encoded.offsets
-        return str(row["pair"])[offsets[context[first]][0] : offsets[context[last]][1]]
+        return str(row["pair"])[offsets[best.first][0] : offsets[best.last][1]]
 
     def scores(self) -> dict[str, float]:
         exact, f1 = np.mean(self._scores, axis=0)

@@ -31,20 +31,44 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         ),
         zoo.Task(
             name="next-sentence",
-            run=f"{home}.text:NextSentence",
+            run=f"{home}.classification:NextSentence",
             serves=("pretraining",),
             formula=f"{formulas}:next_sentence",
         ),
+        zoo.Task(
+            name="next-token",
+            run=f"{home}.likelihood:NextToken",
+            serves=("text-generation",),
+            formula=f"{formulas}:next_token",
+        ),
         zoo.Task(name="pretraining", run=f"{home}.text:FillMask", formula=f"{formulas}:masks"),
+        zoo.Task(name="question-answering", run=f"{home}.questions:QuestionAnswering", formula=f"{formulas}:spans"),
         zoo.Task(
             name="replaced-token-detection", run=f"{home}.text:ReplacedTokens", formula=f"{formulas}:replaced_tokens"
         ),
+        zoo.Task(
+            name="rerank",
+            run=f"{home}.candidates:Rerank",
+            serves=("text-classification",),
+            formula=f"{formulas}:rerank",
+        ),
+        zoo.Task(
+            name="score", run=f"{home}.likelihood:Score", serves=("text-generation",), formula=f"{formulas}:score"
+        ),
         zoo.Task(name="sentence-embedding", run=f"{home}.text:Embed", serves=encoders, formula=f"{formulas}:embedding"),
-        zoo.Task(name="text-classification", run=f"{home}.text:TextClassification", formula=f"{formulas}:classes"),
+        zoo.Task(
+            name="text-classification", run=f"{home}.classification:TextClassification", formula=f"{formulas}:classes"
+        ),
         zoo.Task(name="text-generation", run=f"{home}.generate:Continue", formula=f"{formulas}:greedy"),
         zoo.Task(name="text2text-generation", run=f"{home}.generate:Translate", formula=f"{formulas}:greedy"),
         zoo.Task(
-            name="token-classification", run=f"{home}.text:TokenClassification", formula=f"{formulas}:token_classes"
+            name="token-classification", run=f"{home}.entities:TokenClassification", formula=f"{formulas}:token_classes"
+        ),
+        zoo.Task(
+            name="zero-shot-classification",
+            run=f"{home}.candidates:ZeroShot",
+            serves=("text-classification",),
+            formula=f"{formulas}:zero_shot",
         ),
     ]
 

@@ -113,6 +113,11 @@ class Context(Protocol):
         ...
 
     @property
+    def special_tokens(self) -> bool:
+        """Whether the tokenizer puts its special tokens around texts."""
+        ...
+
+    @property
     def sessions(self) -> Mapping[str, ort.InferenceSession]:
         """ONNX Runtime sessions by graph name."""
         ...
@@ -136,7 +141,7 @@ class Runner(ABC, Generic[Item]):
     options: type[Settings] = Settings
     """The task's options: a frozen dataclass derived from :class:`zoo.Settings`."""
     batch_size = 32
-    """Default number of inputs per batch."""
+    """Number of inputs per batch. Set by the session if another is chosen."""
     variant: str | None = None
     """The export variant that the task requires, or None for any."""
     sample_options: Mapping[str, Any] = {}
@@ -158,6 +163,10 @@ class Runner(ABC, Generic[Item]):
         Those that do not fit the model, such as long texts, are left out.
         """
         return ()
+
+    def gather(self, texts: Sequence[str]) -> list[Any]:
+        """Return the inputs that the texts of a command line are; by default one each."""
+        return list(texts)
 
     @abstractmethod
     def read(self, value: Any, number: int) -> Item:
@@ -214,8 +223,8 @@ class Pair(NamedTuple):
 
     first: str | Sequence[int]
     """A text, or all token ids before the second part, such as BERT's ``[CLS] first [SEP]``."""
-    second: str | Sequence[int]
-    """A text, or all remaining token ids."""
+    second: str | Sequence[int] | Sequence[str]
+    """A text, or all remaining token ids; or a list of texts, for tasks that compare them with the first."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +235,8 @@ class Tokens:
     ids: list[int]
     types: Sequence[int] = field(default=(), kw_only=True)
     """Segment of each token; empty if all tokens are in the first segment."""
+    encoding: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    """The tokenizer's ``Encoding`` of a text or a pair of texts; None for token ids."""
     adapter: int = field(default=0, kw_only=True)
     """The number of its adapter, in the variant ``adapters``; set by the session."""
 
@@ -257,7 +268,7 @@ class TextRunner(Runner[Tokens]):
         if isinstance(value, str):
             encoded = self._encode(number, value)
             empty = all(encoded.special_tokens_mask)  # only the special tokens that every text gets
-            item = Tokens(number, [] if empty else encoded.ids, types=encoded.type_ids)
+            item = Tokens(number, [] if empty else encoded.ids, types=encoded.type_ids, encoding=encoded)
         elif are_ids(value):
             item = Tokens(number, [int(token) for token in value])
         elif is_pair(value):
@@ -266,11 +277,7 @@ class TextRunner(Runner[Tokens]):
             item = self._read_pair(number, *value)
         else:
             raise ArtifactError(f"expected a text or token ids, got {type(value).__name__}", f"input {number}")
-        self._check(item.ids, number)
-        segments = segments_of(self.graph)
-        if segments > 1 and max(item.types, default=0) >= segments:
-            what = f"segment {max(item.types)} is out of range: the model has {segments}, numbered from 0"
-            raise ArtifactError(what, f"input {number}", "is this the model's tokenizer?")
+        self._check(item)
         return item
 
     def _encode(self, number: int, *texts: str) -> Any:
@@ -283,7 +290,7 @@ class TextRunner(Runner[Tokens]):
             )
             raise UsageError("the model has no tokenizer", self.session.path, remedy)
         try:
-            return tokenizer.encode(*texts)
+            return tokenizer.encode(*texts, add_special_tokens=self.session.special_tokens)
         except Exception as error:  # the library raises bare Exception, and UnicodeError for lone surrogates
             raise ArtifactError(f"cannot be encoded ({error})", f"input {number}") from error
 
@@ -344,7 +351,7 @@ class TextRunner(Runner[Tokens]):
     def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
         if isinstance(first, str):
             encoded = self._encode(number, first, second)
-            item = Tokens(number, encoded.ids, types=encoded.type_ids)
+            item = Tokens(number, encoded.ids, types=encoded.type_ids, encoding=encoded)
             found = set(encoded.sequence_ids)
         else:
             types = [0] * len(first) + [1] * len(second)
@@ -355,8 +362,9 @@ class TextRunner(Runner[Tokens]):
                 raise ArtifactError(f"the {name} text has no tokens", f"input {number}", "give at least one")
         return item
 
-    def _check(self, ids: Sequence[int], number: int) -> None:
-        where = f"input {number}"
+    def _check(self, item: Tokens) -> None:
+        """Raise :class:`ArtifactError` unless the model can read an item."""
+        ids, where = item.ids, f"input {item.number}"
         if not ids:
             raise ArtifactError("empty input", where, "give at least one token")
         longest = self.session.option("max_seq_len")
@@ -368,6 +376,10 @@ class TextRunner(Runner[Tokens]):
         upper = self.ids_input.upper
         if upper is not None and (min(ids) < 0 or max(ids) >= upper):
             what = f"token id outside the vocabulary of {upper}"
+            raise ArtifactError(what, where, "is this the model's tokenizer?")
+        segments = segments_of(self.graph)
+        if segments > 1 and max(item.types, default=0) >= segments:
+            what = f"segment {max(item.types)} is out of range: the model has {segments}, numbered from 0"
             raise ArtifactError(what, where, "is this the model's tokenizer?")
 
 
@@ -393,9 +405,11 @@ def is_pair(value: object) -> bool:
 
 
 def texts_of(value: object) -> tuple[str, ...]:
-    """Return the text or the two texts of an input; empty for token ids and other inputs."""
+    """Return the texts of an input: one, a pair, or a pair of one and a list; empty for token ids and other inputs."""
     if isinstance(value, str):
         return (value,)
+    if isinstance(value, Pair) and isinstance(value.first, str) and isinstance(value.second, list | tuple):
+        return (value.first, *value.second) if all(isinstance(text, str) for text in value.second) else ()
     return tuple(value) if is_pair(value) and isinstance(value[0], str) else ()  # type: ignore[index, arg-type]
 
 

@@ -69,6 +69,7 @@ def load_session(
     memory: Memory = "fast",
     provider_options: Mapping[str, str] = MappingProxyType({}),
     tokenizer: str | os.PathLike[str] | None = None,
+    special_tokens: bool = True,
     unverified: bool = False,
 ) -> Session:
     """Open an exported model.
@@ -86,6 +87,7 @@ def load_session(
         memory: ``fast`` or ``mapped``: see :func:`zoo_runtime.open_session`.
         provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
         tokenizer: a tokenizer file to use instead of the model's own.
+        special_tokens: whether the tokenizer puts its special tokens, such as [CLS] and [SEP], around texts.
         unverified: allow an export that has not been verified with the current weights.
 
     Raises:
@@ -116,7 +118,14 @@ def load_session(
     if not unverified:
         export.check_verified()
     session = Session(
-        stored, export, provider, threads, memory, provider_options, Path(tokenizer) if tokenizer else None
+        stored,
+        export,
+        provider,
+        threads,
+        memory,
+        provider_options,
+        Path(tokenizer) if tokenizer else None,
+        special_tokens=special_tokens,
     )
     compared = export.evidence.get("provider")
     if not unverified and compared not in (None, provider):
@@ -203,7 +212,10 @@ class Session:
         memory: Memory,
         provider_options: Mapping[str, str],
         tokenizer: Path | None,
+        *,
+        special_tokens: bool = True,
     ) -> None:
+        self.special_tokens = special_tokens
         self.stored, self.export, self.provider = stored, export, provider
         self.threads, self.memory, self.provider_options = threads, memory, provider_options
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
@@ -374,6 +386,7 @@ class Session:
         size = (self._fixed_batch() or runner.batch_size) if batch_size is None else batch_size
         if size < 1:
             raise UsageError(f"batch_size must be at least 1, got {size}")
+        runner.batch_size = size
         return self._answer_all(runner, answers, size)
 
     def stream(

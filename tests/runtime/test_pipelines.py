@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from zoo.checkpoints import import_checkpoint
+from zoo.errors import UsageError
 from zoo_export import export_model
 from zoo_runtime import Pair, Session, load_session
 
@@ -83,16 +84,41 @@ def test_texts_and_pairs_are_classified(tmp_path: Path, problem: str, labels: di
     tokenizer = characters()
     classifier: Any = pipeline("text-classification", theirs, tokenizer=tokenizer)
     inputs = [*TEXTS, *({"text": first, "text_pair": second} for first, second in PAIRS)]
-    wanted = [{row["label"]: row["score"] for row in classifier(item, top_k=None)} for item in inputs]
+    rows = [classifier(item, top_k=None) for item in inputs]
+    wanted = [{row["label"]: row["score"] for row in found} for found in rows]
     with opened(theirs, tokenizer, tmp_path) as session:
         found = session.run([*TEXTS, *(Pair(*pair) for pair in PAIRS)])
     key = "values" if problem == "regression" else "probabilities"
-    assert all(result.keys() == {"tokens", key} | ({"label"} if key == "probabilities" else set()) for result in found)
+    keys = {"tokens", "classes", key} | ({"label"} if key == "probabilities" else set())
+    assert all(result.keys() == keys for result in found)
+    for result, ranked in zip(found, rows, strict=True):
+        assert [row["label"] for row in result["classes"]] == [row["label"] for row in ranked]
+        scores = [row.get("probability", row.get("value")) for row in result["classes"]]
+        np.testing.assert_allclose(scores, [row["score"] for row in ranked], **COMPUTED)
     for result, scores in zip(found, wanted, strict=True):
         np.testing.assert_allclose(result[key], [scores[name] for name in labels.values()], **COMPUTED)
         if key == "probabilities":
             assert result["label"] == max(scores, key=scores.__getitem__)
     assert np.ptp([result[key][0] for result in found]) > 0.01
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_functions_are_those_of_the_pipeline(tmp_path: Path, classes: int) -> None:
+    """One logit is a number or a probability; the pipeline's default for one is a sigmoid."""
+    labels = {number: f"class {number}" for number in range(classes)}
+    theirs = make(BertForSequenceClassification, BertConfig(**SIZES, id2label=labels, problem_type=PROBLEMS[2]))
+    tokenizer = characters()
+    classifier: Any = pipeline("text-classification", theirs, tokenizer=tokenizer)
+    with opened(theirs, tokenizer, tmp_path) as session:
+        for function in ("sigmoid", "none", *(["softmax"] if classes > 1 else [])):
+            for text, result in zip(TEXTS, session.run(TEXTS, function_to_apply=function, top_k=2), strict=True):
+                wanted = classifier(text, function_to_apply=function, top_k=2)
+                assert [row["label"] for row in result["classes"]] == [row["label"] for row in wanted]
+                scores = [row["value" if function == "none" else "probability"] for row in result["classes"]]
+                np.testing.assert_allclose(scores, [row["score"] for row in wanted], **COMPUTED)
+        if classes == 1:
+            with pytest.raises(UsageError, match="single_label_classification' needs at least 2 classes"):
+                session.run("a", function_to_apply="softmax")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.exported import LIVELY, run_model
 from zoo.classes import problem_of
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.session import Session, load_session
-from zoo_runtime.tasks.text import classify
+from zoo_runtime.tasks.classification import classify
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -128,9 +128,11 @@ def test_classes_are_labelled(exported_model: Exported, zoo: Zoo) -> None:
     _, results = run_model(folder, TEXTS)
     for result in results:
         chances = result["probabilities"]
-        assert result["label"] == ("bad", "so so", "good")[int(np.argmax(chances))]
-    shown = zoo("run", folder, TEXTS[0]).out
-    assert re.fullmatch(r"'time flies': bad: 0\.\d{4}  so so: 0\.\d{4}  good: 0\.\d{4}\n", shown)
+        ranked = sorted(zip(("bad", "so so", "good"), chances, strict=True), key=lambda pair: -pair[1])
+        assert [(row["label"], row["probability"]) for row in result["classes"]] == ranked
+        assert result["label"] == ranked[0][0]
+    shown = "  ".join(f"{row['label']}: {row['probability']:.4f}" for row in results[0]["classes"])
+    assert zoo("run", folder, TEXTS[0]).out == f"{TEXTS[0]!r}: {shown}\n"
 
 
 SINGLE, SEVERAL, NUMBER = "single_label_classification", "multi_label_classification", "regression"
@@ -162,7 +164,7 @@ def test_single_class_is_a_number(exported_model: Exported, redeclared: Exported
     folder = exported_model(*ONE_CLASS, noise=True, gain=8.0)
     _, results = run_model(folder if stated else redeclared(folder, problem_type=None), TEXTS)
     for ids, result in zip(IDS, results, strict=True):
-        assert result.keys() == {"text", "tokens", "values"}
+        assert result.keys() == {"text", "tokens", "values", "classes"}
         close(result["values"], call(folder, ids)["logits"])
 
 
@@ -184,9 +186,11 @@ def test_regression_gives_values(exported_model: Exported, redeclared: Exported,
     )
     _, results = run_model(folder, TEXTS)
     for ids, result in zip(IDS, results, strict=True):
-        assert result.keys() == {"text", "tokens", "values"}
+        assert result.keys() == {"text", "tokens", "values", "classes"}
         close(result["values"], call(folder, ids)["logits"])
-    assert re.fullmatch(r"'x': 0: -?\d\.\d{4}  1: -?\d\.\d{4}  2: -?\d\.\d{4}\n", zoo("run", folder, "x").out)
+        assert [row["value"] for row in result["classes"]] == sorted(result["values"], reverse=True)
+    shown = "  ".join(f"{row['label']}: {row['value']:.4f}" for row in results[-1]["classes"])
+    assert zoo("run", folder, TEXTS[-1]).out == f"{TEXTS[-1]!r}: {shown}\n"
 
 
 @pytest.mark.slow
@@ -194,7 +198,7 @@ def test_regression_gives_values(exported_model: Exported, redeclared: Exported,
 def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str, ...]) -> None:
     settings = ["task=token-classification", "num_classes=3", *([f"labels={json.dumps(names)}"] if names else [])]
     folder = exported_model("bert-tiny", *settings, noise=True, gain=12.0)
-    task, results = run_model(folder, TEXTS)
+    task, results = run_model(folder, TEXTS, aggregation_strategy="none")
     assert task == "token-classification"
     found = set()
     for text, ids, result in zip(TEXTS, IDS, results, strict=True):
@@ -208,7 +212,7 @@ def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str,
         found |= set(best)
     assert len(found) > 1
     first = results[0]["classes"][0]
-    assert zoo("run", folder, TEXTS[0]).out.startswith(
+    assert zoo("run", folder, TEXTS[0], "--option", "aggregation_strategy=none").out.startswith(
         f"'time flies': 't' {first['label']} {first['probability']:.4f}  'i' "
     )
 

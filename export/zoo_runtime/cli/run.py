@@ -59,6 +59,8 @@ def generation_options(command: Any) -> Any:
 @click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
 @click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids; a pair as 1,2/3,4.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer or vocabulary file to use instead.")
+@click.option("--special/--no-special", "special_tokens", default=True,
+              help="Put the tokenizer's special tokens around texts.  [default: special]")  # fmt: skip
 @click.option("--task", help="Task to run.  [default: the model's own]")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
 @generation_options
@@ -131,14 +133,10 @@ def command(
     if input_file is not None and output is not None and _same(Path(input_file), output):
         raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
     results = Results(output, force=force, resume=resume) if output is not None else None
-    given = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
+    given: list[Any] = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
     inputs = _inputs(given, input_file, column, id_column, pair_column)
-    if adapters:
-        if rest["variant"] is rest["dtype"] is None:
-            rest["variant"] = ADAPTERS
-        if len(adapters) not in (1, len(given)):
-            raise UsageError(f"{len(adapters)} adapters for {len(given)} inputs", "--adapter", "give one, or one each")
-        inputs = _adapted(inputs, adapters)
+    if adapters and rest["variant"] is rest["dtype"] is None:
+        rest["variant"] = ADAPTERS
     provider_options = dict(map(_parse_option, provider_texts))
     with load_session(directory, tokenizer=tokenizer, task=task, provider_options=provider_options, **rest) as session:
         for name in adapters:
@@ -147,6 +145,14 @@ def command(
         if twice := sorted(more.keys() & options.keys()):
             raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
         runner = session.runner(task, **more, **options)
+        if len(gathered := runner.gather(texts)) != len(texts):
+            given = [*gathered, *given[len(texts) :]]
+            inputs = _inputs(given, None, column, None, None)
+        if adapters:
+            if len(adapters) not in (1, len(given)):
+                what = f"{len(adapters)} adapters for {len(given)} inputs"
+                raise UsageError(what, "--adapter", "give one, or one each")
+            inputs = _adapted(inputs, adapters)
         alone = len(texts) == len(given) == 1 and results is None and not as_json and runner.streams
         if stream and not alone:
             raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")

@@ -15,7 +15,8 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.generation.search import Array, Generation, draw, probabilities
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, label
-from zoo_runtime.tasks.text import mask_token, softmax
+from zoo_runtime.tasks.classification import softmax
+from zoo_runtime.tasks.text import mask_token
 
 __all__ = ["Augment"]
 

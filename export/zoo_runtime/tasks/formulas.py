@@ -5,6 +5,7 @@ T tokens, C classes, V vocabulary.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,13 @@ __all__ = [
     "image_features",
     "masks",
     "next_sentence",
+    "next_token",
     "replaced_tokens",
+    "rerank",
+    "score",
+    "spans",
     "token_classes",
+    "zero_shot",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -33,17 +39,28 @@ Expected = dict[str, Numbers | Choice | Same]
 
 
 def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
-    """Scores of the classes of a text or an image, and the label of the best."""
+    """Scores of the classes of a text or an image, by class, label and rank, and the label of the best."""
     name, scores = _scores(runner, model(runner.feed([item]))["logits"][0])
-    expected: Expected = {name: Numbers(result.get(name), scores)}
+    ranked = [(row["label"], row.get("probability", row.get("value"))) for row in result["classes"]]
+    labels = runner.session.option("labels") or [*map(str, range(len(scores)))]
+    sums = [sum(score for found, score in zip(labels, scores, strict=True) if found == label) for label, _ in ranked]
+    expected: Expected = {
+        name: Numbers(result.get(name), scores),
+        "rank": Numbers([score for _, score in ranked], np.sort(scores)[::-1]),
+        "class": Numbers(
+            [sum(score for found, score in ranked if found == label) for label, _ in ranked], np.array(sums)
+        ),
+    }
     if name == "probabilities" and (names := runner.session.option("labels")):
         expected["label"] = Choice(names.index(result["label"]) if result.get("label") in names else None, scores)
     return expected
 
 
 def token_classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
-    """Scores (T, C) of the classes of each token; for a single label, only those of the best class."""
+    """The entities of a text, or the scores (T, C) of each token; for a single label, only those of the best class."""
     name, scores = _scores(runner, model(runner.feed([item]))["logits"][0, : len(item.ids)])
+    if "entities" in result:
+        return _entities(runner, item, result["entities"], scores)
     parts, names = result["classes"], runner.session.option("labels")
     expected: Expected = {"tokens": Same([part["token"] for part in parts], item.ids)}
     if runner.problem != "single_label_classification":
@@ -53,6 +70,43 @@ def token_classes(runner: Any, item: Any, result: Result, model: Model) -> Expec
         "label": Choice(chosen, scores),
         "probability": Numbers([part["probability"] for part in parts], scores.max(-1)),
     }
+
+
+def _entities(runner: Any, item: Any, entities: Any, scores: Array) -> Expected:
+    """The classes that give these entities (strategy ``simple``), and the scores of these.
+
+    The tokens of an entity have its tag, and only its first token may begin one: it must, if it follows another of the
+    same tag. All other tokens have an ignored label. Of the classes that are thus possible for a token, the likeliest
+    must be the likeliest of all.
+    """
+    names, offsets = runner.session.option("labels"), item.encoding.offsets
+    places = [place for place, special in enumerate(item.encoding.special_tokens_mask) if not special]
+    owners, chosen, previous = dict[int, int](), [], ""
+    for number, entity in enumerate(entities):
+        inside = [at for at in places if entity["start"] <= offsets[at][0] and offsets[at][1] <= entity["end"]]
+        owners |= dict.fromkeys(inside, number)
+    for place in places:
+        tag = entities[owners[place]]["label"] if place in owners else ""
+        is_first = owners.get(place) != owners.get(place - 1)
+        possible = [n for n, name in enumerate(names) if _may_be(name, tag, previous, is_first=is_first)]
+        chosen.append(max(possible, key=scores[place].__getitem__, default=0))
+        previous = names[chosen[-1]]
+    best = [[scores[place].max() for place, owner in owners.items() if owner == n] for n in range(len(entities))]
+    return {
+        "label": Choice(np.array(chosen, int), scores[places]),
+        "score": Numbers([entity["score"] for entity in entities], np.array([np.mean(values) for values in best])),
+        "text": Same([entity["text"] for entity in entities], [item.text[e["start"] : e["end"]] for e in entities]),
+    }
+
+
+def _may_be(name: str, tag: str, previous: str, *, is_first: bool) -> bool:
+    """Return whether a token may have the class ``name``, after a token of the class ``previous``."""
+    if not tag:
+        return name == "O"
+    if name[2:] != tag:
+        return False
+    continues = previous[2:] == tag and previous[0] not in "ESLU"
+    return (name[0] in "BSU" or not continues) if is_first else (name[0] not in "BSU" and continues)
 
 
 def masks(runner: Any, item: Any, result: Result, model: Model) -> Expected:
@@ -78,6 +132,82 @@ def replaced_tokens(runner: Any, item: Any, result: Result, model: Model) -> Exp
     """The probability of each token, (T,)."""
     logits = model(runner.feed([item]))["logits"][0, : len(item.ids)]
     return {"probability": Numbers([part["probability"] for part in result["replaced"]], _sigmoid(logits))}
+
+
+def zero_shot(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probability of each label, by the label and by rank."""
+    logits = np.stack([model(runner.feed([row]))["logits"][0] for row in item.rows])
+    entails = logits[:, runner.entailment]
+    if runner.chosen.multi_label or len(logits) == 1:
+        chances = _sigmoid(entails - logits[:, runner.contradiction])
+    else:
+        chances = _softmax(entails)
+    found = [row["probability"] for row in result["classes"]]
+    order = [runner.labels.index(row["label"]) for row in result["classes"]]
+    return {"label": Numbers(found, chances[order]), "rank": Numbers(found, np.sort(chances)[::-1])}
+
+
+def rerank(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The score of each passage, by the passage and by rank."""
+    rows = [model(runner.feed([row]))["logits"][0] for row in item.rows]
+    scores = np.array([_scores(runner, row)[1][runner.place] for row in rows])
+    found, order = zip(*((row["score"], row["index"]) for row in result["passages"]), strict=True)
+    return {"passage": Numbers(found, scores[[*order]]), "rank": Numbers(found, np.sort(scores)[::-1])}
+
+
+def score(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The log-probability of each token after the first, and the logarithm of the perplexity."""
+    logits = model(runner.feed([item]))["logits"][0]
+    wanted = np.array([np.log(_softmax(row))[token] for row, token in zip(logits, item.ids[1:], strict=False)])
+    return {
+        "log_probability": Numbers([part["log_probability"] for part in result["scores"]], wanted),
+        "perplexity": Numbers(np.log(result["perplexity"]), -wanted.mean()),
+    }
+
+
+def next_token(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probabilities of the listed tokens, and those of the likeliest ones, in order."""
+    chances = _softmax(model(runner.feed([item]))["logits"][0, len(item.ids) - 1])
+    found = [part["probability"] for part in result["next"]]
+    return {
+        "probability of the token": Numbers(found, chances[[part["token"] for part in result["next"]]]),
+        "probability of the rank": Numbers(found, np.sort(chances)[::-1][: len(found)]),
+    }
+
+
+def spans(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probabilities of the texts that are the answers to a question, and those of the ranks.
+
+    A text has the sum of its candidates, the likeliest spans of each window. Spans nearly as likely as the last
+    candidate may be among them or not, which bounds the sum.
+    """
+    least, most, none = defaultdict[str, float](float), defaultdict[str, float](float), 1.0
+    for window in item.rows:
+        outputs, places = model(runner.feed([window])), [0, *window.context]
+        first, last = (_softmax(outputs[f"{name}_logits"][0, places]) for name in ("start", "end"))
+        none = min(none, first[0] * last[0])
+        scores = {
+            (start, end): first[start] * last[end]
+            for start in range(1, len(places))
+            for end in range(start, min(start + runner.chosen.max_answer_len, len(places)))
+        }
+        bound = sorted(scores.values(), reverse=True)[: runner.candidates][-1]
+        for (start, end), score in scores.items():
+            begin, stop = runner.characters(item, window, places[start], places[end])
+            text = item.context[begin:stop].lower()
+            least[text] += score * (score > bound * (1 + 1e-4) or len(scores) <= runner.candidates)
+            most[text] += score * (score > bound * (1 - 1e-4))
+    if runner.chosen.handle_impossible:
+        least[""], most[""] = none, none
+    answers = result["answers"]
+    found = np.array([answer["score"] for answer in answers])
+    texts = [answer["text"].lower() for answer in answers]
+    ranks = [sorted(sums.values(), reverse=True)[: len(found)] for sums in (least, most)]
+    return {
+        "text": Same([answer["text"] for answer in answers], [item.context[a["start"] : a["end"]] for a in answers]),
+        "score of the text": Numbers(found, _clip(found, [least[t] for t in texts], [most[t] for t in texts])),
+        "score of the rank": Numbers(found, _clip(found, *ranks)),
+    }
 
 
 def features(runner: Any, item: Any, result: Result, model: Model) -> Expected:
@@ -130,6 +260,12 @@ def _scores(runner: Any, logits: Array) -> tuple[str, Array]:
     if problem == "regression":
         return "values", logits
     return "probabilities", (_sigmoid if problem == "multi_label_classification" else _softmax)(logits)
+
+
+def _clip(found: Array, least: Any, most: Any) -> Array:
+    """Return the bound that is exceeded, or else what was found."""
+    result: Array = np.clip(found, least, most)
+    return result
 
 
 def _softmax(logits: Array) -> Array:

@@ -13,7 +13,13 @@ import numpy as np
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 from zoo_runtime.runner import Answer, Context, Runner, chosen_adapters, finite, label, require_outputs
-from zoo_runtime.tasks.text import classify, problem_type, show_classes
+from zoo_runtime.tasks.classification import (
+    ClassificationOptions,
+    classify,
+    problem_type,
+    rank_classes,
+    show_classes,
+)
 
 __all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
 
@@ -89,22 +95,24 @@ class ImageRunner(Runner[Pixels]):
 
 
 class ImageClassification(ImageRunner):
-    """The classes of an image: see :func:`zoo_runtime.tasks.text.classify`."""
+    """The classes of an image: see :func:`zoo_runtime.tasks.classification.classify`."""
 
+    options = ClassificationOptions
     needs = ("logits",)
 
-    def __init__(self, session: Context, chosen: Any) -> None:
+    def __init__(self, session: Context, chosen: ClassificationOptions) -> None:
         super().__init__(session, chosen)
-        self.problem = problem_type(session, self.graph)
+        self.problem = problem_type(session, self.graph, chosen.function_to_apply)
 
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        results = classify(logits, self.problem, self.session.option("labels"))
+        found = classify(logits, self.problem, self.session.option("labels"))
+        results = [rank_classes(scores, self.session, self.chosen.top_k) for scores in found]
         return finite(items, logits, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
-            yield show_classes(answer, self.session.option("labels"), most=SHOWN)
+            yield show_classes(answer, self.chosen.top_k or SHOWN)
 
 
 class ImageFeatures(ImageRunner):

@@ -1,0 +1,194 @@
+"""Tasks that classify pairs of one text with several: zero-shot classification and reranking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.contract import dim_size
+from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.parts import Parts, PartsRunner
+from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
+from zoo_runtime.tasks.classification import (
+    ClassificationOptions,
+    class_names,
+    classify,
+    problem_type,
+    show_classes,
+    softmax,
+)
+
+__all__ = ["Rerank", "RerankOptions", "Texts", "ZeroShot", "ZeroShotOptions"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Texts(Parts):
+    """A text that is paired with each of ``others``."""
+
+    others: tuple[str, ...] = ()
+
+
+class _PairsRunner(PartsRunner):
+    """Base class: a classifier of pairs of texts."""
+
+    needs = ("logits",)
+    takes_pairs = True
+
+    def __init__(self, session: Context, chosen: Any) -> None:
+        super().__init__(session, chosen)
+        logits = next(tensor for tensor in self.graph.output_tensors() if tensor.name == "logits")
+        self.names = class_names(session, dim_size(logits.dims[-1], {}))
+
+    def class_number(self, name: str) -> int:
+        """Return the number of a class, or raise :class:`UsageError` if there is none of this name."""
+        if name not in self.names:
+            raise UsageError(f"no class {name!r}", self.session.path, f"known: {', '.join(self.names)}")
+        return self.names.index(name)
+
+    def pairs(self, text: str, others: Sequence[str], number: int) -> Texts:
+        """Return the pairs of a text with others."""
+        rows = tuple(super(_PairsRunner, self).read(Pair(text, other), number) for other in others)
+        return Texts(number, max((row.ids for row in rows), key=len), rows=rows, others=tuple(others))
+
+    def logits(self, items: Sequence[Any]) -> list[Array | ArtifactError]:
+        """Return the logits (pairs, classes) of each item, or an error if they are not finite."""
+        found = [np.stack([row["logits"] for row in rows]) for rows in self.compute_rows(items)]
+        return [
+            logits
+            if np.isfinite(logits).all()
+            else ArtifactError("output contains NaN or infinity", f"input {item.number}", "check the weights")
+            for item, logits in zip(items, found, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions(Settings):
+    """Options of zero-shot classification, with the names of transformers' pipeline."""
+
+    labels: tuple[str, ...] = ()
+    """The classes, as they fit into the template. Required."""
+    hypothesis_template: str = "This example is {}."
+    """The second text of each pair, with {} for the label."""
+    multi_label: bool = False
+    """Whether several labels may be true: each then has a probability of its own."""
+    entailment: str | None = None
+    """The name of the model's class for entailment; by default the one that begins with ``entail``."""
+
+
+class ZeroShot(_PairsRunner):
+    """``classes``: the probability of each label, from a model of natural language inference (Yin et al. 2019).
+
+    Each label makes a hypothesis. Its probability is a softmax over the logits of entailment of all labels, or for
+    ``multi_label`` and a single label one over entailment and contradiction. Probabilities are those of transformers'
+    pipeline: contradiction is the first class, or the last if the first is entailment.
+    """
+
+    options = ZeroShotOptions
+    sample_options = MappingProxyType({"labels": ("wet", "tea", "a"), "hypothesis_template": "{}"})
+
+    def __init__(self, session: Context, chosen: ZeroShotOptions) -> None:
+        super().__init__(session, chosen)
+        self.labels = tuple(filter(None, map(str.strip, chosen.labels)))
+        if not self.labels:
+            raise UsageError("no labels", "task zero-shot-classification", "set labels=FIRST,SECOND")
+        if "{}" not in chosen.hypothesis_template:
+            raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
+        found = [name for name in self.names if name.lower().startswith("entail")]
+        if chosen.entailment is None and not found:
+            what = f"no class begins with 'entail': {', '.join(self.names)}"
+            raise UsageError(what, session.path, "name it with entailment=CLASS")
+        if len(self.names) < 2:
+            raise UsageError("zero-shot classification needs 2 classes, the model has 1", session.path)
+        self.entailment = self.class_number(chosen.entailment or found[0])
+        self.contradiction = 0 if self.entailment else len(self.names) - 1
+
+    def samples(self) -> Sequence[Any]:
+        return [value for value in super().samples() if isinstance(value, str)]
+
+    def read(self, value: Any, number: int) -> Tokens:
+        if not isinstance(value, str):
+            raise ArtifactError("expected one text", f"input {number}", "the labels make up the second texts")
+        template = self.chosen.hypothesis_template
+        return self.pairs(value, [template.replace("{}", name) for name in self.labels], number)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        return [
+            logits if isinstance(logits, ArtifactError) else self._result(item, logits)
+            for item, logits in zip(items, self.logits(items), strict=True)
+        ]
+
+    def _result(self, item: Any, logits: Array) -> dict[str, Any]:
+        if self.chosen.multi_label or len(self.labels) == 1:
+            chances = softmax(logits[:, [self.contradiction, self.entailment]])[:, 1]
+        else:
+            chances = softmax(logits[:, self.entailment])
+        order = np.argsort(-chances, kind="stable").tolist()
+        classes = [{"label": self.labels[at], "probability": float(chances[at])} for at in order]
+        return {"tokens": item.tokens, "label": classes[0]["label"], "classes": classes}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        yield from map(show_classes, answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankOptions(ClassificationOptions):
+    """Options of reranking."""
+
+    top_k: int | None = None
+    """Number of passages, best first; by default all."""
+    label: str | None = None
+    """The class whose score ranks the passages, for a model with several."""
+
+
+class Rerank(_PairsRunner):
+    """``passages``: the passages of a query, highest score first (Nogueira and Cho 2019).
+
+    A passage has its ``index`` among those given, from 0. A model with one class gives its number or probability, as
+    its ``problem_type`` says.
+    """
+
+    options = RerankOptions
+
+    def __init__(self, session: Context, chosen: RerankOptions) -> None:
+        super().__init__(session, chosen)
+        self.problem = problem_type(session, self.graph, chosen.function_to_apply)
+        if len(self.names) > 1 and chosen.label is None:
+            raise UsageError(f"the model has {len(self.names)} classes", session.path, "set label=CLASS to rank by one")
+        self.place = 0 if chosen.label is None else self.class_number(chosen.label)
+
+    def gather(self, texts: Sequence[str]) -> list[Any]:
+        return [Pair(texts[0], list(texts[1:]))] if texts else []
+
+    def samples(self) -> Sequence[Any]:
+        return [Pair(value, ["wet", "tea", "a"]) for value in super().samples() if isinstance(value, str)]
+
+    def read(self, value: Any, number: int) -> Tokens:
+        query, *passages = texts_of(value) or ("",)
+        if not passages or isinstance(value, str):
+            raise ArtifactError("expected a query and passages", f"input {number}", "give QUERY PASSAGE...")
+        return self.pairs(query, passages, number)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        return [
+            logits if isinstance(logits, ArtifactError) else self._result(item, logits)
+            for item, logits in zip(items, self.logits(items), strict=True)
+        ]
+
+    def _result(self, item: Any, logits: Array) -> dict[str, Any]:
+        found = classify(logits, self.problem, None)
+        key = "values" if self.problem == "regression" else "probabilities"
+        scores = np.array([row[key][self.place] for row in found])
+        order = np.argsort(-scores, kind="stable")[: self.chosen.top_k].tolist()
+        passages = [{"text": item.others[at], "score": float(scores[at]), "index": at} for at in order]
+        return {"tokens": item.tokens, "passages": passages}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            yield from (f"{found['score']:.4f} {found['text']!r}" for found in answer.result["passages"])

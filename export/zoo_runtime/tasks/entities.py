@@ -1,0 +1,232 @@
+"""Classification of tokens, and the entities that tokens with tags such as B-PER and I-PER make up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, label
+from zoo_runtime.tasks.classification import class_names, classify, problem_type, softmax
+
+__all__ = ["EntityOptions", "TokenClassification", "are_tags"]
+
+Array = np.ndarray[Any, Any]
+Strategy = Literal["auto", "none", "simple", "first", "average", "max"]
+_TAG = re.compile("O|[BIESLU]-.+")
+_BEGIN, _END = "BSU", "ESLU"
+"""Prefixes of the first and the last token of an entity. IOBES marks single tokens and ends by S and E, BILOU by U and
+L. In IOB1 and IOB2, entities end where another begins."""
+
+
+class _Piece(NamedTuple):
+    """A token or a word: its class and where it is in the text."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Text(Tokens):
+    """A text with its tokens."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntityOptions(Settings):
+    """Options of token classification, with the names of transformers' pipeline."""
+
+    aggregation_strategy: Strategy = "auto"
+    """How tokens become entities. ``none``: not at all. ``simple``: each token has its likeliest tag. Otherwise the
+    tokens of a word share one tag: that of the ``first`` token, of the ``average`` probabilities, or of the token with
+    the ``max`` probability. ``auto``: ``simple`` for texts if all labels are tags such as B-PER, else ``none``."""
+    ignore_labels: tuple[str, ...] = ("O",)
+    """Labels that are not entities."""
+
+
+class TokenClassification(TextRunner):
+    """``entities`` of a text, or ``classes`` of its tokens.
+
+    An entity has ``label``, ``score``, ``text``, ``start`` and ``end``, which count characters. Entities are those of
+    transformers' pipeline, which does not know the prefixes E, S, L and U.
+
+    ``classes`` lists for each token, special ones included, the likeliest class and its probability. With several
+    labels, each token has the ``probabilities`` of all; for regression, its ``values``: see
+    :func:`zoo_runtime.tasks.classification.classify`.
+    """
+
+    options = EntityOptions
+    needs = ("logits",)
+
+    def __init__(self, session: Context, chosen: EntityOptions) -> None:
+        super().__init__(session, chosen)
+        self.problem = problem_type(session, self.graph)
+        names = session.option("labels") or ()
+        single = self.problem == "single_label_classification"
+        self.has_ends = are_tags(names) and any(name[0] in "ESLU" for name in names)
+        self.strategy = chosen.aggregation_strategy
+        if self.strategy == "auto":
+            self.strategy = "simple" if single and are_tags(names) else "none"
+        if self.strategy != "none" and not single:
+            raise UsageError(f"entities need one label per token, problem_type is {self.problem}", session.path)
+
+    def samples(self) -> Sequence[Any]:
+        """Return texts of which each token has its own characters, if tokens make up entities."""
+        values = super().samples()
+        if self.strategy == "none" or self.session.tokenizer is None:
+            return values
+        found = []
+        for text in ("Ada met Grace in New York", "a", "x y", *map(str, values)):
+            encoded = self._encode(0, text)
+            masks = zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
+            places = [place for place, special in masks if not special]
+            if len(set(places)) == len(places):
+                found.append(text)
+        return found
+
+    def read(self, value: Any, number: int) -> Tokens:
+        item = super().read(value, number)
+        if item.encoding is None and self.chosen.aggregation_strategy not in ("auto", "none"):
+            raise ArtifactError("entities need a text", f"input {number}", "set aggregation_strategy to none")
+        return item if item.encoding is None else Text(**vars(item), text=value)
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        logits = self.compute(items)["logits"]
+        results = [
+            self._classes(item, row) if self.strategy == "none" or item.encoding is None else self._entities(item, row)
+            for item, row in zip(items, logits, strict=True)
+        ]
+        return finite(items, logits, results)
+
+    def _classes(self, item: Tokens, logits: Array) -> dict[str, Any]:
+        names = self.session.option("labels")
+        found = classify(logits[: len(item.ids)], self.problem, names)
+        if self.problem == "single_label_classification":
+            found = [_likeliest(scores["probabilities"], names) for scores in found]
+        classes = [
+            {"token": token, "text": self.decode([token]), **scores}
+            for token, scores in zip(item.ids, found, strict=True)
+        ]
+        return {"tokens": len(item.ids), "classes": classes}
+
+    def _entities(self, item: Any, logits: Array) -> dict[str, Any]:
+        entities = []
+        for tag, pieces in self._groups(self._pieces(item, softmax(logits[: len(item.ids)]))):
+            if tag not in self.chosen.ignore_labels:
+                start, end = pieces[0].start, pieces[-1].end
+                score = float(np.mean([piece.score for piece in pieces]))
+                entities.append(
+                    {"label": tag, "score": score, "text": item.text[start:end], "start": start, "end": end}
+                )
+        return {"tokens": len(item.ids), "entities": entities}
+
+    def _pieces(self, item: Any, chances: Array) -> Iterator[_Piece]:
+        """Yield the tokens of a text, or its words, each with its likeliest class."""
+        names, offsets = class_names(self.session, chances.shape[-1]), item.encoding.offsets
+        for places in self._words(item):
+            rows = chances[places]
+            if self.strategy == "average":
+                row = rows.mean(0)
+            else:
+                row = rows[rows.max(-1).argmax() if self.strategy == "max" else 0]
+            best = int(row.argmax())
+            yield _Piece(names[best], float(row[best]), offsets[places[0]][0], offsets[places[-1]][1])
+
+    def _words(self, item: Any) -> list[list[int]]:
+        """Return the places of the tokens of each word, without special tokens; each token is one for ``simple``."""
+        words: list[list[int]] = []
+        for place, special in enumerate(item.encoding.special_tokens_mask):
+            if special:
+                continue
+            if words and self.strategy != "simple" and self._continues(item, place):
+                words[-1].append(place)
+            else:
+                words.append([place])
+        return words
+
+    def _continues(self, item: Any, place: int) -> bool:
+        """Return whether a token continues a word.
+
+        By the rule of transformers: if tokens inside a word have a prefix such as ##, they are longer than their
+        characters. Other tokenizers do not mark them, so that words end at spaces.
+        """
+        prefix, unknown = self._marks
+        start, end = item.encoding.offsets[place]
+        if item.ids[place] == unknown:
+            return False
+        if prefix:
+            return len(item.encoding.tokens[place]) != end - start
+        return start > 0 and " " not in item.text[start - 1 : start + 1]
+
+    @cached_property
+    def _marks(self) -> tuple[str | None, int | None]:
+        """The prefix of tokens inside a word, and the unknown token."""
+        tokenizer = self.session.tokenizer
+        model = json.loads(tokenizer.to_str())["model"]
+        unknown = model.get("unk_token")
+        number = model.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
+        return model.get("continuing_subword_prefix"), number
+
+    def _groups(self, pieces: Iterator[_Piece]) -> list[tuple[str, list[_Piece]]]:
+        """Return the entities with their tags: neighbours of one tag, unless a prefix says that one begins or ends."""
+        groups: list[tuple[str, list[_Piece]]] = []
+        last_prefix, last_tag = "", ""
+        for piece in pieces:
+            prefix, tag = self._split(piece.label)
+            if groups and tag == last_tag and prefix not in _BEGIN and last_prefix not in _END:
+                groups[-1][1].append(piece)
+            else:
+                groups.append((piece.label.split("-", 1)[-1], [piece]))
+            last_prefix, last_tag = prefix, tag
+        return groups
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """Return the prefix and the tag of a label; a label without a prefix continues itself."""
+        if name[1:2] == "-" and name[0] in ("BIESLU" if self.has_ends else "BI"):
+            return name[0], name[2:]
+        return "I", name
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            result = answer.result
+            parts = (
+                map(_shown_entity, result["entities"]) if "entities" in result else map(self._shown, result["classes"])
+            )
+            yield f"{label(answer)}: " + "  ".join(parts)
+
+    def _shown(self, part: dict[str, Any]) -> str:
+        token = repr(part["token"] if part["text"] is None else part["text"])
+        if "probability" in part:
+            return f"{token} {part['label']} {part['probability']:.4f}"
+        scores = part.get("probabilities", part.get("values"))
+        assert scores is not None
+        names = class_names(self.session, len(scores))
+        return f"{token} " + "  ".join(f"{name}: {score:.4f}" for name, score in zip(names, scores, strict=True))
+
+
+def are_tags(names: Sequence[str]) -> bool:
+    """Whether all labels are tags of IOB, IOBES or BILOU, such as O, B-PER and I-PER.
+
+    >>> are_tags(["O", "B-PER", "I-PER"]), are_tags(["NOUN", "VERB"])
+    (True, False)
+    """
+    return any(name != "O" for name in names) and all(map(_TAG.fullmatch, names))
+
+
+def _likeliest(chances: Array, names: Sequence[str] | None) -> dict[str, Any]:
+    best = int(chances.argmax())
+    return {"label": names[best] if names else str(best), "probability": float(chances[best])}
+
+
+def _shown_entity(entity: dict[str, Any]) -> str:
+    return f"{entity['text']!r} {entity['label']} {entity['score']:.4f} at {entity['start']}:{entity['end']}"

@@ -1,0 +1,171 @@
+"""Extractive question answering: the answer to a question is a span of a context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.parts import Parts, PartsRunner
+from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
+from zoo_runtime.spans import best_spans, windows
+
+__all__ = ["Question", "QuestionAnswering", "QuestionOptions", "Window"]
+
+_LONGEST_WINDOW = 384
+_STRIDE = 128
+"""Defaults of transformers' pipeline, and of the code of Devlin et al. 2019 for SQuAD."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions(Settings):
+    """Options of question answering, with the names and defaults of transformers' pipeline."""
+
+    top_k: int = 1
+    """Number of answers, likeliest first."""
+    max_answer_len: int = 15
+    """Maximum number of tokens in an answer."""
+    handle_impossible: bool = False
+    """Whether the empty answer may be the best, for models that are trained with questions without an answer."""
+    max_seq_len: int | None = None
+    """Number of tokens in a window over a long context, with the question. By default 384, or fewer if the model has
+    fewer positions."""
+    stride: int | None = None
+    """Number of tokens that two neighbouring windows share. By default 128, or half a window if that is less."""
+    align_to_words: bool = True
+    """Whether answers begin and end at words. Tokenizers that do not split a text into words ignore this."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("top_k", "max_answer_len")
+        for name in ("max_seq_len", "stride"):
+            if getattr(self, name) is not None:
+                self.require_positive(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(Tokens):
+    """A question with a part of the context."""
+
+    context: Sequence[int]
+    """Places of the tokens of the context."""
+    offsets: Sequence[tuple[int, int]]
+    """First character of each token and the one after its last."""
+    words: Sequence[int | None]
+    """The number of the word of each token."""
+
+
+@dataclass(frozen=True)
+class Question(Parts):
+    """A question with its context."""
+
+    context: str = ""
+
+
+class QuestionAnswering(PartsRunner):
+    """``answers``: the likeliest spans of a context, each with ``text``, ``score``, ``start`` and ``end``.
+
+    ``start`` and ``end`` count characters of the context. A score is a probability, see
+    :func:`zoo_runtime.spans.best_spans`; those of candidates with the same text are added. The probability of the empty
+    answer is the smallest of all windows. Scores are those of transformers' pipeline, which version 5 no longer has.
+    """
+
+    options = QuestionOptions
+    needs = ("start_logits", "end_logits")
+    takes_pairs = True
+    sample_options = MappingProxyType({"top_k": 3, "handle_impossible": True})
+
+    def __init__(self, session: Context, chosen: QuestionOptions) -> None:
+        super().__init__(session, chosen)
+        positions, wanted = session.option("max_seq_len"), chosen.max_seq_len
+        if wanted is not None and positions is not None and wanted > positions:
+            raise UsageError(f"max_seq_len {wanted} exceeds the model's {positions} positions", session.path)
+        self.longest = wanted or min(positions or _LONGEST_WINDOW, _LONGEST_WINDOW)
+        self.candidates = 2 * chosen.top_k + 10 if chosen.align_to_words else chosen.top_k
+
+    def samples(self) -> Sequence[Any]:
+        texts = [value for value in super().samples() if isinstance(value, str)]
+        pairs = [Pair(*pair) for pair in pairwise(texts)]
+        return [*pairs, Pair(texts[0], " ".join(texts * 3))] if texts else []
+
+    def read(self, value: Any, number: int) -> Question:
+        if len(texts := texts_of(value)) != 2:
+            what = "expected a question and a context, both texts"
+            raise ArtifactError(what, f"input {number}", "give --pair QUESTION CONTEXT")
+        encoded = self._encode(number, *texts)
+        places = [place for place, text in enumerate(encoded.sequence_ids) if text == 1]
+        if not places or 0 not in encoded.sequence_ids:
+            what = f"the {'context' if not places else 'question'} has no tokens"
+            raise ArtifactError(what, f"input {number}", "give at least one")
+        found = tuple(self._windows(encoded, places, number))
+        for window in found:
+            self._check(window)
+        return Question(number, found[0].ids, rows=found, context=texts[1])
+
+    def _windows(self, encoded: Any, places: Sequence[int], number: int) -> Iterator[Window]:
+        """Yield the question with each part of the context, whose tokens are at ``places``."""
+        before, after = range(places[0]), range(places[-1] + 1, len(encoded.ids))
+        room = self.longest - len(before) - len(after)
+        stride = self.chosen.stride or min(_STRIDE, self.longest // 2)
+        if self.chosen.stride is None and stride >= room:
+            stride = max(room, 0) // 2
+        if len(places) > room and stride >= room:
+            what = f"windows of {self.longest} tokens leave {max(room, 0)} for the context, with a stride of {stride}"
+            raise ArtifactError(what, f"input {number}", "shorten the question, or set max_seq_len or stride")
+        ids, types, offsets, words = encoded.ids, encoded.type_ids, encoded.offsets, encoded.word_ids
+        for part in windows(len(places), room, stride) if len(places) > room else [range(len(places))]:
+            taken = [*before, *places[part.start : part.stop], *after]
+            yield Window(
+                number,
+                [ids[place] for place in taken],
+                types=[types[place] for place in taken],
+                context=range(len(before), len(before) + len(part)),
+                offsets=[offsets[place] for place in taken],
+                words=[words[place] for place in taken],
+            )
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        return [self._answers(item, rows) for item, rows in zip(items, self.compute_rows(items), strict=True)]
+
+    def _answers(self, item: Any, outputs: Sequence[Any]) -> Any:
+        chosen, none = self.chosen, 1.0
+        found: dict[str, dict[str, Any]] = {}
+        for window, row in zip(item.rows, outputs, strict=True):
+            start, end = (row[name][: len(window.ids)] for name in self.needs)
+            if not (np.isfinite(start).all() and np.isfinite(end).all()):
+                return ArtifactError("output contains NaN or infinity", f"input {item.number}", "check the weights")
+            spans, none_here = best_spans(
+                start, end, window.context, count=self.candidates, longest=chosen.max_answer_len
+            )
+            none = min(none, none_here)
+            for span in spans:
+                begin, stop = self.characters(item, window, span.first, span.last)
+                text = item.context[begin:stop]
+                kept = found.setdefault(text.lower(), {"text": text, "score": 0.0, "start": begin, "end": stop})
+                kept["score"] += span.score
+        answers = list(found.values())
+        if chosen.handle_impossible:
+            answers.append({"text": "", "score": none, "start": 0, "end": 0})
+        answers.sort(key=lambda answer: -answer["score"])
+        return {"tokens": item.tokens, "answers": answers[: chosen.top_k]}
+
+    def characters(self, item: Question, window: Window, first: int, last: int) -> tuple[int, int]:
+        """Return the first character of a span of tokens and the one after its last."""
+        words = window.words[first], window.words[last]
+        if self.chosen.align_to_words and None not in words:
+            one, other = ([place for place in window.context if window.words[place] == word] for word in words)
+            spans = [(window.offsets[part[0]][0], window.offsets[part[-1]][1]) for part in (one, other)]
+            if all(len(item.context[begin:stop].split()) <= 1 for begin, stop in spans):
+                return spans[0][0], spans[1][1]
+        return window.offsets[first][0], window.offsets[last][1]
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            for found in answer.result["answers"]:
+                place = f"{found['start']}:{found['end']}"
+                yield f"{texts_of(answer.input)[0]!r}: {found['text']!r} {found['score']:.4f} at {place}"
