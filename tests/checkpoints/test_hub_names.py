@@ -197,8 +197,11 @@ model = zoo.create_model("published", pretrained=True)
 print(model.config.hidden_size, float(model(torch.arange(6)[None])["logits"].sum()))
 half = zoo.create_model("published", pretrained=True, dtype="float16")
 assert half.embeddings.token.weight.dtype == torch.float16
+classes = zoo.create_model("published", pretrained=True, task="token-classification", num_classes=3)
+assert classes.embeddings.token.weight.equal(model.embeddings.token.weight)
+print(*classes(torch.arange(6)[None])["logits"].shape)
 try:
-    zoo.create_model("published", pretrained=True, hidden_size=8)
+    zoo.create_model("published", pretrained=True, vocab_size=8)
 except zoo.UsageError as error:
     print(error)
 """
@@ -220,12 +223,28 @@ def test_published_weights_of_a_preset(hub: Hub, tmp_path: Path) -> None:
         total = BertForMaskedLM.from_pretrained(hub.folder).eval()(ids).logits.sum().item()
     size, found = first.stdout.splitlines()[0].split()
     assert (size, float(found)) == ("32", pytest.approx(total, abs=1e-3)), first.stderr
-    assert "a configuration of their own: hidden_size: use zoo.adapt" in first.stdout
+    assert first.stdout.splitlines()[1] == "1 6 3"
+    assert (
+        "the weights do not fit these settings: embeddings.token.weight has shape (61, 32), not (8, 32)" in first.stdout
+    )
     hub.shutdown()
     assert run_python(hub, tmp_path, CREATE).stdout == first.stdout
     assert hub.sent == before
-    again = run_python(hub, tmp_path, GET, "get", "published", "-o", "again", "--offline", "--no-verify")
+    again = run_python(
+        hub,
+        tmp_path,
+        GET,
+        "get",
+        "published",
+        "-o",
+        "again",
+        "--offline",
+        "--no-verify",
+        "--task",
+        "question-answering",
+    )
     assert again.returncode == 0, again.stderr
+    assert "new: span.weight, span.bias" in again.stdout
 
 
 def test_presets_without_usable_weights(zoo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

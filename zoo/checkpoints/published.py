@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from zoo import memo
-from zoo.artifact import MANIFEST
+from zoo.artifact import MANIFEST, ModelDirectory
 from zoo.checkpoints.hub import fetch
 from zoo.checkpoints.importing import Imported, find_layout, import_checkpoint
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import UsageError
 from zoo.models import create, persist
 from zoo.models.dtypes import torch_dtype
+from zoo.models.heads import retask
 from zoo.registry import ModelSpec, registry
 
 __all__ = ["create_model", "get_weights"]
@@ -30,13 +31,14 @@ def create_model(
     Args:
         name: a preset, see :func:`zoo.list_models`.
         pretrained: download the published weights on first use. They are kept as a model directory in zoo's cache.
-        seed: the same seed gives the same new weights.
+        seed: the same seed gives the same new weights, of the model or of its head.
         dtype: ``float32``, ``float16`` or ``bfloat16``, as a name or a torch dtype; by default that of the published
             weights, or ``float32``.
-        config: configuration values that replace the preset's, for new weights.
+        config: configuration values that replace the preset's. For published weights they may change the task and its
+            head, as :func:`zoo.adapt` does.
 
     Raises:
-        UsageError: unknown name, key or value; or the preset has no published weights.
+        UsageError: unknown name, key or value; the preset has no published weights, or they do not fit the values.
         ArtifactError: the weights cannot be downloaded, or are not valid.
         PluginError: no plugin, or more than one, provides the architecture.
 
@@ -46,9 +48,10 @@ def create_model(
     """
     if not pretrained:
         return create.initialise(name, seed=seed, dtype=dtype or "float32", **config)
+    stored = ModelDirectory.open(_directory(name))
+    model = persist.load_directory(stored)
     if config:
-        raise UsageError("published weights have a configuration of their own", ", ".join(config), "use zoo.adapt")
-    model = persist.load(_directory(name))
+        model = retask(stored.spec, model, config, seed).model
     return model if dtype is None else model.to(torch_dtype(dtype))
 
 
@@ -56,6 +59,8 @@ def get_weights(
     name: str,
     target: str | os.PathLike[str],
     *,
+    task: str | None = None,
+    seed: int = 0,
     offline: bool = False,
     verify: bool | None = None,
     force: bool = False,
@@ -68,6 +73,8 @@ def get_weights(
     Args:
         name: a preset with a source.
         target: the model directory to create.
+        task: the task of the model, by default that of the checkpoint: see :func:`import_checkpoint`.
+        seed: for the tensors of a new head.
         offline: use the hub's cache only.
         verify: compare outputs with those of the original implementation; by default if that is installed.
         force: replace an existing model directory.
@@ -85,7 +92,15 @@ def get_weights(
         what = f"the weights are for {architecture}, the preset for {spec.architecture.name}"
         raise UsageError(what, f"source of {name}", "correct the preset's source")
     return import_checkpoint(
-        path, target, name=hub_name, revision=path.name, verify=verify, force=force, progress=progress
+        path,
+        target,
+        name=hub_name,
+        revision=path.name,
+        task=task,
+        seed=seed,
+        verify=verify,
+        force=force,
+        progress=progress,
     )
 
 

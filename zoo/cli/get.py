@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import force_option, json_option, output_option, quiet_option
+from zoo.cli.options import force_option, json_option, output_option, quiet_option, seed_option
 from zoo.cli.progress import show_progress
-from zoo.cli.report import emit_json, say
+from zoo.cli.report import emit_json, say, say_head
 from zoo.models.count import parameter_count
 from zoo.registry import registry
 
@@ -17,6 +17,8 @@ from zoo.registry import registry
 @click.command("get")
 @click.argument("name")
 @output_option("Directory to create; NAME by default.")
+@click.option("--task", metavar="TASK", help="Make a model for this task, with a new head if the weights have none.")
+@seed_option
 @click.option(
     "--verify/--no-verify",
     default=None,
@@ -26,7 +28,16 @@ from zoo.registry import registry
 @force_option("Replace an existing model directory.")
 @json_option
 @quiet_option
-def command(name: str, output: Path | None, verify: bool | None, offline: bool, force: bool, as_json: bool) -> None:
+def command(
+    name: str,
+    output: Path | None,
+    task: str | None,
+    seed: int,
+    verify: bool | None,
+    offline: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Create a model directory with the published weights of the preset NAME, downloaded from the hub."""
     spec = registry().resolve(name)
     target = output or Path(spec.name)
@@ -34,7 +45,9 @@ def command(name: str, output: Path | None, verify: bool | None, offline: bool, 
     from zoo.checkpoints.published import get_weights
 
     with show_progress("importing", unit="bytes") as progress:
-        imported = get_weights(name, target, offline=offline, verify=verify, force=force, progress=progress)
+        imported = get_weights(
+            name, target, task=task, seed=seed, offline=offline, verify=verify, force=force, progress=progress
+        )
     parameters = parameter_count(imported.spec)
     if as_json:
         result = {
@@ -43,10 +56,13 @@ def command(name: str, output: Path | None, verify: bool | None, offline: bool, 
             "architecture": imported.spec.architecture.name,
             "task": imported.spec.task,
             "parameters": parameters,
+            "new": list(imported.head.new),
+            "dropped": list(imported.head.dropped),
             "comparison": imported.comparison.to_dict(),
         }
         emit_json("get", result)
         return
     facts = f"{imported.spec.architecture.name} for {imported.spec.task}, {parameters:,} parameters"
     say(f"{target}: {facts}, from {spec.source}")
+    say_head(imported.head.new, imported.head.dropped)
     say(imported.comparison)
