@@ -33,6 +33,11 @@ def sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
     if unknown:
         what = f"the module {unknown[0]} is not supported"
         raise UsageError(what, checkpoint.path / "modules.json", f"known: {', '.join(_MODULES)}")
+    prompt = checkpoint.json("config_sentence_transformers.json").get("default_prompt_name")
+    if prompt is not None:
+        stated = checkpoint.path / "config_sentence_transformers.json"
+        remedy = "set it to null, and write the prompt before each text"
+        raise UsageError(f"default_prompt_name {prompt!r} is not supported", stated, remedy)
     return {"task": "sentence-embedding", "pooling": _POOLING[modes[0]], "normalize": "Normalize" in modules}
 
 
