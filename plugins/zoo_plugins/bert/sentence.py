@@ -12,7 +12,11 @@ from zoo.checkpoints import Checkpoint
 
 __all__ = ["sentence_encoder", "sentence_files"]
 
-_POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
+_POOLING = {
+    "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len", "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}  # fmt: skip
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
