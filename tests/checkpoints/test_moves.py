@@ -16,7 +16,13 @@ from tests.checkpoints.moves import FAMILIES, TASKS, make, measure
 
 Zoo = Callable[..., Any]
 
-FIRST = (("bert", "ForPreTraining"), ("roberta", "ForMaskedLM"), ("electra", "ForSequenceClassification"))
+FIRST = (
+    ("bert", "ForPreTraining"),
+    ("roberta", "ForMaskedLM"),
+    ("electra", "ForSequenceClassification"),
+    ("llama", "ForCausalLM"),
+    ("deit", "ForImageClassificationWithTeacher"),
+)
 OTHERS = [(name, kind) for name, family in FAMILIES.items() for kind in family.classes if (name, kind) not in FIRST]
 SKIPPED = ("pooler.", "decoder.bias")
 """An untrained pooler of a model without a head, and the second name of a bias."""
