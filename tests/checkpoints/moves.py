@@ -23,6 +23,7 @@ TASKS = {
     "encoders": ("feature-extraction", "sentence-embedding", "fill-mask", "text-classification",
                  "token-classification", "question-answering"),
     "decoders": ("text-generation", "text-classification", "sentence-embedding"),
+    "encoder-decoders": ("text2text-generation", "text-classification", "sentence-embedding"),
     "images": ("image-classification", "image-feature-extraction"),
 }  # fmt: skip
 AUTO = {
@@ -33,6 +34,7 @@ AUTO = {
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "text-generation": "AutoModelForCausalLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
     "image-feature-extraction": "AutoModel",
 }
@@ -53,6 +55,12 @@ _LLAMA = {
     "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
     "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4, "tie_word_embeddings": False,
 }  # fmt: skip
+_T5 = {
+    "vocab_size": 61, "d_model": 30, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3,
+    "layer_norm_epsilon": 1e-3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    "n_positions": 23, "decoder_start_token_id": 0,
+}  # fmt: skip
+_PAIR = ("ForConditionalGeneration", "ForSequenceClassification")
 _IMAGES = {
     "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
     "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2,
@@ -70,6 +78,8 @@ class Family:
     config: Mapping[str, Any]
     classes: tuple[str, ...] = _HEADS
     tasks: str = "encoders"
+    encoder: str = "AutoModel"
+    """The class for sentence embeddings."""
 
 
 FAMILIES = {
@@ -84,6 +94,14 @@ FAMILIES = {
     "mistral": Family("Mistral", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
     "qwen2": Family("Qwen2", _LLAMA, _DECODERS, "decoders"),
     "qwen3": Family("Qwen3", {**_LLAMA, "tie_word_embeddings": True}, _DECODERS, "decoders"),
+    "t5": Family("T5", _T5, _PAIR, "encoder-decoders", "T5EncoderModel"),
+    "t5 1.1": Family(
+        "T5",
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        _PAIR,
+        "encoder-decoders",
+        "T5EncoderModel",
+    ),
     "vit": Family("ViT", _IMAGES, ("Model", "ForImageClassification"), "images"),
     "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }
@@ -116,11 +134,12 @@ def make(family: Family, kind: str, folder: Path, *, classes: int = _CLASSES) ->
     model.save_pretrained(folder)
 
 
-def measure(checkpoint: Path, task: str, folder: Path) -> Move:
+def measure(family: Family, checkpoint: Path, task: str, folder: Path) -> Move:
     """Import a checkpoint for a task, and compare it with transformers' class for the task on the same files."""
     own = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
-    same = own.partition("For")[2].startswith(AUTO[task].partition("For")[2] or "-")
-    cls = getattr(transformers, own if same else AUTO[task])
+    auto = family.encoder if task == "sentence-embedding" else AUTO[task]
+    same = own.partition("For")[2].startswith(auto.partition("For")[2] or "-")
+    cls = getattr(transformers, own if same else auto)
     classes = _CLASSES if same else _CLASSES + 1
     classified = task.endswith("classification")
     labels = {"num_labels": classes if classified else 2} if classified or task == "question-answering" else {}
@@ -172,12 +191,15 @@ def _batch(config: Any) -> dict[str, Tensor]:
     if hasattr(config, "image_size"):
         side = config.image_size
         return {"pixel_values": torch.randn(2, config.num_channels, side, side, generator=generator).double()}
-    pad = config.pad_token_id
-    ids = torch.randint(pad + 1, config.vocab_size, (3, config.max_seq_len), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, 9:] = 0
-    mask[2, 1:] = 0
+    pad, end = config.pad_token_id, getattr(config, "eos_token_id", None)
+    ids = torch.randint(max(pad, end or 0) + 1, config.vocab_size, (3, config.max_seq_len), generator=generator)
+    lengths = torch.tensor([config.max_seq_len, 9, 1])
+    mask = (torch.arange(config.max_seq_len) < lengths[:, None]).long()
+    if end is not None:  # some classifiers read the state of the only end token
+        ids[range(3), lengths - 1] = end
     feeds = {"input_ids": ids.masked_fill(mask == 0, pad), "attention_mask": mask}
+    if config.task == "text2text-generation":
+        feeds["decoder_input_ids"] = torch.randint(config.vocab_size, (3, 7), generator=generator)
     if getattr(config, "type_vocab_size", 0):
         feeds["token_type_ids"] = torch.randint(config.type_vocab_size, ids.shape, generator=generator)
     return feeds

@@ -21,6 +21,7 @@ FIRST = (
     ("roberta", "ForMaskedLM"),
     ("electra", "ForSequenceClassification"),
     ("llama", "ForCausalLM"),
+    ("t5 1.1", "ForConditionalGeneration"),
     ("deit", "ForImageClassificationWithTeacher"),
 )
 OTHERS = [(name, kind) for name, family in FAMILIES.items() for kind in family.classes if (name, kind) not in FIRST]
@@ -34,7 +35,7 @@ def test_every_task_equals_transformers(tmp_path: Path, name: str, kind: str) ->
     """The same tensors are kept and initialised; outputs are equal once those initialised have the same values."""
     make(FAMILIES[name], kind, tmp_path / "hub")
     for task in TASKS[FAMILIES[name].tasks]:
-        move = measure(tmp_path / "hub", task, tmp_path / task)
+        move = measure(FAMILIES[name], tmp_path / "hub", task, tmp_path / task)
         assert move.unequal == (), task
         assert move.new == move.theirs, task
         assert all(any(part in left for part in SKIPPED) for left in move.left_out), (task, move.left_out)
@@ -150,3 +151,15 @@ def test_a_head_of_one_class_does_not_hinder_another_task(tmp_path: Path, zoo: Z
     zoo("import", tmp_path / "hub", "-o", "x").failed(2, "no problem_type is stated")
     zoo("import", tmp_path / "hub", "--task", "token-classification", "-o", "x").failed(2, "no problem_type is stated")
     assert zoo("import", tmp_path / "hub", "--task", "fill-mask", "-o", "x").status == 0
+
+
+def test_an_encoder_does_not_get_a_decoder(tmp_path: Path, zoo: Zoo) -> None:
+    """It would be untrained. Leaving one out is a matter of a few lines."""
+    make(FAMILIES["t5"], "ForConditionalGeneration", tmp_path / "hub")
+    lines = zoo("import", tmp_path / "hub", "--task", "sentence-embedding", "-o", "encoder", "--no-verify").out
+    assert "decoder.block.*.layer.*.SelfAttention.q.weight, " in lines
+    assert lines.count("SelfAttention.q.weight") == 1
+    assert len(json.loads(Path("encoder/config.json").read_text())["origin"]["changes"]) < 15
+    for task in ("text2text-generation", "text-classification"):
+        zoo("adapt", "encoder", "--task", task, "-o", "x").failed(2, f"has no decoder, which {task} needs: encoder")
+    assert not Path("x").exists()
