@@ -24,6 +24,7 @@ TASKS = {
                  "token-classification", "question-answering"),
     "decoders": ("text-generation", "text-classification", "sentence-embedding"),
     "encoder-decoders": ("text2text-generation", "text-classification", "sentence-embedding"),
+    "encoder-decoders without a class for the encoder": ("text2text-generation", "text-classification"),
     "images": ("image-classification", "image-feature-extraction"),
 }  # fmt: skip
 AUTO = {
@@ -59,6 +60,12 @@ _T5 = {
     "vocab_size": 61, "d_model": 30, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3,
     "layer_norm_epsilon": 1e-3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
     "n_positions": 23, "decoder_start_token_id": 0,
+}  # fmt: skip
+_BART = {
+    "vocab_size": 61, "max_position_embeddings": 23, "d_model": 30, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_attention_heads": 3, "decoder_attention_heads": 5, "encoder_ffn_dim": 37, "decoder_ffn_dim": 41,
+    "activation_function": "relu", "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+    "scale_embedding": True,
 }  # fmt: skip
 _PAIR = ("ForConditionalGeneration", "ForSequenceClassification")
 _IMAGES = {
@@ -102,6 +109,7 @@ FAMILIES = {
         "encoder-decoders",
         "T5EncoderModel",
     ),
+    "bart": Family("Bart", _BART, _PAIR, "encoder-decoders without a class for the encoder"),
     "vit": Family("ViT", _IMAGES, ("Model", "ForImageClassification"), "images"),
     "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }

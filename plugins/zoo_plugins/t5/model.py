@@ -97,6 +97,15 @@ class DecoderBlock(nn.Module):
         return bounded(x + self.dropout(self.mlp(self.norm_3(x))))
 
 
+def end_tokens(input_ids: Tensor, attention_mask: Tensor | None, end: int | tuple[int, ...] | None) -> Tensor:
+    """Mark the end tokens of each row (B, T), or every token that is not padding if a row has none."""
+    tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    for number in (end,) if isinstance(end, int) else (end or ())[:1]:
+        ends = tokens * (input_ids == number)
+        tokens = torch.where(ends.any(1, keepdim=True), ends, tokens)
+    return tokens
+
+
 class T5(nn.Module):
     """Encoder, decoder and the projection to the vocabulary; for feature extraction, only the encoder."""
 
@@ -218,10 +227,7 @@ class T5(nn.Module):
         c = self.config
         start = torch.full_like(input_ids[:, :1], c.decoder_start_token_id)
         x = self.read(torch.cat((start, input_ids[:, :-1]), 1), cross_key_values, None, attention_mask, None)
-        tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask  # (B, T)
-        for end in (c.eos_token_id,) if isinstance(c.eos_token_id, int) else (c.eos_token_id or ())[:1]:
-            ends = tokens * (input_ids == end)
-            tokens = torch.where(ends.any(1, keepdim=True), ends, tokens)
+        tokens = end_tokens(input_ids, attention_mask, c.eos_token_id)
         return self.classifier(self.dropout(torch.tanh(self.pooler(self.dropout(pool(x, tokens, "last"))))))
 
     def forward(
