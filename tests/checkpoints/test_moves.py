@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.testing import assert_close
 from transformers import BartModel
 
@@ -180,4 +182,12 @@ def test_an_encoder_does_not_get_a_decoder(tmp_path: Path, zoo: Zoo) -> None:
     assert len(json.loads(Path("encoder/config.json").read_text())["origin"]["changes"]) < 15
     for task in ("text2text-generation", "text-classification"):
         zoo("adapt", "encoder", "--task", task, "-o", "x").failed(2, f"has no decoder, which {task} needs: encoder")
+    assert not Path("x").exists()
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(pretrained: Path, zoo: Zoo) -> None:
+    tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(62)}, unk_token="w0"))
+    tokenizer.save(str(pretrained / "tokenizer.json"))
+    command = ("import", pretrained, "--task", "fill-mask", "-o", "x", "--no-verify")
+    zoo(*command).failed(2, "the tokenizer has 62 tokens, the model 61: ")
     assert not Path("x").exists()
