@@ -155,7 +155,7 @@ class BERTConfig(ClassifierConfig):
                 raise ValueError(f"feature_layers has {layer}, which lies outside {bounds}")
 
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
-        """Return this configuration for a task; see :meth:`Config.with_task`.
+        """Return this configuration for a task; see :meth:`zoo.Config.with_task`.
 
         Like the original classes, models for text-classification and pretraining get a pooler, and others with a head
         lose theirs. Those without a head keep it.
