@@ -230,8 +230,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "another token": (("distilled=true",), ("distillation_token would be new", "(1, 17, 64), not (1, 18, 64)")),
     "as many tokens": (("distilled=true", "distillation_head=true"), ("distillation_head.weight would be new",)),
-    "no head": (("task=image-feature-extraction",), ("head.weight would be lost; head.bias would be lost",)),
-    "a pooler": (("task=image-feature-extraction", "pooler=true"), ("pooler.weight would be new", "would be lost")),
     "fewer layers": (("num_layers=1",), ("blocks.1.norm_1.weight would be lost",)),
     "more layers": (("num_layers=3",), ("blocks.2.norm_1.weight would be new",)),
     "two sides": (("image_size=[8, 12]",), ("image_size must be int, got [8, 12]",)),

@@ -47,7 +47,7 @@ def create_model(
     torch.Size([1, 2, 260])
     """
     if not pretrained:
-        return create.initialise(name, seed=seed, dtype=dtype or "float32", **config)
+        return create.initialise(name, seed=seed, dtype="float32" if dtype is None else dtype, **config)
     stored = ModelDirectory.open(_directory(name))
     model = persist.load_directory(stored)
     if config:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo import plugins
@@ -171,7 +172,9 @@ def retask(spec: ModelSpec, model: nn.Module, values: Mapping[str, Any], seed: i
     if config == spec.config:
         return Retasked(spec, model, HeadChange())
     new = replace(spec, config=config)
-    held, dtype = stored_tensors(model)[0], persist.common_dtype(model)
+    held, own = stored_tensors(model)[0], next(model.parameters()).dtype
+    dtype = "float32" if own == torch.float64 else persist.common_dtype(model)  # no model is built in float64
     converted = convert(spec, new, held, dtype=dtype, move=True, seed=seed, where=spec.name)
-    persist.fill(converted.model, converted.tensors.items())
+    tensors = {name: item.to(own) if item.is_floating_point() else item for name, item in converted.tensors.items()}
+    persist.fill(converted.model, tensors.items())
     return Retasked(new, attach(converted.model, attachments(model)), converted.head)
