@@ -53,6 +53,9 @@ _VISION = {
 }  # fmt: skip
 
 
+_GEMMA = {**_DECODER, "sliding_window": 7, "query_pre_attn_scalar": 11}
+
+
 @dataclass(frozen=True)
 class Family:
     """A class of transformers and a configuration that differs from its defaults."""
@@ -85,6 +88,9 @@ FAMILIES = {
     "Mistral": Family("MistralForCausalLM", {**_DECODER, "sliding_window": 7}),
     "Qwen 2": Family("Qwen2ForCausalLM", _DECODER),
     "Qwen 3": Family("Qwen3ForCausalLM", _DECODER),
+    "Gemma": Family("GemmaForCausalLM", _DECODER),
+    "Gemma 2": Family("Gemma2ForCausalLM", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0}),
+    "Gemma 3": Family("Gemma3ForCausalLM", _GEMMA),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

@@ -76,6 +76,13 @@ FAMILIES = {
     "mistral": Family("Mistral", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
     "qwen2": Family("Qwen2", _LLAMA, _DECODERS, "decoders"),
     "qwen3": Family("Qwen3", {**_LLAMA, "tie_word_embeddings": True}, _DECODERS, "decoders"),
+    "gemma2": Family("Gemma2", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
+    "gemma3_text": Family(
+        "Gemma3",
+        {**_LLAMA, "sliding_window": 7, "sliding_window_pattern": 2},
+        ("TextModel", "ForCausalLM", "TextForSequenceClassification"),
+        "decoders",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen: a causal decoder with rotary positions, and importers for its checkpoints."""
+"""Llama, Mistral, Qwen and Gemma: a causal decoder with rotary positions, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 
@@ -28,4 +28,7 @@ def zoo_importers() -> Sequence[zoo.Importer]:
         zoo.Importer(name="mistral", architecture="llama", layout="zoo_plugins.llama.hub:MISTRAL"),
         zoo.Importer(name="qwen2", architecture="llama", layout="zoo_plugins.llama.hub:QWEN2"),
         zoo.Importer(name="qwen3", architecture="llama", layout="zoo_plugins.llama.hub:QWEN3"),
+        zoo.Importer(name="gemma", architecture="llama", layout="zoo_plugins.llama.hub_gemma:GEMMA"),
+        zoo.Importer(name="gemma2", architecture="llama", layout="zoo_plugins.llama.hub_gemma:GEMMA2"),
+        zoo.Importer(name="gemma3_text", architecture="llama", layout="zoo_plugins.llama.hub_gemma:GEMMA3"),
     ]

@@ -1,4 +1,4 @@
-"""Configuration, graphs and cost of Llama, Mistral and Qwen."""
+"""Configuration, graphs and cost of Llama, Mistral, Qwen and Gemma."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Configuration of Llama, Mistral and Qwen. The defaults are Llama 2 7B."""
+    """Configuration of Llama, Mistral, Qwen and Gemma. The defaults are Llama 2 7B."""
 
     vocab_size: int = 32000
     """Vocabulary size."""
@@ -33,8 +33,17 @@ class LlamaConfig(DecoderConfig):
     """Activation of the gate in the feed-forward network."""
     norm_eps: float = 1e-5
     """Epsilon of the RMS norms."""
+    norm_offset: bool = False
+    """Whether 1 is added to the weights of the norms, which then start at 0 (Gemma)."""
+    post_norms: bool = False
+    """Whether the output of each sub-layer is normalised too, before it is added (Gemma 2)."""
+    scale_embeddings: bool = False
+    """Whether token embeddings are multiplied by the square root of ``hidden_size`` (Gemma)."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
+    local_rope_theta: float | None = None
+    """Base of the rotary frequencies in layers with a window, which are then not scaled (Gemma 3); by default these
+    have the frequencies of the other layers."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
     """Scaling of rotary frequencies by ``1 / rope_factor``: none, all ("linear"), or low ones only (Llama 3.1)."""
     rope_factor: float = 1.0
@@ -53,6 +62,12 @@ class LlamaConfig(DecoderConfig):
     """Whether the feed-forward network has biases."""
     qk_norm: bool = False
     """Whether queries and keys are normalised per head (RMS norm) before the rotation."""
+    attention_scale: float | None = None
+    """Factor of the attention scores; 1 / sqrt(``head_dim``) by default."""
+    attention_softcap: float | None = None
+    """Limit c of the scaled scores s, as c tanh(s / c); none by default (Gemma 2)."""
+    logit_softcap: float | None = None
+    """Same limit of the logits of text-generation."""
     sliding_windows: tuple[int, ...] = (0,)
     """Sliding-window size of each layer, in keys, the query's own included; 0 for no window. The pattern repeats over
     the layers."""
@@ -74,7 +89,7 @@ class LlamaConfig(DecoderConfig):
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
             "intermediate_size", "norm_eps", "rope_theta", "rope_factor", "rope_low_freq_factor",
-            "rope_original_length",
+            "rope_original_length", "local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap",
         )  # fmt: skip
         self.require_probability("dropout")
         self.require_divisible("num_heads", "num_kv_heads")
@@ -117,7 +132,7 @@ class LlamaConfig(DecoderConfig):
     def cost(self) -> Cost:
         """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
         block = (
-            2 * cost.rms_norm(self.hidden_size)
+            (4 if self.post_norms else 2) * cost.rms_norm(self.hidden_size)
             + cost.attention(
                 self.hidden_size,
                 self.num_heads,
