@@ -91,6 +91,10 @@ FAMILIES = {
     "Gemma": Family("GemmaForCausalLM", _DECODER),
     "Gemma 2": Family("Gemma2ForCausalLM", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0}),
     "Gemma 3": Family("Gemma3ForCausalLM", _GEMMA),
+    "Phi-3": Family(
+        "Phi3ForCausalLM", {**_DECODER, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
+    ),
+    "SmolLM3": Family("SmolLM3ForCausalLM", {**_DECODER, "no_rope_layer_interval": 2}),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

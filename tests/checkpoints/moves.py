@@ -50,6 +50,7 @@ _LLAMA = {
     "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
     "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4, "tie_word_embeddings": False,
 }  # fmt: skip
+_PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
 _DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
 _HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
@@ -77,6 +78,8 @@ FAMILIES = {
     "qwen2": Family("Qwen2", _LLAMA, _DECODERS, "decoders"),
     "qwen3": Family("Qwen3", {**_LLAMA, "tie_word_embeddings": True}, _DECODERS, "decoders"),
     "gemma2": Family("Gemma2", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
+    "phi3": Family("Phi3", {**_LLAMA, "rope_parameters": _PART}, _DECODERS, "decoders"),
+    "smollm3": Family("SmolLM3", {**_LLAMA, "no_rope_layer_interval": 2}, _DECODERS, "decoders"),
     "gemma3_text": Family(
         "Gemma3",
         {**_LLAMA, "sliding_window": 7, "sliding_window_pattern": 2},

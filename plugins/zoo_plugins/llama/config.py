@@ -1,4 +1,4 @@
-"""Configuration, graphs and cost of Llama, Mistral, Qwen and Gemma."""
+"""Configuration, graphs and cost of Llama and its relatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Configuration of Llama, Mistral, Qwen and Gemma. The defaults are Llama 2 7B."""
+    """Configuration of Llama, Mistral, Qwen, Gemma, Phi-3 and SmolLM3. The defaults are Llama 2 7B."""
 
     vocab_size: int = 32000
     """Vocabulary size."""
@@ -39,6 +39,10 @@ class LlamaConfig(DecoderConfig):
     """Whether the output of each sub-layer is normalised too, before it is added (Gemma 2)."""
     scale_embeddings: bool = False
     """Whether token embeddings are multiplied by the square root of ``hidden_size`` (Gemma)."""
+    rotary_dim: int | None = None
+    """Number of leading elements of each head that are rotated; ``head_dim`` by default."""
+    rope_layers: tuple[bool, ...] = (True,)
+    """Whether each layer rotates queries and keys. The pattern repeats over the layers (SmolLM3)."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     local_rope_theta: float | None = None
@@ -96,8 +100,11 @@ class LlamaConfig(DecoderConfig):
         if self.head_dim is None:
             self.require_divisible("hidden_size", "num_heads")
             self.default("head_dim", self.hidden_size // self.num_heads)
-        if self.key_size % 2:
-            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        self.default("rotary_dim", self.head_dim)
+        if self.turned_size % 2 or not 0 < self.turned_size <= self.key_size:
+            if self.rotary_dim == self.head_dim:
+                raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+            raise ValueError(f"rotary_dim must be even and at most head_dim {self.head_dim}, got {self.rotary_dim}")
         if self.rope_high_freq_factor <= self.rope_low_freq_factor:
             raise ValueError(
                 f"rope_high_freq_factor {self.rope_high_freq_factor} must exceed "
@@ -105,13 +112,26 @@ class LlamaConfig(DecoderConfig):
             )
         if not self.sliding_windows or min(self.sliding_windows) < 0:
             raise ValueError(f"sliding_windows must be one or more non-negative numbers, got {self.sliding_windows}")
-        windows = [self.sliding_windows[layer % len(self.sliding_windows)] for layer in range(self.num_layers)]
-        object.__setattr__(self, "sliding_windows", shortest_period(windows))
+        if not self.rope_layers:
+            raise ValueError("rope_layers must be one or more booleans, got ()")
+        for name in ("sliding_windows", "rope_layers"):
+            pattern = getattr(self, name)
+            layers = [pattern[layer % len(pattern)] for layer in range(self.num_layers)]
+            object.__setattr__(self, name, shortest_period(layers))
 
     @property
     def key_size(self) -> int:
         """``head_dim``, set by ``__post_init__``."""
         return self.head_dim or 0
+
+    @property
+    def turned_size(self) -> int:
+        """``rotary_dim``, set by ``__post_init__``."""
+        return self.rotary_dim or 0
+
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer rotates queries and keys."""
+        return self.rope_layers[layer % len(self.rope_layers)]
 
     def window(self, layer: int) -> int | None:
         """Return the maximum number of keys per query in this layer; None for no limit."""

@@ -12,15 +12,16 @@ from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
     COMMON,
-    FIELDS,
     MLP_RULES,
     NO_TOKENS,
     ROPE_KEYS,
     classes_of,
+    fields_of,
     kinds_of_layers,
     read_common,
     read_windows,
     write_rope,
+    write_windows,
 )
 
 __all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3"]
@@ -32,7 +33,7 @@ _RULES = (
     Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm"),
 )
 _FIELDS = (
-    *FIELDS,
+    *fields_of(),
     Field("hidden_act", "activation", default="silu", values=ACTIVATIONS),
     Field("tie_word_embeddings", "tie_embeddings", default=False),
 )
@@ -42,6 +43,8 @@ _WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "la
 
 
 def _derive_llama(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    if checkpoint.config.get("rope_interleaved"):
+        raise UsageError("rope_interleaved True is not supported", checkpoint.config_file)
     return {"attention_output_bias": values["attention_bias"], **read_common(checkpoint)}
 
 
@@ -74,14 +77,12 @@ def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
 
 
 def _restore_qwen(c: LlamaConfig) -> Mapping[str, Any]:
-    windows = [c.window(layer) for layer in range(c.num_layers)]
-    local = [window is not None for window in windows]
+    local = [c.window(layer) is not None for layer in range(c.num_layers)]
     return {
         **write_rope(c),
+        **write_windows(c),
         "use_sliding_window": any(local),
-        "sliding_window": max(filter(None, windows), default=None),
         "max_window_layers": local.index(True) if any(local) else c.num_layers,
-        "layer_types": kinds_of_layers(local),
     }
 
 
@@ -96,7 +97,7 @@ LLAMA = Layout(
         Field("mlp_bias", default=False),
     ),
     rules=_RULES,
-    ignored_keys=(*ROPE_KEYS, "pretraining_tp"),
+    ignored_keys=(*ROPE_KEYS, "pretraining_tp", "is_llama_config", "rope_interleaved", "transformers.js_config"),
     read_extra=_derive_llama,
     write_extra=write_rope,
     constant={"model_type": "llama", **NO_TOKENS},

@@ -13,18 +13,19 @@ from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
     COMMON,
-    FIELDS,
     LOCAL,
     MLP_RULES,
     NO_TOKENS,
     ROPE_KEYS,
     classes_of,
+    fields_of,
     kinds_of_layers,
     read_common,
     read_frequencies,
     read_windows,
     write_frequencies,
     write_rope,
+    write_windows,
 )
 
 __all__ = ["GEMMA", "GEMMA2", "GEMMA3"]
@@ -39,7 +40,7 @@ _RULES = (
 )
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
 _FIELDS = (
-    *FIELDS,
+    *fields_of(),
     Field("head_dim", default=256),
     Field("attention_bias", default=False),
     Field("tie_word_embeddings", "tie_embeddings", default=True),
@@ -107,12 +108,8 @@ def _derive_gemma3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[st
 
 
 def _restore_newer(c: LlamaConfig) -> dict[str, Any]:
-    windows = [c.window(layer) for layer in range(c.num_layers)]
-    return {
-        "query_pre_attn_scalar": c.key_size if c.attention_scale is None else round(c.attention_scale**-2),
-        "sliding_window": max(filter(None, windows), default=None),
-        "layer_types": kinds_of_layers([window is not None for window in windows]),
-    }
+    scalar = c.key_size if c.attention_scale is None else round(c.attention_scale**-2)
+    return {**write_windows(c), "query_pre_attn_scalar": scalar}
 
 
 def _restore_gemma2(c: LlamaConfig) -> Mapping[str, Any]:

@@ -15,18 +15,19 @@ __all__ = [
     "ATTENTION_RULES",
     "BLOCK_RULES",
     "COMMON",
-    "FIELDS",
     "LOCAL",
     "MLP_RULES",
     "NO_TOKENS",
     "ROPE_KEYS",
     "classes_of",
+    "fields_of",
     "kinds_of_layers",
     "read_common",
     "read_frequencies",
     "read_windows",
     "write_frequencies",
     "write_rope",
+    "write_windows",
 ]
 
 ATTENTION_RULES = tuple(
@@ -49,15 +50,6 @@ BLOCK_RULES = (
     Rule("classifier", "score"),
 )
 """Rules that all families share."""
-FIELDS = (
-    Field("vocab_size"),
-    Field("hidden_size"),
-    Field("num_hidden_layers", "num_layers"),
-    Field("num_attention_heads", "num_heads"),
-    Field("intermediate_size"),
-    Field("rms_norm_eps", "norm_eps", default=1e-6),
-    Field("attention_dropout", "dropout", default=0.0),
-)
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
 """Always written, because the original classes have other defaults."""
 COMMON: dict[str, Any] = {
@@ -93,6 +85,19 @@ def classes_of(name: str) -> dict[str, str]:
         f"{name}ForSequenceClassification": "text-classification",
         f"{name}Model": "sentence-embedding",
     }
+
+
+def fields_of(*, eps: float = 1e-6) -> Sequence[Field]:
+    """Return the fields of config.json that all families share, with the default of a family."""
+    return (
+        Field("vocab_size"),
+        Field("hidden_size"),
+        Field("num_hidden_layers", "num_layers"),
+        Field("num_attention_heads", "num_heads"),
+        Field("intermediate_size"),
+        Field("rms_norm_eps", "norm_eps", default=eps),
+        Field("attention_dropout", "dropout", default=0.0),
+    )
 
 
 def read_common(checkpoint: Checkpoint, *, theta: float = 10000.0) -> dict[str, Any]:
@@ -153,6 +158,15 @@ def read_windows(kinds: object, window: object, values: Mapping[str, Any], where
     if window is None and LOCAL in kinds:
         raise UsageError(f"layer_types has {LOCAL}, but there is no sliding_window", where)
     return {"sliding_windows": tuple(window if kind == LOCAL else 0 for kind in kinds)}
+
+
+def write_windows(c: LlamaConfig) -> dict[str, Any]:
+    """Invert :func:`read_windows`."""
+    windows = [c.window(layer) for layer in range(c.num_layers)]
+    return {
+        "sliding_window": max(filter(None, windows), default=None),
+        "layer_types": kinds_of_layers([window is not None for window in windows]),
+    }
 
 
 def kinds_of_layers(local: Sequence[bool]) -> list[str]:

@@ -1,11 +1,12 @@
-"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2); also Mistral, Qwen and Gemma.
+"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2); also Mistral, Qwen, Gemma, Phi-3 and SmolLM3.
 
 Mistral (Jiang et al. 2023) adds grouped-query attention and a sliding window, Qwen 2 biases on queries, keys and
 values, and Qwen 3 norms on queries and keys. Gemma (Gemma Team 2024) scales the embeddings and adds 1 to the weights of
 norms; Gemma 2 normalises before and after each sub-layer and limits scores and logits; Gemma 3 has frequencies of their
-own in layers with a window.
+own in layers with a window. Phi-3 may rotate a part of each head, and SmolLM3 does not rotate in every layer.
 
-B batch, T tokens of this call, S tokens including those before, E hidden size, D head size, V vocabulary.
+B batch, T tokens of this call, S tokens including those before, E hidden size, R rotated elements of a head,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class LlamaBlock(nn.Module):
         self.post_norm_1 = norm(c.hidden_size) if c.post_norms else nn.Identity()
         self.post_norm_2 = norm(c.hidden_size) if c.post_norms else nn.Identity()
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         """(B, T, E) -> (B, T, E)."""
         x = x + self.post_norm_1(self.attention(self.norm_1(x), rotation=rotation, mask=mask, cache=cache))
         return x + self.post_norm_2(self.mlp(self.norm_2(x)))
@@ -77,9 +78,9 @@ class Llama(nn.Module):
         super().__init__()
         self.config = c
         self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.positions = RotaryPositions(c.key_size, c.rope_theta, scale=_frequency_scale(c))
+        self.positions = RotaryPositions(c.turned_size, c.rope_theta, scale=_frequency_scale(c))
         if c.local_rope_theta is not None:
-            self.local_positions = RotaryPositions(c.key_size, c.local_rope_theta)
+            self.local_positions = RotaryPositions(c.turned_size, c.local_rope_theta)
         self.blocks = nn.ModuleList(LlamaBlock(c) for _ in range(c.num_layers))
         self.norm = _norm(c)(c.hidden_size)
         add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
@@ -114,7 +115,7 @@ class Llama(nn.Module):
         }
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             cache = past_key_values[layer] if past_key_values is not None else None
-            x = block(x, rotations[window], masks[window], cache)
+            x = block(x, rotations[window] if self.config.rotates(layer) else None, masks[window], cache)
         found = answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
         limit = self.config.logit_softcap if self.config.task == "text-generation" else None
         return found if limit is None or isinstance(found, dict) else soft_cap(found, limit)
@@ -122,7 +123,7 @@ class Llama(nn.Module):
     def _rotations(
         self, windows: Sequence[int | None], positions: Tensor, dtype: torch.dtype
     ) -> Mapping[int | None, Rotation]:
-        """Return the rotation of each window's layers, a pair of (B or 1, 1, T, D)."""
+        """Return the rotation of each window's layers, a pair of (B or 1, 1, T, R)."""
         if self.config.local_rope_theta is None:
             return dict.fromkeys(windows, self.positions(positions, dtype))
         kinds = {window: self.positions if window is None else self.local_positions for window in windows}
