@@ -73,6 +73,11 @@ FAMILIES = {
     ),
     "ALBERT": Family("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "ELECTRA": Family("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "ModernBERT": Family(
+        "ModernBertForMaskedLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 3,
+         "num_attention_heads": 3, "intermediate_size": 37, "norm_eps": 1e-3, "local_attention": 8, "pad_token_id": 0},
+    ),
     "GPT-2": Family(
         "GPT2LMHeadModel",
         {"vocab_size": 61, "n_positions": 40, "n_embd": 30, "n_layer": 2, "n_head": 3, "n_inner": 37,
