@@ -149,7 +149,7 @@ def print_tasks() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     moves.make(family, cls, Path(folder) / "hub")
                     for task in tasks:
-                        move = moves.measure(Path(folder) / "hub", task, Path(folder) / task)
+                        move = moves.measure(family, Path(folder) / "hub", task, Path(folder) / task)
                         if move.unequal or move.new != move.theirs:
                             raise SystemExit(f"{name} {cls} for {task}: {move}")
                         largest[task] = max(largest[task], move.difference)

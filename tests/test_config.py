@@ -420,3 +420,18 @@ def test_explicit_head_widths_need_not_divide_the_hidden_size() -> None:
     """The paper's d_k and d_v are free if both are given."""
     config = TransformerConfig.from_dict({"num_heads": 7, "head_dim": 5, "value_head_dim": 3})
     assert (config.head_dim, config.value_head_dim) == (5, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneTask(Config):
+    """A configuration whose task is not a field."""
+
+    task = "text-generation"
+    width: int = 4
+
+
+def test_configuration_with_a_single_task() -> None:
+    """Such are those of the template for plugins."""
+    assert OneTask().with_task("text-generation", {"task": "text-generation", "width": 5}) == OneTask(width=5)
+    with pytest.raises(UsageError, match=r"the only task of OneTask is 'text-generation': task='fill-mask'"):
+        OneTask().with_task("fill-mask")

@@ -66,7 +66,7 @@ class ClassifierConfig(Config):
             self.default("problem_type", problem_of(self.problem_type, self.num_classes))
 
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
-        """Return this configuration for a task; see :meth:`Config.with_task`.
+        """Return this configuration for a task; see :meth:`zoo.Config.with_task`.
 
         Another task does not inherit the classes of a classification head. The number of classes follows the labels.
         """

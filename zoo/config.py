@@ -176,8 +176,15 @@ class Config(Settings):
 
         Raises :class:`UsageError` for an unknown task, key or value, naming ``where``.
         """
-        self.check_field("task", task, Wording(f"task={task!r}", f"--task {task}"))
-        return self.from_dict({**self.to_dict(), **(values or {}), "task": task}, where)
+        given, chosen = Wording(f"task={task!r}", f"--task {task}"), dict(values or {})
+        if "task" in self.field_types():
+            self.check_field("task", task, given)
+            chosen["task"] = task
+        elif task == self.task:
+            chosen.pop("task", None)
+        else:
+            raise UsageError(f"the only task of {type(self).__name__} is {self.task!r}", given)
+        return self.from_dict({**self.to_dict(), **chosen}, where)
 
     def graphs(self) -> tuple[Graph, ...]:
         """Return the graphs to export, in the order in which they run."""

@@ -101,14 +101,18 @@ def _lock_file(directory: Path) -> Release | None:
     The file is not in the directory, because Windows cannot rename a directory while a file in it is open, nor beside
     it, where the user may lack write permission.
     """
+    if not directory.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+    return lock_name(os.path.normcase(directory.resolve()))
+
+
+def lock_name(name: str) -> Release | None:
+    """Lock a name without waiting. Return None if this or another process of this user has locked it already."""
     import filelock
     import platformdirs
 
-    if not directory.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
-    path = os.path.normcase(directory.resolve())
     folder = platformdirs.user_runtime_path("zoo", appauthor=False, ensure_exists=True)
-    place = folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.lock"
+    place = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.lock"
     held = filelock.FileLock(place)
     try:
         held.acquire(blocking=False)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zoo import plugins
 from zoo.artifact import ModelDirectory, find_exports
 from zoo.contract import Graph
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
 from zoo.probe.inputs import empty_past
 from zoo.training.batches import evaluation_batches
@@ -128,6 +128,8 @@ def _score(
     hook.remove()
     if not sums.targets:
         raise UsageError("the data has no targets", "--data")
+    if math.isnan(sums.loss):
+        raise ArtifactError("the loss is not a number, so the model has no scores", name)
     return Scores(name, sums.loss, sums.accuracy, sums.targets, scorer.scores())
 
 

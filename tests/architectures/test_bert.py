@@ -309,7 +309,7 @@ def test_head_shares_the_token_embedding_unless_untied(tie_embeddings: bool) -> 
     [
         (["task=pretraining", "pooler=false"], "task 'pretraining' reads the pooler, but pooler is False"),
         (["task=translation"], "task must be one of 'feature-extraction', .*, got 'translation'"),
-        (["pooling=max"], "pooling must be one of 'cls', 'mean', got 'max'"),
+        (["pooling=median"], "pooling must be one of 'cls', 'mean', 'max', .*, got 'median'"),
         (["num_heads=5"], "hidden_size 64 is not divisible by num_heads 5"),
         (["num_classes=0"], "num_classes must be positive, got 0"),
         (["feature_layers=[3]"], r"feature_layers has 3, which lies outside -3 \.\.\. 2 of num_layers 2"),

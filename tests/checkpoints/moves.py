@@ -23,6 +23,9 @@ TASKS = {
     "encoders": ("feature-extraction", "sentence-embedding", "fill-mask", "text-classification",
                  "token-classification", "question-answering"),
     "decoders": ("text-generation", "text-classification", "sentence-embedding"),
+    "encoder-decoders": ("text2text-generation", "text-classification", "sentence-embedding"),
+    "encoder-decoders without a class for the encoder": ("text2text-generation", "text-classification"),
+    "images": ("image-classification", "image-feature-extraction"),
 }  # fmt: skip
 AUTO = {
     "feature-extraction": "AutoModel",
@@ -32,6 +35,9 @@ AUTO = {
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "text-generation": "AutoModelForCausalLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
+    "image-classification": "AutoModelForImageClassification",
+    "image-feature-extraction": "AutoModel",
 }
 _ENCODER = {
     "vocab_size": 61, "type_vocab_size": 3, "max_position_embeddings": 23, "hidden_size": 30, "num_hidden_layers": 2,
@@ -51,6 +57,23 @@ _LLAMA = {
     "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4, "tie_word_embeddings": False,
 }  # fmt: skip
 _PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+_T5 = {
+    "vocab_size": 61, "d_model": 30, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3,
+    "layer_norm_epsilon": 1e-3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    "n_positions": 23, "decoder_start_token_id": 0,
+}  # fmt: skip
+_BART = {
+    "vocab_size": 61, "max_position_embeddings": 23, "d_model": 30, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_attention_heads": 3, "decoder_attention_heads": 5, "encoder_ffn_dim": 37, "decoder_ffn_dim": 41,
+    "activation_function": "relu", "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+    "scale_embedding": True,
+}  # fmt: skip
+_PAIR = ("ForConditionalGeneration", "ForSequenceClassification")
+_IMAGES = {
+    "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
+    "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2,
+}  # fmt: skip
+_TEACHER = "ForImageClassificationWithTeacher"
 _DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
 _HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
@@ -63,6 +86,8 @@ class Family:
     config: Mapping[str, Any]
     classes: tuple[str, ...] = _HEADS
     tasks: str = "encoders"
+    encoder: str = "AutoModel"
+    """The class for sentence embeddings."""
 
 
 FAMILIES = {
@@ -86,6 +111,17 @@ FAMILIES = {
         ("TextModel", "ForCausalLM", "TextForSequenceClassification"),
         "decoders",
     ),
+    "t5": Family("T5", _T5, _PAIR, "encoder-decoders", "T5EncoderModel"),
+    "t5 1.1": Family(
+        "T5",
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        _PAIR,
+        "encoder-decoders",
+        "T5EncoderModel",
+    ),
+    "bart": Family("Bart", _BART, _PAIR, "encoder-decoders without a class for the encoder"),
+    "vit": Family("ViT", _IMAGES, ("Model", "ForImageClassification"), "images"),
+    "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }
 
 
@@ -109,43 +145,44 @@ def make(family: Family, kind: str, folder: Path, *, classes: int = _CLASSES) ->
     """Write a small checkpoint with random tensors."""
     cls = getattr(transformers, family.prefix + kind)
     torch.manual_seed(0)
-    labels = {"num_labels": classes} if kind.endswith("Classification") else {}
+    labels = {"num_labels": classes} if "Classification" in kind else {}
     model = cls(cls.config_class(**family.config, **labels)).requires_grad_(False)
     for parameter in model.parameters():
         parameter.copy_(0.4 * torch.randn(parameter.shape))
     model.save_pretrained(folder)
 
 
-def measure(checkpoint: Path, task: str, folder: Path) -> Move:
+def measure(family: Family, checkpoint: Path, task: str, folder: Path) -> Move:
     """Import a checkpoint for a task, and compare it with transformers' class for the task on the same files."""
     own = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
-    auto = getattr(transformers, AUTO[task])
-    classes = _CLASSES if AUTO[task].endswith(own.partition("For")[2]) else _CLASSES + 1
+    auto = family.encoder if task == "sentence-embedding" else AUTO[task]
+    same = own.partition("For")[2].startswith(auto.partition("For")[2] or "-")
+    cls = getattr(transformers, own if same else auto)
+    classes = _CLASSES if same else _CLASSES + 1
     classified = task.endswith("classification")
     labels = {"num_labels": classes if classified else 2} if classified or task == "question-answering" else {}
     settings = [f"num_classes={classes}"] if classified else []
     imported = import_checkpoint(checkpoint, folder / "ours", task=task, seed=1, settings=settings)
     export_checkpoint(folder / "ours", folder / "back", verify=False)
     written = load_file(folder / "back" / "model.safetensors")
-    theirs, loading = auto.from_pretrained(
-        checkpoint, **labels, attn_implementation="eager", ignore_mismatched_sizes=True, output_loading_info=True
-    )
-    state = theirs.state_dict()
+    options = {**labels, "attn_implementation": "eager", "ignore_mismatched_sizes": True, "output_loading_info": True}
+    theirs, loading = cls.from_pretrained(checkpoint, **options)
+    theirs.save_pretrained(folder / "theirs")  # with the names of files, which differ from those in memory
+    state = load_file(folder / "theirs" / "model.safetensors")
     fresh = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
     unequal = tuple(name for name, value in written.items() if name not in fresh and not state[name].equal(value))
-    theirs.load_state_dict(state | written)
     return Move(
         new=len(imported.head.new),
         theirs=len(fresh & written.keys()),
         left_out=tuple(sorted(fresh - written.keys())),
         unequal=unequal,
-        difference=_difference(zoo.load(folder / "ours"), theirs.eval(), task),
+        difference=_difference(zoo.load(folder / "ours"), cls.from_pretrained(folder / "back", **options)[0], task),
     )
 
 
 def _difference(ours: torch.nn.Module, theirs: torch.nn.Module, task: str) -> float:
     feeds = _batch(ours.config)
-    kept = feeds["attention_mask"].bool()
+    kept = feeds["attention_mask"].bool() if "attention_mask" in feeds else torch.ones(0, 0)
     with torch.inference_mode():
         found = ours.double()(**feeds)
         found = {"logits": found} if isinstance(found, Tensor) else found
@@ -169,12 +206,18 @@ def _difference(ours: torch.nn.Module, theirs: torch.nn.Module, task: str) -> fl
 def _batch(config: Any) -> dict[str, Tensor]:
     """Return rows with no padding and with padding on the right, and mixed segments."""
     generator = torch.Generator().manual_seed(1)
-    pad = config.pad_token_id
-    ids = torch.randint(pad + 1, config.vocab_size, (3, config.max_seq_len), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, 9:] = 0
-    mask[2, 1:] = 0
+    if hasattr(config, "image_size"):
+        side = config.image_size
+        return {"pixel_values": torch.randn(2, config.num_channels, side, side, generator=generator).double()}
+    pad, end = config.pad_token_id, getattr(config, "eos_token_id", None)
+    ids = torch.randint(max(pad, end or 0) + 1, config.vocab_size, (3, config.max_seq_len), generator=generator)
+    lengths = torch.tensor([config.max_seq_len, 9, 1])
+    mask = (torch.arange(config.max_seq_len) < lengths[:, None]).long()
+    if end is not None:  # some classifiers read the state of the only end token
+        ids[range(3), lengths - 1] = end
     feeds = {"input_ids": ids.masked_fill(mask == 0, pad), "attention_mask": mask}
+    if config.task == "text2text-generation":
+        feeds["decoder_input_ids"] = torch.randint(config.vocab_size, (3, 7), generator=generator)
     if getattr(config, "type_vocab_size", 0):
         feeds["token_type_ids"] = torch.randint(config.type_vocab_size, ids.shape, generator=generator)
     return feeds

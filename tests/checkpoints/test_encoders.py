@@ -474,10 +474,25 @@ def test_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: str,
 
 # Sentence encoders.
 
+MODES = {
+    "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean_tokens": "weighted_mean", "lasttoken": "last",
+}  # fmt: skip
+"""zoo's names of the poolings of sentence-transformers."""
+POOLED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": lambda row, kept: row[0],
+    "mean": lambda row, kept: row[kept].mean(0),
+    "max": lambda row, kept: row[kept].max(0).values,
+    "mean_sqrt_len": lambda row, kept: row[kept].sum(0) / len(kept) ** 0.5,
+    "weighted_mean": lambda row, kept: (kept + 1).double() @ row[kept] / (kept + 1).sum(),
+    "last": lambda row, kept: row[kept[-1]],
+}
+"""The vector of a text, given its hidden states (T, E) and the places that are not padding."""
+
 
 @pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "electra"])
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len", "weighted_mean", "last"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bool) -> None:
     theirs = FAMILIES[name].make("Model")
@@ -486,8 +501,7 @@ def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bo
     modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     (hub / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{m}"} for m in modules]))
     (hub / "1_Pooling").mkdir()
-    modes = {"pooling_mode_cls_token": pooling == "cls", "pooling_mode_mean_tokens": pooling == "mean",
-             "pooling_mode_max_tokens": False}  # fmt: skip
+    modes = {f"pooling_mode_{mode}": pooling == ours for mode, ours in MODES.items()}
     (hub / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 30, **modes}))
     config = import_checkpoint(hub, tmp_path / "ours", verify=True).spec.config
     assert (config.task, config.pooling, config.normalize) == ("sentence-embedding", pooling, normalize)
@@ -495,8 +509,8 @@ def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bo
     with torch.inference_mode():
         hidden = theirs.double()(**feeds).last_hidden_state
         found = library.load(tmp_path / "ours").double()(**feeds)["sentence_embedding"]
-    rows = [row[kept.bool()].mean(0) for row, kept in zip(hidden, feeds["attention_mask"], strict=True)]
-    wanted = torch.stack(rows) if pooling == "mean" else hidden[:, 0]
+    places = [kept.nonzero()[:, 0] for kept in feeds["attention_mask"]]
+    wanted = torch.stack([POOLED[pooling](row, kept) for row, kept in zip(hidden, places, strict=True)])
     assert_close(found, wanted / wanted.norm(dim=-1, keepdim=True) if normalize else wanted, rtol=0, atol=1e-10)
 
     assert export_checkpoint(tmp_path / "ours", tmp_path / "back").model_type == name
@@ -509,15 +523,21 @@ def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bo
 
 
 @pytest.mark.parametrize(
-    ("modules", "status", "fragment"),
+    ("modules", "stated", "status", "fragments"),
     [
-        ([{"type": "sentence_transformers.models.Dense"}], 2, "the module Dense is not supported"),
-        ({"type": "Pooling"}, 3, "not a list of modules"),
-        (None, 3, "not a list of modules"),
+        ([{"type": "models.Dense"}], {}, 2, ("the module Dense is not supported", "modules.json")),
+        ({"type": "Pooling"}, {}, 3, ("not a list of modules", "modules.json")),
+        (None, {}, 3, ("not a list of modules", "modules.json")),
+        (
+            [{"type": "models.Pooling"}],
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            2,
+            ("default_prompt_name 'query' is not supported", "config_sentence_transformers.json"),
+        ),
     ],
 )
 def test_unsupported_sentence_encoders_are_rejected(
-    tmp_path: Path, zoo: Zoo, modules: object, status: int, fragment: str
+    tmp_path: Path, zoo: Zoo, modules: object, stated: object, status: int, fragments: tuple[str, ...]
 ) -> None:
     hub = tmp_path / "hub"
     FAMILIES["distilbert"].make("Model").save_pretrained(hub)
@@ -525,4 +545,5 @@ def test_unsupported_sentence_encoders_are_rejected(
         (hub / "modules.json").write_text(json.dumps(modules))
     (hub / "1_Pooling").mkdir()
     (hub / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    zoo("import", hub, "-o", tmp_path / "ours").failed(status, fragment, "modules.json")
+    (hub / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    zoo("import", hub, "-o", tmp_path / "ours").failed(status, *fragments)

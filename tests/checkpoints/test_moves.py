@@ -10,15 +10,27 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch.testing import assert_close
+from transformers import BartModel
 
 import zoo as library
 from tests.checkpoints.moves import FAMILIES, TASKS, make, measure
+from zoo.checkpoints import import_checkpoint
 
 Zoo = Callable[..., Any]
 
-FIRST = (("bert", "ForPreTraining"), ("roberta", "ForMaskedLM"), ("electra", "ForSequenceClassification"))
+FIRST = (
+    ("bert", "ForPreTraining"),
+    ("roberta", "ForMaskedLM"),
+    ("electra", "ForSequenceClassification"),
+    ("llama", "ForCausalLM"),
+    ("t5 1.1", "ForConditionalGeneration"),
+    ("deit", "ForImageClassificationWithTeacher"),
+)
 OTHERS = [(name, kind) for name, family in FAMILIES.items() for kind in family.classes if (name, kind) not in FIRST]
-SKIPPED = ("pooler.", "decoder.bias")
+SKIPPED = ("pooler.", "decoder.bias", "final_logits_bias")
 """An untrained pooler of a model without a head, and the second name of a bias."""
 
 
@@ -28,7 +40,7 @@ def test_every_task_equals_transformers(tmp_path: Path, name: str, kind: str) ->
     """The same tensors are kept and initialised; outputs are equal once those initialised have the same values."""
     make(FAMILIES[name], kind, tmp_path / "hub")
     for task in TASKS[FAMILIES[name].tasks]:
-        move = measure(tmp_path / "hub", task, tmp_path / task)
+        move = measure(FAMILIES[name], tmp_path / "hub", task, tmp_path / task)
         assert move.unequal == (), task
         assert move.new == move.theirs, task
         assert all(any(part in left for part in SKIPPED) for left in move.left_out), (task, move.left_out)
@@ -144,3 +156,38 @@ def test_a_head_of_one_class_does_not_hinder_another_task(tmp_path: Path, zoo: Z
     zoo("import", tmp_path / "hub", "-o", "x").failed(2, "no problem_type is stated")
     zoo("import", tmp_path / "hub", "--task", "token-classification", "-o", "x").failed(2, "no problem_type is stated")
     assert zoo("import", tmp_path / "hub", "--task", "fill-mask", "-o", "x").status == 0
+
+
+@torch.inference_mode()
+def test_the_encoder_of_bart_embeds_sentences(tmp_path: Path) -> None:
+    """transformers has no class for it alone."""
+    make(FAMILIES["bart"], "ForConditionalGeneration", tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", task="sentence-embedding", verify=True)
+    assert imported.comparison.exact < 1e-12
+    ours, theirs = library.load(tmp_path / "ours").double(), BartModel.from_pretrained(tmp_path / "hub").double()
+    ids = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 1, 1]])
+    mask = ids.ne(1).long()
+    found = ours.encode(ids, mask)["sentence_embedding"]
+    states = theirs(input_ids=ids, attention_mask=mask).encoder_last_hidden_state
+    wanted = torch.stack([states[0].mean(0), states[1, :3].mean(0)])
+    assert_close(found, wanted / wanted.norm(dim=-1, keepdim=True), rtol=0, atol=1e-12)
+
+
+def test_an_encoder_does_not_get_a_decoder(tmp_path: Path, zoo: Zoo) -> None:
+    """It would be untrained. Leaving one out is a matter of a few lines."""
+    make(FAMILIES["t5"], "ForConditionalGeneration", tmp_path / "hub")
+    lines = zoo("import", tmp_path / "hub", "--task", "sentence-embedding", "-o", "encoder", "--no-verify").out
+    assert "decoder.block.*.layer.*.SelfAttention.q.weight, " in lines
+    assert lines.count("SelfAttention.q.weight") == 1
+    assert len(json.loads(Path("encoder/config.json").read_text())["origin"]["changes"]) < 15
+    for task in ("text2text-generation", "text-classification"):
+        zoo("adapt", "encoder", "--task", task, "-o", "x").failed(2, f"has no decoder, which {task} needs: encoder")
+    assert not Path("x").exists()
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(pretrained: Path, zoo: Zoo) -> None:
+    tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(62)}, unk_token="w0"))
+    tokenizer.save(str(pretrained / "tokenizer.json"))
+    command = ("import", pretrained, "--task", "fill-mask", "-o", "x", "--no-verify")
+    zoo(*command).failed(2, "the tokenizer has 62 tokens, the model 61: ")
+    assert not Path("x").exists()

@@ -49,6 +49,11 @@ SIZES = {
     "decoder_start_token_id": 5,
 }
 OURS = {
+    "num_classes": 2,
+    "labels": (),
+    "problem_type": None,
+    "pooling": "mean",
+    "normalize": True,
     "vocab_size": 41,
     "max_seq_len": 14,
     "hidden_size": 18,

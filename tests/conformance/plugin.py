@@ -251,6 +251,15 @@ EDITS: dict[str, Sequence[Edit]] = {
     "gradients": [("model", "self.position(places))", "self.position(places).detach())")],
     # In training, logits hardly depend on the text.
     "learning": [(*RETURN, "        return self.head(x * 1e-6 if self.training else x)\n")],
+    # Noise in training comes from a generator of the model.
+    "reproducible-training": [
+        ("model", "        self.head =", "        self.random = torch.Generator().manual_seed(0)\n        self.head ="),
+        (
+            *RETURN,
+            "        noise = 0.01 * torch.rand(1, generator=self.random) if self.training else 0\n"
+            "        return self.head(x * (1 + noise))\n",
+        ),
+    ],
     # 1e5 overflows float16.
     "half-precision": [(*RETURN, "        return self.head(x * 1e5 / 1e5)\n")],
     # Importing the model silences all warnings of the process.

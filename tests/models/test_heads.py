@@ -68,6 +68,17 @@ def test_text_classification_gets_a_pooler(copy_of: Callable[..., Path]) -> None
     assert not load(adapt(bare, "three", task="text-classification", num_classes=3)).config.pooler
 
 
+def test_image_classifiers_become_feature_extractors_and_back(copy_of: Callable[..., Path]) -> None:
+    """A second classifier belongs to the head, and a distillation token to the trunk."""
+    old = copy_of("vit-tiny", "--set", "distilled=true")
+    features = adapt(old, "features", task="image-feature-extraction")
+    again = adapt(features, "again", task="image-classification", distillation_head=True, num_classes=3)
+    trunk = tensors(features)
+    assert "embeddings.distillation_token" in trunk
+    assert tensors(again).keys() == tensors(old).keys()
+    assert all(torch.equal(tensors(again)[name], value) for name, value in trunk.items())
+
+
 def test_trunk_and_head_change_together(copy_of: Callable[..., Path], zoo: Zoo) -> None:
     old = copy_of("bert-tiny")
     found = zoo("adapt", old, "--task", "fill-mask", "--set", "max_seq_len=9", "-o", "new", "--json").json

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -34,6 +34,7 @@ from zoo.nn import (
     sinusoids,
     tied_linear,
 )
+from zoo.nn.pooling import Pooling
 
 quick = settings(deadline=None, max_examples=50)
 
@@ -355,16 +356,24 @@ def test_residual_drops_the_branch_only(norm_first: bool) -> None:
 @quick
 @given(paddings())
 def test_pool(case: tuple[int, int, list[list[int]]]) -> None:
-    """The first token, or the mean over tokens that are not padding, 0 if there are none."""
+    """The first or last token, or a mean or maximum over tokens that are not padding, 0 if there are none."""
     _, length, rows = case
     x, padding = normal(len(rows), length, 4), torch.tensor(rows)
-    expected = torch.zeros(len(rows), 4, dtype=torch.float64)
+    expected = {how: torch.zeros(len(rows), 4, dtype=torch.float64) for how in get_args(Pooling)}
+    expected["cls"], expected["last"] = x[:, 0], x[:, 0].clone()
     for b, row in enumerate(rows):
-        tokens = [x[b, t] for t in range(length) if row[t]]
-        if tokens:
-            expected[b] = sum(tokens) / len(tokens)
-    assert_close(pool(x, padding, "mean"), expected, atol=1e-14, rtol=0)
-    assert_close(pool(x, padding, "cls"), x[:, 0], atol=0, rtol=0)
+        places = [t for t in range(length) if row[t]]
+        if not places:
+            continue
+        tokens, ranks = [x[b, t] for t in places], [t + 1 for t in places]
+        expected["mean"][b] = sum(tokens) / len(tokens)
+        expected["mean_sqrt_len"][b] = sum(tokens) / len(tokens) ** 0.5
+        expected["weighted_mean"][b] = sum(n * token for n, token in zip(ranks, tokens, strict=True)) / sum(ranks)
+        expected["max"][b] = torch.stack(tokens).max(0).values
+        expected["last"][b] = tokens[-1]
+    for how, wanted in expected.items():
+        assert_close(pool(x, padding, how), wanted, atol=1e-14, rtol=0)
+        assert_close(pool(x, None, how), pool(x, torch.ones(len(rows), length), how), atol=1e-14, rtol=0)
     assert_close(pool(x, None, "mean"), sum(x[:, t] for t in range(length)) / length, atol=1e-14, rtol=0)
 
 

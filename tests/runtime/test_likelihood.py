@@ -77,6 +77,18 @@ def test_texts_that_have_no_score_are_refused(case: tuple[GPT2LMHeadModel, Sessi
         case[1].run("a", task="next-token", top_k=0)
 
 
+def test_variants_give_the_same_scores_or_are_refused(case: tuple[GPT2LMHeadModel, Session], zoo: Zoo) -> None:
+    session = case[1]
+    for options in (("--profile", "cpu"), ("--generate",)):
+        assert zoo("export", session.path, "--onnx", *options).status == 0
+    wanted = session.run("Who", task="score")["perplexity"]
+    (found,) = zoo("run", session.path, "Who", "--task", "score", "--variant", "cpu", "--json").json["results"]
+    assert found["perplexity"] == pytest.approx(wanted, rel=1e-5)
+    for task in ("score", "next-token"):
+        refused = zoo("run", session.path, "Who", "--task", task, "--variant", "generate")
+        refused.failed(2, "this variant only generates")
+
+
 def test_infinite_perplexity_is_an_error(tmp_path: Path, zoo: Zoo) -> None:
     model = library.create_model("gpt-tiny", num_layers=1, max_seq_len=32)
     with torch.no_grad():

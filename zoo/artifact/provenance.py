@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal, Self
 
 from zoo.config import Settings
 
-__all__ = ["Origin", "Training", "base_name"]
+__all__ = ["Origin", "Training", "base_name", "fold_names"]
 
 Kind = Literal["initialised", "imported", "adapted", "trained", "modified", "unknown"]
 
@@ -18,6 +19,18 @@ Kind = Literal["initialised", "imported", "adapted", "trained", "modified", "unk
 def base_name(path: str | os.PathLike[str]) -> str:
     """Return the last part of a path, including for ``.`` and for links."""
     return os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119  (resolve() would follow links)
+
+
+def fold_names(names: Iterable[str]) -> list[str]:
+    """Replace the numbers in names of tensors by ``*`` where several names differ only in them.
+
+    >>> fold_names(["head.bias", "blocks.0.norm.bias", "blocks.1.norm.bias"])
+    ['head.bias', 'blocks.*.norm.bias']
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)
+    return [found[0] if len(found) == 1 else folded for folded, found in alike.items()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,12 +161,12 @@ def compare(
         dtype = next(model.parameters()).dtype
         with _quiet():
             theirs = _load(checkpoint, layout, spec.config, dtype)
+        persist.fill(model, weights)
+        return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
     except (ImportError, _Unavailable) as reason:
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
         return Comparison(reason=str(reason))
-    persist.fill(model, weights)
-    return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
 
 
 class _Unavailable(Exception):  # noqa: N818  (a reason, usually not reported as an error)
@@ -236,9 +236,7 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
     dtype = next(model.parameters()).dtype
     outputs = {tensor.name: tensor for graph in config.graphs() for tensor in graph.output_tensors()}
     with torch.no_grad(), _quiet():
-        batches = [feeds for feeds in _batches(config, model) if _accepts(config, theirs, feeds, dtype)]
-        if not batches:
-            raise ParityError("the original refuses all inputs", checkpoint.where)
+        batches = _accepted(config, theirs, list(_batches(config, model)), dtype)
         narrow = [(_call(config, model, feeds, dtype), _call(config, theirs, feeds, dtype)) for feeds in batches]
         model.double()
         theirs.double()
@@ -279,13 +277,20 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
     return Comparison(None, against, dtype_name(dtype), exact, error, original_error)
 
 
-def _accepts(config: Config, theirs: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
-    """Return whether the original takes a batch: some classifiers take only one row without a ``pad_token_id``."""
-    try:
-        _call(config, theirs, feeds, dtype)
-    except ValueError:
-        return False
-    return True
+def _accepted(
+    config: Config, theirs: nn.Module, batches: Sequence[dict[str, Tensor]], dtype: torch.dtype
+) -> list[dict[str, Tensor]]:
+    """Return the batches that the original takes: some classifiers take only one row without a ``pad_token_id``."""
+    found, reason = [], ""
+    for feeds in batches:
+        try:
+            _call(config, theirs, feeds, dtype)
+            found.append(feeds)
+        except Exception as error:  # another library may raise anything
+            reason = " ".join(str(error).split())[:200]
+    if not found:
+        raise _Unavailable(f"the original cannot run: {reason}")
+    return found
 
 
 def _nudged(
@@ -326,6 +331,13 @@ def _batches(config: Config, model: nn.Module) -> Iterator[dict[str, Tensor]]:
         pad = getattr(config, "pad_token_id", None)
         if isinstance(pad, int) and {"input_ids", "attention_mask"} <= found.keys():  # some originals look for it
             found["input_ids"] = found["input_ids"].masked_fill(found["attention_mask"] == 0, pad)
+        end = getattr(config, "eos_token_id", None)
+        if (
+            isinstance(end, int) and config.task == "text-classification" and "input_ids" in found
+        ):  # some read its state
+            ids = found["input_ids"]
+            ids[ids == end] = next(number for number in range(3) if number not in (end, pad))
+            ids[range(rows), found["attention_mask"].sum(1) - 1] = end
         yield found
 
 

@@ -91,6 +91,11 @@ class TensorReader:
         self.dropped = tuple(file for file in of.used if file not in self.used) if of is not None else ()
         """Tensors of the checkpoint that only the model of ``of`` has."""
         absent = [name for name in self.groups if name not in self.sources]
+        if of is not None and 2 * sum(self.groups[name][0].numel() for name in absent) > sum(
+            tensor.numel() for tensor, _ in self.groups.values()
+        ):
+            what = f"the layout of {checkpoint.model_type} checkpoints does not find the trunk of a {spec.task} model"
+            raise PluginError(what)
         made = stored_tensors(create.build(spec, seed=seed, dtype="float32"))[0] if absent else {}
         self.initialised = {name: made[name] for name in absent}
 

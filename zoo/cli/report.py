@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from zoo.artifact.provenance import fold_names
 from zoo.cli.options import is_quiet
 
 __all__ = ["bytes_text", "columns", "count_text", "emit_json", "say", "say_head"]
@@ -28,7 +29,7 @@ def say_head(new: Sequence[str], dropped: Sequence[str]) -> None:
     """Print the tensors that another head added to a model and removed from it."""
     for what, names in (("new", new), ("dropped", dropped)):
         if names:
-            say(f"{what}: {', '.join(names)}")
+            say(f"{what}: {', '.join(fold_names(names))}")
 
 
 def emit_json(command: str, data: dict[str, Any], *, version: int = 1) -> None:

@@ -163,7 +163,7 @@ def _refuse_with_resume() -> None:
     context = click.get_current_context()
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in ("model", "resume", "fsdp", "as_json"):
+        if given and parameter.name not in ("model", "resume", "fsdp", "as_json", "quiet"):
             raise UsageError("cannot be changed when training continues", parameter.opts[-1], "leave it out")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo import plugins
+from zoo.artifact.provenance import fold_names
 from zoo.config import Config
 from zoo.errors import UsageError, Wording, argument
 from zoo.models import create, persist
@@ -32,12 +33,13 @@ class HeadChange:
 
     def changes(self) -> tuple[str, ...]:
         """Describe the replaced tensors for the record of the weights' origin."""
-        return (*(f"fresh {name}" for name in self.new), *(f"without {name}" for name in self.dropped))
+        new, dropped = fold_names(self.new), fold_names(self.dropped)
+        return (*(f"fresh {name}" for name in new), *(f"without {name}" for name in dropped))
 
     def require_none(self, where: object) -> None:
         """Raise :class:`UsageError`, which lists all replaced tensors, if there are any."""
         parts = [("would be new", self.new), ("would be dropped", self.dropped)]
-        found = "; ".join(f"{', '.join(names)} {what}" for what, names in parts if names)
+        found = "; ".join(f"{', '.join(fold_names(names))} {what}" for what, names in parts if names)
         if found:
             raise UsageError(found, where, argument("strict", text="leave out {} to accept this"))
 

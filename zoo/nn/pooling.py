@@ -10,32 +10,40 @@ from torch import Tensor
 
 __all__ = ["Pooling", "normalize", "pool"]
 
-Pooling = Literal["cls", "mean", "last"]
+Pooling = Literal["cls", "mean", "max", "last", "mean_sqrt_len", "weighted_mean"]
+"""Ways to pool the tokens of a row: see :func:`pool`."""
 
 
 def pool(x: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
-    """Pool (B, T, E) to (B, E): the first token, or the mean or the last of the tokens that are not padding.
+    """Pool (B, T, E) to (B, E), as sentence-transformers does (Reimers and Gurevych 2019).
 
-    The mean of a row that is all padding is 0, as in sentence-transformers (Reimers and Gurevych 2019); the last token
-    of such a row is its first.
+    - ``cls``: the first token.
+    - ``last``: the last token that is not padding.
+    - ``mean``, ``max``: of the tokens that are not padding.
+    - ``mean_sqrt_len``: their sum, divided by the square root of their number.
+    - ``weighted_mean``: their mean weighted by position, 1 for the first (Muennighoff 2022).
 
-    >>> pool(torch.tensor([[[2.0], [4.0], [9.0]]]), torch.tensor([[1, 1, 0]]), "mean")
-    tensor([[3.]])
-    >>> pool(torch.tensor([[[2.0], [4.0], [9.0]]]), torch.tensor([[1, 1, 0]]), "last")
-    tensor([[4.]])
+    For a row that is all padding, ``cls`` and ``last`` are its first token, and the others 0.
+
+    >>> x, padding = torch.tensor([[[2.0], [4.0], [9.0]]]), torch.tensor([[1, 1, 0]])
+    >>> pool(x, padding, "mean"), pool(x, padding, "last")
+    (tensor([[3.]]), tensor([[4.]]))
     """
     if how == "cls":
         return x[:, 0]
-    if how == "last":
-        if padding is None:
-            return x[:, -1]
-        places = torch.arange(x.shape[1], device=x.device) * padding  # (B, T)
-        last = places.argmax(-1)  # (B,)
-        return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+    places = torch.arange(x.shape[1], device=x.device)  # (T,)
     if padding is None:
-        return x.mean(1)
-    weights = padding.unsqueeze(-1).to(x.dtype)  # (B, T, 1)
-    return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        padding = torch.ones_like(places)[None].expand(x.shape[:2])
+    if how == "last":
+        last = (places * padding).argmax(-1)  # (B,)
+        return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+    kept = padding.unsqueeze(-1)  # (B, T, 1)
+    if how == "max":
+        highest = x.masked_fill(kept == 0, torch.finfo(x.dtype).min).amax(1)
+        return highest.masked_fill(kept.sum(1) == 0, 0)
+    weights = kept.to(x.dtype) * (places + 1).to(x.dtype)[:, None] if how == "weighted_mean" else kept.to(x.dtype)
+    total, count = (x * weights).sum(1), weights.sum(1).clamp(min=1)
+    return total / (count.sqrt() if how == "mean_sqrt_len" else count)
 
 
 def normalize(x: Tensor) -> Tensor:

@@ -59,6 +59,45 @@ def learning(subject: Subject) -> None:
     fail(expected, f"it falls from {losses[0]:.3g} to {min(losses):.3g}")
 
 
+def reproducible_training(subject: Subject) -> None:
+    """A training step depends on the weights, the batch and the seed alone.
+
+    The gradients of a batch are computed twice from one seed, and once more by a new model with the same weights. They
+    differ if ``forward`` draws random numbers from a generator of its own, counts its calls, or keeps a state that is
+    not a parameter or a buffer. A run would then not continue from a checkpoint to the same weights.
+
+    Draw random numbers from PyTorch's global generator, and register what is kept as a buffer.
+    """
+    import torch
+
+    from zoo.models.create import build_on_meta, count_parameters
+    from zoo.models.persist import fill
+    from zoo.models.tensors import stored_tensors
+    from zoo.training.batches import seed_everything
+
+    examples, criterion = _examples(subject)
+    model = subject.build()
+    if count_parameters(model) > _LARGEST:
+        raise Inapplicable(f"the model has more than {_LARGEST:,} parameters: check a smaller preset")
+    batch = criterion.collate([examples[number] for number in range(len(examples))][:4], [None] * 4)
+
+    def gradients(model: Any) -> dict[str, Any]:
+        seed_everything(1)
+        model.train().zero_grad()
+        criterion.loss(model, batch).total.backward()
+        return {name: item.grad for name, item in model.named_parameters() if item.grad is not None}
+
+    held = {name: tensor.detach().clone() for name, tensor in stored_tensors(model)[0].items()}
+    first = {name: item.clone() for name, item in gradients(model).items()}
+    other = build_on_meta(subject.spec)
+    fill(other, held.items())
+    for found, what in ((gradients(model), "again"), (gradients(other), "by a new model with the same weights")):
+        for name, wanted in first.items():
+            scale = float(wanted.abs().max())
+            if name not in found or not torch.allclose(found[name], wanted, rtol=0, atol=1e-5 * scale):
+                fail(f"the gradient of {name} is the same when it is computed {what}", "it differs")
+
+
 class _InMemory:
     """Examples in memory."""
 

@@ -47,6 +47,7 @@ _CHECKS = (
     Check(weights.attention_weights),
     Check(building.gradients),
     Check(learning.learning),
+    Check(learning.reproducible_training),
     Check(building.half_precision),
     Check(state.global_state),
 )

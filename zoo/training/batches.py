@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -15,7 +16,7 @@ from zoo.training.data.order import Order, generator
 from zoo.training.processes import Processes
 from zoo.training.settings import TrainingSettings
 
-__all__ = ["MicroBatch", "StepBatches", "evaluation_batches", "make_order", "step_batches"]
+__all__ = ["MicroBatch", "StepBatches", "evaluation_batches", "make_order", "seed_everything", "step_batches"]
 
 _ORDER, _EXAMPLE, _NOISE = range(3)
 """The first part of the keys of random numbers: for the order, for the contents of an example, for dropout."""
@@ -46,14 +47,15 @@ class StepBatches(Dataset[MicroBatch]):
 
     def __getitem__(self, key: tuple[int, int]) -> MicroBatch:
         step, part = key
+        seed = int(generator(self._order.seed, _NOISE, step, part).integers(2**63))
+        seed_everything(seed)  # of criteria that use other generators than those of the examples
         positions = self._order.positions(step)[part * self._size : (part + 1) * self._size]
         indices = self._order.examples(positions).tolist()
-        seed = self._order.seed
-        generators = [generator(seed, _EXAMPLE, int(position)) for position in positions]
+        generators = [generator(self._order.seed, _EXAMPLE, int(position)) for position in positions]
         chosen = zip(indices, generators, strict=True)
         examples = [self._criterion.augment(self._examples[index], random) for index, random in chosen]
         batch = self._criterion.collate(examples, generators)
-        return MicroBatch(batch, indices, int(generator(seed, _NOISE, step, part).integers(2**63)))
+        return MicroBatch(batch, indices, seed)
 
 
 def make_order(examples: Examples, settings: TrainingSettings) -> Order:
@@ -90,6 +92,13 @@ def evaluation_batches(
         indices = order[start : start + size].tolist()
         chosen, generators = [examples[index] for index in indices], [generator(_EXAMPLE, index) for index in indices]
         yield indices, criterion.collate(chosen, generators)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of PyTorch, of NumPy and of Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

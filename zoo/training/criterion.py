@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.config import Config, Settings
+from zoo.errors import PluginError
 from zoo.nn import Cache
 from zoo.training.data.examples import Example
 
@@ -61,8 +62,11 @@ class Sums:
         """Targets that are predicted, of those for which this is defined."""
 
     def add(self, loss: Loss) -> None:
-        """Add the loss of a batch."""
+        """Add the loss of a batch. Raises :class:`PluginError` if it has a negative number of targets."""
         terms = (loss, *loss.further)
+        if any(term.count < 0 for term in terms):
+            counts = ", ".join(str(term.count) for term in terms)
+            raise PluginError(f"the objective counts {counts} targets in a batch")
         self._totals = [known + term.total.item() for known, term in zip(self._totals, terms, strict=True)]
         self._counts = [known + term.count for known, term in zip(self._counts, terms, strict=True)]
         if loss.correct is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,15 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import nn
 
-from zoo import plugins
+from zoo import plugins, system
 from zoo.artifact import TOKENIZER, ModelDirectory, check_model_target
 from zoo.artifact.provenance import Origin, base_name
 from zoo.contract import Objective
-from zoo.errors import ArtifactError
-from zoo.models import persist
+from zoo.errors import ArtifactError, StorageError
+from zoo.models import create, persist
 from zoo.models.attachments import attach, attachments
 from zoo.models.heads import retask
+from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
 from zoo.registry.recipes import find_recipe
@@ -28,7 +29,7 @@ from zoo.training.data.sources import Source
 from zoo.training.loop import Trainer
 from zoo.training.plan import PLAN, Plan, make_plan
 from zoo.training.processes import ALONE, Processes
-from zoo.training.run import Outcome, Run
+from zoo.training.run import Outcome, Run, remove_leftovers
 from zoo.training.settings import LowRankSettings
 from zoo.training.setup import (
     classes_of,
@@ -62,12 +63,14 @@ def start(
         PluginError: no plugin, or more than one, provides the model or the objective.
     """
     settings, trackers = plan.settings, Trackers(plan.trackers)
+    release = _lock(directory, processes)
     if processes.count > 1 and settings.micro_batch_size is None:
         share = -(-settings.batch_size // processes.count)
         plan = replace(plan, settings=replace(settings, micro_batch_size=share))
     if processes.count > 1 and plan.settings.fsdp:
         if processes.is_first:
-            start(plan, directory, force=force, progress=progress)
+            release()
+            start(plan, directory, force=force, progress=progress).release()
         processes.wait()
         return resume(directory, processes=processes, progress=progress)
     spec, model, origin = load_model(plan)
@@ -78,13 +81,14 @@ def start(
     sources = find_sources(plan, objective)
     declared |= classes_of(spec, declared, objective, sources[0])
     found = retask(spec, model, declared, plan.settings.seed)
+    persist.fill(create.build_on_meta(found.spec), stored_tensors(found.model)[0].items())  # it can be loaded again
     origin = replace(origin, changes=(*origin.changes, *found.head.changes()))
     spec = replace(found.spec, name=base_name(directory))
     tokenizer = model_tokenizer(plan, spec, found.model)
     adapters = adapt(plan, spec, found.model, found.head.new)
     digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
     plan = replace(plan, objective=objective.name, digests=digests)
-    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers)
+    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers, release)
     run = _make(plan, spec, found.model, directory, *parts)
     own = TOKENIZER in attachments(found.model).files
     run.begin(plan.tokenizer or (None if own else spec.tokenizer), force=force)
@@ -101,8 +105,10 @@ def resume(
     Raises:
         ArtifactError: the directory holds no unfinished run, or the data has changed since it was started.
     """
+    release = _lock(directory, processes)
     stored = ModelDirectory.open(directory)
     if STATE not in stored.files:
+        remove_leftovers(stored)
         raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
     plan, so_far = Plan.read(stored.file(PLAN))
     trackers = Trackers(plan.trackers)
@@ -125,7 +131,7 @@ def resume(
     if changed:
         raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
     origin = Origin.from_dict(so_far["origin"], directory / PLAN)
-    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers)
+    parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers, release)
     run = _make(plan, stored.spec, model, directory, *parts)
     run.restore(so_far)
     return run
@@ -145,6 +151,7 @@ def _make(
     processes: Processes,
     progress: Progress | None,
     trackers: Trackers,
+    release: Callable[[], None],
 ) -> Run:
     criterion = make_criterion(plan, spec, plugin, objective, tokenizer)
     with processes.first():
@@ -155,7 +162,18 @@ def _make(
         ]
     validation = data[1].examples if len(data) > 1 else None
     trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation, processes=processes)
-    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters, trackers)
+    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters, trackers, release)
+
+
+def _lock(directory: Path, processes: Processes) -> Callable[[], None]:
+    """Keep other processes from training in a directory. Returns a function that lets them again.
+
+    Raises :class:`StorageError` if a run is in progress there.
+    """
+    release = system.lock_name(f"training {directory.resolve()}") if processes.is_first else lambda: None
+    if release is None:
+        raise StorageError("another run trains in this directory", directory, "wait until it ends")
+    return release
 
 
 def train(

@@ -7,19 +7,32 @@ is continued from a checkpoint therefore computes the same bits as one that was 
 from __future__ import annotations
 
 import math
+import random
 import time
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from zoo.errors import UsageError, ZooError
+from zoo.errors import PluginError, UsageError, ZooError, ZooWarning
 from zoo.models.tensors import stored_tensors
-from zoo.training.batches import MicroBatch, StepBatches, evaluation_batches, make_order, step_batches, to_device
+from zoo.training.batches import (
+    MicroBatch,
+    StepBatches,
+    evaluation_batches,
+    make_order,
+    seed_everything,
+    step_batches,
+    to_device,
+)
 from zoo.training.blocks import checkpoint_activations
 from zoo.training.criterion import Batch, Criterion, Loss, Sums
 from zoo.training.data.examples import Examples
@@ -98,6 +111,7 @@ class Trainer:
         self.settings, self.criterion, self.validation = settings, criterion, validation
         self.processes, self.device = processes, processes.device
         self.model = model
+        _check_memory(model)
         freeze(model, settings.freeze)
         order = make_order(examples, settings)
         size = settings.micro_batch_size or settings.batch_size
@@ -107,6 +121,8 @@ class Trainer:
             raise UsageError(what, where, "leave micro_batch_size out, and use one process")
         self._size, self._batches = size, StepBatches(examples, criterion, order, size)
         processes.check_parts(self._batches.parts)
+        if self._batches.parts > 1 and processes.is_first:
+            _warn_of_batch_statistics(model)
         self.sharded = settings.fsdp and processes.count > 1
         """Whether the processes divide the parameters among them."""
         if settings.activation_checkpointing:
@@ -151,9 +167,16 @@ class Trainer:
             ):
                 yield self._step(number, parts)
 
-    def _fixed_random_state(self) -> AbstractContextManager[None]:
-        """Restore PyTorch's random state afterwards."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+    @contextmanager
+    def _fixed_random_state(self) -> Iterator[None]:
+        """Restore the random states of PyTorch, of NumPy and of Python afterwards."""
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
     def _measure(self) -> float:
         """Return the share of a second at peak speed that training on an element of a batch takes.
@@ -231,7 +254,7 @@ class Trainer:
 
     def _backward(self, part: MicroBatch, weights: Sequence[float], scale: float = 1.0) -> Loss:
         """Add the gradients of the weighted sum of a part's losses, times ``scale``."""
-        torch.manual_seed(part.seed)
+        seed_everything(part.seed)
         loss = self._loss(to_device(part.batch, self.device), self._forward)
         total = loss.total
         for term, weight in zip(loss.further, weights, strict=True):
@@ -271,6 +294,7 @@ class Trainer:
     def evaluate(self) -> Evaluation:
         """Return the loss and the accuracy on the examples for evaluation, with averaged weights if there are any."""
         assert self.validation is not None
+        self._share_buffers()
         training, sums = self.model.training, Sums(self.criterion.terms)
         self.model.eval()
         with torch.no_grad(), self.averaged():
@@ -284,7 +308,22 @@ class Trainer:
         sums.add_up(self.processes)
         if not sums.targets:
             raise TrainingError("the examples for evaluation have no targets")
+        if not math.isfinite(sums.loss):
+            raise TrainingError("the loss on the examples for evaluation is not finite", f"step {self.done}")
         return Evaluation(sums.loss, sums.accuracy, sums.targets)
+
+    def check_weights(self) -> None:
+        """Raise :class:`TrainingError` if a weight, a buffer or an average is not finite."""
+        self._share_buffers()
+        held = {**stored_tensors(self.model)[0], **{f"average of {name}": item for name, item in self.averages.items()}}
+        bad = [name for name, tensor in held.items() if tensor.is_floating_point() and not _is_finite(tensor)]
+        if self.processes.sums(len(bad))[0]:
+            what = f"the weight {bad[0]}" if bad else "a weight of some process"
+            raise TrainingError(f"{what} is not finite", f"step {self.done}")
+
+    def _share_buffers(self) -> None:
+        """Copy the buffers of the first process, such as running statistics, to the others."""
+        self.processes.share(list(self.model.buffers()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the run by name: those of the model, averages, and the optimiser's state."""
@@ -313,3 +352,32 @@ class Trainer:
     def _assign(self, values: dict[str, Tensor]) -> None:
         for name, parameter in self.trained():
             parameter.copy_(values[name])
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether the part of a tensor that this process holds is finite."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bool(part.isfinite().all())
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Raise :class:`PluginError` for parameters that share memory but are not one parameter.
+
+    They would be updated together, but stored and loaded as two.
+    """
+    places: dict[tuple[torch.device, int], str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta or not parameter.numel():
+            continue
+        other = places.setdefault((parameter.device, parameter.data_ptr()), name)
+        if other != name:
+            what = f"{other} and {name} of {type(model).__qualname__} share memory, but are two parameters"
+            raise PluginError(what, None, "assign the same nn.Parameter to both")
+
+
+def _warn_of_batch_statistics(model: nn.Module) -> None:
+    """Warn if a module uses statistics of the batch, and therefore computes other numbers for parts of a step."""
+    found = next((name for name, part in model.named_modules() if isinstance(part, _BatchNorm)), None)
+    if found is not None:
+        what = f"{found} normalises by statistics of its batch: the result depends on how a step is divided"
+        warnings.warn(f"{what} (micro_batch_size, number of processes)", ZooWarning, stacklevel=2)

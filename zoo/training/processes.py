@@ -63,6 +63,11 @@ class Processes:
         distributed.all_reduce(values)
         return [float(value) for value in values.tolist()]
 
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by those of the first process."""
+        for tensor in tensors if self.count > 1 else ():
+            distributed.broadcast(tensor, 0)
+
     def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace gradients by their sums over all processes. A parameter without any in all of them keeps none."""
         if self.count == 1:

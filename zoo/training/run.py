@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model, write_json
@@ -30,7 +31,7 @@ from zoo.training.state import STATE, read_state, write_state
 from zoo.training.tracking import TrackedRun, Trackers, metrics_of
 from zoo.version import __version__
 
-__all__ = ["METRICS", "Outcome", "Run"]
+__all__ = ["METRICS", "Outcome", "Run", "remove_leftovers"]
 
 METRICS = "metrics.jsonl"
 BEST = "best.safetensors"
@@ -67,6 +68,7 @@ class Run:
         origin: the origin of the weights before training.
         adapters: the adapters that are trained instead of the model's weights.
         trackers: receive what is logged, in the first process.
+        release: called when the run has ended or failed.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class Run:
         origin: Origin,
         adapters: Adapters | None = None,
         trackers: Trackers | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.spec, self.trainer, self.directory = plan, spec, trainer, directory
         self.data, self._name, self._origin, self._adapters = training, name, origin, adapters
         self._trackers = trackers or Trackers(())
+        self.release = release
         self.metrics: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         """The step, the loss and the accuracy of the best evaluation so far."""
@@ -154,7 +158,11 @@ class Run:
         self._collector.run(write)
 
     def checkpoint(self) -> None:
-        """Write the weights and the state of the run to the directory. A crash leaves the old checkpoint or the new."""
+        """Write the weights and the state of the run to the directory. A crash leaves the old checkpoint or the new.
+
+        Raises :class:`zoo.training.loop.TrainingError` if a weight is not finite; the old checkpoint stands.
+        """
+        self.trainer.check_weights()
 
         def write() -> None:
             with ModelDirectory.open(self.directory, weights=False).adding(action="trained") as stage:
@@ -212,6 +220,8 @@ class Run:
         except BaseException:
             self._trackers.finish("failed")
             raise
+        finally:
+            self.release()
         self._trackers.finish("finished")
         return outcome
 
@@ -320,3 +330,14 @@ class Run:
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         }
+
+
+def remove_leftovers(stored: ModelDirectory) -> None:
+    """Remove the state of a finished run, which a process leaves that is killed between its last two calls."""
+    state = stored.path / STATE
+    if PLAN not in stored.files or STATE in stored.files or not state.is_file():
+        return
+    with suppress(SafetensorError), safe_open(state, framework="pt") as reader:
+        if "step" in (reader.metadata() or {}):  # it is zoo's
+            for name in {STATE, BEST} - stored.files.keys():
+                (stored.path / name).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ class TrainingSettings(Settings):
     warmup_steps: int = 0
     """Steps in which the learning rate increases linearly from 0."""
     min_learning_rate: float = 0.0
-    """The learning rate at which ``linear`` and ``cosine`` end."""
+    """The learning rate that ``linear`` and ``cosine`` approach, one step after the last."""
     weight_decay: float = 0.01
     """Applied to matrices only: not to norms, biases and embeddings."""
     beta1: float = 0.9

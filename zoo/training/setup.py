@@ -17,7 +17,7 @@ from zoo.artifact.provenance import Origin
 from zoo.classes import ClassifierConfig
 from zoo.config import Settings
 from zoo.contract import Objective
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.models import create, persist
 from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
@@ -25,6 +25,7 @@ from zoo.registry import ModelSpec, load_reference, registry
 from zoo.tokenizers.load import read_tokenizer
 from zoo.training.cache import Data, Progress, prepare
 from zoo.training.criterion import IGNORED, Criterion
+from zoo.training.data.rows import RowError
 from zoo.training.data.saved import saved_splits
 from zoo.training.data.sources import Source, find_source
 from zoo.training.plan import Plan
@@ -75,13 +76,22 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
         return {}
     found: set[str] = set()
     several = False
+    broken: RowError | None = None
     for row in source.rows:
+        if isinstance(row, RowError):
+            broken = broken or row
         label = row.get("label") if isinstance(row, Mapping) else None
         several = several or isinstance(label, list)
         items = label if isinstance(label, list) else [label]
-        found.update(str(item) for item in items if isinstance(item, str | int) and item != IGNORED)
+        found.update(str(item) for item in items if isinstance(item, str | int) and item not in (IGNORED, ""))
+    if len(found) < 2 and broken is not None:  # rather than the number of classes
+        raise ArtifactError(broken.what, broken.where)
     if not found:
         return {}
+    shown = {name.strip(): name for name in sorted(found)}
+    if len(shown) < len(found):
+        one = next(name for name in found if shown[name.strip()] != name)
+        raise UsageError(f"the classes {one!r} and {shown[one.strip()]!r} differ in spaces only", source.name)
     names = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     several = several and values.get("task", config.task) != "token-classification"  # which has a label per token
     problem = "multi_label_classification" if several else "single_label_classification"

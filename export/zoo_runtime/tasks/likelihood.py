@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from zoo.artifact import LOOP
 from zoo.config import Settings
-from zoo.errors import ArtifactError
-from zoo_runtime.runner import Answer, TextRunner, Tokens, finite, label
+from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, label
 from zoo_runtime.tasks.classification import softmax
 from zoo_runtime.tasks.text import shown_token
 
@@ -21,16 +22,28 @@ _HIGHEST = 700.0
 """A mean of this many nats is the largest whose perplexity is a float64."""
 
 
-class Score(TextRunner):
+class _Likelihood(TextRunner):
+    """Base class: a language model that gives logits for every token of a text."""
+
+    needs = ("logits",)
+    batch_size = 4  # logits of all positions are in memory
+
+    def __init__(self, session: Context, chosen: Any) -> None:
+        super().__init__(session, chosen)
+        logits = next(tensor for tensor in self.graph.output_tensors() if tensor.name == "logits")
+        if logits.dims[:2] != self.ids_input.dims:
+            raise UsageError("the model does not give logits for every token", session.path, "choose another task")
+        if session.export.variant == LOOP:
+            raise UsageError("this variant only generates", session.path, "choose another variant")
+
+
+class Score(_Likelihood):
     """``perplexity`` of a text, and the log-probability of each token given those before it.
 
     Logarithms are natural. The first token is not scored, since nothing is before it: a tokenizer that puts a start
     token there gives the first word a score. ``log_probability`` is the sum of ``scores``, and ``perplexity`` the
     exponential of its negative mean, that is, of the loss with which such models are trained.
     """
-
-    needs = ("logits",)
-    batch_size = 4  # logits of all positions are in memory
 
     def read(self, value: Any, number: int) -> Tokens:
         item = super().read(value, number)
@@ -78,12 +91,10 @@ class NextTokenOptions(Settings):
         self.require_positive("top_k")
 
 
-class NextToken(TextRunner):
+class NextToken(_Likelihood):
     """``next``: the likeliest tokens after a text, with their probabilities."""
 
     options = NextTokenOptions
-    needs = ("logits",)
-    batch_size = 4
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]

@@ -87,8 +87,8 @@ class BERTConfig(ClassifierConfig):
     feature_layers: tuple[int, ...] = ()
     """Hidden states to concatenate, in this order, into the output ``features`` of feature-extraction: 0 is the
     embeddings, ``num_layers`` or -1 the last block. If empty, there is no such output."""
-    pooling: Literal["cls", "mean"] = "mean"
-    """Pooling of sentence embeddings, and of text-classification without a pooler."""
+    pooling: Literal["cls", "mean", "max", "last", "mean_sqrt_len", "weighted_mean"] = "mean"
+    """Pooling of sentence embeddings, and of text-classification without a pooler: see :func:`zoo.nn.pool`."""
     normalize: bool = True
     """Whether sentence embeddings are scaled to unit length."""
     tie_embeddings: bool = True
@@ -155,7 +155,7 @@ class BERTConfig(ClassifierConfig):
                 raise ValueError(f"feature_layers has {layer}, which lies outside {bounds}")
 
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
-        """Return this configuration for a task; see :meth:`Config.with_task`.
+        """Return this configuration for a task; see :meth:`zoo.Config.with_task`.
 
         Like the original classes, models for text-classification and pretraining get a pooler, and others with a head
         lose theirs. Those without a head keep it.

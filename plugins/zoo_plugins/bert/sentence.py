@@ -12,7 +12,11 @@ from zoo.checkpoints import Checkpoint
 
 __all__ = ["sentence_encoder", "sentence_files"]
 
-_POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
+_POOLING = {
+    "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len", "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}  # fmt: skip
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -33,6 +37,11 @@ def sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
     if unknown:
         what = f"the module {unknown[0]} is not supported"
         raise UsageError(what, checkpoint.path / "modules.json", f"known: {', '.join(_MODULES)}")
+    prompt = checkpoint.json("config_sentence_transformers.json").get("default_prompt_name")
+    if prompt is not None:
+        stated = checkpoint.path / "config_sentence_transformers.json"
+        remedy = "set it to null, and write the prompt before each text"
+        raise UsageError(f"default_prompt_name {prompt!r} is not supported", stated, remedy)
     return {"task": "sentence-embedding", "pooling": _POOLING[modes[0]], "normalize": "Normalize" in modules}
 
 

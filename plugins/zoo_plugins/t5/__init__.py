@@ -12,7 +12,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
     return [
         zoo.Architecture(
             name="t5",
-            tasks=("text2text-generation", "feature-extraction"),
+            tasks=("text2text-generation", "feature-extraction", "sentence-embedding", "text-classification"),
             config="zoo_plugins.t5.config:T5Config",
             model="zoo_plugins.t5.model:T5",
             reference="Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text "

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
-from zoo import Activation, Config, Cost, Graph, KeyValues, attentions, cost, floats, mask, token_ids
+from zoo import (
+    Activation,
+    ClassifierConfig,
+    Cost,
+    Graph,
+    KeyValues,
+    UsageError,
+    attentions,
+    cost,
+    floats,
+    mask,
+    token_ids,
+)
+
+_WITH_DECODER = ("text2text-generation", "text-classification")
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Config(Config):
+class T5Config(ClassifierConfig):
     """Configuration of T5. The defaults are T5-small."""
 
-    task: Literal["text2text-generation", "feature-extraction"] = "text2text-generation"
-    """Sequence-to-sequence generation, or the hidden states of the encoder alone."""
+    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize")
+
+    task: Literal["text2text-generation", "feature-extraction", "sentence-embedding", "text-classification"] = (
+        "text2text-generation"
+    )
+    """Sequence-to-sequence generation; the hidden states or one vector of the encoder alone; or classes of a text,
+    which the decoder reads as its target."""
+    pooling: Literal["mean", "last"] = "mean"
+    """Pooling of sentence embeddings."""
+    normalize: bool = True
+    """Whether sentence embeddings are scaled to unit length."""
     vocab_size: int = 32128
     """Size of the vocabulary, shared by source and target."""
     max_seq_len: int = 512
@@ -62,6 +86,7 @@ class T5Config(Config):
             "intermediate_size", "norm_eps",
         )  # fmt: skip
         self.require_probability("dropout")
+        self.check_classes(head=self.task == "text-classification")
         if self.relative_buckets < 4 or self.relative_max_distance <= self.relative_buckets // 2:
             raise ValueError(
                 f"relative_buckets {self.relative_buckets} must be 4 or more, and relative_max_distance "
@@ -75,7 +100,16 @@ class T5Config(Config):
     @property
     def has_decoder(self) -> bool:
         """Whether the model has a decoder."""
-        return self.task == "text2text-generation"
+        return self.task in _WITH_DECODER
+
+    def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
+        """Return this configuration for a task; see :meth:`zoo.Config.with_task`.
+
+        Raises :class:`zoo.UsageError` also if the task needs a decoder and the model has none.
+        """
+        if task in _WITH_DECODER and not self.has_decoder:
+            raise UsageError(f"a model for {self.task} has no decoder, which {task} needs", where)
+        return super().with_task(task, values, where)
 
     def _key_values(self, name: str, length: str) -> KeyValues:
         return KeyValues(
@@ -87,13 +121,21 @@ class T5Config(Config):
         )
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Declare an encoder and, except for feature extraction, a decoder whose cross-attention keys it projects."""
+        """Declare one graph or, for generation, an encoder and a decoder whose cross-attention keys it projects."""
+        if self.task == "text-classification":
+            ids, right = token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right")
+            logits = floats("logits", "batch", self.num_classes)
+            return (Graph(inputs=(ids, right), outputs=(logits,), causal=False),)
         if not self.has_decoder:
+            vector = floats("sentence_embedding", "batch", self.hidden_size)
             return (
                 Graph(
                     method="encode",
                     inputs=(token_ids("input_ids", self.vocab_size), mask("attention_mask")),
-                    outputs=(floats("last_hidden_state", "batch", "sequence", self.hidden_size),),
+                    outputs=(
+                        *((vector,) if self.task == "sentence-embedding" else ()),
+                        floats("last_hidden_state", "batch", "sequence", self.hidden_size),
+                    ),
                     attentions=attentions(self.num_layers, self.num_heads),
                     causal=False,
                 ),
@@ -141,6 +183,9 @@ class T5Config(Config):
             return total
         layers = self.num_decoder_layers or self.num_layers
         head = cost.tied_linear(self.hidden_size, self.vocab_size)
-        if not self.tie_embeddings:
+        if self.task == "text-classification":  # once per text
+            dense = cost.linear(self.hidden_size, self.hidden_size) + cost.linear(self.hidden_size, self.num_classes)
+            head = Cost(dense.parameters)
+        elif not self.tie_embeddings:
             head = cost.linear(self.hidden_size, self.vocab_size, bias=False)
         return total + layers * (2 * attention + mlp + 3 * norm) + bias + norm + head

@@ -8,10 +8,14 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
 from zoo_plugins.t5.config import T5Config
 
 __all__ = ["MT5", "T5"]
 
+_PREFIX = "transformer."
+"""Prefix of the base model in classifiers; other classes have none."""
+_BARE = ("text2text-generation", "feature-extraction", "sentence-embedding")
 _ATTENTION = (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
 
 
@@ -32,8 +36,9 @@ def _derive_with(projection: str, *, may_scale: bool) -> Callable[[Checkpoint, d
         return {
             "activation": ACTIVATIONS[activation],
             "gated": hub.get("is_gated_act", gate == "gated"),
-            "tie_embeddings": called_tied if values["task"] == "feature-extraction" else _has_no_head(checkpoint),
+            "tie_embeddings": _has_no_head(checkpoint) if values["task"] == "text2text-generation" else called_tied,
             "scale_head": may_scale and hub.get("scale_decoder_outputs", called_tied),
+            **sentence_encoder(checkpoint),
         }
 
     return derive
@@ -66,7 +71,7 @@ def _restore(c: T5Config) -> Mapping[str, Any]:
 def _rules(c: T5Config) -> Sequence[Rule]:
     up = (("gate", "wi_0"), ("up", "wi_1")) if c.gated else (("up", "wi"),)
     feed_forward = (*up, ("down", "wo"))
-    return (
+    base = (
         Rule("token_embedding", "shared"),
         Rule("token_embedding", "encoder.embed_tokens"),
         Rule("token_embedding", "decoder.embed_tokens"),
@@ -89,7 +94,12 @@ def _rules(c: T5Config) -> Sequence[Rule]:
         *(Rule(f"decoder.*.norm_{n + 1}", f"decoder.block.*.layer.{n}.layer_norm") for n in range(3)),
         Rule("encoder_norm", "encoder.final_layer_norm"),
         Rule("decoder_norm", "decoder.final_layer_norm"),
+    )
+    return (
+        *(replace(rule, theirs=_PREFIX + rule.theirs) for rule in base),
         Rule("head", "lm_head"),
+        Rule("pooler", "classification_head.dense"),
+        Rule("classifier", "classification_head.out_proj"),
     )
 
 
@@ -97,8 +107,13 @@ T5 = Layout(
     classes={
         "T5ForConditionalGeneration": "text2text-generation",
         "T5WithLMHeadModel": "text2text-generation",
-        "T5EncoderModel": "feature-extraction",
+        "T5EncoderModel": ("feature-extraction", "sentence-embedding"),
+        "T5ForSequenceClassification": "text-classification",
     },
+    prefix=_PREFIX,
+    headless_tasks=_BARE,
+    outputs={"sentence_embedding": ""},
+    files=sentence_files,
     aliases=("T5WithLMHeadModel",),
     fields=(
         Field("vocab_size"),
@@ -117,7 +132,7 @@ T5 = Layout(
         Field("eos_token_id", default=1),
     ),
     rules=_rules,
-    ignored_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    ignored_tensors=(r"(transformer\.)?decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     required_values={"is_decoder": False},
     ignored_keys=(
         "classifier_dropout", "dense_act_fn", "feed_forward_proj", "initializer_factor", "is_gated_act",
@@ -131,7 +146,11 @@ T5 = Layout(
 
 MT5 = replace(
     T5,
-    classes={"MT5ForConditionalGeneration": "text2text-generation", "MT5EncoderModel": "feature-extraction"},
+    classes={
+        "MT5ForConditionalGeneration": "text2text-generation",
+        "MT5EncoderModel": ("feature-extraction", "sentence-embedding"),
+        "MT5ForSequenceClassification": "text-classification",
+    },
     read_extra=_derive_with("gated-gelu", may_scale=False),
     write_extra=_restore_mt5,
     constant={"model_type": "mt5"},

@@ -1,6 +1,7 @@
 """T5: a pre-norm encoder-decoder with relative positions (Raffel et al. 2020; version 1.1: Shazeer 2020).
 
-B batch, S source tokens, T target tokens of this call, E hidden size, H heads, V vocabulary.
+B batch, S source tokens, T target tokens of this call, E hidden size, H heads, V vocabulary,
+C classes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from zoo.nn import (
     MultiHeadAttention,
     RelativePositionBias,
     build_mask,
+    normalize,
+    pool,
     tied_linear,
 )
 from zoo_plugins.t5.config import T5Config
@@ -94,6 +97,15 @@ class DecoderBlock(nn.Module):
         return bounded(x + self.dropout(self.mlp(self.norm_3(x))))
 
 
+def end_tokens(input_ids: Tensor, attention_mask: Tensor | None, end: int | tuple[int, ...] | None) -> Tensor:
+    """Mark the end tokens of each row (B, T), or every token that is not padding if a row has none."""
+    tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    for number in (end,) if isinstance(end, int) else (end or ())[:1]:
+        ends = tokens * (input_ids == number)
+        tokens = torch.where(ends.any(1, keepdim=True), ends, tokens)
+    return tokens
+
+
 class T5(nn.Module):
     """Encoder, decoder and the projection to the vocabulary; for feature extraction, only the encoder."""
 
@@ -109,11 +121,15 @@ class T5(nn.Module):
             self.decoder_positions = relative_positions(c, causal=True)
             self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.num_decoder_layers or c.num_layers))
             self.decoder_norm = norm(c)
+        if c.task == "text2text-generation":
             self.head = (
                 tied_linear(self.token_embedding)
                 if c.tie_embeddings
                 else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
             )
+        if c.task == "text-classification":
+            self.pooler = nn.Linear(c.hidden_size, c.hidden_size)
+            self.classifier = nn.Linear(c.hidden_size, c.num_classes)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -121,6 +137,8 @@ class T5(nn.Module):
         for part in self.modules():
             if isinstance(part, nn.Linear) and part.weight is not self.token_embedding.weight:
                 nn.init.normal_(part.weight, std=part.in_features**-0.5)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
             elif isinstance(part, RelativePositionBias):
                 nn.init.normal_(part.table.weight, std=self.config.hidden_size**-0.5)
         for part in self.modules():
@@ -136,7 +154,8 @@ class T5(nn.Module):
             attention_mask: (B, S), 1 for a token and 0 for padding.
 
         Returns:
-            ``last_hidden_state`` (B, S, E), and ``cross_key_values``, its keys and values for each decoder block.
+            ``last_hidden_state`` (B, S, E); ``cross_key_values``, its keys and values for each decoder block, if there
+            are any; and ``sentence_embedding`` (B, E) for that task.
         """
         length = input_ids.shape[1]
         mask = build_mask(length, length, padding=attention_mask)
@@ -145,6 +164,12 @@ class T5(nn.Module):
         for block in self.encoder:
             x = block(x, bias, mask)
         x = self.dropout(self.encoder_norm(x))
+        if self.config.task == "sentence-embedding":
+            vector = pool(x, attention_mask, self.config.pooling)
+            return {
+                "sentence_embedding": normalize(vector) if self.config.normalize else vector,
+                "last_hidden_state": x,
+            }
         if not self.config.has_decoder:
             return {"last_hidden_state": x}
         cross = Cache(block.cross.keys_values(x) for block in self.decoder if isinstance(block, DecoderBlock))
@@ -170,6 +195,18 @@ class T5(nn.Module):
         Returns:
             (B, T, V).
         """
+        x = self.read(decoder_input_ids, cross_key_values, decoder_attention_mask, attention_mask, past_key_values)
+        return self.head(x * self.config.hidden_size**-0.5 if self.config.scale_head else x)
+
+    def read(
+        self,
+        decoder_input_ids: Tensor,
+        cross_key_values: Cache,
+        decoder_attention_mask: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+    ) -> Tensor:
+        """Return the last states of the decoder, (B, T, E); the arguments are those of :meth:`decode`."""
         length = decoder_input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         device = decoder_input_ids.device
@@ -180,8 +217,18 @@ class T5(nn.Module):
         for layer, (block, memory) in enumerate(zip(self.decoder, cross_key_values.pairs(), strict=True)):
             cache = past_key_values[layer] if past_key_values is not None else None
             x = block(x, memory, bias, mask, memory_mask, cache)
-        x = self.dropout(self.decoder_norm(x))
-        return self.head(x * self.config.hidden_size**-0.5 if self.config.scale_head else x)
+        return self.dropout(self.decoder_norm(x))
+
+    def classify(self, input_ids: Tensor, cross_key_values: Cache, attention_mask: Tensor | None) -> Tensor:
+        """Return the logits (B, C) of the state at the last end token, of a text that is its own target, shifted.
+
+        Without an end token, the last token that is not padding is read. The arguments are those of :meth:`decode`.
+        """
+        c = self.config
+        start = torch.full_like(input_ids[:, :1], c.decoder_start_token_id)
+        x = self.read(torch.cat((start, input_ids[:, :-1]), 1), cross_key_values, None, attention_mask, None)
+        tokens = end_tokens(input_ids, attention_mask, c.eos_token_id)
+        return self.classifier(self.dropout(torch.tanh(self.pooler(self.dropout(pool(x, tokens, "last"))))))
 
     def forward(
         self,
@@ -189,12 +236,17 @@ class T5(nn.Module):
         decoder_input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor | dict[str, Tensor]:
         """Return the logits (B, T, V) for a source (B, S) and target prefixes (B, T), as in training.
 
-        Without a target, return the hidden states of the encoder, (B, S, E).
+        For other tasks, return the logits of classes (B, C), the sentence embeddings and states, or the states of the
+        encoder (B, S, E), which are also returned without a target.
         """
         encoded: dict[str, Any] = self.encode(input_ids, attention_mask)
+        if self.config.task == "text-classification":
+            return self.classify(input_ids, encoded["cross_key_values"], attention_mask)
+        if self.config.task == "sentence-embedding":
+            return encoded
         if decoder_input_ids is None:
             return encoded["last_hidden_state"]
         return self.decode(decoder_input_ids, encoded["cross_key_values"], decoder_attention_mask, attention_mask)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
-from zoo import Activation, Config, Cost, Graph, KeyValues, attentions, cost, floats, mask, token_ids
+from zoo import (
+    Activation,
+    ClassifierConfig,
+    Cost,
+    Graph,
+    KeyValues,
+    UsageError,
+    attentions,
+    cost,
+    floats,
+    mask,
+    token_ids,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,14 +35,21 @@ class Stack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(Config):
+class TransformerConfig(ClassifierConfig):
     """Configuration of the Transformer. The defaults are the paper's base model with 37,000 tokens.
 
     It also covers BART, mBART, Marian and models built with ``torch.nn.Transformer``.
     """
 
-    task: Literal["text2text-generation"] = "text2text-generation"
-    """Sequence-to-sequence generation."""
+    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize", "head_bias")
+
+    task: Literal["text2text-generation", "text-classification", "sentence-embedding"] = "text2text-generation"
+    """Sequence-to-sequence generation; classes of a text, which the decoder reads as its target; or one vector of the
+    encoder alone."""
+    pooling: Literal["mean", "last", "cls"] = "mean"
+    """Pooling of sentence embeddings."""
+    normalize: bool = True
+    """Whether sentence embeddings are scaled to unit length."""
     vocab_size: int = 37000
     """Vocabulary size of the source and, by default, of the target."""
     target_vocab_size: int | None = None
@@ -113,6 +133,7 @@ class TransformerConfig(Config):
         if self.num_decoder_heads != self.num_heads:
             self.require_divisible("hidden_size", "num_decoder_heads")
         self.require_probability("dropout")
+        self.check_classes(head=self.task == "text-classification")
         if self.positions != "learned" and self.hidden_size % 2:
             raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
         if self.position_offset < 0:
@@ -128,6 +149,23 @@ class TransformerConfig(Config):
         if start is not None and not 0 <= start < target:
             name = "vocab_size" if target == self.vocab_size else "target_vocab_size"
             raise ValueError(f"decoder_start_token_id {start} lies outside {name} {target}")
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the model has a decoder."""
+        return self.task != "sentence-embedding"
+
+    def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
+        """Return this configuration for a task; see :meth:`zoo.Config.with_task`.
+
+        Raises :class:`zoo.UsageError` also if the task needs a decoder and the model has none.
+        """
+        if task in ("text2text-generation", "text-classification") and not self.has_decoder:
+            raise UsageError(f"a model for {self.task} has no decoder, which {task} needs", where)
+        chosen = dict(values or {})
+        if task != self.task:
+            chosen.setdefault("head_bias", False)
+        return super().with_task(task, chosen, where)
 
     @property
     def encoder(self) -> Stack:
@@ -172,7 +210,10 @@ class TransformerConfig(Config):
         )
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Declare an encoder, which also projects the keys and values for cross-attention, and a decoder."""
+        """Declare one graph or, for generation, an encoder that also projects the keys and values for cross-attention,
+        and a decoder."""
+        if self.task != "text2text-generation":
+            return (self._whole_graph(),)
         cross = self._key_values("cross_key_values", "encoder_sequence")
         source_mask = mask("attention_mask", length="encoder_sequence")
         encoder = Graph(
@@ -203,20 +244,45 @@ class TransformerConfig(Config):
         )
         return encoder, decoder
 
+    def _whole_graph(self) -> Graph:
+        """Declare the graph of a task that reads a text as a whole."""
+        ids = token_ids("input_ids", self.vocab_size)
+        if self.task == "text-classification":
+            logits = floats("logits", "batch", self.num_classes)
+            return Graph(inputs=(ids, mask("attention_mask", padding="right")), outputs=(logits,), causal=False)
+        return Graph(
+            method="encode",
+            inputs=(ids, mask("attention_mask")),
+            outputs=(
+                floats("sentence_embedding", "batch", self.hidden_size),
+                floats("last_hidden_state", "batch", "sequence", self.hidden_size),
+            ),
+            attentions=attentions(self.encoder.num_layers, self.encoder.num_heads),
+            causal=False,
+        )
+
     def cost(self) -> Cost:
         """Return the closed-form cost; FLOPs are for one source token and one target token."""
         hidden, source, target = self.hidden_size, self.encoder, self.decoder
         norm, positions = cost.layer_norm(hidden), cost.embedding(self.position_rows, hidden)
         words, target_words = (cost.embedding(stack.vocab_size, hidden) for stack in (source, target))
         total = source.num_layers * (self._attention(source) + self._feed_forward(source) + 2 * norm)
+        if not self.has_decoder:
+            norms = self.embedding_norm + bool(self.final_norm)
+            return total + positions + words + norms * norm
         total += target.num_layers * (2 * self._attention(target) + self._feed_forward(target) + 3 * norm)
-        total += 2 * positions + words + cost.tied_linear(hidden, target.vocab_size)
+        generates = self.task == "text2text-generation"
+        if generates:
+            total += cost.tied_linear(hidden, target.vocab_size)
+        else:  # once per text
+            total += Cost((cost.linear(hidden, hidden) + cost.linear(hidden, self.num_classes)).parameters)
+        total += 2 * positions + words
         for present, extra in (
             (self.embedding_norm, 2 * norm),
             (self.final_norm, 2 * norm),
             (not self.share_embeddings, target_words),
-            (not self.tie_embeddings, target_words),
-            (self.head_bias, Cost(target.vocab_size)),
+            (generates and not self.tie_embeddings, target_words),
+            (generates and self.head_bias, Cost(target.vocab_size)),
         ):
             total += extra if present else Cost()
         return total

@@ -39,6 +39,8 @@ def _rules(c: TransformerConfig) -> Sequence[Rule]:
     return (
         *([Rule("encoder_embedding.token", "model.shared")] if c.share_embeddings else []),
         Rule("head.bias", "final_logits_bias", leading_axes=1),
+        Rule("pooler", "classification_head.dense"),
+        Rule("classifier", "classification_head.out_proj"),
         *(Rule(f"{ours}.weight", f"{theirs}.weight") for ours, theirs in _TABLES.items()),
         *(
             Rule(f"{ours}.{part}", f"{theirs}.{name}")
@@ -69,7 +71,8 @@ def _ignored(c: TransformerConfig) -> Sequence[str]:
     """Version tensors, sinusoids, and the shared embedding if nothing is tied to it."""
     positions = () if c.positions == "learned" else (r"model\.(encoder|decoder)\.embed_positions\.weight",)
     shared = () if c.share_embeddings else (r"model\.shared\.weight",)
-    return (r"(model\.)?(encoder|decoder)\.version", *positions, *shared)
+    bias = () if c.task == _TASK else ("final_logits_bias",)
+    return (r"(model\.)?(encoder|decoder)\.version", *positions, *shared, *bias)
 
 
 def _family(
@@ -79,6 +82,7 @@ def _family(
     *,
     tokens: Mapping[str, int | None],
     required_values: Mapping[str, Any],
+    classifier: str | None = None,
 ) -> Layout:
     """The layout of one family.
 
@@ -88,6 +92,7 @@ def _family(
         fixed: zoo's fields that its implementation hard-codes.
         tokens: special tokens that the implementation uses if config.json does not name any.
         required_values: keys of old config.json files that current implementations ignore, and their only values.
+        classifier: class of the model with a classification head, if there is one.
     """
     fixed = {"norm_eps": 1e-5, "attention_bias": True, **fixed}
 
@@ -95,13 +100,15 @@ def _family(
         hub, files = checkpoint.config, checkpoint.tensors
         # All three tables are tied, or none; with Marian's two vocabularies, the head is tied to the second.
         apart = any(f"{prefix}encoder.embed_tokens.weight" in files for prefix in ("model.", ""))
+        unstated = classifier is not None and not hub.keys() & {"id2label", "num_labels"}
         share = hub.get("share_encoder_decoder_embeddings", True) and (values["tie_embeddings"] or not apart)
         return {
             **fixed,
+            **({"num_classes": 3} if unstated else {}),  # unlike other families
             **{key: hub.get(key, token) for key, token in tokens.items()},
             "share_embeddings": share,
             "target_vocab_size": hub.get("decoder_vocab_size"),
-            "head_bias": "final_logits_bias" in files,
+            "head_bias": values["task"] == _TASK and "final_logits_bias" in files,
         }
 
     def restore(c: TransformerConfig) -> Mapping[str, Any]:
@@ -112,7 +119,7 @@ def _family(
         return {key: getattr(c, key) for key in tokens} | (pair if name == "marian" else {})
 
     return Layout(
-        classes=dict.fromkeys(classes, _TASK),
+        classes={**dict.fromkeys(classes, _TASK), **({classifier: "text-classification"} if classifier else {})},
         aliases=classes[1:],
         fields=(
             Field("vocab_size"),
@@ -151,6 +158,7 @@ BART = _family(
     {**_LEARNED, "norm_first": False, "final_norm": False},
     tokens={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
     required_values={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": False},
+    classifier="BartForSequenceClassification",
 )
 """``model_type`` bart."""
 MBART = _family(

@@ -2,13 +2,16 @@
 
 It also covers BART (Lewis et al. 2020), mBART (Liu et al. 2020) and Marian (Junczys-Dowmunt et al. 2018).
 
-B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary.
+B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary,
+C classes.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo.nn import (
@@ -20,10 +23,13 @@ from zoo.nn import (
     SinusoidalPositions,
     build_mask,
     init_xavier,
+    normalize,
+    pool,
     positions_of,
     tied_linear,
     truncate_positions,
 )
+from zoo_plugins.t5.model import end_tokens
 from zoo_plugins.transformer.config import Stack, TransformerConfig
 
 
@@ -125,16 +131,24 @@ class Transformer(nn.Module):
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
         self.config = c
-        self.encoder_embedding, self.decoder_embedding = Embedding(c, c.encoder), Embedding(c, c.decoder)
+        self.encoder_embedding = Embedding(c, c.encoder)
+        if c.has_decoder:
+            self.decoder_embedding = Embedding(c, c.decoder)
         self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.encoder.num_layers))
-        self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.decoder.num_layers))
-        self.encoder_norm, self.decoder_norm = norm(c, c.final_norm), norm(c, c.final_norm)
-        if c.share_embeddings:
-            self.decoder_embedding.token.weight = self.encoder_embedding.token.weight
-        if c.tie_embeddings:
+        self.encoder_norm = norm(c, c.final_norm)
+        if c.has_decoder:
+            self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.decoder.num_layers))
+            self.decoder_norm = norm(c, c.final_norm)
+            if c.share_embeddings:
+                self.decoder_embedding.token.weight = self.encoder_embedding.token.weight
+        if c.task == "text-classification":
+            self.pooler = nn.Linear(c.hidden_size, c.hidden_size)
+            self.classifier = nn.Linear(c.hidden_size, c.num_classes)
+        elif c.has_decoder and c.tie_embeddings:
             self.head = tied_linear(self.decoder_embedding.token, bias=c.head_bias)
-        else:
+        elif c.has_decoder:
             self.head = nn.Linear(c.hidden_size, c.decoder.vocab_size, bias=c.head_bias)
+        self.dropout = nn.Dropout(c.dropout)
         init_xavier(self)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:
@@ -145,7 +159,8 @@ class Transformer(nn.Module):
             attention_mask: (B, S), 1 for a token and 0 for padding.
 
         Returns:
-            ``last_hidden_state`` (B, S, E), and ``cross_key_values``, its keys and values for each decoder block.
+            ``last_hidden_state`` (B, S, E), and ``cross_key_values``, its keys and values for each decoder block; or,
+            without a decoder, ``sentence_embedding`` (B, E).
         """
         length = input_ids.shape[1]
         mask = build_mask(length, length, padding=attention_mask)
@@ -154,6 +169,12 @@ class Transformer(nn.Module):
         for block in self.encoder:
             x = block(x, mask)
         x = self.encoder_norm(x)
+        if not self.config.has_decoder:
+            vector = pool(x, attention_mask, self.config.pooling)
+            return {
+                "sentence_embedding": normalize(vector) if self.config.normalize else vector,
+                "last_hidden_state": x,
+            }
         cross = Cache(block.cross.keys_values(x) for block in self.decoder if isinstance(block, DecoderBlock))
         return {
             "last_hidden_state": x,
@@ -180,6 +201,19 @@ class Transformer(nn.Module):
         Returns:
             (B, T, V).
         """
+        return self.head(
+            self.read(decoder_input_ids, cross_key_values, decoder_attention_mask, attention_mask, past_key_values)
+        )
+
+    def read(
+        self,
+        decoder_input_ids: Tensor,
+        cross_key_values: Cache,
+        decoder_attention_mask: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+    ) -> Tensor:
+        """Return the last states of the decoder, (B, T, E); the arguments are those of :meth:`decode`."""
         length = decoder_input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         padding, device = decoder_attention_mask, decoder_input_ids.device
@@ -188,18 +222,36 @@ class Transformer(nn.Module):
         x = self.decoder_embedding(decoder_input_ids, positions_of(length, total, padding=padding, device=device))
         for layer, (block, memory) in enumerate(zip(self.decoder, cross_key_values.pairs(), strict=True)):
             x = block(x, memory, mask, memory_mask, past_key_values[layer] if past_key_values is not None else None)
-        return self.head(self.decoder_norm(x))
+        return self.decoder_norm(x)
+
+    def classify(self, input_ids: Tensor, cross_key_values: Cache, attention_mask: Tensor | None) -> Tensor:
+        """Return the logits (B, C) of the state at the last end token, of a text that is its own target, shifted.
+
+        Without an end token, the last token that is not padding is read. The arguments are those of :meth:`decode`.
+        """
+        c = self.config
+        start = torch.full_like(input_ids[:, :1], c.decoder_start_token_id or 0)
+        x = self.read(torch.cat((start, input_ids[:, :-1]), 1), cross_key_values, None, attention_mask, None)
+        vector = pool(x, end_tokens(input_ids, attention_mask, c.eos_token_id), "last")
+        return self.classifier(self.dropout(torch.tanh(self.pooler(self.dropout(vector)))))
 
     def forward(
         self,
         input_ids: Tensor,
-        decoder_input_ids: Tensor,
+        decoder_input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Return the logits (B, T, V) for a source (B, S) and target prefixes (B, T), as in training."""
-        cross: Cache = self.encode(input_ids, attention_mask)["cross_key_values"]  # type: ignore[assignment]
-        return self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)
+    ) -> Tensor | dict[str, Tensor]:
+        """Return the logits (B, T, V) for a source (B, S) and target prefixes (B, T), as in training.
+
+        For other tasks, return the logits of classes (B, C), or the sentence embeddings and states.
+        """
+        encoded: dict[str, Any] = self.encode(input_ids, attention_mask)
+        if self.config.task == "text-classification":
+            return self.classify(input_ids, encoded["cross_key_values"], attention_mask)
+        if decoder_input_ids is None or not self.config.has_decoder:
+            return encoded
+        return self.decode(decoder_input_ids, encoded["cross_key_values"], decoder_attention_mask, attention_mask)
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: TransformerConfig) -> Tensor | None:
         """Truncate learned positions to a smaller ``max_seq_len``, with the same offset."""

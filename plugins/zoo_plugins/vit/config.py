@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
 from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats
 
@@ -11,6 +12,8 @@ from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, flo
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(ClassifierConfig):
     """Configuration of ViT and DeiT. The defaults are ViT-B/16."""
+
+    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooler", "distillation_head")
 
     task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
     """Whether the model outputs class logits or hidden states."""
@@ -82,6 +85,16 @@ class ViTConfig(ClassifierConfig):
         for name, task in (("pooler", "image-feature-extraction"), ("distillation_head", "image-classification")):
             if getattr(self, name) and self.task != task:
                 raise ValueError(f"{name} is for the task {task!r}, but the task is {self.task!r}")
+
+    def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
+        """Return this configuration for a task; see :meth:`zoo.Config.with_task`.
+
+        Another task gets neither a pooler nor a second classifier.
+        """
+        chosen = dict(values or {})
+        if task != self.task:
+            chosen = {"pooler": False, "distillation_head": False} | chosen
+        return super().with_task(task, chosen, where)
 
     @property
     def num_rows(self) -> int:

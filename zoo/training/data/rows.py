@@ -115,13 +115,26 @@ def read_rows(
             raise UsageError(f"no column {lacks!r}", path, nearest(lacks, row))
         wanted = {**columns, **{role: column for role, column in optional.items() if column in row}}
         null = next((column for column in wanted.values() if row[column] is None), None)
+        broken = next((column for column in wanted.values() if _has_surrogate(row[column])), None)
         if null is not None:
             yield RowError(where, f"{null!r} is null")
+        elif broken is not None:
+            yield RowError(where, f"{broken!r} is not valid Unicode")
         else:
             found_row = {role: row[column] for role, column in wanted.items()}
             if isinstance(found_row.get("image"), str):
                 found_row["image"] = str(path.parent / found_row["image"])
             yield found_row
+
+
+def _has_surrogate(value: Any) -> bool:
+    """Return whether a text, or a text in a list, has half of a surrogate pair, which no encoding can represent."""
+    if isinstance(value, list):
+        return any(map(_has_surrogate, value))
+    try:
+        return isinstance(value, str) and not value.isascii() and not value.encode()
+    except UnicodeEncodeError:
+        return True
 
 
 class FileRows:
@@ -155,12 +168,21 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any] | str]:
         with path.open("rb") as file:
             for line in filter(bytes.strip, file):
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line, object_pairs_hook=_unique)
                     yield row if isinstance(row, dict) else "not a JSON object"
                 except (ValueError, RecursionError) as error:
                     yield f"not JSON ({error})"
     except OSError as error:
         raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises :class:`ValueError` if a key occurs twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    return found
 
 
 def _read_table(path: Path) -> Iterator[dict[str, Any] | str]:
@@ -169,6 +191,8 @@ def _read_table(path: Path) -> Iterator[dict[str, Any] | str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
             header = next(reader, [])
+            if twice := next((name for name in header if header.count(name) > 1), None):
+                raise ArtifactError(f"the column {twice!r} occurs twice", path)
             for row in reader:
                 if len(row) == len(header):
                     yield dict(zip(header, row, strict=True))
