@@ -55,6 +55,8 @@ _VISION = {
 
 _GEMMA = {**_DECODER, "sliding_window": 7, "query_pre_attn_scalar": 11}
 
+_DINO = {key: value for key, value in _VISION.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -109,6 +111,7 @@ FAMILIES = {
         "MarianMTModel", {**_SEQ2SEQ, "activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": 2}
     ),
     "ViT": Family("ViTForImageClassification", _VISION),
+    "DINOv2": Family("Dinov2ForImageClassification", {**_DINO, "use_swiglu_ffn": True}),
     "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
 }  # fmt: skip
 _COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original's", "ONNX verified", "round trip")

@@ -78,6 +78,10 @@ PUBLISHED = [
     ("vit-base", ["image_size=384"], 86_859_496),
     ("vit-large", [], 304_326_632),
     ("vit-huge", ["task=image-feature-extraction"], 630_764_800),
+    # Without the mask token, which only pretraining uses.
+    ("dinov2-small", [], 22_056_576 - 384),
+    ("dinov2-base", [], 86_580_480 - 768),
+    ("dinov2-giant", [], 1_136_480_768 - 1536),
     ("deit-small", [], 22_050_664),
     ("deit-base-distilled", [], 87_338_192),
 ]
@@ -196,6 +200,8 @@ def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
         ("modernbert-tiny", ["task=question-answering"]),
         ("vit-tiny", ["attention_bias=false", "intermediate_size=100"]),
         ("vit-tiny", ["image_size=9", "num_channels=3", "num_classes=7"]),
+        ("dinov2-tiny", ["gated=false", "classify_patches=false"]),
+        ("dinov2-tiny", ["task=image-feature-extraction"]),
         ("vit-tiny", ["distilled=true"]),
         ("vit-tiny", ["distilled=true", "distillation_head=false"]),
         ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),

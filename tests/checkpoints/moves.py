@@ -73,6 +73,7 @@ _IMAGES = {
     "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
     "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2,
 }  # fmt: skip
+_DINO = {key: value for key, value in _IMAGES.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
 _TEACHER = "ForImageClassificationWithTeacher"
 _DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
 _HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -121,6 +122,7 @@ FAMILIES = {
     ),
     "bart": Family("Bart", _BART, _PAIR, "encoder-decoders without a class for the encoder"),
     "vit": Family("ViT", _IMAGES, ("Model", "ForImageClassification"), "images"),
+    "dinov2": Family("Dinov2", _DINO, ("Model", "ForImageClassification"), "images"),
     "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }
 
