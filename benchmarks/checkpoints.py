@@ -53,6 +53,11 @@ _VISION = {
 }  # fmt: skip
 
 
+_GEMMA = {**_DECODER, "sliding_window": 7, "query_pre_attn_scalar": 11}
+
+_DINO = {key: value for key, value in _VISION.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
+
+
 @dataclass(frozen=True)
 class Family:
     """A class of transformers and a configuration that differs from its defaults."""
@@ -70,6 +75,11 @@ FAMILIES = {
     ),
     "ALBERT": Family("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "ELECTRA": Family("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "ModernBERT": Family(
+        "ModernBertForMaskedLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 3,
+         "num_attention_heads": 3, "intermediate_size": 37, "norm_eps": 1e-3, "local_attention": 8, "pad_token_id": 0},
+    ),
     "GPT-2": Family(
         "GPT2LMHeadModel",
         {"vocab_size": 61, "n_positions": 40, "n_embd": 30, "n_layer": 2, "n_head": 3, "n_inner": 37,
@@ -85,6 +95,13 @@ FAMILIES = {
     "Mistral": Family("MistralForCausalLM", {**_DECODER, "sliding_window": 7}),
     "Qwen 2": Family("Qwen2ForCausalLM", _DECODER),
     "Qwen 3": Family("Qwen3ForCausalLM", _DECODER),
+    "Gemma": Family("GemmaForCausalLM", _DECODER),
+    "Gemma 2": Family("Gemma2ForCausalLM", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0}),
+    "Gemma 3": Family("Gemma3ForCausalLM", _GEMMA),
+    "Phi-3": Family(
+        "Phi3ForCausalLM", {**_DECODER, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
+    ),
+    "SmolLM3": Family("SmolLM3ForCausalLM", {**_DECODER, "no_rope_layer_interval": 2}),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -94,6 +111,7 @@ FAMILIES = {
         "MarianMTModel", {**_SEQ2SEQ, "activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": 2}
     ),
     "ViT": Family("ViTForImageClassification", _VISION),
+    "DINOv2": Family("Dinov2ForImageClassification", {**_DINO, "use_swiglu_ffn": True}),
     "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
 }  # fmt: skip
 _COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original's", "ONNX verified", "round trip")

@@ -56,6 +56,7 @@ _LLAMA = {
     "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
     "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4, "tie_word_embeddings": False,
 }  # fmt: skip
+_PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
 _T5 = {
     "vocab_size": 61, "d_model": 30, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3,
     "layer_norm_epsilon": 1e-3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
@@ -72,6 +73,7 @@ _IMAGES = {
     "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
     "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2,
 }  # fmt: skip
+_DINO = {key: value for key, value in _IMAGES.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
 _TEACHER = "ForImageClassificationWithTeacher"
 _DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
 _HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -101,6 +103,15 @@ FAMILIES = {
     "mistral": Family("Mistral", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
     "qwen2": Family("Qwen2", _LLAMA, _DECODERS, "decoders"),
     "qwen3": Family("Qwen3", {**_LLAMA, "tie_word_embeddings": True}, _DECODERS, "decoders"),
+    "gemma2": Family("Gemma2", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
+    "phi3": Family("Phi3", {**_LLAMA, "rope_parameters": _PART}, _DECODERS, "decoders"),
+    "smollm3": Family("SmolLM3", {**_LLAMA, "no_rope_layer_interval": 2}, _DECODERS, "decoders"),
+    "gemma3_text": Family(
+        "Gemma3",
+        {**_LLAMA, "sliding_window": 7, "sliding_window_pattern": 2},
+        ("TextModel", "ForCausalLM", "TextForSequenceClassification"),
+        "decoders",
+    ),
     "t5": Family("T5", _T5, _PAIR, "encoder-decoders", "T5EncoderModel"),
     "t5 1.1": Family(
         "T5",
@@ -111,6 +122,7 @@ FAMILIES = {
     ),
     "bart": Family("Bart", _BART, _PAIR, "encoder-decoders without a class for the encoder"),
     "vit": Family("ViT", _IMAGES, ("Model", "ForImageClassification"), "images"),
+    "dinov2": Family("Dinov2", _DINO, ("Model", "ForImageClassification"), "images"),
     "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }
 

@@ -1,4 +1,4 @@
-"""Decoder checkpoints in the hub's layout, from random transformers models: Llama, Mistral, Qwen, GPT-2 and GPT-Neo."""
+"""Decoder checkpoints in the hub's layout, from random transformers models: Llama and its relatives, and GPT."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
@@ -26,12 +32,16 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 import zoo as library
@@ -105,6 +115,16 @@ LLAMA3 = {
     "low_freq_factor": 0.5,
     "high_freq_factor": 2.0,
     "original_max_position_embeddings": 11,
+}
+GEMMA = {**{key: value for key, value in SIZES.items() if key != "hidden_act"}, "hidden_activation": "silu"}
+GEMMA_OURS = {
+    **OURS,
+    "activation": "silu",
+    "norm_offset": True,
+    "scale_embeddings": True,
+    "post_norms": True,
+    "tie_embeddings": True,
+    "attention_scale": 11**-0.5,
 }
 LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
 GPT2_SIZES = {
@@ -198,6 +218,125 @@ FAMILIES = {
             "sliding_windows": (0,),
             "mlp_bias": False,
         },
+    ),
+    "gemma": Family(
+        GemmaForCausalLM,
+        GemmaConfig,
+        {**SIZES, "hidden_act": "gelu_pytorch_tanh", "attention_bias": True},
+        {
+            **GEMMA_OURS,
+            "activation": "gelu_tanh",
+            "post_norms": False,
+            "attention_scale": None,
+            "attention_bias": True,
+            "attention_output_bias": True,
+        },
+    ),
+    "gemma2": Family(
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {
+            **GEMMA,
+            "query_pre_attn_scalar": 11,
+            "sliding_window": 4,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0},
+        },
+        {
+            **GEMMA_OURS,
+            "attention_softcap": 3.0,
+            "logit_softcap": 2.0,
+            "sliding_windows": (4, 0),
+            "local_rope_theta": None,
+            "rope_scaling": "linear",
+            "rope_theta": 100.0,
+        },
+    ),
+    "gemma2, no caps": Family(
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {
+            **GEMMA,
+            "query_pre_attn_scalar": 6,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+            "layer_types": LAYERS[::-1],
+            "sliding_window": 3,
+        },
+        {
+            **GEMMA_OURS,
+            "attention_scale": None,
+            "attention_softcap": None,
+            "logit_softcap": None,
+            "tie_embeddings": False,
+            "sliding_windows": (3, 3, 0),
+        },
+    ),
+    "gemma3_text": Family(
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            **GEMMA,
+            "query_pre_attn_scalar": 11,
+            "sliding_window": 4,
+            "layer_types": LAYERS,
+            "final_logit_softcapping": 2.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            },
+        },
+        {
+            **GEMMA_OURS,
+            "qk_norm": True,
+            "logit_softcap": 2.0,
+            "sliding_windows": (0, 4, 4),
+            "rope_theta": 100.0,
+            "rope_factor": 2.5,
+            "rope_scaling": "linear",
+            "local_rope_theta": 30.0,
+        },
+    ),
+    "phi3": Family(
+        Phi3ForCausalLM,
+        Phi3Config,
+        {**SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 4 / 6}},
+        {**OURS, "rotary_dim": 4, "rope_theta": 100.0, "rope_layers": (True,), "sliding_windows": (0,)},
+    ),
+    "phi3, a window": Family(
+        Phi3ForCausalLM,
+        Phi3Config,
+        {**SIZES, "sliding_window": 4, "num_key_value_heads": None, "tie_word_embeddings": True},
+        {**OURS, "rotary_dim": 6, "num_kv_heads": 6, "sliding_windows": (4,), "tie_embeddings": True},
+    ),
+    "smollm3": Family(
+        SmolLM3ForCausalLM,
+        SmolLM3Config,
+        {
+            **SIZES,
+            "no_rope_layer_interval": 2,
+            "mlp_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0},
+        },
+        {
+            **OURS,
+            "rope_layers": (True, False),
+            "sliding_windows": (0, 4),
+            "mlp_bias": True,
+            "attention_output_bias": False,
+            "rope_factor": 2.5,
+            "tie_embeddings": True,
+        },
+    ),
+    "smollm3, biases": Family(
+        SmolLM3ForCausalLM,
+        SmolLM3Config,
+        {**SIZES, "no_rope_layers": [0, 1, 1], "attention_bias": True, "tie_word_embeddings": False},
+        {**OURS, "rope_layers": (False, True, True), "rope_theta": 2e6, "attention_output_bias": True},
     ),
     "gpt2": Family(
         GPT2LMHeadModel,
@@ -299,7 +438,8 @@ def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
 
 
 UNSAID = {"_name_or_path", "transformers_version", "architectures", "dtype", "n_inner", "attn_pdrop", "embd_pdrop",
-          "attention_dropout", "embed_dropout", "attention_types", "max_window_layers"}  # fmt: skip
+          "attention_dropout", "embed_dropout", "attention_types", "max_window_layers",
+          "partial_rotary_factor", "no_rope_layer_interval"}  # fmt: skip
 """Keys that are redundant or affect training only; zoo has a single dropout."""
 
 
@@ -308,9 +448,8 @@ def test_family_is_chosen_automatically(tmp_path: Path) -> None:
     for name, family in FAMILIES.items():
         ours = tmp_path / name
         import_checkpoint(save(family.make(), tmp_path / f"hub of {name}"), ours, verify=False)
-        assert (
-            export_checkpoint(ours, tmp_path / f"back from {name}", verify=False).model_type == family.config.model_type
-        )
+        wanted = "mistral" if name == "phi3, a window" else family.config.model_type  # the same function
+        assert export_checkpoint(ours, tmp_path / f"back from {name}", verify=False).model_type == wanted
 
 
 REFUSED_BACK = {
@@ -382,6 +521,34 @@ def test_rotary_settings_of_transformers_4_are_read(tmp_path: Path, name: str) -
     same(tmp_path / "ours", theirs)
 
 
+def test_rotary_settings_of_gemma_3_in_transformers_4_are_read(tmp_path: Path) -> None:
+    """Two bases and the period of the windows, as in the published files."""
+    theirs = FAMILIES["gemma3_text"].make(layer_types=None, sliding_window_pattern=2)
+    folder = save(theirs, tmp_path / "hub")
+    old = {"rope_theta": 100.0, "rope_local_base_freq": 30.0, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}
+    edit(folder, rope_parameters=None, layer_types=None, sliding_window_pattern=2, cache_implementation="hybrid", **old)
+    imported = import_checkpoint(folder, tmp_path / "ours", verify=True)
+    assert imported.spec.config.sliding_windows == (4, 0)
+    same(tmp_path / "ours", theirs)
+
+
+def test_smollm2_is_a_llama(tmp_path: Path) -> None:
+    """The settings of SmolLM2-135M, with smaller sizes: nine heads in groups of three, and a high base."""
+    theirs = FAMILIES["llama"].make(
+        hidden_size=36, num_attention_heads=9, head_dim=4, hidden_act="silu", rms_norm_eps=1e-5, attention_dropout=0.0,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+    )  # fmt: skip
+    folder = save(theirs, tmp_path / "hub")
+    said = {"is_llama_config": True, "rope_interleaved": False, "pretraining_tp": 1, "transformers.js_config": {}}
+    edit(folder, rope_theta=100000.0, rope_parameters=None, rope_scaling=None, **said)
+    imported = import_checkpoint(folder, tmp_path / "ours", verify=True)
+    assert imported.comparison.exact < 1e-12
+    same(tmp_path / "ours", theirs)
+    edit(folder, rope_interleaved=True)
+    with pytest.raises(UsageError, match="rope_interleaved True is not supported"):
+        import_checkpoint(folder, tmp_path / "other")
+
+
 WIDE = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 32, "intermediate_size": 37}
 """With 32 heads, because the classes' defaults are 8 or 32 key heads."""
 BARE = {
@@ -389,6 +556,11 @@ BARE = {
     "mistral": (WIDE, 131072),
     "qwen2": (WIDE, 32768),
     "qwen3": (WIDE, 32768),
+    "gemma": (WIDE, 8192),
+    "gemma2": (WIDE, 8192),
+    "gemma3_text": (WIDE, 131072),
+    "phi3": ({**WIDE, "pad_token_id": 3}, 4096),
+    "smollm3": ({**WIDE, "pad_token_id": 3}, 32768),
     "gpt2": ({"vocab_size": 61, "n_embd": 64, "n_layer": 3, "n_head": 4}, 1024),
     "gpt_neo": ({"vocab_size": 61, "hidden_size": 64, "num_layers": 24, "num_heads": 4}, 2048),
 }
@@ -433,6 +605,29 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a window of no size": ("qwen2", {"use_sliding_window": False}, "there is no sliding_window"),
     "layers in words": ("qwen2", {"num_hidden_layers": "3"}, "num_layers must be int, got '3'"),
     "a window in words": ("mistral", {"sliding_window": "4"}, "sliding_windows must be"),
+    "both directions": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not"),
+    "capped scores": ("gemma3_text", {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping 3.0 is not supported"),
+    "a scale of zero": ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be positive, got 0"),
+    "no period": ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern must be positive, got 0"),
+    "scaled local layers": (
+        "gemma3_text",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "rope_parameters of sliding_attention have a rope_type",
+    ),
+    "rotary positions in words": ("gemma3_text", {"rope_parameters": "both"}, "must be a mapping, got 'both'"),
+    "longrope": (
+        "phi3",
+        {"rope_parameters": None, "rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
+        "rope_type 'longrope' is not supported: .*known: default",
+    ),
+    "no part of the head": (
+        "phi3",
+        {"rope_parameters": {"partial_rotary_factor": 0}},
+        r"partial_rotary_factor must lie in \(0, 1\], got 0",
+    ),
+    "a bias": ("phi3", {"attention_bias": True}, "attention_bias True is not supported"),
+    "a missing layer": ("smollm3", {"no_rope_layers": [1, 0]}, r"list of 3 layers, each 0 or 1, got \[1, 0\]"),
+    "no interval": ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be positive, got 0"),
     "scores by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
     "scores in another order": ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn True is not"),
     "another source": ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
@@ -462,8 +657,11 @@ NEW = 12
 
 
 GENERATED = [("llama", PORTABLE), ("gpt_neo", "cpu")]
-ALSO_GENERATED = [(name, profile) for name in ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neo")
-                  for profile in (PORTABLE, "cpu")]  # fmt: skip
+ALSO_GENERATED = [
+    (name, profile)
+    for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "gpt2", "gpt_neo")
+    for profile in (PORTABLE, "cpu")
+]
 
 
 @pytest.mark.slow

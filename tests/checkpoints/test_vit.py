@@ -1,4 +1,4 @@
-"""Checkpoints of ViT and DeiT: import from transformers and writing back."""
+"""Checkpoints of ViT, DeiT and DINOv2: import from transformers and writing back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from transformers import (
     DeiTForMaskedImageModeling,
     DeiTImageProcessorPil,
     DeiTModel,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
     PreTrainedModel,
     ViTConfig,
     ViTForImageClassification,
@@ -63,6 +66,9 @@ OURS: dict[str, Any] = {
     "problem_type": "single_label_classification",
     "image_resample": "bilinear",
     "image_crop": 1.0,
+    "gated": False,
+    "layer_scale": None,
+    "classify_patches": False,
 }
 """Our names for SIZES."""
 FEATURES = {"task": "image-feature-extraction", "problem_type": None}
@@ -86,6 +92,24 @@ KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] =
     "deit, pooled": (DeiTModel, {}, {**FEATURES, "distilled": True, "pooler": True}),
     "deit, features": (DeiTModel, {"add_pooling_layer": False}, {**FEATURES, "distilled": True}),
 }
+
+
+DINO_SIZES = {**{key: value for key, value in SIZES.items() if key != "intermediate_size"}, "mlp_ratio": 2}
+DINO_OURS = {**OURS, "layer_scale": 1.0, "classify_patches": True, "intermediate_size": 30}
+DINO: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
+    "classes": (Dinov2ForImageClassification, {"layerscale_value": 0.3}, {"layer_scale": 0.3}),
+    "gated": (
+        Dinov2ForImageClassification,
+        {"use_swiglu_ffn": True, "hidden_act": "gelu", "qkv_bias": False},
+        {"gated": True, "activation": "silu", "attention_bias": False, "intermediate_size": 24},
+    ),
+    "features": (Dinov2Model, {"use_mask_token": False}, FEATURES),
+    "gated features": (
+        Dinov2Model,
+        {"use_swiglu_ffn": True, "hidden_act": "gelu"},
+        {**FEATURES, "gated": True, "activation": "silu", "intermediate_size": 24},
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +175,49 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
     for name, value in found.items():
         assert_close(value, wanted[name], rtol=0, atol=1e-10)
         assert value.std() > 1e-2
+
+
+@pytest.mark.parametrize(("kind", "options", "changes"), DINO.values(), ids=DINO)
+def test_dinov2_round_trip(
+    tmp_path: Path, kind: type[PreTrainedModel], options: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """The imported model has the same outputs, and is written back bit for bit except for the mask token."""
+    theirs = kind(Dinov2Config(**{**DINO_SIZES, **options}, attn_implementation="eager"))
+    randomise(theirs)
+    hub = save(theirs, tmp_path / "hub")
+    imported = import_checkpoint(hub, tmp_path / "ours", verify=True)
+    assert imported.comparison.exact < 1e-14
+    values = imported.spec.config.to_dict()
+    wanted = {**DINO_OURS, "task": "image-classification", **changes}
+    assert {key: values[key] for key in wanted} == wanted
+    same(tmp_path / "ours", theirs)
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
+    assert exported.model_type == "dinov2"
+    first, second = (load_file(folder / "model.safetensors") for folder in (hub, tmp_path / "back"))
+    assert {name for name in first.keys() ^ second.keys() if not name.endswith("embeddings.mask_token")} == set()
+    assert all(torch.equal(first[name], tensor) for name, tensor in second.items())
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (hub, tmp_path / "back"))
+    read = {key: value for key, value in before.items() if key in after} | {"use_mask_token": False}
+    assert {**read, "transformers_version": 0, "attention_probs_dropout_prob": 0.2}.items() <= {
+        **after, "transformers_version": 0,
+    }.items()  # fmt: skip
+    again = kind.from_pretrained(tmp_path / "back", attn_implementation="eager")
+    with torch.inference_mode():
+        found, expected = again(images().float()), theirs.float()(images().float())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_dinov2_ratio_is_whole(tmp_path: Path) -> None:
+    """The original class accepts no other ratio of widths."""
+    theirs = Dinov2Model(Dinov2Config(**DINO_SIZES))
+    hub = save(theirs, tmp_path / "hub")
+    import_checkpoint(hub, tmp_path / "ours", verify=False)
+    odd = library.create_model("dinov2-tiny", intermediate_size=100)
+    library.save(odd, tmp_path / "odd")
+    with pytest.raises(UsageError, match="mlp_ratio cannot represent intermediate_size 100 of hidden_size 64"):
+        export_checkpoint(tmp_path / "odd", tmp_path / "back", model_type="dinov2")
+    with pytest.raises(UsageError, match="mlp_ratio must be positive, got 0"):
+        import_checkpoint(edit(hub, mlp_ratio=0), tmp_path / "other", verify=False)
 
 
 @pytest.mark.parametrize(("kind", "options", "changes"), KINDS.values(), ids=KINDS)

@@ -30,6 +30,9 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "gpt, windows": ("gpt-tiny", ["sliding_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
     "gpt, heads of their own size": ("gpt-tiny", ["sliding_windows=[0, 3]", "num_heads=3", "head_dim=10"]),
     "llama, windows": ("llama-tiny", ["sliding_windows=[2]", "rope_scaling=llama3", "qk_norm=true"]),
+    "llama, gemma": ("gemma-tiny", []),
+    "llama, phi": ("phi-tiny", []),
+    "modernbert, classes": ("modernbert-tiny", ["task=text-classification", "pooling=mean"]),
     "rnn, tokens in one direction": ("rnn-tiny", ["task=token-classification", "bidirectional=false", "cell=gru"]),
     "seq2seq, products": ("seq2seq-tiny", ["attention=dot", "cell=lstm", "maxout_size=none"]),
     "seq2seq, no attention": ("seq2seq-tiny", ["attention=none", "bidirectional=false", "num_layers=1"]),
@@ -44,6 +47,7 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         "transformer-tiny",
         ["num_decoder_heads=2", "target_vocab_size=300", "num_decoder_layers=3", "decoder_intermediate_size=40"],
     ),
+    "vit, dinov2": ("dinov2-tiny", []),
     "vit, distilled": ("vit-tiny", ["distilled=true"]),
     "vit, hidden states": ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
 }

@@ -298,6 +298,16 @@ def test_rotated_products_depend_only_on_distance(first: int, second: int, shift
     assert_close(product(first, first), (query * key).sum(), rtol=0, atol=1e-5)
 
 
+def test_part_of_a_head_is_rotated() -> None:
+    """The rest is unchanged; transformers' Phi-3 does the same."""
+    from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
+
+    positions, query = torch.arange(5)[None], normal(2, 3, 5, 10)
+    rotation = RotaryPositions(4)(positions, torch.float64)
+    expected, _ = apply_rotary_pos_emb(query, query, *(part[:, 0] for part in rotation))
+    assert torch.equal(apply_rotary(query, rotation), expected)
+
+
 def test_rotary_positions_need_an_even_head() -> None:
     with pytest.raises(ValueError, match="even head_dim, got 5"):
         RotaryPositions(5)

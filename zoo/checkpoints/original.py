@@ -80,8 +80,8 @@ class Exact(TorchFunctionMode):
     """A mode in which float64 is never rounded to float32.
 
     Many implementations compute norms and softmax in float32, which gains precision for float16 but loses it for
-    float64. Modules with a buffer ``inv_freq`` are exempt: weights are trained with float32 rotary angles, and zoo uses
-    those too.
+    float64. Modules with a buffer ``inv_freq``, or one per kind of layer, are exempt: weights are trained with float32
+    rotary angles, and zoo uses those too.
 
     Args:
         model: the model called under this mode.
@@ -90,7 +90,7 @@ class Exact(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._paused = 0
-        self._rotary = [module for module in model.modules() if hasattr(module, "inv_freq")]
+        self._rotary = [module for module in model.modules() if _is_rotary(module)]
 
     def __enter__(self) -> Exact:
         def shift(by: int) -> Callable[..., None]:
@@ -120,6 +120,11 @@ class Exact(TorchFunctionMode):
             if kwargs.get("dtype") in _NARROW:
                 kwargs["dtype"] = torch.float64
         return function(*args, **kwargs)
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    names = (name for name, _ in module.named_buffers(recurse=False))
+    return hasattr(module, "inv_freq") or any(name.endswith("_inv_freq") for name in names)
 
 
 def compare(

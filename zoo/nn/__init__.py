@@ -1,7 +1,7 @@
 """The shared blocks. Shape letters: B batch, T queries, S keys, H heads, K key-value heads, D head size, E hidden."""
 
 from zoo.nn.additive import AdditiveAttention
-from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention
+from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention, soft_cap
 from zoo.nn.cache import Cache, LayerCache
 from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.encoder_attention import EncoderAttention
@@ -12,6 +12,7 @@ from zoo.nn.linformer import LinformerAttention
 from zoo.nn.longformer import LongformerAttention
 from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
+from zoo.nn.norms import OffsetRMSNorm
 from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import normalize, pool
 from zoo.nn.positions import (
@@ -55,6 +56,7 @@ __all__ = [
     "LocalAttention",
     "LongformerAttention",
     "MultiHeadAttention",
+    "OffsetRMSNorm",
     "PerformerAttention",
     "ProductKeyMemory",
     "RecurrentState",
@@ -93,6 +95,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "scan_steps",
     "sinusoids",
+    "soft_cap",
     "tied_linear",
     "truncate_positions",
     "unrecorded_attentions",

@@ -6,6 +6,8 @@ B batch, T queries, S keys, H heads, K key-value heads, D head size, E hidden si
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,12 @@ from zoo.nn.cache import LayerCache
 from zoo.nn.positions import Rotation, apply_rotary
 from zoo.nn.recording import is_recording, record_attention, recorded_attentions
 
-__all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention"]
+__all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention", "soft_cap"]
+
+
+def soft_cap(x: Tensor, limit: float) -> Tensor:
+    """Return limit tanh(x / limit), which lies within +-limit (Gemma Team 2024, Gemma 2, section 2)."""
+    return torch.tanh(x / limit) * limit
 
 
 def scaled_dot_product_attention(
@@ -26,11 +33,13 @@ def scaled_dot_product_attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(Q K^T / sqrt(D)) V (equation 1). Every scaled dot-product attention goes through this function.
 
-    Inside :func:`recorded_attentions` it computes and records the weights; otherwise it calls torch's fused kernel.
+    Inside :func:`recorded_attentions` it computes and records the weights; otherwise it calls torch's fused kernel,
+    unless there is a ``softcap``, which that kernel lacks.
 
     Args:
         query: (B, H, T, D).
@@ -39,14 +48,15 @@ def scaled_dot_product_attention(
         mask: boolean, (B or 1, 1 or H, T, S), True where a query may see a key. A query that sees no key gives 0.
         bias: real, (B or 1, 1 or H, T, S), added to the scaled scores; -inf hides a key.
         scale: factor of the scores; 1 / sqrt(D) by default.
+        softcap: limit of the scaled scores, see :func:`soft_cap`, before ``bias``; none by default.
         dropout: probability of dropping a weight.
 
     Returns:
         (B, H, T, D').
     """
     grouped = query.shape[1] != key.shape[1]
-    if is_recording():
-        weights = attention_weights(query, key, mask=mask, bias=bias, scale=scale)
+    if is_recording() or softcap is not None:
+        weights = attention_weights(query, key, mask=mask, bias=bias, scale=scale, softcap=softcap)
         record_attention(lambda: weights)
         dropped = F.dropout(weights, dropout) if dropout else weights
         return dropped @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
@@ -58,11 +68,19 @@ def scaled_dot_product_attention(
 
 
 def attention_weights(
-    query: Tensor, key: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Return the weights of :func:`scaled_dot_product_attention`, (B, H, T, S). Fully masked rows are 0."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, T, S)
+    if softcap is not None:
+        scores = soft_cap(scores, softcap)
     if bias is not None:
         scores, seen = scores + bias, bias > -math.inf
         mask = seen if mask is None else mask & seen
@@ -85,7 +103,9 @@ class MultiHeadAttention(nn.Module):
         bias: whether the query, key and value projections have biases.
         output_bias: whether the output projection has a bias; same as ``bias`` by default.
         scale: factor of the scores; 1 / sqrt(D) by default.
-        qk_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023); none by default.
+        softcap: limit of the scaled scores, see :func:`soft_cap`; none by default.
+        qk_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023), or a function that builds the
+            norm, given D; none by default.
         dropout: on the attention weights, in training only.
 
     Raises:
@@ -112,7 +132,8 @@ class MultiHeadAttention(nn.Module):
         bias: bool = True,
         output_bias: bool | None = None,
         scale: float | None = None,
-        qk_norm: float | None = None,
+        softcap: float | None = None,
+        qk_norm: float | Callable[[int], nn.Module] | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -128,6 +149,7 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.scale = scale
+        self.softcap = softcap
         self.dropout = dropout
         self.query = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.key = nn.Linear(memory_size, num_kv_heads * head_dim, bias=bias)
@@ -136,8 +158,8 @@ class MultiHeadAttention(nn.Module):
             num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias
         )
         if qk_norm is not None:
-            self.query_norm = nn.RMSNorm(head_dim, eps=qk_norm)
-            self.key_norm = nn.RMSNorm(head_dim, eps=qk_norm)
+            build = qk_norm if callable(qk_norm) else partial(nn.RMSNorm, eps=qk_norm)
+            self.query_norm, self.key_norm = build(head_dim), build(head_dim)
         self.has_norms = qk_norm is not None
 
     def forward(
@@ -163,7 +185,9 @@ class MultiHeadAttention(nn.Module):
         query, key, value = self._query_key_value(x, memory, rotation, cache)
         dropout = self.dropout if self.training else 0.0
         return self._merge(
-            scaled_dot_product_attention(query, key, value, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
+            scaled_dot_product_attention(
+                query, key, value, mask=mask, bias=bias, scale=self.scale, softcap=self.softcap, dropout=dropout
+            )
         )
 
     def with_weights(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ def build_mask(
     padding: Tensor | None = None,
     causal: bool = False,
     window: int | None = None,
+    distance: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor | None:
     """Build a boolean attention mask, (B or 1, 1, T, S), True where a query may see a key; None if nothing is masked.
@@ -25,6 +28,7 @@ def build_mask(
         padding: (B, S), non-zero for a token, zero for padding.
         causal: whether to hide later keys from each query.
         window: with ``causal``, the largest number of keys that a query sees: its own and those just before it.
+        distance: the largest distance of a key from its query, on either side.
         device: where to build the mask when there is no ``padding``.
 
     Raises:
@@ -35,19 +39,27 @@ def build_mask(
     >>> build_mask(2, 4, causal=True)  # two new tokens after two cached ones
     tensor([[[[ True,  True,  True, False],
               [ True,  True,  True,  True]]]])
+    >>> build_mask(3, 3, distance=1)
+    tensor([[[[ True,  True, False],
+              [ True,  True,  True],
+              [False,  True,  True]]]])
     >>> build_mask(1, 3, padding=torch.tensor([[0, 1, 1]]))
     tensor([[[[False,  True,  True]]]])
     """
     _check_length(padding, key_length)
     mask = None
-    if causal:
+    if causal or distance is not None:
         device = padding.device if padding is not None else device
         key_positions = torch.arange(key_length, device=device)
         query_positions = torch.arange(key_length - query_length, key_length, device=device)
-        seen = key_positions <= query_positions.unsqueeze(1)  # (T, S)
-        if window is not None:
-            seen = seen & (key_positions > query_positions.unsqueeze(1) - window)
-        mask = seen.unsqueeze(0).unsqueeze(0)  # (1, 1, T, S)
+        seen = []  # (T, S) each
+        if causal:
+            seen.append(key_positions <= query_positions.unsqueeze(1))
+            if window is not None:
+                seen.append(key_positions > query_positions.unsqueeze(1) - window)
+        if distance is not None:
+            seen.append((key_positions - query_positions.unsqueeze(1)).abs() <= distance)
+        mask = reduce(torch.logical_and, seen).unsqueeze(0).unsqueeze(0)  # (1, 1, T, S)
     if padding is not None:
         tokens = padding.bool().unsqueeze(1).unsqueeze(1)  # (B, 1, 1, S)
         mask = tokens.expand(-1, -1, query_length, -1) if mask is None else mask & tokens

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosine and sine of each position's angles, (B or 1, 1, T, D) each."""
+"""Cosine and sine of each position's angles, (B or 1, 1, T, D) each; fewer than D turn only a part of a head."""
 
 
 def sinusoids(positions: Tensor, hidden_size: int, dtype: torch.dtype, *, interleaved: bool = True) -> Tensor:
@@ -129,10 +129,16 @@ def llama3_rope_scaling(
 
 
 def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate queries or keys (B, H, T, D) by their positions."""
+    """Rotate queries or keys (B, H, T, D) by their positions.
+
+    A rotation of R < D elements turns the first R of each head, as in GPT-NeoX (Black et al. 2022, section 2.1.1).
+    """
     cosine, sine = rotation
-    first, second = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+    size = cosine.shape[-1]
+    turned, kept = (x, None) if size == x.shape[-1] else (x[..., :size], x[..., size:])
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cosine + torch.cat((-second, first), dim=-1) * sine
+    return turned if kept is None else torch.cat((turned, kept), dim=-1)
 
 
 def resize_grid(grid: Tensor, side: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen: a causal decoder with rotary positions, and importers for its checkpoints."""
+"""Llama and its relatives: a causal decoder with rotary positions, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 
@@ -28,4 +28,9 @@ def zoo_importers() -> Sequence[zoo.Importer]:
         zoo.Importer(name="mistral", architecture="llama", layout="zoo_plugins.llama.hub:MISTRAL"),
         zoo.Importer(name="qwen2", architecture="llama", layout="zoo_plugins.llama.hub:QWEN2"),
         zoo.Importer(name="qwen3", architecture="llama", layout="zoo_plugins.llama.hub:QWEN3"),
+        zoo.Importer(name="gemma", architecture="llama", layout="zoo_plugins.llama.hub_gemma:GEMMA"),
+        zoo.Importer(name="gemma2", architecture="llama", layout="zoo_plugins.llama.hub_gemma:GEMMA2"),
+        zoo.Importer(name="gemma3_text", architecture="llama", layout="zoo_plugins.llama.hub_gemma:GEMMA3"),
+        zoo.Importer(name="phi3", architecture="llama", layout="zoo_plugins.llama.hub_phi:PHI3"),
+        zoo.Importer(name="smollm3", architecture="llama", layout="zoo_plugins.llama.hub_phi:SMOLLM3"),
     ]

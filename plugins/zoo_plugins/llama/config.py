@@ -1,4 +1,4 @@
-"""Configuration, graphs and cost of Llama, Mistral and Qwen."""
+"""Configuration, graphs and cost of Llama and its relatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Configuration of Llama, Mistral and Qwen. The defaults are Llama 2 7B."""
+    """Configuration of Llama, Mistral, Qwen, Gemma, Phi-3 and SmolLM3. The defaults are Llama 2 7B."""
 
     vocab_size: int = 32000
     """Vocabulary size."""
@@ -33,8 +33,21 @@ class LlamaConfig(DecoderConfig):
     """Activation of the gate in the feed-forward network."""
     norm_eps: float = 1e-5
     """Epsilon of the RMS norms."""
+    norm_offset: bool = False
+    """Whether 1 is added to the weights of the norms, which then start at 0 (Gemma)."""
+    post_norms: bool = False
+    """Whether the output of each sub-layer is normalised too, before it is added (Gemma 2)."""
+    scale_embeddings: bool = False
+    """Whether token embeddings are multiplied by the square root of ``hidden_size`` (Gemma)."""
+    rotary_dim: int | None = None
+    """Number of leading elements of each head that are rotated; ``head_dim`` by default."""
+    rope_layers: tuple[bool, ...] = (True,)
+    """Whether each layer rotates queries and keys. The pattern repeats over the layers (SmolLM3)."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
+    local_rope_theta: float | None = None
+    """Base of the rotary frequencies in layers with a window, which are then not scaled (Gemma 3); by default these
+    have the frequencies of the other layers."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
     """Scaling of rotary frequencies by ``1 / rope_factor``: none, all ("linear"), or low ones only (Llama 3.1)."""
     rope_factor: float = 1.0
@@ -53,6 +66,12 @@ class LlamaConfig(DecoderConfig):
     """Whether the feed-forward network has biases."""
     qk_norm: bool = False
     """Whether queries and keys are normalised per head (RMS norm) before the rotation."""
+    attention_scale: float | None = None
+    """Factor of the attention scores; 1 / sqrt(``head_dim``) by default."""
+    attention_softcap: float | None = None
+    """Limit c of the scaled scores s, as c tanh(s / c); none by default (Gemma 2)."""
+    logit_softcap: float | None = None
+    """Same limit of the logits of text-generation."""
     sliding_windows: tuple[int, ...] = (0,)
     """Sliding-window size of each layer, in keys, the query's own included; 0 for no window. The pattern repeats over
     the layers."""
@@ -74,15 +93,18 @@ class LlamaConfig(DecoderConfig):
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
             "intermediate_size", "norm_eps", "rope_theta", "rope_factor", "rope_low_freq_factor",
-            "rope_original_length",
+            "rope_original_length", "local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap",
         )  # fmt: skip
         self.require_probability("dropout")
         self.require_divisible("num_heads", "num_kv_heads")
         if self.head_dim is None:
             self.require_divisible("hidden_size", "num_heads")
             self.default("head_dim", self.hidden_size // self.num_heads)
-        if self.key_size % 2:
-            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        self.default("rotary_dim", self.head_dim)
+        if self.turned_size % 2 or not 0 < self.turned_size <= self.key_size:
+            if self.rotary_dim == self.head_dim:
+                raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+            raise ValueError(f"rotary_dim must be even and at most head_dim {self.head_dim}, got {self.rotary_dim}")
         if self.rope_high_freq_factor <= self.rope_low_freq_factor:
             raise ValueError(
                 f"rope_high_freq_factor {self.rope_high_freq_factor} must exceed "
@@ -90,13 +112,26 @@ class LlamaConfig(DecoderConfig):
             )
         if not self.sliding_windows or min(self.sliding_windows) < 0:
             raise ValueError(f"sliding_windows must be one or more non-negative numbers, got {self.sliding_windows}")
-        windows = [self.sliding_windows[layer % len(self.sliding_windows)] for layer in range(self.num_layers)]
-        object.__setattr__(self, "sliding_windows", shortest_period(windows))
+        if not self.rope_layers:
+            raise ValueError("rope_layers must be one or more booleans, got ()")
+        for name in ("sliding_windows", "rope_layers"):
+            pattern = getattr(self, name)
+            layers = [pattern[layer % len(pattern)] for layer in range(self.num_layers)]
+            object.__setattr__(self, name, shortest_period(layers))
 
     @property
     def key_size(self) -> int:
         """``head_dim``, set by ``__post_init__``."""
         return self.head_dim or 0
+
+    @property
+    def turned_size(self) -> int:
+        """``rotary_dim``, set by ``__post_init__``."""
+        return self.rotary_dim or 0
+
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer rotates queries and keys."""
+        return self.rope_layers[layer % len(self.rope_layers)]
 
     def window(self, layer: int) -> int | None:
         """Return the maximum number of keys per query in this layer; None for no limit."""
@@ -117,7 +152,7 @@ class LlamaConfig(DecoderConfig):
     def cost(self) -> Cost:
         """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
         block = (
-            2 * cost.rms_norm(self.hidden_size)
+            (4 if self.post_norms else 2) * cost.rms_norm(self.hidden_size)
             + cost.attention(
                 self.hidden_size,
                 self.num_heads,

@@ -1,16 +1,20 @@
-"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2); also Mistral and Qwen.
+"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2); also Mistral, Qwen, Gemma, Phi-3 and SmolLM3.
 
 Mistral (Jiang et al. 2023) adds grouped-query attention and a sliding window, Qwen 2 biases on queries, keys and
-values, and Qwen 3 norms on queries and keys.
+values, and Qwen 3 norms on queries and keys. Gemma (Gemma Team 2024) scales the embeddings and adds 1 to the weights of
+norms; Gemma 2 normalises before and after each sub-layer and limits scores and logits; Gemma 3 has frequencies of their
+own in layers with a window. Phi-3 may rotate a part of each head, and SmolLM3 does not rotate in every layer.
 
-B batch, T tokens of this call, S tokens including those before, E hidden size, D head size, V vocabulary.
+B batch, T tokens of this call, S tokens including those before, E hidden size, R rotated elements of a head,
+V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from zoo.nn import (
@@ -18,6 +22,7 @@ from zoo.nn import (
     GatedFeedForward,
     LayerCache,
     MultiHeadAttention,
+    OffsetRMSNorm,
     RotaryPositions,
     Rotation,
     build_mask,
@@ -25,17 +30,24 @@ from zoo.nn import (
     interpolate_frequencies,
     llama3_rope_scaling,
     positions_of,
+    soft_cap,
 )
 from zoo_plugins.gpt.heads import add_head, answer
 from zoo_plugins.llama.config import LlamaConfig
 
 
+def _norm(c: LlamaConfig) -> Callable[[int], nn.Module]:
+    """Return the constructor of the configured norm, given a width."""
+    return partial(OffsetRMSNorm if c.norm_offset else nn.RMSNorm, eps=c.norm_eps)
+
+
 class LlamaBlock(nn.Module):
-    """Attention, then gated feed-forward, each normalised before and added after."""
+    """Attention, then gated feed-forward, each normalised before, optionally normalised after, and added."""
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        self.norm_1 = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        norm = _norm(c)
+        self.norm_1 = norm(c.hidden_size)
         self.attention = MultiHeadAttention(
             c.hidden_size,
             c.num_heads,
@@ -43,16 +55,20 @@ class LlamaBlock(nn.Module):
             head_dim=c.head_dim,
             bias=c.attention_bias,
             output_bias=c.attention_output_bias,
-            qk_norm=c.norm_eps if c.qk_norm else None,
+            scale=c.attention_scale,
+            softcap=c.attention_softcap,
+            qk_norm=norm if c.qk_norm else None,
             dropout=c.dropout,
         )
-        self.norm_2 = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.norm_2 = norm(c.hidden_size)
         self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation, bias=c.mlp_bias)
+        self.post_norm_1 = norm(c.hidden_size) if c.post_norms else nn.Identity()
+        self.post_norm_2 = norm(c.hidden_size) if c.post_norms else nn.Identity()
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         """(B, T, E) -> (B, T, E)."""
-        x = x + self.attention(self.norm_1(x), rotation=rotation, mask=mask, cache=cache)
-        return x + self.mlp(self.norm_2(x))
+        x = x + self.post_norm_1(self.attention(self.norm_1(x), rotation=rotation, mask=mask, cache=cache))
+        return x + self.post_norm_2(self.mlp(self.norm_2(x)))
 
 
 class Llama(nn.Module):
@@ -62,9 +78,11 @@ class Llama(nn.Module):
         super().__init__()
         self.config = c
         self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.positions = RotaryPositions(c.key_size, c.rope_theta, scale=_frequency_scale(c))
+        self.positions = RotaryPositions(c.turned_size, c.rope_theta, scale=_frequency_scale(c))
+        if c.local_rope_theta is not None:
+            self.local_positions = RotaryPositions(c.turned_size, c.local_rope_theta)
         self.blocks = nn.ModuleList(LlamaBlock(c) for _ in range(c.num_layers))
-        self.norm = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.norm = _norm(c)(c.hidden_size)
         add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
         init_normal(self, std=0.02)
 
@@ -84,9 +102,11 @@ class Llama(nn.Module):
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         x = self.token_embedding(input_ids)  # (B, T, E)
+        if self.config.scale_embeddings:  # by a factor in the model's dtype, as in the training of published weights
+            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=torch.float32, device=x.device).to(x.dtype)
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
-        rotation = self.positions(positions, x.dtype)  # a pair of (B or 1, 1, T, D)
         windows = [self.config.window(layer) for layer in range(len(self.blocks))]
+        rotations = self._rotations(windows, positions, x.dtype)
         masks = {
             window: build_mask(
                 length, total, padding=attention_mask, causal=True, window=window, device=input_ids.device
@@ -94,8 +114,21 @@ class Llama(nn.Module):
             for window in dict.fromkeys(windows)
         }
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
-            x = block(x, rotation, masks[window], past_key_values[layer] if past_key_values is not None else None)
-        return answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
+            cache = past_key_values[layer] if past_key_values is not None else None
+            x = block(x, rotations[window] if self.config.rotates(layer) else None, masks[window], cache)
+        found = answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
+        limit = self.config.logit_softcap if self.config.task == "text-generation" else None
+        return found if limit is None or isinstance(found, dict) else soft_cap(found, limit)
+
+    def _rotations(
+        self, windows: Sequence[int | None], positions: Tensor, dtype: torch.dtype
+    ) -> Mapping[int | None, Rotation]:
+        """Return the rotation of each window's layers, a pair of (B or 1, 1, T, R)."""
+        if self.config.local_rope_theta is None:
+            return dict.fromkeys(windows, self.positions(positions, dtype))
+        kinds = {window: self.positions if window is None else self.local_positions for window in windows}
+        made = {kind: kind(positions, dtype) for kind in dict.fromkeys(kinds.values())}
+        return {window: made[kind] for window, kind in kinds.items()}
 
 
 def _frequency_scale(c: LlamaConfig) -> Callable[[Tensor], Tensor] | None:

@@ -1,4 +1,4 @@
-"""ViT and DeiT: Transformer encoders of image patches, and importers for their checkpoints."""
+"""ViT, DeiT and DINOv2: Transformer encoders of image patches, and importers for their checkpoints."""
 
 from collections.abc import Sequence
 
@@ -25,5 +25,6 @@ def zoo_importers() -> Sequence[zoo.Importer]:
     return [
         zoo.Importer(name="vit", architecture="vit", layout="zoo_plugins.vit.hub:VIT"),
         zoo.Importer(name="deit", architecture="vit", layout="zoo_plugins.vit.hub:DEIT"),
+        zoo.Importer(name="dinov2", architecture="vit", layout="zoo_plugins.vit.dinov2:DINOV2"),
         zoo.Importer(name="timm", architecture="vit", layout="zoo_plugins.vit.timm:TIMM"),
     ]

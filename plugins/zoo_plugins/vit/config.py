@@ -1,4 +1,4 @@
-"""Configuration, graphs and cost of ViT and DeiT."""
+"""Configuration, graphs and cost of ViT, DeiT and DINOv2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, flo
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(ClassifierConfig):
-    """Configuration of ViT and DeiT. The defaults are ViT-B/16."""
+    """Configuration of ViT, DeiT and DINOv2. The defaults are ViT-B/16."""
 
     head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooler", "distillation_head")
 
@@ -33,6 +33,11 @@ class ViTConfig(ClassifierConfig):
     """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu"
     """Activation of the feed-forward network."""
+    gated: bool = False
+    """Whether the feed-forward network is gated (Shazeer 2020, equation 6), with ``activation`` on the gate."""
+    layer_scale: float | None = None
+    """Initial value of learned factors, one for each channel, of the outputs of sub-layers (Touvron et al. 2021b,
+    equation 3); no factors by default."""
     norm_eps: float = 1e-6
     """Added to the variance in LayerNorm."""
     attention_bias: bool = True
@@ -46,6 +51,8 @@ class ViTConfig(ClassifierConfig):
     default true if there is such a token and the task is classification."""
     num_classes: int = 1000
     """Number of classes."""
+    classify_patches: bool = False
+    """Whether the classifier also reads the mean of the patches, after the class token (Oquab et al. 2023)."""
     pooler: bool = False
     """Whether the feature extractor has a tanh pooler on the class token."""
     image_mean: tuple[float, ...] | None = None
@@ -63,7 +70,7 @@ class ViTConfig(ClassifierConfig):
         self.default("distillation_head", self.distilled and self.task == "image-classification")
         self.require_positive(
             "image_size", "patch_size", "num_channels", "hidden_size", "num_layers", "num_heads", "intermediate_size",
-            "norm_eps",
+            "norm_eps", "layer_scale",
         )  # fmt: skip
         self.default("image_mean", (0.5,) * self.num_channels)
         self.default("image_std", (0.5,) * self.num_channels)
@@ -80,6 +87,8 @@ class ViTConfig(ClassifierConfig):
         if min(self.image_std or ()) <= 0:
             raise ValueError(f"image_std must be positive, got {self.image_std}")
         self.check_classes(head=self.task == "image-classification")
+        if self.classify_patches and self.distilled:
+            raise ValueError("classify_patches is for models without a distillation token, but distilled is True")
         if self.distillation_head and not self.distilled:
             raise ValueError("distillation_head needs a distillation token, but distilled is False")
         for name, task in (("pooler", "image-feature-extraction"), ("distillation_head", "image-classification")):
@@ -95,6 +104,11 @@ class ViTConfig(ClassifierConfig):
         if task != self.task:
             chosen = {"pooler": False, "distillation_head": False} | chosen
         return super().with_task(task, chosen, where)
+
+    @property
+    def reads_patches(self) -> bool:
+        """Whether there is a classifier that reads the mean of the patches."""
+        return self.classify_patches and self.task == "image-classification"
 
     @property
     def num_rows(self) -> int:
@@ -136,7 +150,8 @@ class ViTConfig(ClassifierConfig):
                 hidden, self.num_heads, head_dim=hidden // self.num_heads, context=self.num_tokens,
                 bias=self.attention_bias, output_bias=True,
             )
-            + cost.feed_forward(hidden, self.intermediate_size or 0)
+            + self._feed_forward_cost()
+            + Cost(0 if self.layer_scale is None else 2 * hidden)
         )  # fmt: skip
         heads = [self.num_classes] * (2 if self.distillation_head else 1)
         if self.task == "image-feature-extraction":
@@ -147,4 +162,10 @@ class ViTConfig(ClassifierConfig):
             + self.num_layers * block
             + cost.layer_norm(hidden)
             + Cost(sum(cost.linear(hidden, size).parameters for size in heads))
+            + Cost(hidden * self.num_classes if self.reads_patches else 0)
         )
+
+    def _feed_forward_cost(self) -> Cost:
+        if self.gated:
+            return cost.gated_feed_forward(self.hidden_size, self.intermediate_size or 0, bias=True)
+        return cost.feed_forward(self.hidden_size, self.intermediate_size or 0)

@@ -9,7 +9,7 @@ from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, RESAMPLING, Checkpoint, Field, Layout, Rule
 from zoo_plugins.vit.config import ViTConfig
 
-__all__ = ["DEIT", "VIT"]
+__all__ = ["DEIT", "VIT", "preprocessor"]
 
 _BLOCK = (
     ("attention.query", "attention.attention.query", "attention.q_proj"),
@@ -64,7 +64,7 @@ def _restore_deit(c: ViTConfig) -> Mapping[str, Any]:
     return {**_restore(c), **({"architectures": [_TEACHER]} if c.distillation_head else {})}
 
 
-def _preprocessor(c: ViTConfig) -> Mapping[str, Any]:
+def preprocessor(c: ViTConfig) -> Mapping[str, Any]:
     """Describe zoo's image preprocessing in the hub's format."""
     scaling = {"image_mean": c.image_mean, "image_std": c.image_std}
     crop, whole = c.image_size, int(c.image_size / c.image_crop + 1e-6)
@@ -110,7 +110,7 @@ VIT = Layout(
     ignored_keys=_INERT,
     read_extra=_derive,
     write_extra=_restore,
-    files=_preprocessor,
+    files=preprocessor,
     constant={"model_type": "vit"},
 )
 """``model_type`` vit."""
@@ -133,7 +133,7 @@ DEIT = Layout(
     ignored_keys=_INERT,
     read_extra=_derive_deit,
     write_extra=_restore_deit,
-    files=_preprocessor,
+    files=preprocessor,
     constant={"model_type": "deit"},
 )
 """``model_type`` deit."""

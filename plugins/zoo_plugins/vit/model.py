@@ -1,6 +1,7 @@
 """ViT: a pre-norm Transformer encoder of image patches (Dosovitskiy et al. 2021).
 
-DeiT (Touvron et al. 2021) adds a learned distillation token with its own position and classifier.
+DeiT (Touvron et al. 2021) adds a learned distillation token with its own position and classifier. DINOv2 (Oquab et al.
+2023) scales the outputs of sub-layers by learned factors, and its classifier also reads the mean of the patches.
 
 B batch, C channels, S image size, P patches, T tokens, E hidden size, L classes.
 """
@@ -10,10 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zoo.nn import FeedForward, MultiHeadAttention, init_truncated_normal, resize_grid
+from zoo.nn import FeedForward, GatedFeedForward, MultiHeadAttention, init_truncated_normal, resize_grid
 from zoo_plugins.vit.config import ViTConfig
 
 INIT_STD = 0.02
+
+
+class LayerScale(nn.Module):
+    """Multiplication of each channel by a learned factor (Touvron et al. 2021b, equation 3)."""
+
+    def __init__(self, hidden_size: int, initial: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((hidden_size,), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        return x * self.weight
 
 
 class ViTBlock(nn.Module):
@@ -26,13 +39,20 @@ class ViTBlock(nn.Module):
             c.hidden_size, c.num_heads, bias=c.attention_bias, output_bias=True, dropout=c.dropout
         )
         self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
-        self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
+        width = c.intermediate_size or 0
+        if c.gated:
+            self.mlp: nn.Module = GatedFeedForward(c.hidden_size, width, activation=c.activation, bias=True)
+        else:
+            self.mlp = FeedForward(c.hidden_size, width, activation=c.activation)
+        self.scale_1, self.scale_2 = (
+            nn.Identity() if c.layer_scale is None else LayerScale(c.hidden_size, c.layer_scale) for _ in range(2)
+        )
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, E) -> (B, T, E)."""
-        x = x + self.dropout(self.attention(self.norm_1(x)))
-        return x + self.dropout(self.mlp(self.norm_2(x)))
+        x = x + self.dropout(self.scale_1(self.attention(self.norm_1(x))))
+        return x + self.dropout(self.scale_2(self.mlp(self.norm_2(x))))
 
 
 class Embeddings(nn.Module):
@@ -69,7 +89,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(ViTBlock(c) for _ in range(c.num_layers))
         self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         if c.task == "image-classification":
-            self.head = nn.Linear(c.hidden_size, c.num_classes)
+            self.head = nn.Linear((2 if c.reads_patches else 1) * c.hidden_size, c.num_classes)
         self.distillation_head = nn.Linear(c.hidden_size, c.num_classes) if c.distillation_head else None
         self.pooler = nn.Linear(c.hidden_size, c.hidden_size) if c.pooler else None
         init_truncated_normal(self, INIT_STD)
@@ -85,7 +105,10 @@ class ViT(nn.Module):
             x = block(x)
         x = self.norm(x)  # (B, T, E)
         if self.config.task == "image-classification":
-            logits = self.head(x[:, 0])  # (B, L)
+            read = x[:, 0]
+            if self.config.reads_patches:
+                read = torch.cat((read, x[:, 1:].mean(1)), dim=-1)  # (B, 2 E)
+            logits = self.head(read)  # (B, L)
             if self.distillation_head is not None:
                 logits = (logits + self.distillation_head(x[:, 1])) / 2
             return {"logits": logits}

@@ -1,0 +1,190 @@
+"""Gemma, Gemma 2 and Gemma 3 (text) checkpoints in the hub's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo import UsageError
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.bert.sentence import sentence_encoder
+from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.hub_shared import (
+    ATTENTION_RULES,
+    BLOCK_RULES,
+    COMMON,
+    LOCAL,
+    MLP_RULES,
+    NO_TOKENS,
+    ROPE_KEYS,
+    classes_of,
+    fields_of,
+    kinds_of_layers,
+    read_common,
+    read_frequencies,
+    read_windows,
+    write_frequencies,
+    write_rope,
+    write_windows,
+)
+
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3"]
+
+_RULES = (
+    *BLOCK_RULES,
+    *ATTENTION_RULES,
+    *MLP_RULES,
+    Rule("blocks.*.post_norm_1", "model.layers.*.post_attention_layernorm"),
+    Rule("blocks.*.norm_2", "model.layers.*.pre_feedforward_layernorm"),
+    Rule("blocks.*.post_norm_2", "model.layers.*.post_feedforward_layernorm"),
+)
+_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
+_FIELDS = (
+    *fields_of(),
+    Field("head_dim", default=256),
+    Field("attention_bias", default=False),
+    Field("tie_word_embeddings", "tie_embeddings", default=True),
+    Field("pad_token_id", default=0),
+)
+_NEWER = (
+    Field("num_key_value_heads", "num_kv_heads", default=4),
+    Field("hidden_activation", "activation", default="gelu_pytorch_tanh", values=_ACTIVATIONS),
+)
+_IGNORED = (*ROPE_KEYS, "hidden_act", "hidden_activation", "cache_implementation", "use_bidirectional_attention")
+_WINDOW_KEYS = ("sliding_window", "sliding_window_pattern", "_sliding_window_pattern", "layer_types")
+
+
+def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
+    """Read what all generations have in common."""
+    if checkpoint.config.get("use_bidirectional_attention"):
+        raise UsageError("use_bidirectional_attention True is not supported", checkpoint.config_file)
+    return {"norm_offset": True, "scale_embeddings": True, "attention_output_bias": values["attention_bias"]}
+
+
+def _derive_gemma(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_derive(checkpoint, values), **read_common(checkpoint)}
+
+
+def _derive_newer(checkpoint: Checkpoint, values: dict[str, Any], *, period: int) -> dict[str, Any]:
+    """Read windows, of which by default all but every ``period``-th layer has one, and the scale."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    count = LlamaConfig.check_field("num_layers", values["num_layers"], where)
+    default = kinds_of_layers([bool((layer + 1) % period) for layer in range(count)])
+    scalar = hub.get("query_pre_attn_scalar", 256)
+    if not isinstance(scalar, int | float) or scalar <= 0:
+        raise UsageError(f"query_pre_attn_scalar must be positive, got {scalar!r}", where)
+    return {
+        **_derive(checkpoint, values),
+        **read_windows(hub.get("layer_types") or default, hub.get("sliding_window", 4096), values, where),
+        "post_norms": True,
+        "attention_scale": None if scalar == values["head_dim"] else scalar**-0.5,
+    }
+
+
+def _derive_gemma2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_derive_newer(checkpoint, values, period=2), **read_common(checkpoint)}
+
+
+def _derive_gemma3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    """Read the rotary positions of each kind of layer; transformers 5 has a mapping for each."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    period = hub.get("sliding_window_pattern", 6)
+    if not isinstance(period, int) or period < 1:
+        raise UsageError(f"sliding_window_pattern must be positive, got {period!r}", where)
+    both = hub.get("rope_parameters") or {}
+    if not isinstance(both, dict):
+        raise UsageError(f"rope_parameters must be a mapping, got {both!r}", where)
+    said = hub.get("rope_scaling") or both.get("full_attention") or {}
+    local = read_frequencies(both.get(LOCAL) or {}, where, theta=hub.get("rope_local_base_freq", 10000.0))
+    if local["rope_scaling"] != "none":
+        raise UsageError(f"rope_parameters of {LOCAL} have a rope_type, which is not supported", where)
+    return {
+        **_derive_newer(checkpoint, values, period=period),
+        **read_frequencies(said, where, theta=hub.get("rope_theta", 1000000.0)),
+        **sentence_encoder(checkpoint),
+        "local_rope_theta": local["rope_theta"],
+        "qk_norm": True,
+    }
+
+
+def _restore_newer(c: LlamaConfig) -> dict[str, Any]:
+    scalar = c.key_size if c.attention_scale is None else round(c.attention_scale**-2)
+    return {**write_windows(c), "query_pre_attn_scalar": scalar}
+
+
+def _restore_gemma2(c: LlamaConfig) -> Mapping[str, Any]:
+    return {**_restore_newer(c), **write_rope(c)}
+
+
+def _restore_gemma3(c: LlamaConfig) -> Mapping[str, Any]:
+    local = {"rope_type": "default", "rope_theta": c.local_rope_theta}
+    return {
+        **_restore_newer(c),
+        **write_rope(c),
+        "rope_local_base_freq": c.local_rope_theta,
+        "rope_parameters": {"full_attention": write_frequencies(c), LOCAL: local},
+    }
+
+
+GEMMA = Layout(
+    classes=classes_of("Gemma"),
+    fields=(
+        *_FIELDS,
+        Field("max_position_embeddings", "max_seq_len", default=8192),
+        Field("num_key_value_heads", "num_kv_heads", default=16),
+        # Published files say "gelu" for the tanh approximation.
+        Field("hidden_act", "activation", default="gelu_pytorch_tanh", values={**_ACTIVATIONS, "gelu": "gelu_tanh"}),
+    ),
+    rules=(
+        *BLOCK_RULES,
+        *ATTENTION_RULES,
+        *MLP_RULES,
+        Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm"),
+    ),
+    ignored_keys=_IGNORED,
+    read_extra=_derive_gemma,
+    write_extra=write_rope,
+    constant={"model_type": "gemma", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` gemma."""
+
+GEMMA2 = Layout(
+    classes=classes_of("Gemma2"),
+    fields=(
+        *_FIELDS,
+        *_NEWER,
+        Field("max_position_embeddings", "max_seq_len", default=8192),
+        Field("attn_logit_softcapping", "attention_softcap", default=50.0),
+        Field("final_logit_softcapping", "logit_softcap", default=30.0),
+    ),
+    rules=_RULES,
+    ignored_keys=(*_IGNORED, *_WINDOW_KEYS, "query_pre_attn_scalar", "sliding_window_size"),
+    read_extra=_derive_gemma2,
+    write_extra=_restore_gemma2,
+    constant={"model_type": "gemma2", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` gemma2."""
+
+GEMMA3 = Layout(
+    classes={
+        "Gemma3ForCausalLM": "text-generation",
+        "Gemma3TextForSequenceClassification": "text-classification",
+        "Gemma3TextModel": "sentence-embedding",
+    },
+    fields=(
+        *_FIELDS,
+        *_NEWER,
+        Field("max_position_embeddings", "max_seq_len", default=131072),
+        Field("final_logit_softcapping", "logit_softcap", default=None),
+    ),
+    rules=_RULES,
+    required_values={"attn_logit_softcapping": None},
+    ignored_keys=(*_IGNORED, *_WINDOW_KEYS, "query_pre_attn_scalar", "rope_local_base_freq"),
+    read_extra=_derive_gemma3,
+    write_extra=_restore_gemma3,
+    constant={"model_type": "gemma3_text", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` gemma3_text, the decoder of Gemma 3 without its image encoder."""

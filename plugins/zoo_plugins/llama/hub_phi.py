@@ -1,0 +1,167 @@
+"""Phi-3 and SmolLM3 checkpoints in the hub's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo import UsageError
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.bert.sentence import sentence_encoder
+from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.hub_shared import (
+    ATTENTION_RULES,
+    BLOCK_RULES,
+    COMMON,
+    MLP_RULES,
+    NO_TOKENS,
+    ROPE_KEYS,
+    classes_of,
+    fields_of,
+    kinds_of_layers,
+    read_common,
+    read_frequencies,
+    read_windows,
+    write_rope,
+    write_windows,
+)
+
+__all__ = ["PHI3", "SMOLLM3"]
+
+_NORM_2 = Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm")
+_JOINED = (
+    Rule(
+        ("blocks.*.attention.query", "blocks.*.attention.key", "blocks.*.attention.value"),
+        "model.layers.*.self_attn.qkv_proj",
+    ),
+    Rule(("blocks.*.mlp.gate", "blocks.*.mlp.up"), "model.layers.*.mlp.gate_up_proj"),
+)
+_FIELDS = (
+    Field("hidden_act", "activation", default="silu", values=ACTIVATIONS),
+    Field("head_dim", default=None),
+)
+
+
+def _derive_phi3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    """Read rotary positions without scaling; longrope depends on the length of the text."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        if hub.get(key):
+            raise UsageError(f"{key} {hub[key]!r} is not supported", where)
+    said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
+    kind = said.get("rope_type", said.get("type", "default")) if isinstance(said, dict) else "default"
+    if kind != "default":
+        raise UsageError(f"rope_type {kind!r} is not supported", where, "known: default")
+    factor = hub.get("partial_rotary_factor", 1.0)
+    if isinstance(said, dict):
+        factor = said.get("partial_rotary_factor", factor)
+        said = {key: value for key, value in said.items() if key != "partial_rotary_factor"}
+    width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
+    if not isinstance(factor, int | float) or not 0 < factor <= 1:
+        raise UsageError(f"partial_rotary_factor must lie in (0, 1], got {factor!r}", where)
+    return {
+        **read_frequencies(said, where, theta=hub.get("rope_theta", 10000.0)),
+        **sentence_encoder(checkpoint),
+        "rotary_dim": int((values["head_dim"] or width // max(heads, 1)) * factor),
+        "sliding_windows": (hub.get("sliding_window") or 0,),
+    }
+
+
+def _restore_phi3(c: LlamaConfig) -> Mapping[str, Any]:
+    factor = {"partial_rotary_factor": c.turned_size / c.key_size}
+    rope = write_rope(c)
+    return {
+        **rope,
+        **factor,
+        "rope_parameters": {**rope["rope_parameters"], **factor},
+        "sliding_window": c.window(0),
+    }
+
+
+def _derive_smollm3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    """Read the layers without rotation, by default every fourth; only those may have a window by default."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    count = LlamaConfig.check_field("num_layers", values["num_layers"], where)
+    period = hub.get("no_rope_layer_interval", 4)
+    if not isinstance(period, int) or period < 1:
+        raise UsageError(f"no_rope_layer_interval must be positive, got {period!r}", where)
+    turned = hub.get("no_rope_layers") or [int((layer + 1) % period != 0) for layer in range(count)]
+    if not isinstance(turned, list) or len(turned) < count or any(item not in (0, 1) for item in turned):
+        raise UsageError(f"no_rope_layers must be a list of {count} layers, each 0 or 1, got {turned!r}", where)
+    window = hub.get("sliding_window") if hub.get("use_sliding_window", False) else None
+    default = kinds_of_layers([window is not None and not item for item in turned[:count]])
+    return {
+        "attention_output_bias": values["attention_bias"],
+        "rope_layers": tuple(bool(item) for item in turned[:count]),
+        **read_common(checkpoint, theta=2000000.0),
+        **read_windows(hub.get("layer_types") or default, window, values, where),
+    }
+
+
+def _restore_smollm3(c: LlamaConfig) -> Mapping[str, Any]:
+    return {
+        **write_rope(c),
+        **write_windows(c),
+        "use_sliding_window": any(c.sliding_windows),
+        "no_rope_layers": [int(c.rotates(layer)) for layer in range(c.num_layers)],
+    }
+
+
+PHI3 = Layout(
+    classes=classes_of("Phi3"),
+    fields=(
+        *fields_of(eps=1e-5),
+        *_FIELDS,
+        Field("max_position_embeddings", "max_seq_len", default=4096),
+        Field("num_key_value_heads", "num_kv_heads", default=None),
+        Field("tie_word_embeddings", "tie_embeddings", default=False),
+        Field("pad_token_id", default=32000),
+    ),
+    rules=(*BLOCK_RULES, *_JOINED, _NORM_2),
+    ignored_keys=(
+        *ROPE_KEYS,
+        "partial_rotary_factor",
+        "sliding_window",
+        "original_max_position_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "lm_head_bias",
+        "embd_pdrop",
+        "resid_pdrop",
+    ),
+    read_extra=_derive_phi3,
+    write_extra=_restore_phi3,
+    constant={"model_type": "phi3", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` phi3, also used by Phi-3.5 and Phi-4."""
+
+SMOLLM3 = Layout(
+    classes=classes_of("SmolLM3"),
+    fields=(
+        *fields_of(),
+        *_FIELDS,
+        Field("max_position_embeddings", "max_seq_len", default=32768),
+        Field("num_key_value_heads", "num_kv_heads", default=4),
+        Field("attention_bias", default=False),
+        Field("mlp_bias", default=False),
+        Field("tie_word_embeddings", "tie_embeddings", default=True),
+        Field("pad_token_id", default=128004),
+    ),
+    rules=(*BLOCK_RULES, *ATTENTION_RULES, *MLP_RULES, _NORM_2),
+    ignored_keys=(
+        *ROPE_KEYS,
+        "use_sliding_window",
+        "sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+        "pretraining_tp",
+    ),
+    read_extra=_derive_smollm3,
+    write_extra=_restore_smollm3,
+    constant={"model_type": "smollm3", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` smollm3. SmolLM and SmolLM2 are of ``model_type`` llama."""
