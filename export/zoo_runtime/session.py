@@ -47,7 +47,8 @@ from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
 from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
-from zoo_runtime.runner import Answer, Pair, Runner
+from zoo_runtime.runner import Answer, Pair, Runner, TextRunner
+from zoo_runtime.truncation import text_limit
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,7 @@ def load_session(
     provider_options: Mapping[str, str] = MappingProxyType({}),
     tokenizer: str | os.PathLike[str] | None = None,
     special_tokens: bool = True,
+    truncate: bool | None = None,
     unverified: bool = False,
 ) -> Session:
     """Open an exported model.
@@ -88,6 +90,9 @@ def load_session(
         provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
         tokenizer: a tokenizer file to use instead of the model's own.
         special_tokens: whether the tokenizer puts its special tokens, such as [CLS] and [SEP], around texts.
+        truncate: truncate texts that are too long, with a warning, instead of refusing them: see
+            :func:`zoo_runtime.truncation.text_limit`. By default only for sentence encoders, as in
+            sentence-transformers.
         unverified: allow an export that has not been verified with the current weights.
 
     Raises:
@@ -126,6 +131,7 @@ def load_session(
         provider_options,
         Path(tokenizer) if tokenizer else None,
         special_tokens=special_tokens,
+        truncate=text_limit(stored, truncate),
     )
     compared = export.evidence.get("provider")
     if not unverified and compared not in (None, provider):
@@ -214,8 +220,9 @@ class Session:
         tokenizer: Path | None,
         *,
         special_tokens: bool = True,
+        truncate: int | None = None,
     ) -> None:
-        self.special_tokens = special_tokens
+        self.special_tokens, self.truncate = special_tokens, truncate
         self.stored, self.export, self.provider = stored, export, provider
         self.threads, self.memory, self.provider_options = threads, memory, provider_options
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
@@ -399,6 +406,7 @@ class Session:
         """Like :meth:`stream`, with an existing runner."""
         with _blame(runner, "cannot generate"):
             pieces = runner.stream(self._adapted(runner.read(value, 1), adapter))
+        self._report_truncated(runner)
         return _steps(runner, "cannot generate", pieces)
 
     def lead(self, runner: Runner[Any], text: str) -> str:
@@ -462,6 +470,11 @@ class Session:
                 yield from self._answer(runner, window, batch_size)
                 window = []
         yield from self._answer(runner, window, batch_size)
+        self._report_truncated(runner)
+
+    def _report_truncated(self, runner: Runner[Any]) -> None:
+        if isinstance(runner, TextRunner) and runner.truncation is not None and runner.truncation.count:
+            warnings.warn(f"{runner.truncation}: {self.path}", ZooWarning, stacklevel=2)
 
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""

@@ -61,6 +61,8 @@ def generation_options(command: Any) -> Any:
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer or vocabulary file to use instead.")
 @click.option("--special/--no-special", "special_tokens", default=True,
               help="Put the tokenizer's special tokens around texts.  [default: special]")  # fmt: skip
+@click.option("--truncate/--no-truncate", default=None,
+              help="Truncate long texts, and count them.  [default: for sentence encoders]")  # fmt: skip
 @click.option("--task", help="Task to run.  [default: the model's own]")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
 @generation_options

@@ -195,6 +195,17 @@ class Continue(_Generate):
         room = size == longest or positions is None or longest + self.chosen.max_new_tokens <= positions
         return room and super().fits(longest, size)
 
+    def text_limit(self) -> int | None:
+        """Room is left for the new tokens, so that the prompt loses its first tokens, as in transformers' pipeline."""
+        limit = super().text_limit()
+        if limit is None:
+            return None
+        bounds = [bound for bound in (limit, self.chosen.max_length) if bound is not None]
+        if (room := min(bounds) - self.chosen.max_new_tokens) < 1:
+            what = f"{self.chosen.max_new_tokens} new tokens leave no room for a prompt in {min(bounds)}"
+            raise UsageError(what, self.session.path, argument("max_new_tokens", text="lower {}"))
+        return room
+
     def prompt(self, item: Tokens) -> list[int]:
         return item.ids
 
