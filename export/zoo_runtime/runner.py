@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zoo.artifact import Export, ModelDirectory
     from zoo.plugins import Plugin
     from zoo.probe.pipeline import Arrays
+    from zoo.tokenizers.chat import ChatTemplate
     from zoo_runtime.onnx_runtime import ort
 
 __all__ = [
@@ -126,6 +127,11 @@ class Context(Protocol):
         ...
 
     @property
+    def chat(self) -> ChatTemplate | None:
+        """The template of chats, if inputs are chats."""
+        ...
+
+    @property
     def sessions(self) -> Mapping[str, ort.InferenceSession]:
         """ONNX Runtime sessions by graph name."""
         ...
@@ -154,6 +160,8 @@ class Runner(ABC, Generic[Item]):
     """The export variant that the task requires, or None for any."""
     sample_options: Mapping[str, Any] = {}
     """Options with which :meth:`samples` are run."""
+    chats = False
+    """Whether the task reads chats, in a session that has ``chat``."""
     plugin: Plugin
     """The plugin that provides the task. Set by the session."""
 

@@ -35,7 +35,7 @@ from zoo.artifact import (
 from zoo.artifact.weights import dtype_name
 from zoo.config import Settings
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
+from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, argument, nearest
 from zoo.plugins import Plugin, ZooWarning
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
@@ -52,6 +52,8 @@ from zoo_runtime.truncation import text_limit
 
 if TYPE_CHECKING:
     import torch
+
+    from zoo.tokenizers.chat import ChatTemplate
 
 __all__ = ["Session", "load_session"]
 
@@ -72,6 +74,7 @@ def load_session(
     tokenizer: str | os.PathLike[str] | None = None,
     special_tokens: bool = True,
     truncate: bool | None = None,
+    chat: bool = False,
     unverified: bool = False,
 ) -> Session:
     """Open an exported model.
@@ -93,6 +96,8 @@ def load_session(
         truncate: truncate texts that are too long, with a warning, instead of refusing them: see
             :func:`zoo_runtime.truncation.text_limit`. By default only for sentence encoders, as in
             sentence-transformers.
+        chat: inputs are chats, lists of messages with ``role`` and ``content`` or texts of the user, which the
+            model's chat template turns into prompts. The template writes the special tokens itself.
         unverified: allow an export that has not been verified with the current weights.
 
     Raises:
@@ -132,6 +137,7 @@ def load_session(
         Path(tokenizer) if tokenizer else None,
         special_tokens=special_tokens,
         truncate=text_limit(stored, truncate),
+        chat=_chat_template(directory) if chat else None,
     )
     compared = export.evidence.get("provider")
     if not unverified and compared not in (None, provider):
@@ -141,6 +147,12 @@ def load_session(
     if provider == "cuda":
         _report_cpu_nodes(session)
     return session
+
+
+def _chat_template(directory: Path) -> ChatTemplate:
+    from zoo.tokenizers.chat import read_chat_template
+
+    return read_chat_template(directory)
 
 
 def _report_cpu_nodes(session: Session) -> None:
@@ -221,8 +233,9 @@ class Session:
         *,
         special_tokens: bool = True,
         truncate: int | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
-        self.special_tokens, self.truncate = special_tokens, truncate
+        self.special_tokens, self.truncate, self.chat = special_tokens and chat is None, truncate, chat
         self.stored, self.export, self.provider = stored, export, provider
         self.threads, self.memory, self.provider_options = threads, memory, provider_options
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
@@ -342,8 +355,8 @@ class Session:
         """Answer one input, or a list of them.
 
         Args:
-            inputs: a text, token ids, a :class:`Pair` of either, or another input that the task accepts; or a list of
-                inputs.
+            inputs: a text, token ids, a :class:`Pair` of either, a chat, or another input that the task accepts; or a
+                list of inputs.
             task: a task to run instead of the model's own.
             batch_size: number of inputs per batch.
             adapter: the name of a low-rank adapter, or one for each input; None or ``base`` is the model itself. A
@@ -358,7 +371,8 @@ class Session:
             ArtifactError: an input is empty, too long, or has tokens outside the vocabulary.
         """
         several = isinstance(inputs, list | tuple) and not isinstance(inputs, Pair)
-        single = not several or (bool(inputs) and isinstance(inputs[0], int | np.integer))
+        parts = int | np.integer if self.chat is None else int | np.integer | Mapping
+        single = not several or (bool(inputs) and isinstance(inputs[0], parts))
         answers: list[dict[str, Any]] = []
         listed = [inputs] if single else inputs
         if not (adapter is None or isinstance(adapter, str) or len(adapter) == len(listed)):
@@ -425,6 +439,8 @@ class Session:
         self._check_open()
         name = task or self.task
         plugin, cls = _runner_class(name, self.task)
+        if self.chat is not None and not cls.chats:
+            raise UsageError(f"the task {name} does not read chats", self.path, argument("chat", text="leave out {}"))
         with plugins.blame(plugin, f"cannot prepare the task {name}"):
             where = f"task {name}"
             given = {key: cls.options.check_field(key, value, where) for key, value in options.items()}

@@ -16,6 +16,7 @@ from zoo.cli.options import THREADS, json_option, parse_ids
 from zoo.cli.progress import is_shown, show_progress
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo_runtime.cli.chats import as_chat, parse_chat
 
 if TYPE_CHECKING:
     from zoo_runtime import Answer, Runner, Session
@@ -50,7 +51,7 @@ def generation_options(command: Any) -> Any:
 @click.option(
     "--input", "input_file", metavar="FILE", help="Inputs: one text per line, .jsonl or .parquet; - for stdin."
 )
-@click.option("--column", default="text", show_default=True, help="Column of inputs in a .jsonl or .parquet file.")
+@click.option("--column", help="Column of inputs in a .jsonl or .parquet file.  [default: text; messages with --chat]")
 @click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")
 @click.option("--id-column", help="Column of ids.  [default: id if present, else row numbers]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
@@ -63,6 +64,7 @@ def generation_options(command: Any) -> Any:
               help="Put the tokenizer's special tokens around texts.  [default: special]")  # fmt: skip
 @click.option("--truncate/--no-truncate", default=None,
               help="Truncate long texts, and count them.  [default: for sentence encoders]")  # fmt: skip
+@click.option("--chat", is_flag=True, help="Answer chats: texts of the user, or JSON lists of messages.")
 @click.option("--task", help="Task to run.  [default: the model's own]")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
 @generation_options
@@ -99,7 +101,7 @@ def command(
     directory: Path,
     texts: tuple[str, ...],
     input_file: str | None,
-    column: str,
+    column: str | None,
     pair_column: str | None,
     id_column: str | None,
     output: Path | None,
@@ -108,6 +110,7 @@ def command(
     pairs: tuple[tuple[str, str], ...],
     id_lists: tuple[str, ...],
     tokenizer: Path | None,
+    chat: bool,
     task: str | None,
     settings: tuple[str, ...],
     stop: tuple[str, ...],
@@ -135,12 +138,18 @@ def command(
     if input_file is not None and output is not None and _same(Path(input_file), output):
         raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
     results = Results(output, force=force, resume=resume) if output is not None else None
-    given: list[Any] = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
+    prompts = [parse_chat(text) for text in texts] if chat else list(texts)
+    given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
+    column = column or ("messages" if chat else "text")
     inputs = _inputs(given, input_file, column, id_column, pair_column)
+    if chat and not given:
+        inputs = map(as_chat, inputs)
     if adapters and rest["variant"] is rest["dtype"] is None:
         rest["variant"] = ADAPTERS
     provider_options = dict(map(_parse_option, provider_texts))
-    with load_session(directory, tokenizer=tokenizer, task=task, provider_options=provider_options, **rest) as session:
+    with load_session(
+        directory, tokenizer=tokenizer, task=task, provider_options=provider_options, chat=chat, **rest
+    ) as session:
         for name in adapters:
             number_of(name, session.adapters, directory)
         more = session.options(task).parse_settings(settings)
@@ -159,7 +168,7 @@ def command(
         if stream and not alone:
             raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
         if alone and (stream or (stream is None and sys.stdout.isatty())):
-            pieces = _pieces(session, runner, texts[0], next(iter(adapters), None), wanted=bool(stream))
+            pieces = _pieces(session, runner, prompts[0], next(iter(adapters), None), wanted=bool(stream))
             if pieces is not None:
                 _stream(session, runner, texts[0], pieces)
                 return
@@ -316,7 +325,7 @@ def _print(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, 
 
 
 def _pieces(
-    session: Session, runner: Runner[Any], text: str, adapter: str | None, *, wanted: bool
+    session: Session, runner: Runner[Any], text: Any, adapter: str | None, *, wanted: bool
 ) -> Iterator[str] | None:
     """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``wanted``."""
     try:

@@ -185,9 +185,17 @@ class _Generate(TextRunner):
 
 
 class Continue(_Generate):
-    """Continues a prompt."""
+    """Continues a prompt, or answers a chat."""
 
     padding = "left"
+    chats = True
+
+    def read(self, value: Any, number: int) -> Tokens:
+        """In a session with ``chat``, an input is a list of messages, or a text of the user."""
+        if self.session.chat is not None:
+            chat = [{"role": "user", "content": value}] if isinstance(value, str) else value
+            value = self.session.chat.render(chat, where=f"input {number}")
+        return super().read(value, number)
 
     def fits(self, longest: int, size: int) -> bool:
         """Padding uses up positions, so a shorter prompt joins a longer one only if enough remain for new tokens."""
@@ -219,7 +227,7 @@ class Continue(_Generate):
         return Decoder(session, self.graph, constants, len(items), self.session.dtype), ids, mask
 
     def lead(self, text: str) -> str:
-        return text
+        return text if self.session.chat is None else ""
 
 
 class Translate(_Generate):
