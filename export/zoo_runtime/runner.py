@@ -66,6 +66,8 @@ class Answer:
     """The input's id in its file, if it comes from a file."""
     adapter: str | None = None
     """The name of the adapter to run it with; None for the model itself."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row of the input's file, if it is to be written with the result."""
 
 
 class Context(Protocol):

@@ -127,7 +127,7 @@ def command(
     """
     from zoo_runtime import Pair, load_session
     from zoo_runtime.adapters import number_of
-    from zoo_runtime.rows import Results
+    from zoo_runtime.rows import Results, column_types
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
     options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
@@ -137,11 +137,14 @@ def command(
         raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
     if input_file is not None and output is not None and _same(Path(input_file), output):
         raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
-    results = Results(output, force=force, resume=resume) if output is not None else None
+    results = None
+    if output is not None:
+        results = Results(output, force=force, resume=resume, types=column_types(input_file))
     prompts = [parse_chat(text) for text in texts] if chat else list(texts)
     given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
     column = column or ("messages" if chat else "text")
-    inputs = _inputs(given, input_file, column, id_column, pair_column)
+    keep = results is not None and results.parquet
+    inputs = _inputs(given, input_file, column, id_column, pair_column, keep=keep)
     if chat and not given:
         inputs = map(as_chat, inputs)
     if adapters and rest["variant"] is rest["dtype"] is None:
@@ -184,7 +187,7 @@ def command(
                 written = 0
                 for answer in answers:
                     if answer.error is None:
-                        results.write(answer.id, answer.result)
+                        results.write(answer.id, answer.result, answer.columns)
                         written += 1
             elif as_json:
                 facts = {"task": task or session.task, "provider": session.provider}
@@ -220,7 +223,13 @@ def _parse_input(text: str) -> Any:
 
 
 def _inputs(
-    given: Sequence[Any], file: str | None, column: str, id_column: str | None, pair_column: str | None
+    given: Sequence[Any],
+    file: str | None,
+    column: str,
+    id_column: str | None,
+    pair_column: str | None,
+    *,
+    keep: bool = False,
 ) -> Iterator[Answer]:
     """Return the inputs: those given on the command line, else the rows of a file, else the lines of stdin."""
     from zoo_runtime import Answer
@@ -231,9 +240,14 @@ def _inputs(
     if given and pair_column is not None:
         raise UsageError("no input file with columns", f"--pair-column {pair_column}", "give --pair TEXT TEXT")
     if given:
-        return iter([Answer(number, value, id=number) for number, value in enumerate(given, 1)])
+        return iter(
+            [
+                Answer(number, value, id=number, columns={"text": value} if keep and isinstance(value, str) else {})
+                for number, value in enumerate(given, 1)
+            ]
+        )
     listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
-    rows = read_rows(file or "-", column, id_column, pair_column) if listens else iter(())
+    rows = read_rows(file or "-", column, id_column, pair_column, keep=keep) if listens else iter(())
     first = next(rows, None)
     if first is None:
         raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")
