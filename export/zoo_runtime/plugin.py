@@ -76,8 +76,10 @@ def zoo_tasks() -> Sequence[zoo.Task]:
 @zoo.hookimpl
 def zoo_commands() -> Sequence[zoo.Command]:
     run = "Run an exported model on text, token ids or images."
+    search = "Find the rows of a file of vectors that are most similar to a text."
     doctor = "Show versions, execution providers and plugins."
     return [
         zoo.Command(name="run", help=run, command="zoo_runtime.cli.run:command", section="Use"),
+        zoo.Command(name="search", help=search, command="zoo_runtime.cli.search:command", section="Use"),
         zoo.Command(name="doctor", help=doctor, command="zoo_runtime.cli.doctor:command", section="Inspect and extend"),
     ]

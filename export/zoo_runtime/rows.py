@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
@@ -17,7 +18,19 @@ from zoo.errors import ArtifactError, StorageError, UsageError, nearest, storage
 from zoo.storage import check_file_target
 from zoo_runtime.runner import Answer, Pair
 
-__all__ = ["Results", "count_rows", "plain", "read_rows"]
+__all__ = [
+    "EMBEDDING",
+    "Results",
+    "column_types",
+    "count_rows",
+    "open_parquet",
+    "plain",
+    "pyarrow_module",
+    "read_rows",
+]
+
+EMBEDDING = "embedding"
+"""The vector in a result. Such results keep the columns of their input in parquet."""
 
 _STDIN = "-"
 _LINES = (".jsonl", ".ndjson")
@@ -25,7 +38,9 @@ _PARQUET = ".parquet"
 _BATCH = 1024
 
 
-def read_rows(path: str, column: str, id_column: str | None = None, pair_column: str | None = None) -> Iterator[Answer]:
+def read_rows(
+    path: str, column: str, id_column: str | None = None, pair_column: str | None = None, *, keep: bool = False
+) -> Iterator[Answer]:
     """Read a file row by row. A row that cannot be read is yielded with its ``error`` set.
 
     Args:
@@ -33,6 +48,7 @@ def read_rows(path: str, column: str, id_column: str | None = None, pair_column:
         column: the column of inputs, in formats that have columns.
         id_column: the column of row ids; by default ``id``, if the file has it.
         pair_column: the column of second texts, for inputs that are pairs.
+        keep: read all columns, to write them with the results.
 
     Raises:
         ArtifactError: the file is missing, or its contents do not match its extension.
@@ -42,12 +58,12 @@ def read_rows(path: str, column: str, id_column: str | None = None, pair_column:
     if path != _STDIN and not Path(path).exists():
         raise ArtifactError("no such file", path)
     if suffix == _PARQUET:
-        return _unique(_read_parquet(path, column, id_column, pair_column), path)
+        return _unique(_read_parquet(path, column, id_column, pair_column, keep), path)
     if suffix in _LINES:
-        return _unique(_read_json_lines(path, column, id_column, pair_column), path)
+        return _unique(_read_json_lines(path, column, id_column, pair_column, keep), path)
     if pair_column is not None:
         raise UsageError("plain text has no columns", f"--pair-column {pair_column}", "give .jsonl or .parquet")
-    return _read_lines(path)
+    return _read_lines(path, keep)
 
 
 def count_rows(path: str) -> int | None:
@@ -55,11 +71,30 @@ def count_rows(path: str) -> int | None:
     if not Path(path).is_file():
         return None
     if Path(path).suffix.lower() == _PARQUET:
-        with _pyarrow("parquet").ParquetFile(path) as file:
+        with pyarrow_module("parquet").ParquetFile(path) as file:
             return int(file.metadata.num_rows)
     with _open(path) as lines:
         skip_blank = Path(path).suffix.lower() in _LINES
         return sum(1 for line in lines if not skip_blank or line.strip())
+
+
+def open_parquet(path: str) -> Any:
+    """Open a parquet file as ``pyarrow.parquet.ParquetFile``, or raise :class:`ArtifactError`."""
+    parquet = pyarrow_module("parquet")
+    try:
+        return parquet.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise ArtifactError("no such file", path) from error
+    except Exception as error:  # pyarrow raises its own classes
+        raise ArtifactError(f"not a parquet file ({error})", path) from error
+
+
+def column_types(path: str | None) -> dict[str, Any]:
+    """Return the types of the columns of a parquet file by name; empty for other files."""
+    if path is None or Path(path).suffix.lower() != _PARQUET:
+        return {}
+    with open_parquet(path) as file:
+        return {field.name: field.type for field in file.schema_arrow}
 
 
 def _open(path: str) -> IO[bytes]:
@@ -73,12 +108,13 @@ def _open(path: str) -> IO[bytes]:
         raise ArtifactError(f"cannot read ({error.strerror})", path) from error
 
 
-def _read_lines(path: str) -> Iterator[Answer]:
+def _read_lines(path: str, keep: bool) -> Iterator[Answer]:
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # byte order mark
-                yield Answer(number, text.rstrip("\r\n"), id=number)
+                text = text.rstrip("\r\n")
+                yield Answer(number, text, id=number, columns={"text": text} if keep else {})
             except UnicodeDecodeError as error:
                 yield _bad(path, number, f"not UTF-8 ({error.reason} at byte {error.start})")
 
@@ -89,7 +125,9 @@ def _bad(path: str, number: int, what: str, remedy: str | None = None) -> Answer
     return Answer(number, None, error=error, id=number)
 
 
-def _read_json_lines(path: str, column: str, id_column: str | None, pair_column: str | None) -> Iterator[Answer]:
+def _read_json_lines(
+    path: str, column: str, id_column: str | None, pair_column: str | None, keep: bool
+) -> Iterator[Answer]:
     wanted = [name for name in (column, id_column, pair_column) if name is not None]
     with _open(path) as file:
         for number, line in enumerate(file, 1):
@@ -108,26 +146,33 @@ def _read_json_lines(path: str, column: str, id_column: str | None, pair_column:
                 null = next((name for name in (column, pair_column) if pair_column and row[name] is None), None)
                 value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
                 id = row.get(id_column or "id", number)
-                yield Answer(number, value, id=id) if null is None else _bad(path, number, f"{null!r} is null")
+                columns = row if keep else {}
+                yield (
+                    Answer(number, value, id=id, columns=columns)
+                    if null is None
+                    else _bad(path, number, f"{null!r} is null")
+                )
 
 
-def _read_parquet(path: str, column: str, id_column: str | None, pair_column: str | None) -> Iterator[Answer]:
-    parquet = _pyarrow("parquet")
-    try:
-        file = parquet.ParquetFile(path)
-    except Exception as error:  # pyarrow raises its own classes
-        raise ArtifactError(f"not a parquet file ({error})", path) from error
-    with file:
+def _read_parquet(
+    path: str, column: str, id_column: str | None, pair_column: str | None, keep: bool
+) -> Iterator[Answer]:
+    with open_parquet(path) as file:
         names = file.schema_arrow.names
         for name in (column, id_column, pair_column):
             if name is not None and name not in names:
                 raise UsageError(f"no column {name!r}", path, nearest(name, names))
         id_column = id_column or ("id" if "id" in names else None)
-        for number, row in enumerate(_parquet_rows(file, path, column, id_column, pair_column), 1):
+        wanted = names if keep else (column, id_column, pair_column)
+        for number, row in enumerate(_parquet_rows(file, path, *wanted), 1):
             value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
             null = next((name for name in (column, pair_column) if name is not None and row[name] is None), None)
             id = row[id_column] if id_column else number
-            yield Answer(number, value, id=id) if null is None else _bad(path, number, f"{null!r} is null")
+            yield (
+                Answer(number, value, id=id, columns=row if keep else {})
+                if null is None
+                else _bad(path, number, f"{null!r} is null")
+            )
 
 
 def _parquet_rows(file: Any, path: str, *names: str | None) -> Iterator[dict[str, Any]]:
@@ -159,7 +204,8 @@ def _is_id(id: object) -> bool:
     return isinstance(id, str | int) and not isinstance(id, bool)
 
 
-def _pyarrow(module: str) -> Any:
+def pyarrow_module(module: str) -> Any:
+    """Import a module of pyarrow, or raise :class:`UsageError`."""
     from importlib import import_module
 
     try:
@@ -189,14 +235,17 @@ class Results:
         path: ``.jsonl``, ``.ndjson`` or ``.parquet``.
         force: replace an existing file, but not a symbolic link.
         resume: continue an existing file. An incomplete last line is removed.
+        types: pyarrow types of the input's columns, where known.
 
     Raises:
         UsageError: the file cannot be written, or already exists.
         ArtifactError: the file to continue does not contain results.
     """
 
-    def __init__(self, path: Path, *, force: bool = False, resume: bool = False) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, *, force: bool = False, resume: bool = False, types: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self.path, self.types = path, types
         self.parquet = path.suffix.lower() == _PARQUET
         if not self.parquet and path.suffix.lower() not in _LINES:
             raise UsageError("unknown file type", path, f"name it *{', *'.join((*_LINES, _PARQUET))}")
@@ -205,7 +254,7 @@ class Results:
         if resume and self.parquet:
             raise UsageError("cannot continue a parquet file", path, "write .jsonl")
         if self.parquet:
-            _pyarrow("parquet")
+            pyarrow_module("parquet")
         if path.is_dir():
             raise UsageError("is a directory", path, "name a file")
         self._exists = path.is_symlink() or path.exists()
@@ -249,9 +298,13 @@ class Results:
                     place.unlink()
             raise
 
-    def write(self, id: Any, result: Mapping[str, Any]) -> None:
-        """Add a row."""
+    def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Add a row. A vector in a parquet file keeps the ``columns`` of its input."""
         row = {"id": id} | plain(result) | {"id": id}
+        if self.parquet and EMBEDDING in row:
+            if clash := sorted(key for key in columns.keys() & row.keys() if (key, columns[key]) != ("id", id)):
+                raise UsageError(f"the input has a column {clash[0]!r}, as the result", self.path, "rename it")
+            row = {"id": id} | dict(columns) | row
         with storage_errors(self.path):
             if self.parquet:
                 self._waiting.append(row)
@@ -264,20 +317,31 @@ class Results:
     def _flush(self) -> None:
         if not self.parquet or (not self._waiting and self._writer is not None):
             return
-        arrow = _pyarrow("lib")
+        arrow = pyarrow_module("lib")
         schema = self._writer.schema if self._writer is not None else None
         names = dict.fromkeys(name for row in self._waiting for name in row)
         try:
             if schema is not None and (late := sorted(names.keys() - set(schema.names))):
                 raise ValueError(f"no earlier row has {', '.join(late)}")
             rows = [dict.fromkeys(names) | row for row in self._waiting]  # pyarrow takes the columns of the first row
+            if schema is None:
+                schema = self._schema(arrow, rows)
             table = arrow.Table.from_pylist(rows, schema=schema)
             if self._writer is None:
-                self._writer = _pyarrow("parquet").ParquetWriter(self._file, table.schema)
+                self._writer = pyarrow_module("parquet").ParquetWriter(self._file, table.schema)
             self._writer.write_table(table)
         except (arrow.ArrowException, ValueError) as error:
             raise StorageError(f"parquet cannot hold these results ({error})", self.path, "write .jsonl") from error
         self._waiting = []
+
+    def _schema(self, arrow: Any, rows: list[dict[str, Any]]) -> Any:
+        """Return the types of the first rows; those of the input's columns are kept, and vectors have one size."""
+        found = arrow.Table.from_pylist(rows).schema
+        sizes = {len(row[EMBEDDING]) if isinstance(row.get(EMBEDDING), list) else None for row in rows}
+        if None in sizes or len(sizes) != 1:
+            return found
+        known = {**self.types, EMBEDDING: arrow.list_(arrow.float32(), sizes.pop())}
+        return arrow.schema([(field.name, known.get(field.name, field.type)) for field in found])
 
     def _abandon(self) -> None:
         """Close the file, ignoring errors: the disk may be full."""

@@ -15,11 +15,13 @@ from zoo.config import Settings
 from zoo.contract import Graph, Size, TensorSpec, sizes_of
 from zoo.errors import ArtifactError, UsageError, Wording, ZooError
 from zoo_runtime.adapters import ADAPTER_IDS
+from zoo_runtime.truncation import Truncation
 
 if TYPE_CHECKING:
     from zoo.artifact import Export, ModelDirectory
     from zoo.plugins import Plugin
     from zoo.probe.pipeline import Arrays
+    from zoo.tokenizers.chat import ChatTemplate
     from zoo_runtime.onnx_runtime import ort
 
 __all__ = [
@@ -44,6 +46,8 @@ Item = TypeVar("Item")
 
 _TEXTS = ("Tea?", "Où est-il ? 🙂", "Дождь идёт", "شكرا جزيلا", "今日は雨です", "नमस्ते", "The rain has stopped by now.")
 """Samples of a task on texts."""
+_SHORTEN = Wording("shorten it, or pass truncate=True", "shorten it, or pass --truncate")
+"""Remedy for a text that is too long."""
 _LENGTHS = (1, 6, 4, 9)
 """Numbers of tokens of random samples."""
 
@@ -62,6 +66,8 @@ class Answer:
     """The input's id in its file, if it comes from a file."""
     adapter: str | None = None
     """The name of the adapter to run it with; None for the model itself."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row of the input's file, if it is to be written with the result."""
 
 
 class Context(Protocol):
@@ -118,6 +124,16 @@ class Context(Protocol):
         ...
 
     @property
+    def truncate(self) -> int | None:
+        """Number of tokens to which texts are truncated; None if longer ones are refused."""
+        ...
+
+    @property
+    def chat(self) -> ChatTemplate | None:
+        """The template of chats, if inputs are chats."""
+        ...
+
+    @property
     def sessions(self) -> Mapping[str, ort.InferenceSession]:
         """ONNX Runtime sessions by graph name."""
         ...
@@ -146,6 +162,8 @@ class Runner(ABC, Generic[Item]):
     """The export variant that the task requires, or None for any."""
     sample_options: Mapping[str, Any] = {}
     """Options with which :meth:`samples` are run."""
+    chats = False
+    """Whether the task reads chats, in a session that has ``chat``."""
     plugin: Plugin
     """The plugin that provides the task. Set by the session."""
 
@@ -250,6 +268,8 @@ class TextRunner(Runner[Tokens]):
     """Whether an input may be a :class:`Pair`."""
     padding: Literal["left", "right"] = "right"
     """The side on which :meth:`feed` is asked to pad."""
+    truncation: Truncation | None = None
+    """Truncates texts that are too long, once there is one."""
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
@@ -266,7 +286,7 @@ class TextRunner(Runner[Tokens]):
     def read(self, value: Any, number: int) -> Tokens:
         """Convert an input to token ids, and check them against the model's vocabulary and positions."""
         if isinstance(value, str):
-            encoded = self._encode(number, value)
+            encoded = self.encode(number, value)
             empty = all(encoded.special_tokens_mask)  # only the special tokens that every text gets
             item = Tokens(number, [] if empty else encoded.ids, types=encoded.type_ids, encoding=encoded)
         elif are_ids(value):
@@ -279,6 +299,19 @@ class TextRunner(Runner[Tokens]):
             raise ArtifactError(f"expected a text or token ids, got {type(value).__name__}", f"input {number}")
         self._check(item)
         return item
+
+    def text_limit(self) -> int | None:
+        """Return the number of tokens to which texts are truncated; None if longer ones are refused."""
+        return self.session.truncate
+
+    def encode(self, number: int, *texts: str) -> Any:
+        """Return the tokenizer's ``Encoding`` of a text or a pair, truncated if the session truncates."""
+        encoded, limit = self._encode(number, *texts), self.text_limit()
+        if limit is None or len(encoded.ids) <= limit:
+            return encoded
+        if self.truncation is None:
+            self.truncation = Truncation(self.session.tokenizer, limit, self.padding)
+        return self.truncation.encode(number, *texts, special_tokens=self.session.special_tokens)
 
     def _encode(self, number: int, *texts: str) -> Any:
         """Return the tokenizer's ``Encoding`` of input ``number``, one text or the two of a pair."""
@@ -350,7 +383,7 @@ class TextRunner(Runner[Tokens]):
 
     def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
         if isinstance(first, str):
-            encoded = self._encode(number, first, second)
+            encoded = self.encode(number, first, second)
             item = Tokens(number, encoded.ids, types=encoded.type_ids, encoding=encoded)
             found = set(encoded.sequence_ids)
         else:
@@ -369,7 +402,8 @@ class TextRunner(Runner[Tokens]):
             raise ArtifactError("empty input", where, "give at least one token")
         longest = self.session.option("max_seq_len")
         if longest is not None and len(ids) > longest:
-            raise ArtifactError(f"{len(ids)} tokens exceed the model's {longest} positions", where, "shorten it")
+            remedy = "shorten it" if item.encoding is None else _SHORTEN
+            raise ArtifactError(f"{len(ids)} tokens exceed the model's {longest} positions", where, remedy)
         allowed = sizes_of(self.session.graphs).get(str(self.ids_input.dims[-1]), Size())
         if not allowed.allows(len(ids)):
             raise ArtifactError(f"{len(ids)} tokens, but the number must be {allowed}", where)

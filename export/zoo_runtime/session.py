@@ -35,7 +35,7 @@ from zoo.artifact import (
 from zoo.artifact.weights import dtype_name
 from zoo.config import Settings
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
+from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, argument, nearest
 from zoo.plugins import Plugin, ZooWarning
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
@@ -47,10 +47,13 @@ from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
 from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
-from zoo_runtime.runner import Answer, Pair, Runner
+from zoo_runtime.runner import Answer, Pair, Runner, TextRunner
+from zoo_runtime.truncation import text_limit
 
 if TYPE_CHECKING:
     import torch
+
+    from zoo.tokenizers.chat import ChatTemplate
 
 __all__ = ["Session", "load_session"]
 
@@ -70,6 +73,8 @@ def load_session(
     provider_options: Mapping[str, str] = MappingProxyType({}),
     tokenizer: str | os.PathLike[str] | None = None,
     special_tokens: bool = True,
+    truncate: bool | None = None,
+    chat: bool = False,
     unverified: bool = False,
 ) -> Session:
     """Open an exported model.
@@ -88,6 +93,11 @@ def load_session(
         provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
         tokenizer: a tokenizer file to use instead of the model's own.
         special_tokens: whether the tokenizer puts its special tokens, such as [CLS] and [SEP], around texts.
+        truncate: truncate texts that are too long, with a warning, instead of refusing them: see
+            :func:`zoo_runtime.truncation.text_limit`. By default only for sentence encoders, as in
+            sentence-transformers.
+        chat: inputs are chats, lists of messages with ``role`` and ``content`` or texts of the user, which the
+            model's chat template turns into prompts. The template writes the special tokens itself.
         unverified: allow an export that has not been verified with the current weights.
 
     Raises:
@@ -126,6 +136,8 @@ def load_session(
         provider_options,
         Path(tokenizer) if tokenizer else None,
         special_tokens=special_tokens,
+        truncate=text_limit(stored, truncate),
+        chat=_chat_template(directory) if chat else None,
     )
     compared = export.evidence.get("provider")
     if not unverified and compared not in (None, provider):
@@ -135,6 +147,12 @@ def load_session(
     if provider == "cuda":
         _report_cpu_nodes(session)
     return session
+
+
+def _chat_template(directory: Path) -> ChatTemplate:
+    from zoo.tokenizers.chat import read_chat_template
+
+    return read_chat_template(directory)
 
 
 def _report_cpu_nodes(session: Session) -> None:
@@ -214,8 +232,10 @@ class Session:
         tokenizer: Path | None,
         *,
         special_tokens: bool = True,
+        truncate: int | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
-        self.special_tokens = special_tokens
+        self.special_tokens, self.truncate, self.chat = special_tokens and chat is None, truncate, chat
         self.stored, self.export, self.provider = stored, export, provider
         self.threads, self.memory, self.provider_options = threads, memory, provider_options
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
@@ -335,8 +355,8 @@ class Session:
         """Answer one input, or a list of them.
 
         Args:
-            inputs: a text, token ids, a :class:`Pair` of either, or another input that the task accepts; or a list of
-                inputs.
+            inputs: a text, token ids, a :class:`Pair` of either, a chat, or another input that the task accepts; or a
+                list of inputs.
             task: a task to run instead of the model's own.
             batch_size: number of inputs per batch.
             adapter: the name of a low-rank adapter, or one for each input; None or ``base`` is the model itself. A
@@ -351,7 +371,8 @@ class Session:
             ArtifactError: an input is empty, too long, or has tokens outside the vocabulary.
         """
         several = isinstance(inputs, list | tuple) and not isinstance(inputs, Pair)
-        single = not several or (bool(inputs) and isinstance(inputs[0], int | np.integer))
+        parts = int | np.integer if self.chat is None else int | np.integer | Mapping
+        single = not several or (bool(inputs) and isinstance(inputs[0], parts))
         answers: list[dict[str, Any]] = []
         listed = [inputs] if single else inputs
         if not (adapter is None or isinstance(adapter, str) or len(adapter) == len(listed)):
@@ -399,6 +420,7 @@ class Session:
         """Like :meth:`stream`, with an existing runner."""
         with _blame(runner, "cannot generate"):
             pieces = runner.stream(self._adapted(runner.read(value, 1), adapter))
+        self._report_truncated(runner)
         return _steps(runner, "cannot generate", pieces)
 
     def lead(self, runner: Runner[Any], text: str) -> str:
@@ -417,6 +439,8 @@ class Session:
         self._check_open()
         name = task or self.task
         plugin, cls = _runner_class(name, self.task)
+        if self.chat is not None and not cls.chats:
+            raise UsageError(f"the task {name} does not read chats", self.path, argument("chat", text="leave out {}"))
         with plugins.blame(plugin, f"cannot prepare the task {name}"):
             where = f"task {name}"
             given = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
@@ -462,6 +486,11 @@ class Session:
                 yield from self._answer(runner, window, batch_size)
                 window = []
         yield from self._answer(runner, window, batch_size)
+        self._report_truncated(runner)
+
+    def _report_truncated(self, runner: Runner[Any]) -> None:
+        if isinstance(runner, TextRunner) and runner.truncation is not None and runner.truncation.count:
+            warnings.warn(f"{runner.truncation}: {self.path}", ZooWarning, stacklevel=2)
 
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""

@@ -28,7 +28,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "objectives": 3,
         "presets": 5,
         "resolution": 7,
-        "run": 6,
+        "run": 16,
         "tasks": 3,
         "tokenizers": 3,
         "train": 15,

@@ -14,6 +14,7 @@ __all__ = [
     "ADAPTER_CONFIG",
     "ATTENTIONS",
     "CARD",
+    "CHAT_TEMPLATE",
     "COMPANIONS",
     "CONFIG",
     "EVIDENCE_NAME",
@@ -24,7 +25,9 @@ __all__ = [
     "PRECISIONS",
     "PROFILES",
     "SCHEMA",
+    "SENTENCES",
     "TOKENIZER",
+    "TOKENIZER_CONFIG",
     "TOKENIZER_FILES",
     "export_file",
     "is_own",
@@ -41,14 +44,20 @@ ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 """The files of the PEFT library, of low-rank adapters without their base model."""
 GENERATION = "generation_config.json"
+SENTENCES = "sentence_bert_config.json"
+"""The maximum length of the texts of a sentence encoder, as sentence-transformers states it."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 COMPANIONS = (
+    CHAT_TEMPLATE,
     GENERATION,
     "preprocessor_config.json",
+    SENTENCES,
     "special_tokens_map.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
 )
 """Files of the hub's layout that are copied unchanged with a model."""
-TOKENIZER_FILES = (TOKENIZER, "special_tokens_map.json", "tokenizer_config.json")
+TOKENIZER_FILES = (TOKENIZER, CHAT_TEMPLATE, "special_tokens_map.json", TOKENIZER_CONFIG)
 """Files that describe the tokenizer; attaching another tokenizer replaces all of them."""
 LOOP = "generate"
 """The variant with a single graph for the whole generation loop, and the name of that graph."""

@@ -120,7 +120,7 @@ def import_checkpoint(
         if tokenizer is not None:
             write_tokenizer(tokenizer, stage / TOKENIZER, getattr(config, "vocab_size", None))
         for companion in COMPANIONS:
-            if checkpoint.json(companion):
+            if _has(checkpoint, companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
         if generation := generation_config(checkpoint, config):
             write_json(stage / GENERATION, generation)
@@ -144,6 +144,13 @@ def import_checkpoint(
             model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
         )
     return Imported(spec, head, comparison)
+
+
+def _has(checkpoint: Checkpoint, companion: str) -> bool:
+    """Return whether a checkpoint has a companion file with content; JSON must be valid."""
+    if companion.endswith(".json"):
+        return bool(checkpoint.json(companion))
+    return (checkpoint.path / companion).is_file()
 
 
 def _configurations(

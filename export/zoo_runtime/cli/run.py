@@ -16,6 +16,7 @@ from zoo.cli.options import THREADS, json_option, parse_ids
 from zoo.cli.progress import is_shown, show_progress
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo_runtime.cli.chats import as_chat, parse_chat
 
 if TYPE_CHECKING:
     from zoo_runtime import Answer, Runner, Session
@@ -50,7 +51,7 @@ def generation_options(command: Any) -> Any:
 @click.option(
     "--input", "input_file", metavar="FILE", help="Inputs: one text per line, .jsonl or .parquet; - for stdin."
 )
-@click.option("--column", default="text", show_default=True, help="Column of inputs in a .jsonl or .parquet file.")
+@click.option("--column", help="Column of inputs in a .jsonl or .parquet file.  [default: text; messages with --chat]")
 @click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")
 @click.option("--id-column", help="Column of ids.  [default: id if present, else row numbers]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
@@ -61,6 +62,9 @@ def generation_options(command: Any) -> Any:
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer or vocabulary file to use instead.")
 @click.option("--special/--no-special", "special_tokens", default=True,
               help="Put the tokenizer's special tokens around texts.  [default: special]")  # fmt: skip
+@click.option("--truncate/--no-truncate", default=None,
+              help="Truncate long texts, and count them.  [default: for sentence encoders]")  # fmt: skip
+@click.option("--chat", is_flag=True, help="Answer chats: texts of the user, or JSON lists of messages.")
 @click.option("--task", help="Task to run.  [default: the model's own]")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
 @generation_options
@@ -97,7 +101,7 @@ def command(
     directory: Path,
     texts: tuple[str, ...],
     input_file: str | None,
-    column: str,
+    column: str | None,
     pair_column: str | None,
     id_column: str | None,
     output: Path | None,
@@ -106,6 +110,7 @@ def command(
     pairs: tuple[tuple[str, str], ...],
     id_lists: tuple[str, ...],
     tokenizer: Path | None,
+    chat: bool,
     task: str | None,
     settings: tuple[str, ...],
     stop: tuple[str, ...],
@@ -122,7 +127,7 @@ def command(
     """
     from zoo_runtime import Pair, load_session
     from zoo_runtime.adapters import number_of
-    from zoo_runtime.rows import Results
+    from zoo_runtime.rows import Results, column_types
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
     options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
@@ -132,13 +137,22 @@ def command(
         raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
     if input_file is not None and output is not None and _same(Path(input_file), output):
         raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
-    results = Results(output, force=force, resume=resume) if output is not None else None
-    given: list[Any] = [*texts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
-    inputs = _inputs(given, input_file, column, id_column, pair_column)
+    results = None
+    if output is not None:
+        results = Results(output, force=force, resume=resume, types=column_types(input_file))
+    prompts = [parse_chat(text) for text in texts] if chat else list(texts)
+    given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
+    column = column or ("messages" if chat else "text")
+    keep = results is not None and results.parquet
+    inputs = _inputs(given, input_file, column, id_column, pair_column, keep=keep)
+    if chat and not given:
+        inputs = map(as_chat, inputs)
     if adapters and rest["variant"] is rest["dtype"] is None:
         rest["variant"] = ADAPTERS
     provider_options = dict(map(_parse_option, provider_texts))
-    with load_session(directory, tokenizer=tokenizer, task=task, provider_options=provider_options, **rest) as session:
+    with load_session(
+        directory, tokenizer=tokenizer, task=task, provider_options=provider_options, chat=chat, **rest
+    ) as session:
         for name in adapters:
             number_of(name, session.adapters, directory)
         more = session.options(task).parse_settings(settings)
@@ -157,7 +171,7 @@ def command(
         if stream and not alone:
             raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
         if alone and (stream or (stream is None and sys.stdout.isatty())):
-            pieces = _pieces(session, runner, texts[0], next(iter(adapters), None), wanted=bool(stream))
+            pieces = _pieces(session, runner, prompts[0], next(iter(adapters), None), wanted=bool(stream))
             if pieces is not None:
                 _stream(session, runner, texts[0], pieces)
                 return
@@ -173,7 +187,7 @@ def command(
                 written = 0
                 for answer in answers:
                     if answer.error is None:
-                        results.write(answer.id, answer.result)
+                        results.write(answer.id, answer.result, answer.columns)
                         written += 1
             elif as_json:
                 facts = {"task": task or session.task, "provider": session.provider}
@@ -209,7 +223,13 @@ def _parse_input(text: str) -> Any:
 
 
 def _inputs(
-    given: Sequence[Any], file: str | None, column: str, id_column: str | None, pair_column: str | None
+    given: Sequence[Any],
+    file: str | None,
+    column: str,
+    id_column: str | None,
+    pair_column: str | None,
+    *,
+    keep: bool = False,
 ) -> Iterator[Answer]:
     """Return the inputs: those given on the command line, else the rows of a file, else the lines of stdin."""
     from zoo_runtime import Answer
@@ -220,9 +240,14 @@ def _inputs(
     if given and pair_column is not None:
         raise UsageError("no input file with columns", f"--pair-column {pair_column}", "give --pair TEXT TEXT")
     if given:
-        return iter([Answer(number, value, id=number) for number, value in enumerate(given, 1)])
+        return iter(
+            [
+                Answer(number, value, id=number, columns={"text": value} if keep and isinstance(value, str) else {})
+                for number, value in enumerate(given, 1)
+            ]
+        )
     listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
-    rows = read_rows(file or "-", column, id_column, pair_column) if listens else iter(())
+    rows = read_rows(file or "-", column, id_column, pair_column, keep=keep) if listens else iter(())
     first = next(rows, None)
     if first is None:
         raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")
@@ -314,7 +339,7 @@ def _print(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, 
 
 
 def _pieces(
-    session: Session, runner: Runner[Any], text: str, adapter: str | None, *, wanted: bool
+    session: Session, runner: Runner[Any], text: Any, adapter: str | None, *, wanted: bool
 ) -> Iterator[str] | None:
     """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``wanted``."""
     try:

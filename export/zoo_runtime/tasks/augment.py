@@ -104,7 +104,7 @@ class Augment(TextRunner):
         item, where = super().read(value, number), f"input {number}"
         if self.mask in item.ids:
             raise ArtifactError("already contains a mask", where, "fill it first, with the task fill-mask")
-        encoded = self._encode(number, value) if isinstance(value, str) else None
+        encoded = item.encoding
         around = encoded.special_tokens_mask if encoded is not None else [token in self.special for token in item.ids]
         shown = [place for place, added in enumerate(around) if not added]
         free = [place for place in shown if item.ids[place] not in self.special]

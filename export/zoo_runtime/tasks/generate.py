@@ -185,15 +185,34 @@ class _Generate(TextRunner):
 
 
 class Continue(_Generate):
-    """Continues a prompt."""
+    """Continues a prompt, or answers a chat."""
 
     padding = "left"
+    chats = True
+
+    def read(self, value: Any, number: int) -> Tokens:
+        """In a session with ``chat``, an input is a list of messages, or a text of the user."""
+        if self.session.chat is not None:
+            chat = [{"role": "user", "content": value}] if isinstance(value, str) else value
+            value = self.session.chat.render(chat, where=f"input {number}")
+        return super().read(value, number)
 
     def fits(self, longest: int, size: int) -> bool:
         """Padding uses up positions, so a shorter prompt joins a longer one only if enough remain for new tokens."""
         positions = self.session.option("max_seq_len")
         room = size == longest or positions is None or longest + self.chosen.max_new_tokens <= positions
         return room and super().fits(longest, size)
+
+    def text_limit(self) -> int | None:
+        """Room is left for the new tokens, so that the prompt loses its first tokens, as in transformers' pipeline."""
+        limit = super().text_limit()
+        if limit is None:
+            return None
+        bounds = [bound for bound in (limit, self.chosen.max_length) if bound is not None]
+        if (room := min(bounds) - self.chosen.max_new_tokens) < 1:
+            what = f"{self.chosen.max_new_tokens} new tokens leave no room for a prompt in {min(bounds)}"
+            raise UsageError(what, self.session.path, argument("max_new_tokens", text="lower {}"))
+        return room
 
     def prompt(self, item: Tokens) -> list[int]:
         return item.ids
@@ -208,7 +227,7 @@ class Continue(_Generate):
         return Decoder(session, self.graph, constants, len(items), self.session.dtype), ids, mask
 
     def lead(self, text: str) -> str:
-        return text
+        return text if self.session.chat is None else ""
 
 
 class Translate(_Generate):

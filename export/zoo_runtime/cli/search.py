@@ -1,0 +1,54 @@
+"""``zoo search``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zoo.cli.options import json_option
+from zoo.cli.report import emit_json
+
+TASK = "sentence-embedding"
+
+
+@click.command("search")
+@click.argument("vectors", type=click.Path(path_type=Path))
+@click.argument("query")
+@click.option("--model", "directory", type=click.Path(path_type=Path), required=True,
+              help="The exported model that made the vectors.")  # fmt: skip
+@click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True, help="Maximum number of rows.")
+@click.option("--column", default="embedding", show_default=True, help="Column of vectors.")
+@click.option("--option", "settings", metavar="KEY=VALUE", multiple=True,
+              help="Set an option of sentence-embedding, as for the vectors.")  # fmt: skip
+@json_option
+def command(
+    vectors: Path,
+    query: str,
+    directory: Path,
+    top_k: int,
+    column: str,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show the rows of VECTORS that are most similar to the text QUERY, by cosine similarity.
+
+    VECTORS is a parquet file from `zoo run --task sentence-embedding`. Every row is compared.
+    """
+    from zoo_runtime import load_session
+    from zoo_runtime.generation.text import printable
+    from zoo_runtime.rows import open_parquet, plain
+    from zoo_runtime.vectors import search_vectors
+
+    open_parquet(str(vectors)).close()  # reported before the model is loaded
+    with load_session(directory, task=TASK) as session:
+        options = session.options(TASK).parse_settings(settings)
+        embedding = session.run(query, task=TASK, **options)["embedding"]
+    matches = search_vectors(vectors, embedding, top_k=top_k, column=column)
+    if as_json:
+        rows = [{"score": match.score, "row": match.row, "columns": plain(match.columns)} for match in matches]
+        emit_json("search", {"query": query, "results": rows})
+        return
+    for match in matches:
+        shown = match.columns.get("text", match.columns.get("id", match.row))
+        click.echo(f"{match.score:.4f} {printable(str(shown))}")

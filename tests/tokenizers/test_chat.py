@@ -1,0 +1,220 @@
+"""Chat templates give the prompts of transformers, cannot leave their sandbox, and fail in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from zoo.errors import ArtifactError
+from zoo.tokenizers.chat import ChatTemplate, read_chat_template
+from zoo.tokenizers.load import byte_tokenizer
+
+TEMPLATES = {
+    "header for each role": """\
+{% for message in messages %}
+    {%- if loop.first and message.role != 'system' %}
+        {{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+""",
+    "trimmed content": """\
+{% set loop_messages = messages %}
+{% for message in loop_messages %}
+{% set content = '<|' + message['role'] + '|>\n\n' + message['content'] | trim + eos_token %}
+{% if loop.index0 == 0 %}
+  {% set content = bos_token + content %}
+{% endif %}
+{{ content }}
+{% endfor %}
+   {# a comment with its line #}
+{% if add_generation_prompt %}<|assistant|>
+{% endif %}""",
+    "alternating roles": """\
+{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}\
+{% else %}{% set rest = messages %}{% set system = false %}{% endif %}{{ bos_token }}\
+{% for message in rest %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate user/assistant/...') }}{% endif %}\
+{% if message['role'] == 'user' %}{{ '[INST] ' + (system + '\n\n' if loop.first and system else '') }}\
+{{ message['content'].strip() + ' [/INST]' }}{% else %}{{ ' ' + message.content + ' ' + eos_token }}{% endif %}\
+{% endfor %}""",
+    "no system": """\
+{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{% for message in messages %}
+{% set role = 'model' if message.role == 'assistant' else message.role %}
+{{ '<start_of_turn>' ~ role ~ '\n' ~ message['content'] | trim ~ '<end_of_turn>' }}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}""",
+    "functions": """\
+{%- macro shown(text, mark='*') -%}{{ mark }}{{ text }}{{ mark }}{%- endmacro -%}
+{%- set ns = namespace(count=0, last=none) -%}
+{%- set names = dict(user='U', assistant='A') -%}
+{%- for message in messages -%}
+  {%- if message.role == 'system' -%}{%- continue -%}{%- endif -%}
+  {%- set ns.count = ns.count + 1 -%}
+  {%- set ns.last = message.role -%}
+  {{- names.get(message.role, '?') }} {{ shown(message.content) }} {{ {'n': ns.count, 'é': '<&>'} | tojson }}
+  {%- if ns.count == 3 -%}{%- break -%}{%- endif -%}
+{%- endfor -%}
+{{ ns.last }} {{ messages | length }} {{ messages | map(attribute='role') | join(',') }} {{ tools is none }}
+{{ messages | selectattr('role', 'equalto', 'user') | list | tojson(indent=2) }} {{ unknown | default('none') }}
+{{ pad_token }}{{ documents }}""",
+    "marked for training": """\
+{%- for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}
+{% generation %}
+{% set inner = 1 %}{{ message.content }}{{ eos_token }}
+{% endgeneration %}
+{% else %}{{ message.content }}
+{% endif %}{{ inner }}{% endfor %}""",
+    "time": "{{ strftime_now('%d %b %Y') }}{% for message in messages %}{{ message.content }}{% endfor %}",
+    "optional keys": """\
+{% for message in messages %}{{ message.role }}{% if 'name' in message %}({{ message.name }}){% endif %}\
+{% if message.tool_calls is defined %}{{ message.tool_calls | tojson }}{% endif %}\
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
+{% if part.type == 'text' %}{{ part.text }}{% else %}<{{ part.type }}>{% endif %}{% endfor %}{% endif %}{% endfor %}""",
+}  # fmt: skip
+USER = {"role": "user", "content": "  Was ist <|im_end|> {{ 1 }} 🙂?\n"}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one": [USER],
+    "turns": [
+        USER,
+        {"role": "assistant", "content": "Tea & 'cake'"},
+        {"role": "user", "content": "Why?", "name": None},
+    ],
+    "system": [{"role": "system", "content": "Be brief."}, USER, {"role": "assistant", "content": "x"}],
+    "wrong order": [{"role": "assistant", "content": "x"}, USER],
+    "tools": [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"a": [1, None]}}]},
+    ],
+    "parts": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}], "name": "Ada"}],
+}
+TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+
+
+def save(folder: Path, template: str) -> PreTrainedTokenizerFast:
+    """Write the tokenizer of a checkpoint with transformers, which keeps the template in a file of its own."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), chat_template=template, **TOKENS)
+    tokenizer.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("prompted", [True, False])
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_prompts_equal_those_of_transformers(tmp_path: Path, template: str, chat: str, prompted: bool) -> None:
+    theirs, ours = save(tmp_path, TEMPLATES[template]), read_chat_template(tmp_path)
+    messages = CHATS[chat]
+    try:
+        wanted = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompted)
+    except Exception as error:
+        with pytest.raises(ArtifactError, match=re.escape(" ".join(str(error).split()))):
+            ours.render(messages, add_generation_prompt=prompted)
+        return
+    prompt = ours.render(messages, add_generation_prompt=prompted)
+    assert prompt == wanted
+    assert prompt
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=prompted)["input_ids"]
+    assert byte_tokenizer().encode(prompt, add_special_tokens=False).ids == ids
+
+
+def test_most_prompts_are_compared(tmp_path: Path) -> None:
+    """The comparison above is not of errors alone."""
+    rendered = 0
+    for source in TEMPLATES.values():
+        for chat in CHATS.values():
+            try:
+                rendered += bool(ChatTemplate(source, TOKENS).render(chat))
+            except ArtifactError:
+                continue
+    assert rendered > 0.7 * len(TEMPLATES) * len(CHATS)
+
+
+def test_variables_equal_those_of_transformers(tmp_path: Path) -> None:
+    source = "{{ tools | tojson }}{{ enable_thinking }}{{ bos_token }}{{ messages[0].content }}"
+    theirs, ours = save(tmp_path, source), read_chat_template(tmp_path)
+    tools = [{"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}]
+    given: dict[str, Any] = {"tools": tools, "enable_thinking": False, "bos_token": "<s>"}
+    assert ours.render([USER], **given) == theirs.apply_chat_template([USER], tokenize=False, **given)
+
+
+@pytest.mark.parametrize("file", [None, "from the file"])
+def test_places_of_templates(tmp_path: Path, file: str | None) -> None:
+    """The file has precedence; of named templates, ``default`` is taken."""
+    theirs = save(tmp_path, "unused")
+    (tmp_path / "chat_template.jinja").unlink()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ eos_token }}named"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    if file is not None:
+        (tmp_path / "chat_template.jinja").write_text(file)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    wanted = theirs.apply_chat_template([USER], tokenize=False)
+    assert read_chat_template(tmp_path).render([USER]) == wanted == (file or "<eos>named")
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (None, "the model has no chat template"),
+        ({"chat_template": None}, "the model has no chat template"),
+        ({"chat_template": [{"name": "rag", "template": "x"}]}, "the model has no chat template"),
+        ({"chat_template": 3}, "chat_template must be a text, got int"),
+        ({"chat_template": "a\n{% for %}"}, r"not a chat template \(Expected an expression, .* in line 2\)"),
+        ({"chat_template": "{{ x | no_such }}"}, "not a chat template .No filter named 'no_such'"),
+    ],
+)
+def test_bad_templates(tmp_path: Path, content: object, error: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match=error) as caught:
+        read_chat_template(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ raise_exception.__globals__.x }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ dict.__globals__.x }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ namespace(__init__=1) }}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ range(1000000000) | list }}",
+        "{{ 1 / 0 }}",
+        "{{ messages + 1 }}",
+    ],
+)
+def test_sandbox(source: str) -> None:
+    with pytest.raises(ArtifactError, match=r"^the chat template refuses it \(.*\): input 1$"):
+        ChatTemplate(source).render([USER], where="input 1")
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([], "not a list of messages"),
+        ("hello", "not a list of messages"),
+        ({"role": "user", "content": "x"}, "not a list of messages"),
+        (["hello"], "not a list of messages"),
+        ([{"content": "x"}], "message 1 has no role"),
+        ([USER, {"role": 3, "content": "x"}], "message 2 has no role"),
+        ([{"role": "user"}], "message 1 has no content"),
+        ([{"role": "user", "content": 3}], "message 1 has no content"),
+        ([{"role": "user", "content": "x", "extra": object()}], "not a list of messages .Object of type object"),
+    ],
+)
+def test_bad_messages(messages: Any, error: str) -> None:
+    with pytest.raises(ArtifactError, match=error):
+        ChatTemplate("{{ messages }}").render(messages)

@@ -1,0 +1,134 @@
+"""Chat templates: Jinja programs of a checkpoint that turn the messages of a chat into a prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from zoo.artifact import CHAT_TEMPLATE, MANIFEST, TOKENIZER_CONFIG, ModelDirectory
+from zoo.artifact.weights import load_json
+from zoo.errors import ArtifactError, MissingPackageError
+
+__all__ = ["ChatTemplate", "read_chat_template"]
+
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The special tokens that templates know by name."""
+
+
+def read_chat_template(directory: str | os.PathLike[str]) -> ChatTemplate:
+    """Return the chat template of a model directory or of a checkpoint.
+
+    It is chat_template.jinja, else ``chat_template`` in tokenizer_config.json. Of several, it is the one named
+    ``default``.
+
+    Raises:
+        ArtifactError: there is none, or it is not a valid template.
+        MissingPackageError: Jinja is not installed.
+    """
+    folder = Path(directory)
+    known = ModelDirectory.open(folder, weights=False).files if (folder / MANIFEST).is_file() else None
+    names = ("special_tokens_map.json", TOKENIZER_CONFIG, CHAT_TEMPLATE)
+    found = {name for name in names if (name in known if known is not None else (folder / name).is_file())}
+    said: dict[str, Any] = {}
+    for name in names[:2]:
+        said |= load_json(folder / name) if name in found else {}
+    tokens = {
+        key: said[key]["content"] if isinstance(said[key], Mapping) else said[key] for key in _TOKENS if said.get(key)
+    }
+    if CHAT_TEMPLATE in found:
+        return ChatTemplate(_text(folder / CHAT_TEMPLATE), tokens, folder / CHAT_TEMPLATE)
+    stated, where = said.get("chat_template"), folder / TOKENIZER_CONFIG
+    if isinstance(stated, list):
+        stated = next((entry.get("template") for entry in stated if entry.get("name") == "default"), None)
+    if stated is None:
+        raise ArtifactError("the model has no chat template", folder, f"import one in {TOKENIZER_CONFIG}")
+    if not isinstance(stated, str):
+        raise ArtifactError(f"chat_template must be a text, got {type(stated).__name__}", where)
+    return ChatTemplate(stated, tokens, where)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise ArtifactError(f"not UTF-8 ({error})", path) from error
+
+
+class ChatTemplate:
+    """A compiled chat template, with the language and the functions that transformers gives to templates.
+
+    It runs in Jinja's sandbox, because it comes with a checkpoint: it can neither reach files nor change its inputs.
+
+    Args:
+        source: the program.
+        tokens: special tokens by name, such as ``bos_token``.
+        where: the file, for errors.
+
+    Raises:
+        ArtifactError: the program is not valid.
+        MissingPackageError: Jinja is not installed.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str] | None = None, where: object = None) -> None:
+        try:
+            from jinja2 import TemplateSyntaxError
+
+            from zoo.tokenizers.sandbox import environment
+        except ImportError as error:
+            raise MissingPackageError("chat templates need Jinja", where, "pip install attention-zoo[chat]") from error
+        self.source, self.tokens, self.where = source, dict(tokens or {}), where
+        try:
+            self._template = environment(now=lambda form: datetime.now().strftime(form)).from_string(source)
+        except TemplateSyntaxError as error:
+            raise ArtifactError(f"not a chat template ({error.message} in line {error.lineno})", where) from error
+        except RecursionError as error:
+            raise ArtifactError("not a chat template (nested too deeply)", where) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        where: object = None,
+        **values: Any,
+    ) -> str:
+        """Return the prompt of a chat, special tokens included, as ``apply_chat_template`` of transformers does.
+
+        Args:
+            messages: the messages, oldest first, each with ``role`` and ``content``; keys that are None are left out.
+            add_generation_prompt: end with the start of the assistant's answer.
+            where: the input, for errors; by default the file of the template.
+            values: further variables of the template, such as ``tools``.
+
+        Raises:
+            ArtifactError: the messages are not a chat, or the template refuses them.
+        """
+        where = where or self.where
+        chat = _checked(messages, where)
+        known = {"tools": None, "documents": None, **self.tokens, **values}
+        try:
+            return str(self._template.render(messages=chat, add_generation_prompt=add_generation_prompt, **known))
+        except Exception as error:  # a template can raise any exception
+            raise ArtifactError(f"the chat template refuses it ({error})", where) from error
+
+
+def _checked(messages: object, where: object) -> list[dict[str, Any]]:
+    """Return plain copies of messages, which are all that a template sees."""
+    remedy = 'give a list of {"role": "user", "content": "..."}'
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ArtifactError("not a list of messages", where, remedy)
+    try:
+        plain = json.loads(json.dumps([dict(message) for message in messages]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"not a list of messages ({error})", where, remedy) from error
+    chat = [{key: value for key, value in message.items() if value is not None} for message in plain]
+    for number, message in enumerate(chat, 1):
+        if not isinstance(message.get("role"), str):
+            raise ArtifactError(f"message {number} has no role", where, remedy)
+        if not isinstance(message.get("content"), str | list) and "tool_calls" not in message:
+            raise ArtifactError(f"message {number} has no content", where, remedy)
+    return chat
