@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from zoo_runtime.providers import open_session
     from zoo_runtime.runner import Answer, Pair, Runner, TextRunner, Tokens
     from zoo_runtime.session import Session, load_session
+    from zoo_runtime.vectors import Match, search_vectors
 
 __all__ = [
     "Answer",
     "Generation",
+    "Match",
     "Pair",
     "Runner",
     "Session",
@@ -20,11 +22,13 @@ __all__ = [
     "Tokens",
     "load_session",
     "open_session",
+    "search_vectors",
 ]
 
 _HOMES = {
     "Answer": "zoo_runtime.runner",
     "Generation": "zoo_runtime.generation.search",
+    "Match": "zoo_runtime.vectors",
     "Pair": "zoo_runtime.runner",
     "Runner": "zoo_runtime.runner",
     "Session": "zoo_runtime.session",
@@ -32,6 +36,7 @@ _HOMES = {
     "Tokens": "zoo_runtime.runner",
     "load_session": "zoo_runtime.session",
     "open_session": "zoo_runtime.providers",
+    "search_vectors": "zoo_runtime.vectors",
 }
 
 

@@ -93,9 +93,9 @@ def load_session(
         provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
         tokenizer: a tokenizer file to use instead of the model's own.
         special_tokens: whether the tokenizer puts its special tokens, such as [CLS] and [SEP], around texts.
-        truncate: truncate texts that are too long, with a warning, instead of refusing them: see
-            :func:`zoo_runtime.truncation.text_limit`. By default only for sentence encoders, as in
-            sentence-transformers.
+        truncate: truncate long texts, with a warning, to ``max_seq_length`` of a sentence encoder, else to
+            ``model_max_length`` of the tokenizer, and at most to the positions; otherwise texts longer than the
+            positions are errors. By default only for sentence encoders with sentence_bert_config.json.
         chat: inputs are chats, lists of messages with ``role`` and ``content`` or texts of the user, which the
             model's chat template turns into prompts. The template writes the special tokens itself.
         unverified: allow an export that has not been verified with the current weights.
