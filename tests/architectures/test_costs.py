@@ -40,6 +40,7 @@ PUBLISHED = [
     ("bert-base", ["task=pretraining"], 110_106_428),
     ("bert-large", [], 335_141_888),
     ("minilm-l6", [], 22_713_216),
+    ("bge-base", [], 109_482_240),
     ("roberta-base", [], 124_645_632),
     ("roberta-base", ["task=fill-mask", "pooler=false"], 124_697_433),
     ("roberta-large", [], 355_359_744),
