@@ -7,9 +7,9 @@
 from random weights in batches of 8 x 128 tokens. Each measurement is a process of its own, and the processes of a round
 follow each other, so that a slow phase of the machine meets all of them. The table has medians of the rounds.
 
-All systems use the same weights, examples, optimiser (AdamW, fused) and clipping. A plain loop shuffles, pads each
-batch to its longest example and does nothing else. "First step" is the time from the end of the imports to the end of
-the first step.
+All systems use the same weights, optimiser (AdamW, fused) and clipping, and the same batches, those of zoo's order,
+except where examples are grouped by length. A plain loop pads each batch to its longest example and does nothing else.
+"First step" is the time from the end of the imports to the end of the first step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-RATE, BLOCK = 5e-5, 128
+RATE, BLOCK, SEED = 5e-5, 128, 0
 BATCH = {"reviews": 32, "language": 8}
 EXAMPLES = {"reviews": 640, "language": 48}
 PRESET = "gpt-small"
@@ -55,6 +55,17 @@ class Clock:
         """Return examples per second after the first two steps, and seconds to the end of the first."""
         steps = len(self.ends) - 2
         return {"speed": batch * steps / (self.ends[-1] - self.ends[1]), "first": self.ends[0] - self.started}
+
+
+def ordered(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of a task in the order in which zoo reads them."""
+    import numpy as np
+
+    from zoo.training.data.order import Order
+
+    found = rows(options)
+    order = Order(len(found), BATCH[options.task], SEED).examples(np.arange(len(found)))
+    return [found[index] for index in order]
 
 
 def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -93,15 +104,12 @@ def loop(model: Any, batches: Iterator[dict[str, Any]], loss: Callable[..., Any]
         clock.tick()
 
 
-def shuffled(options: argparse.Namespace, tokenizer: Any) -> Iterator[dict[str, Any]]:
+def batches(options: argparse.Namespace, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Yield the batches of an epoch."""
-    import torch
-
-    found, size = rows(options), BATCH[options.task]
+    found, size = ordered(options), BATCH[options.task]
     names = sorted({str(row.get("label")) for row in found})
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0)).tolist()
-    for start in range(0, len(order) - size + 1, size):
-        yield batch_of(options.task, tokenizer, [found[index] for index in order[start : start + size]], names)
+    for start in range(0, len(found) - size + 1, size):
+        yield batch_of(options.task, tokenizer, found[start : start + size], names)
 
 
 def run_zoo(options: argparse.Namespace, folder: Path, *, buckets: bool) -> dict[str, float]:
@@ -123,7 +131,7 @@ def run_zoo(options: argparse.Namespace, folder: Path, *, buckets: bool) -> dict
     return clock.result(BATCH[options.task])
 
 
-RUN = {"epochs": 1.0, "learning_rate": RATE, "schedule": "constant", "log_every": 1}
+RUN = {"epochs": 1.0, "seed": SEED, "learning_rate": RATE, "schedule": "constant", "log_every": 1}
 
 
 def run_loop(options: argparse.Namespace, folder: Path, *, ours: bool) -> dict[str, float]:
@@ -143,7 +151,7 @@ def run_loop(options: argparse.Namespace, folder: Path, *, ours: bool) -> dict[s
         )
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
-    loop(model, shuffled(options, tokenizer), loss, clock)
+    loop(model, batches(options, tokenizer), loss, clock)
     return clock.result(BATCH[options.task])
 
 
@@ -158,7 +166,7 @@ def run_trainer(options: argparse.Namespace, folder: Path, *, grouped: bool) -> 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.tick()
 
-    found = rows(options)
+    found = ordered(options)
     if options.task == "reviews":
         names = sorted({str(row["label"]) for row in found})
         encoded = [tokenizer(row["text"], truncation=True) for row in found]
@@ -167,11 +175,11 @@ def run_trainer(options: argparse.Namespace, folder: Path, *, grouped: bool) -> 
     else:  # the model shifts the labels itself
         data = [{"input_ids": row["text"][:-1], "labels": row["text"][:-1]} for row in found]
         collate = default_data_collator
-    extra = {"train_sampling_strategy": "group_by_length"} if grouped else {}
     arguments = TrainingArguments(
         str(folder), per_device_train_batch_size=BATCH[options.task], num_train_epochs=1, learning_rate=RATE,
         save_strategy="no", report_to=[], logging_steps=1, disable_tqdm=True, use_cpu=True, optim="adamw_torch_fused",
-        lr_scheduler_type="constant", **extra,
+        lr_scheduler_type="constant",
+        train_sampling_strategy="group_by_length" if grouped else "sequential",
     )  # fmt: skip
     Trainer(hub_model(options), arguments, data_collator=collate, train_dataset=data, callbacks=[Ticks()]).train()
     return clock.result(BATCH[options.task])
@@ -201,7 +209,7 @@ def zoo_model(options: argparse.Namespace, folder: Path) -> Any:
     from zoo.training.setup import trainable
 
     if options.task == "language":
-        return zoo.build(PRESET)
+        return zoo.create_model(PRESET)
     stored = zoo.artifact.ModelDirectory.open(folder / "model")
     model = trainable(persist.load_directory(stored))
     return retask(stored.spec, model, {"task": "text-classification", "num_classes": 2}, 0).model
