@@ -28,7 +28,7 @@ from typing import Any
 
 RATE, BLOCK, SEED = 5e-5, 128, 0
 BATCH = {"reviews": 32, "language": 8}
-EXAMPLES = {"reviews": 640, "language": 48}
+EXAMPLES = {"reviews": 640, "language": 96}
 PRESET = "gpt-small"
 SYSTEMS = (
     "zoo",

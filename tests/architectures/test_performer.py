@@ -66,6 +66,7 @@ def test_kernel_error_matches_the_table() -> None:
         assert np.mean([kernel_error(count, seed) for seed in range(8)]) == pytest.approx(expected, rel=1 / 3)
 
 
+@pytest.mark.slow
 def test_error_halves_with_four_times_the_features() -> None:
     """The error of the output with respect to softmax attention falls as the power -1/2 of 32 to 8192 features."""
     errors = []

@@ -38,6 +38,7 @@ def statuses(result) -> dict[str, str]:
     return {row["check"]: row["status"] for row in result.json["results"]}
 
 
+@pytest.mark.slow
 def test_valid_plugin_passes(install, zoo, describing) -> None:
     name = install_edited(install, "zoo-acme")
     done = zoo("plugins", "check", "zoo-acme", "--json")
@@ -131,6 +132,7 @@ def test_plugin_without_an_architecture_gets_applicable_checks(install, zoo) -> 
     assert "no-such-model" in done.json["results"][-1]["happened"]
 
 
+@pytest.mark.slow
 def test_named_preset_is_checked(install, zoo, describing) -> None:
     name = install_edited(install, "zoo-acme")
     done = zoo("plugins", "check", "zoo-acme", "--model", f"{name}-large", "--json")

@@ -64,6 +64,7 @@ def test_expected_failure_that_passes_is_a_failure(strict: str, install, tmp_pat
     assert any("declaration]" in line for line in lines if line.startswith("PASSED"))
 
 
+@pytest.mark.slow
 def test_failure_names_the_explanation(install, tmp_path: Path) -> None:
     name = install_edited(install, "zoo-acme", EDITS["documented"])
     status, lines = run_pytest(tmp_path, [name], {}, "-k", "documented")

@@ -217,6 +217,7 @@ def test_graph_contains_no_machine_specific_text(exported_model: Exported, name:
         assert str(path).encode() not in data
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "file"), GRAPHS)
 def test_metadata(exported_model: Exported, name: str, file: str) -> None:
     model = load(exported_model(name) / file)
@@ -247,7 +248,7 @@ def test_metadata(exported_model: Exported, name: str, file: str) -> None:
     assert (model.producer_name, model.producer_version) == ("zoo", zoo.__version__)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "file"), GRAPHS)
 def test_nodes_carry_their_module(exported_model: Exported, name: str, file: str) -> None:
     nodes = inlined((exported_model(name) / file).read_bytes()).graph.node
@@ -496,7 +497,7 @@ def toys(install: Callable[..., Path]) -> None:
     Path("zoo.toml").write_text(f"schema = 1\n{presets}")
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "status", "kind", "fragments"),
     [
@@ -518,6 +519,7 @@ def test_failed_export_leaves_the_model_unchanged(
     assert snapshot() == before
 
 
+@pytest.mark.slow
 def test_model_with_a_persistent_buffer_exports(toys: None, zoo: Callable[..., Any]) -> None:
     assert zoo("build", "saved").status == 0
     assert zoo("export", "saved", "--onnx").status == 0

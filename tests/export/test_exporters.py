@@ -165,6 +165,7 @@ def test_export_of_other_weights_fails_verification(
     assert zoo("verify", folder, "--format", "pt2").status == 0
 
 
+@pytest.mark.slow
 def test_altered_and_missing_files_are_detected(pt2: None, small: Build, zoo: Zoo) -> None:
     folder = small("bert-tiny")
     zoo("verify", folder, "--format", "pt2").failed(3, "not exported to pt2", f"zoo export {folder} --format pt2")

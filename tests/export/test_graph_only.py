@@ -183,6 +183,7 @@ def test_directory_is_exported_without_a_comparison(
     assert json.loads(Path("gpt-tiny/parity.json").read_text())["verified"] is True
 
 
+@pytest.mark.slow
 def test_graph_without_weights_can_be_replaced(zoo: Zoo, snapshot: Callable[[], Any]) -> None:
     """The directory exists, but still has no weights."""
     assert zoo("export", "gpt-tiny", "--onnx", "--graph-only").status == 0
@@ -241,6 +242,7 @@ def test_retrained_weights_of_the_same_layout_need_no_relinking(exported_copy: E
     assert zoo("run", folder, "text").status == 0
 
 
+@pytest.mark.slow
 def test_changed_layout_is_relinked(exported_copy: Exported, zoo: Zoo) -> None:
     """The header has another length, so all offsets change."""
     folder = exported_copy("gpt-tiny")
@@ -251,6 +253,7 @@ def test_changed_layout_is_relinked(exported_copy: Exported, zoo: Zoo) -> None:
     assert zoo("verify", folder).status == 0
 
 
+@pytest.mark.slow
 def test_shards_replace_a_single_file(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("gpt-tiny")
     before = logits(folder)

@@ -174,6 +174,7 @@ def test_a_figure_is_xml_within_its_frame(name: str) -> None:
             assert f"in {tensor.name}" in shown
 
 
+@pytest.mark.slow
 def test_figures_of_third_party_models(third_party: Callable[[str], None]) -> None:
     """They fulfil the same requirements as those of built-in models."""
     for name in ("aft", "mixer", "sliding"):
@@ -204,6 +205,7 @@ def test_model_that_cannot_be_called_is_reported(zoo: Any, monkeypatch: pytest.M
     assert snapshot() == {}
 
 
+@pytest.mark.slow
 def test_no_weights_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 27 GB is drawn without allocating its weights."""
     made: list[int] = []

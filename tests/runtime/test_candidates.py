@@ -42,6 +42,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield pipeline("zero-shot-classification", theirs, tokenizer=tokenizer), session
 
 
+@pytest.mark.slow_after(1)
 @given(
     text=st.sampled_from(TEXTS),
     labels=st.lists(st.sampled_from(["wind", "a gare", "где", "你", "in"]), min_size=1, max_size=5, unique=True),
@@ -86,6 +87,7 @@ def test_bad_labels_are_refused(case: tuple[Any, Session], zoo: Zoo) -> None:
         session.run([5], task="zero-shot-classification", labels=["b"])
 
 
+@pytest.mark.slow
 def test_class_of_entailment_can_be_named(tmp_path: Path) -> None:
     with opened(classifier(("no", "maybe", "yes")), characters(), tmp_path) as session:
         with pytest.raises(UsageError, match=r"no class begins with 'entail': no, maybe, yes: .*entailment="):
@@ -103,6 +105,7 @@ def scores(theirs: BertForSequenceClassification, query: str, passages: list[str
         return np.concatenate([theirs(**tokenizer(query, text, return_tensors="pt")).logits for text in passages])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("problem", PROBLEMS[1:])
 def test_passages_are_ranked_by_the_logit(tmp_path: Path, zoo: Zoo, problem: str) -> None:
     theirs = classifier(("relevant",), problem)
@@ -138,6 +141,7 @@ def test_passages_are_read_from_files(tmp_path: Path, zoo: Zoo) -> None:
     assert [part["index"] for part in row["passages"]] == np.argsort(-wanted).tolist()
 
 
+@pytest.mark.slow
 def test_one_of_several_classes_ranks(tmp_path: Path) -> None:
     theirs = classifier(("no", "yes"))
     wanted = torch.tensor(scores(theirs, QUERY, PASSAGES)).softmax(-1)[:, 1].numpy()

@@ -57,6 +57,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield pipeline("token-classification", theirs, tokenizer=tokenizer), session
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(text=texts)
@@ -134,6 +135,7 @@ def test_models_with_tags_list_entities_by_default(case: tuple[Any, Session], zo
     assert zoo("run", session.path, text).out == f"{text!r}: {shown}\n"
 
 
+@pytest.mark.slow
 def test_bad_requests_are_refused(case: tuple[Any, Session], exported_model: Any, zoo: Zoo) -> None:
     with pytest.raises(ArtifactError, match="entities need a text: input 1: set aggregation_strategy to none"):
         case[1].run([5, 6], aggregation_strategy="simple")

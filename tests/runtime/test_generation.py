@@ -335,6 +335,7 @@ def test_generation_config_equals_transformers(
     assert found == wanted
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_beam_is_greedy_and_more_beams_are_likelier(sessions: Callable[[str], Session], name: str) -> None:
     session = sessions(name)

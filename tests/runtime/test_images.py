@@ -87,6 +87,7 @@ def encoded(image: Any) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
 def test_files_equal_transformers_and_torch(session: Session, tmp_path: Path, mode: str) -> None:
     """Resizing and scaling are compared with transformers' processor, the outputs with the model in torch."""

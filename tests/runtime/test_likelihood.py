@@ -77,6 +77,7 @@ def test_texts_that_have_no_score_are_refused(case: tuple[GPT2LMHeadModel, Sessi
         case[1].run("a", task="next-token", top_k=0)
 
 
+@pytest.mark.slow
 def test_variants_give_the_same_scores_or_are_refused(case: tuple[GPT2LMHeadModel, Session], zoo: Zoo) -> None:
     session = case[1]
     for options in (("--profile", "cpu"), ("--generate",)):
@@ -89,6 +90,7 @@ def test_variants_give_the_same_scores_or_are_refused(case: tuple[GPT2LMHeadMode
         refused.failed(2, "this variant only generates")
 
 
+@pytest.mark.slow
 def test_infinite_perplexity_is_an_error(tmp_path: Path, zoo: Zoo) -> None:
     model = library.create_model("gpt-tiny", num_layers=1, max_seq_len=32)
     with torch.no_grad():
@@ -101,6 +103,7 @@ def test_infinite_perplexity_is_an_error(tmp_path: Path, zoo: Zoo) -> None:
     )
 
 
+@pytest.mark.slow
 def test_special_tokens_can_be_left_out(tmp_path: Path, zoo: Zoo) -> None:
     theirs, tokenizer = make(BertModel, BertConfig(**SIZES)), characters()
     opened(theirs, tokenizer, tmp_path).close()

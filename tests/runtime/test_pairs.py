@@ -95,6 +95,7 @@ def test_order_of_two_texts_matters(wanted: list[float]) -> None:
     assert abs(wanted[0] - wanted[3]) > 1e-4
 
 
+@pytest.mark.slow
 def test_segments_reach_the_model(model: Path, wanted: list[float]) -> None:
     ids = [byte for text in PAIRS[0] for byte in text.encode()]
     assert abs(float(direct(model, ids, [0] * len(ids), "next_sentence_logits")[0]) - wanted[0]) > 1e-4

@@ -142,6 +142,7 @@ def test_bad_questions_are_refused(session: Session) -> None:
             session.run(Pair(QUESTION, CONTEXT), **{name: 0})
 
 
+@pytest.mark.slow
 def test_tokenizers_without_words_give_spans_of_tokens(exported_model: Exported) -> None:
     """To the byte tokenizer a whole text is one word."""
     with load_session(exported_model("bert-tiny", "task=question-answering", noise=True, gain=2.0)) as session:
@@ -149,6 +150,7 @@ def test_tokenizers_without_words_give_spans_of_tokens(exported_model: Exported)
     assert len(answer["text"]) <= 2
 
 
+@pytest.mark.slow
 def test_broken_models_are_reported(tmp_path: Path, zoo: Zoo) -> None:
     model = library.create_model("bert-tiny", task="question-answering", num_layers=1, max_seq_len=32)
     with torch.no_grad():

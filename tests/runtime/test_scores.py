@@ -177,6 +177,7 @@ def test_texts_are_ordered_by_perplexity(started: Path, zoo: Zoo) -> None:
     assert "\x1b" not in zoo("rank", started, "\x1b[31mred").out
 
 
+@pytest.mark.slow
 def test_command_errors_are_zoo_errors(started: Path, plain: Path, zoo: Zoo) -> None:
     zoo("rank", started, "time", "").failed(3, "empty input: input 2")
     zoo("rank", started, "x", "--start", "999").failed(2, "start 999 is outside the vocabulary of 260")

@@ -217,6 +217,7 @@ def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str,
     )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
 def test_tokens_with_several_labels_or_numbers(
     exported_model: Exported, redeclared: Exported, zoo: Zoo, problem: str

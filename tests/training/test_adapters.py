@@ -213,6 +213,7 @@ def test_changed_base_is_refused(zoo: Zoo, corpus: Path, base: Path, monkeypatch
     assert "the adapter was trained on other weights, those of gpt-tiny" in said
 
 
+@pytest.mark.slow
 def test_fresh_head_is_trained_whole(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.dumps({"text": text, "label": label}) for text, label in REVIEWS]
     Path("reviews.jsonl").write_text("\n".join(lines))

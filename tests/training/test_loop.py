@@ -33,7 +33,7 @@ def finish(trainer: Trainer) -> dict[str, Tensor]:
     return weights(trainer)
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_continued_run_computes_the_same_bits(

@@ -63,6 +63,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Trainer, "_step", failing)
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_metrics_of_a_continued_run(
     zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

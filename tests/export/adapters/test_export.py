@@ -76,6 +76,7 @@ def nudge(stacks: Stacks) -> None:
     stacks[f"{OUTPUT}.lora_B"][2] *= 1.0005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [swap, transpose, rescale, fill, nudge])
 def test_faults_of_stacks_are_found(adapted_model: Path, given: AdaptedGraphs, fault: Callable[[Stacks], None]) -> None:
     stacks = load_file(given.directory / FILE)
@@ -86,6 +87,7 @@ def test_faults_of_stacks_are_found(adapted_model: Path, given: AdaptedGraphs, f
     assert any("adapter square, merged, optimisations on" in line for line in found)
 
 
+@pytest.mark.slow
 def test_graph_that_applies_one_adapter_to_all_rows_is_found(adapted_model: Path, given: AdaptedGraphs) -> None:
     """Batches of one adapter cannot show it."""
     model = parse(given.files["model"])
@@ -105,6 +107,7 @@ def test_graph_that_applies_one_adapter_to_all_rows_is_found(adapted_model: Path
     assert all("in a batch of several adapters" in line for line in found)
 
 
+@pytest.mark.slow
 def test_wrong_lora_file_is_found(adapted_model: Path, given: AdaptedGraphs) -> None:
     stacks = stacks_of(given.files["model"], (given.directory / FILE).read_bytes())
     for name, adapter in zip(("first", "square"), reversed(given.adapters), strict=True):
@@ -188,6 +191,7 @@ def test_errors(adapted_copy: Path, zoo: Zoo, options: tuple[str, ...], status: 
     assert message in zoo("export", adapted_copy, "--onnx", *given).failed(status)
 
 
+@pytest.mark.slow
 def test_adapter_of_other_weights_is_refused(adapted_copy: Path, zoo: Zoo, seal: Callable[[Path], None]) -> None:
     """The digest of the base is in the adapters that zoo trains."""
     Path("text.txt").write_text("some text to learn\n" * 40)

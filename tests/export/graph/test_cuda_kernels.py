@@ -95,7 +95,7 @@ def test_every_node_of_an_exported_graph_has_a_kernel(
         assert nodes_without_kernel(graph) == []
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["portable", "cuda"])
 def test_each_kernel_of_a_graph_is_looked_up(made_graphs: Graphs, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """If the kernels of one operator are removed, exactly its floating-point nodes are found."""

@@ -142,6 +142,7 @@ def test_equals_transformers(lively: Callable[[str], Path], generate: Callable[.
         assert generate("gpt-tiny", PROMPTS, NEW, eos_token_id=end).tolist() == theirs(end)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("side", ["left", "right", "within"])
 def test_row_does_not_depend_on_its_batch(generate: Callable[..., Array], name: str, side: str) -> None:
@@ -480,6 +481,7 @@ def test_encoder_is_rejected(exported_build: Exported) -> None:
 # The gate.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_correct_loop_passes(loops: Callable[..., Any], name: str) -> None:
     """With lively and stored weights, at both optimisation levels, with few near-ties."""
@@ -681,7 +683,7 @@ ALSO_WITH_AN_ENCODER = (
 )  # fmt: skip
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "fault"),
     [("gpt-tiny", fault) for fault in FAULTS if fault != "the start is another token"]
@@ -718,7 +720,7 @@ def test_failing_loop_is_reported(loops: Callable[..., Any]) -> None:
 # From the command line.
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])
 def test_command_writes_runs_and_verifies_a_loop(
     exported_copy: Exported, zoo: Callable[..., Any], seal: Callable[[Path], None], name: str

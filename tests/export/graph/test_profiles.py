@@ -112,6 +112,7 @@ def test_layers_add_no_shape_arithmetic(exported_build: Exported, name: str, fil
     assert added["Reshape"] == (6 if file == "decoder" else 4)
 
 
+@pytest.mark.slow
 def test_encoder_has_no_further_inputs(exported_cpu: Exported) -> None:
     folder = exported_cpu("bert-tiny")
     inputs = [item.name for item in load(folder / "model.cpu.onnx").graph.input]
@@ -197,6 +198,7 @@ def test_step_depends_only_on_filled_positions(
         assert np.array_equal(found[:, :, past + length :], np.full_like(found[:, :, past + length :], fill))
 
 
+@pytest.mark.slow
 def test_bound_cache_is_not_copied(exported_cpu: Exported) -> None:
     """The runtime writes the new token after the past, into the caller's memory."""
     decoder = Decoder(exported_cpu("gpt-tiny"))

@@ -200,7 +200,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Plant, 
 }  # fmt: skip
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("model", "weights", "values", "plant", "message"), FAULTS.values(), ids=FAULTS)
 def test_task_that_misreads_the_outputs_fails(
     exported_model: Exported,

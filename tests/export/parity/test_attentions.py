@@ -143,6 +143,7 @@ def test_weights_of_another_layer_are_rejected(exported_build: Callable[..., Pat
     assert "attentions.0 of model" in report.verdict()
 
 
+@pytest.mark.slow
 def test_lengths_are_bounded_by_memory(exported_build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of weights grows with the square of the length: lengths that do not fit are left out and reported."""
     stored = ModelDirectory.open(exported_build("bert-tiny"))

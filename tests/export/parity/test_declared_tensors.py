@@ -53,6 +53,7 @@ def test_without_a_declaration_noise_breaks_the_model(build_small: Build, zoo: Z
     zoo("export", "model", "--onnx").failed(4)
 
 
+@pytest.mark.slow
 def test_fixed_tensor_keeps_its_values_and_is_reported(build_small: Build, zoo: Zoo) -> None:
     build_small("sound-small", *tensor('fixed_tensors = ("order",)', SHUFFLE, SHUFFLED))
     result = zoo("export", "model", "--onnx")

@@ -175,7 +175,7 @@ def test_evidence_contains_digests_of_variant_weights(quantized: Path) -> None:
     assert evidence["weights"] == {"model.safetensors": sha256(quantized / "model.safetensors")}
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("listed", [True, False])
 def test_replaced_variant_weights_are_rejected(quantized: Path, seal: Seal, zoo: Zoo, listed: bool) -> None:
     """Even if the manifest does not list them."""

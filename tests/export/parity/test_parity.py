@@ -396,7 +396,7 @@ def test_graph_passes_with_any_weights_of_its_layout(exported_noisy: Noisy, seed
     assert compare(*exported_noisy(GPT, seed)).failures == []
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fault", cases(FAULTS))
 def test_seeded_fault_is_caught(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
     report = exported_fault(fault)

@@ -213,6 +213,7 @@ def test_unexported_model_is_rejected(exported_build: Exported, zoo: Zoo) -> Non
     zoo("verify", folder).failed(3, "not exported yet", f"zoo export {folder} --onnx")
 
 
+@pytest.mark.slow
 def test_unavailable_provider_is_a_usage_error(exported_model: Exported) -> None:
     """One line, and nothing on standard output, even from the runtime's library."""
     if loading_problem("cuda") is None:

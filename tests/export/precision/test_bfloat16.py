@@ -462,6 +462,7 @@ def test_unavailable_cuda_is_reported_for_any_dtype(exported_build: Exported, zo
     assert said[0] == said[1]
 
 
+@pytest.mark.slow
 def test_comparison_on_the_cpu_is_rejected(half_model: Callable[[str], Path]) -> None:
     stored = ModelDirectory.open(half_model("bert-tiny"))
     with pytest.raises(UsageError, match=REFUSAL):

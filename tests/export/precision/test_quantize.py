@@ -333,6 +333,7 @@ def halves_swapped(tensors: dict[str, Any]) -> None:
     tensors[key] = tensors[key] >> 4 | tensors[key] << 4
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "precision", "fault", "module"),
     [
@@ -470,6 +471,7 @@ def test_smallest_qualifying_precision_is_chosen(make: Maker, made_already: None
         assert [entry["passed"] for entry in tried] == [False] * (len(tried) - bool(wanted)) + [True] * bool(wanted)
 
 
+@pytest.mark.slow
 def test_precision_that_fails_verification_is_not_chosen(make: Maker, made_already: None, tmp_path: Path) -> None:
     stored, _ = make("gpt-tiny", "int8")
 
@@ -510,6 +512,7 @@ def test_weights_may_have_several_hard_links(gpt: Path, tmp_path: Path) -> None:
         open_variant(variant)
 
 
+@pytest.mark.slow
 def test_exported_precision_runs_from_its_directory(gpt: Path) -> None:
     precision, report = export_variant(gpt, "int4", max_kl=5.0)
     assert precision == "int4"

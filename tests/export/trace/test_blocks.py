@@ -330,7 +330,7 @@ def with_values(graph: onnx.ModelProto, model: nn.Module) -> bytes:
     return data
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_outlined_modules_give_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, run, expected = MODULES[name]
@@ -362,6 +362,7 @@ def test_weights_read_from_outside_are_supported(monkeypatch: pytest.MonkeyPatch
     assert session.run(None, {"x": x.numpy()})[0] == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_invalid_functions_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that is cut out of the graph although later nodes need it."""
     monkeypatch.setattr(_Function, "_without_shared", lambda self, inside, enter, leave: inside)
@@ -427,6 +428,7 @@ class Many(nn.Module):
         return self.scale * torch.stack([value.sum(1) for value in inputs.values()]).sum(0)
 
 
+@pytest.mark.slow
 def test_many_dynamic_dimensions_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = tuple(floats(f"x_{number}", "batch", f"length_{number}", WIDTH) for number in range(9))
     graph = traced(Many(), monkeypatch, Graph(inputs=tensors, outputs=(floats("y", "batch", WIDTH),)))

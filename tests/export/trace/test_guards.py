@@ -205,7 +205,7 @@ class Model(nn.Module):
         return self.function(self.dense(x))
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("function", USES)
 def test_use_of_a_size_is_refused(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ParityError) as refused:
@@ -226,6 +226,7 @@ def rounded_up(x: Tensor) -> Tensor:
     return x * -(-x.shape[1] // 3) * math.floor(x.shape[1] * 0.5) / x.shape[1] ** 0.5
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("function", [logged, rounded_up])
 def test_honest_use_of_a_size_is_accepted(
     function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch

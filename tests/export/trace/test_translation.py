@@ -59,7 +59,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_translation_is_right_at_every_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
