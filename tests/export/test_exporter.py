@@ -174,6 +174,7 @@ def test_weights_are_pointers_into_the_safetensors_file(exported_model: Exported
     assert (folder / file).stat().st_size < 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_graph_reads_every_tensor_and_contains_no_weights(exported_model: Exported, name: str) -> None:
     folder = exported_model(name)

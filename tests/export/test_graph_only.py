@@ -227,6 +227,7 @@ def logits(folder: Path) -> np.ndarray[Any, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_retrained_weights_of_the_same_layout_need_no_relinking(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("gpt-tiny")
     graph, before = (folder / "model.onnx").read_bytes(), logits(folder)

@@ -61,6 +61,7 @@ def test_labels_equal_the_pipeline(case: tuple[Any, Session], text: str, labels:
     assert result["label"] == result["classes"][0]["label"]
 
 
+@pytest.mark.slow
 def test_probabilities_are_varied(case: tuple[Any, Session]) -> None:
     found = case[1].run(TEXTS, task="zero-shot-classification", labels=["wind", "где"])
     assert np.ptp([row["classes"][0]["probability"] for row in found]) > 1e-3
@@ -131,6 +132,7 @@ def test_passages_are_ranked_by_the_logit(tmp_path: Path, zoo: Zoo, problem: str
     assert zoo(*run).out.splitlines() == [f"{wanted[at]:.4f} {PASSAGES[at]!r}" for at in order]
 
 
+@pytest.mark.slow
 def test_passages_are_read_from_files(tmp_path: Path, zoo: Zoo) -> None:
     theirs = classifier(("relevant",), PROBLEMS[2])
     opened(theirs, characters(), tmp_path).close()

@@ -95,7 +95,7 @@ def long_model(exported_build: Callable[..., Path]) -> Callable[[str], Path]:
     return make
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variant"),
     [("gpt-tiny", ""), ("gpt-tiny", "cpu"), pytest.param("transformer-tiny", "cpu", marks=pytest.mark.slow),

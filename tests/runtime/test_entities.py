@@ -78,6 +78,7 @@ def test_entities_equal_the_pipeline(case: tuple[Any, Session], strategy: str, t
     np.testing.assert_allclose([row["score"] for row in found], [row["score"] for row in wanted], **COMPUTED)
 
 
+@pytest.mark.slow
 def test_strategies_differ(case: tuple[Any, Session]) -> None:
     """Otherwise the comparison above would not tell them apart."""
     found = [str(case[1].run("Where has he seen the wind?", aggregation_strategy=name)) for name in STRATEGIES]

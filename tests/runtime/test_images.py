@@ -310,7 +310,7 @@ def test_multi_label_classification(
             np.testing.assert_allclose(result["probabilities"], row, atol=1e-5)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("pooler", [True, False])
 def test_features_of_images(
     exported_model: Callable[..., Path],

@@ -101,6 +101,7 @@ def test_segments_reach_the_model(model: Path, wanted: list[float]) -> None:
     assert abs(float(direct(model, ids, [0] * len(ids), "next_sentence_logits")[0]) - wanted[0]) > 1e-4
 
 
+@pytest.mark.slow
 @given(numbers=st.lists(st.sampled_from(range(len(PAIRS))), min_size=1, max_size=7), batch=st.integers(1, 4))
 @settings(max_examples=25, deadline=None)
 def test_pair_does_not_depend_on_its_batch(pretrained_session: Session, numbers: list[int], batch: int) -> None:

@@ -102,7 +102,7 @@ def test_texts_and_pairs_are_classified(tmp_path: Path, problem: str, labels: di
     assert np.ptp([result[key][0] for result in found]) > 0.01
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [1, 3])
 def test_functions_are_those_of_the_pipeline(tmp_path: Path, classes: int) -> None:
     """One logit is a number or a probability; the pipeline's default for one is a sigmoid."""

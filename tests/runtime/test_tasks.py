@@ -158,6 +158,7 @@ def test_scores_equal_transformers_pipelines(pipeline: Any, classes: int, proble
 ONE_CLASS = ("bert-tiny", "task=text-classification", "num_classes=1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stated", [True, False])
 def test_single_class_is_a_number(exported_model: Exported, redeclared: Exported, stated: bool) -> None:
     """Also in a model directory that states no problem type."""
@@ -328,6 +329,7 @@ def test_generation_equals_a_loop_without_cache(exported_with: Exported) -> None
     assert len({tuple(result["generated_ids"]) for result in results}) == len(TEXTS)
 
 
+@pytest.mark.slow
 def test_translation_equals_a_loop_without_cache(exported_with: Exported) -> None:
     folder = exported_with("transformer-tiny", seed=1, noise=True)
     task, results = run_model(folder, TEXTS, max_new_tokens=NEW, unverified=True)

@@ -113,7 +113,7 @@ def test_unknown_input_is_named(odd: Callable[..., Session]) -> None:
         session.run("x")
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", [("input_ids",), ("mask", "tokens")], ids=str)
 @pytest.mark.parametrize("beams", [1, 2])
 def test_texts_do_not_depend_on_the_batch(odd: Callable[..., Session], inputs: tuple[str, ...], beams: int) -> None:

@@ -1,7 +1,7 @@
 """Keys of the trace cache: digests of what a trace depends on.
 
 A graph depends on code, configuration and tools, never on weights. The key includes the code of zoo and of the package
-that provides the model, and the versions of all other installed packages. It does not include what else the model's
+that provides the model, and the metadata, versions included, of all installed packages. It does not include what else the model's
 code may read: :mod:`zoo_export.trace.cache` decides failures without the cache.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,16 @@ def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> s
         "config": spec.config.to_dict(),
         "dtype": dtype,
         "options": dict(options),
-        "installed": sorted({f"{item.metadata['Name']} {item.version}" for item in distributions()}),
+        "installed": sorted(set(map(_metadata, distributions()))),
         "code": _code_digest({"zoo", "zoo_export", "zoo_runtime", *map(_top_level, references)}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _metadata(distribution: Distribution) -> str:
+    """Return the digest of an installed package's metadata, which is not parsed since that takes a second for all."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _top_level(reference: str) -> str:

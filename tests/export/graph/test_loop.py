@@ -151,6 +151,7 @@ def test_row_does_not_depend_on_its_batch(generate: Callable[..., Array], name: 
     assert generate(name, PROMPTS, 5, side).tolist() == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_number_of_tokens(generate: Callable[..., Array], name: str) -> None:
     """Including 0, for which the output still has all rows."""

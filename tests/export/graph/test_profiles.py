@@ -220,6 +220,7 @@ def test_bound_cache_is_not_copied(exported_cpu: Exported) -> None:
         assert not np.array_equal(feeds[name][:, :, 2], old[:, :, 2])
 
 
+@pytest.mark.slow
 def test_continuation_reuses_buffers_and_branch_gets_new_ones(exported_cpu: Exported) -> None:
     folder = exported_cpu("gpt-tiny")
     decoder = Decoder(folder)

@@ -177,6 +177,7 @@ def test_models_without_declared_weights_are_rejected(options: Sequence[str], fr
     zoo("export", "bert-tiny", "--onnx", "--attentions", *options).failed(2, fragment)
 
 
+@pytest.mark.slow
 def test_weights_of_texts_do_not_depend_on_the_batch(showing: Callable[..., Path]) -> None:
     """By layer and head, without padding; rows sum to 1."""
     texts = ["time flies", "x", "like an arrow"]

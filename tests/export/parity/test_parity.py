@@ -405,7 +405,7 @@ def test_seeded_fault_is_caught(exported_fault: Callable[[Fault], Report], fault
     assert "allowed" in report.failures[0]
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", cases({name: fault for name, fault in FAULTS.items() if fault.begins is not None}))
 def test_first_diverging_module_of_a_fault_is_named(exported_fault: Callable[[Fault], Report], fault: Fault) -> None:
     failures = exported_fault(fault).failures
@@ -414,7 +414,7 @@ def test_first_diverging_module_of_a_fault_is_named(exported_fault: Callable[[Fa
     assert not any("it begins in" in failure for failure in failures[1:])
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNSEEN_WHEN_FRESH)
 def test_fault_hidden_by_initial_weights_is_caught(
     exported_model: Exported, exported_graphs: Callable[..., Any], name: str
@@ -475,6 +475,7 @@ OTHER_WEIGHTS = gather_beyond(
 """Fails if the last norm has other than initial weights."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "where"),
     [
@@ -756,6 +757,7 @@ def test_encoder_does_not_decode(exported_model: Exported) -> None:
     assert greedy_agreement(executor, executor, ModelDirectory.open(folder).spec.config.graphs(), 0.0) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [GPT, SEQ2SEQ])
 def test_greedy_agreement_distinguishes_models(exported_noisy: Noisy, name: str) -> None:
     (one, _), (other, _) = exported_noisy(name), exported_noisy(name, 1)

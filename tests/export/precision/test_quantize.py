@@ -116,7 +116,7 @@ def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, 
     return change
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
@@ -239,6 +239,7 @@ def by_hand(tensors: dict[str, Any], name: str, bits: int, block: int | None) ->
     return weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), [("gpt-tiny", "int4"), ("gpt-tiny", "int8"), ("bert-tiny", "int8")])
 def test_file_can_be_read_from_its_documentation(make: Maker, name: str, precision: str) -> None:
     stored, variant = make(name, precision)
