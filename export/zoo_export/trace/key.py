@@ -1,8 +1,8 @@
 """Keys of the trace cache: digests of what a trace depends on.
 
 A graph depends on code, configuration and tools, never on weights. The key includes the code of zoo and of the package
-that provides the model, and the metadata, versions included, of all installed packages. It does not include what else the model's
-code may read: :mod:`zoo_export.trace.cache` decides failures without the cache.
+that provides the model, and the metadata of all installed packages, versions included. It does not include what else
+the model's code may read: :mod:`zoo_export.trace.cache` decides failures without the cache.
 """
 
 from __future__ import annotations
