@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import zoo as library
+from tests.conformance.plugin import RETURN, Edit, install_edited
 from tests.conftest import Result
 from tests.training.conftest import Texts, small_gpt
 from zoo.errors import PluginError, ZooWarning
@@ -197,6 +198,28 @@ def test_state_that_a_killed_process_left_is_removed(zoo: Zoo) -> None:
     assert not state.exists()
     assert not best.exists()
     assert train(zoo, "--force").status == 0
+
+
+PENALTY: Edit = (
+    "model",
+    "    def forward(",
+    "    def training_penalty(self):\n        return self.head.weight.square().sum(0)\n\n    def forward(",
+)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        ((*RETURN, "        input_ids.add_(0)\n        return self.head(x)\n"), "modified by an inplace operation"),
+        (PENALTY, "grad can be implicitly created only for scalar outputs"),
+    ],
+    ids=["input", "penalty"],
+)
+def test_errors_of_a_model_name_its_plugin(install: Callable[..., Path], zoo: Zoo, edit: Edit, reason: str) -> None:
+    name = install_edited(install, "zoo-wrong", [edit])
+    write_rows([{"text": [1, 2, 3, 4, 5]}] * 20)
+    result = zoo("train", f"{name}-tiny", "--data", "rows.jsonl", "-o", "m", "--max-steps", "1")
+    result.failed(5, "plugin 'zoo-wrong' (zoo-wrong 1.0) cannot train zoo_wrong ", reason)
 
 
 RUN = """

@@ -160,8 +160,16 @@ def _make(
             for source in sources
             if source is not None
         ]
-    validation = data[1].examples if len(data) > 1 else None
-    trainer = Trainer(model, criterion, data[0].examples, plan.settings, validation=validation, processes=processes)
+    owner = spec.plugin if plugin.built_in else plugin
+    trainer = Trainer(
+        model,
+        criterion,
+        data[0].examples,
+        plan.settings,
+        validation=data[1].examples if len(data) > 1 else None,
+        processes=processes,
+        guard=lambda: plugins.blame(owner, f"cannot train {spec.architecture.name}"),
+    )
     return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters, trackers, release)
 
 

@@ -10,8 +10,8 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -94,6 +94,7 @@ class Trainer:
         settings: the settings of the run.
         validation: examples for evaluations, if there are any.
         processes: those that share the run; each computes some of the parts of every step.
+        guard: a context in which the code of the model and of the objective runs, which names their plugin in errors.
 
     Raises :class:`UsageError` if a step is divided, but the objective does not allow it.
     """
@@ -107,8 +108,10 @@ class Trainer:
         *,
         validation: Examples | None = None,
         processes: Processes = ALONE,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.settings, self.criterion, self.validation = settings, criterion, validation
+        self._owner = guard
         self.processes, self.device = processes, processes.device
         self.model = model
         _check_memory(model)
@@ -214,9 +217,7 @@ class Trainer:
             self._fail(number, parts, weights, "the examples have no targets")
         if not self.sharded:
             self.processes.add_gradients([parameter for _, parameter in self.trained()])
-        penalty = getattr(self.model, "training_penalty", None)
-        if penalty is not None and (value := whole(penalty())).requires_grad:
-            (value * count).backward()
+        self._add_penalty(count)
         gradients = [parameter.grad for _, parameter in self.trained() if parameter.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(gradients)) / count
         if not (torch.isfinite(norm) and math.isfinite(sums.loss)):
@@ -227,7 +228,7 @@ class Trainer:
         self.optimizer.step()
         constrain = getattr(self.model, "constrain_weights", None)
         if constrain is not None:
-            with torch.no_grad():
+            with torch.no_grad(), self._their_code():
                 constrain()
         self._average()
         self.done = number + 1
@@ -259,14 +260,39 @@ class Trainer:
         total = loss.total
         for term, weight in zip(loss.further, weights, strict=True):
             total = total + weight * term.total
-        (total * scale).backward()
+        with self._their_code():
+            (total * scale).backward()
         further = tuple(replace(term, total=term.total.detach()) for term in loss.further)
         return replace(loss, total=loss.total.detach(), further=further)
 
+    @contextmanager
+    def _their_code(self) -> Iterator[None]:
+        """Run code of the model and of the objective, whose errors name their plugin, unless memory is exhausted."""
+        try:
+            with self._owner():
+                yield
+        except PluginError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                remedy = "set micro_batch_size, or activation_checkpointing"
+                raise TrainingError(f"{self.device} is out of memory", f"step {self.done + 1}", remedy) from error
+            raise
+
+    def _add_penalty(self, count: int) -> None:
+        """Add the gradients of the model's own penalty, times the number of targets."""
+        penalty = getattr(self.model, "training_penalty", None)
+        if penalty is None:
+            return
+        with self._their_code():
+            value = whole(penalty())
+            if value.requires_grad:
+                (value * count).backward()
+
     def _loss(self, batch: Batch, model: Any) -> Loss:
-        if self.settings.precision == "float32":
-            return self.criterion.loss(model, batch)
-        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.sharded):
+        halves = self.settings.precision == "bfloat16"
+        with (
+            self._their_code(),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=halves, cache_enabled=not self.sharded),
+        ):
             return self.criterion.loss(model, batch)
 
     def _average(self) -> None:
