@@ -16,10 +16,10 @@ from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 from zoo import UsageError
 from zoo.checkpoints.importing import import_checkpoint
 from zoo.errors import ZooWarning
+from zoo.tokenizers.truncation import text_limit
 from zoo_export.export import export_model
 from zoo_runtime import Pair, load_session
 from zoo_runtime.runner import TextRunner
-from zoo_runtime.truncation import text_limit
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
