@@ -27,6 +27,7 @@ __all__ = [
     "byte_tokenizer",
     "find_tokenizer",
     "is_tokenizer_json",
+    "parse_tokenizer",
     "read_tokenizer",
     "tokenizer_json",
     "write_tokenizer",
@@ -130,6 +131,15 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
         raise ArtifactError("no such tokenizer", path, "check the path") from error
     except Exception as error:  # the library raises bare Exception
         raise ArtifactError(f"not a {what} ({error})", path, KNOWN) from error
+    return _plain(tokenizer)
+
+
+def parse_tokenizer(content: str) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json's content, without its padding and truncation settings."""
+    return _plain(Tokenizer.from_str(content))
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -42,7 +42,7 @@ def load_tokenizer(
 
     Args:
         directory: a model directory.
-        tokenizer: a tokenizer file to use instead of the model's own.
+        tokenizer: a tokenizer file, or ``bytes``, to use instead of the model's own.
         special_tokens: whether to put special tokens, such as [CLS] and [SEP], around texts.
         truncate: truncate long texts, with a warning, to a number of tokens, or if True to ``max_seq_length`` of a
             sentence encoder, else to ``model_max_length`` of the tokenizer, and at most to the positions; otherwise
@@ -69,7 +69,7 @@ def load_tokenizer(
     if stride is not None and stride < 0:
         raise UsageError(f"stride must not be negative, got {stride}")
     return Tokenizer(
-        read_tokenizer(stored.file(TOKENIZER) if tokenizer is None else Path(tokenizer)),
+        read_tokenizer(stored.file(TOKENIZER) if tokenizer is None else os.fspath(tokenizer)),
         TextInputs(stored.spec.graphs, stored.spec.config, stored.path),
         special_tokens=special_tokens,
         limit=limit,
@@ -188,42 +188,46 @@ class Tokenizer:
             warnings.warn(truncated_texts(self.truncated - before, self.limit), ZooWarning, stacklevel=2)
         return batch
 
-    def encode(self, *texts: str, where: object = None) -> Encoding:
+    def encode(self, *texts: str, where: object = None, offsets: bool = True) -> Encoding:
         """Return the ``Encoding`` of the ``tokenizers`` library of a text or of a pair, truncated if there is a limit.
 
         Args:
             texts: one text, or two.
             where: the input, for errors.
+            offsets: whether to find the places of tokens in the text, which takes several times longer.
 
         Raises:
             ArtifactError: the text cannot be encoded, or special tokens alone exceed the limit.
         """
         cutting = self._cutting
-        encoded = self._encode(cutting or self.backend, texts, where)
+        encoded = self._encode(cutting or self.backend, texts, where, offsets)
         if self.limit is None or (cutting is None and len(encoded.ids) <= self.limit):
             return encoded
         if cutting is None:
             cutting = type(self.backend).from_str(self.backend.to_str())
             cutting.enable_truncation(self.limit, strategy=self.strategy, direction=self.side)
             self._cutting = cutting
-            encoded = self._encode(cutting, texts, where)
+            encoded = self._encode(cutting, texts, where, offsets)
         if len(encoded.ids) > self.limit:
             what = f"special tokens leave no room for a text of {self.limit} tokens"
             raise ArtifactError(what, where, Wording("pass special_tokens=False", "pass --no-special"))
         self.truncated += bool(encoded.overflowing)
         return encoded
 
-    def _encode(self, backend: Any, texts: Sequence[str], where: object) -> Encoding:
+    def _encode(self, backend: Any, texts: tuple[str, ...], where: object, offsets: bool = True) -> Encoding:
         try:
+            if not offsets:
+                batch = [texts if len(texts) > 1 else texts[0]]
+                return backend.encode_batch_fast(batch, add_special_tokens=self.special_tokens)[0]
             return backend.encode(*texts, add_special_tokens=self.special_tokens)
         except Exception as error:  # the library raises bare Exception, and TypeError for lone surrogates
             raise ArtifactError(f"cannot be encoded ({error})", where) from error
 
     def _rows(self, item: str | tuple[str, str], where: str) -> Iterator[tuple[Encoding, Sequence[int]]]:
         """Yield the encoding of a text or a pair for each of its rows, with the places of the row's tokens in it."""
-        texts = (item,) if isinstance(item, str) else tuple(item)
-        if len(texts) > 2 or not all(isinstance(text, str) for text in texts):
-            raise ArtifactError("expected a text, or a pair of texts as a tuple", where)
+        texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
+        if not all(isinstance(text, str) for text in texts) or len(texts) != 2 - isinstance(item, str):
+            raise ArtifactError("expected a text, or a pair of texts", where)
         names = ("text",) if len(texts) == 1 else ("first text", "second text")
         if self.stride is None or self.limit is None:
             encoded = self.encode(*texts, where=where)
@@ -244,15 +248,17 @@ class Tokenizer:
 
         Args:
             messages: the messages, oldest first, each with ``role`` and ``content``.
-            values: ``add_generation_prompt``, or variables of the template, such as ``tools``; see
-                :meth:`ChatTemplate.render`.
+            values: ``add_generation_prompt``, by default True: whether to end with the start of the assistant's
+                answer; and variables of the template, such as ``tools``.
 
         Raises:
-            ArtifactError: the model has no template, or the template refuses the messages.
+            ArtifactError: the model has no template, the template refuses the messages, or the prompt is too long.
             MissingPackageError: Jinja is not installed.
         """
         prompt = self._template.render(messages, **values)
-        return list(self.backend.encode(prompt, add_special_tokens=False).ids)
+        ids: list[int] = self.backend.encode(prompt, add_special_tokens=False).ids
+        self.inputs.check(ids, (), self.inputs.directory, is_text=False)
+        return ids
 
     @cached_property
     def _template(self) -> ChatTemplate:
