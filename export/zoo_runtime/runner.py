@@ -265,6 +265,7 @@ class TextRunner(Runner[Tokens]):
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
         self.inputs = TextInputs(session.graphs, session.config, session.path)
+        """The inputs of the first graph."""
         self._truncating: Tokenizer | None = None
         require_outputs(self.graph, self.needs, session.path)
 

@@ -47,7 +47,7 @@ def load_tokenizer(
         truncate: truncate long texts, with a warning, to a number of tokens, or if True to ``max_seq_length`` of a
             sentence encoder, else to ``model_max_length`` of the tokenizer, and at most to the positions; otherwise
             texts longer than the positions are errors. By default only for sentence encoders with
-            sentence_bert_config.json.
+            sentence_bert_config.json. A model that generates text loses the first tokens, others the last.
         stride: divide long texts into windows that share this number of tokens, instead of truncating them; requires a
             length, as for ``truncate``.
 
@@ -201,14 +201,14 @@ class Tokenizer:
         """
         cutting = self._cutting
         encoded = self._encode(cutting or self.backend, texts, where, offsets)
-        if self.limit is None or (cutting is None and len(encoded.ids) <= self.limit):
+        if self.limit is None or (cutting is None and len(encoded) <= self.limit):
             return encoded
         if cutting is None:
             cutting = type(self.backend).from_str(self.backend.to_str())
             cutting.enable_truncation(self.limit, strategy=self.strategy, direction=self.side)
             self._cutting = cutting
             encoded = self._encode(cutting, texts, where, offsets)
-        if len(encoded.ids) > self.limit:
+        if len(encoded) > self.limit:
             what = f"special tokens leave no room for a text of {self.limit} tokens"
             raise ArtifactError(what, where, Wording("pass special_tokens=False", "pass --no-special"))
         self.truncated += bool(encoded.overflowing)
