@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from zoo.models.adapt import adapt
     from zoo.models.create import list_models
     from zoo.models.persist import load, save
+    from zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "ZOO_API",
@@ -60,6 +61,7 @@ __all__ = [
     "StorageError",
     "Task",
     "TensorSpec",
+    "Tokenizer",
     "Tracker",
     "UsageError",
     "ZooError",
@@ -72,6 +74,7 @@ __all__ = [
     "hookimpl",
     "list_models",
     "load",
+    "load_tokenizer",
     "mask",
     "save",
     "shortest_period",
@@ -79,10 +82,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Tokenizer": "zoo.tokenizers.tokenizer",
     "adapt": "zoo.models.adapt",
     "create_model": "zoo.checkpoints.published",
     "list_models": "zoo.models.create",
     "load": "zoo.models.persist",
+    "load_tokenizer": "zoo.tokenizers.tokenizer",
     "save": "zoo.models.persist",
 }
 
@@ -93,7 +98,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the modules that need torch on first use, so that describing models never loads it."""
+    """Import on first use the modules that need torch or tokenizers, so that describing models never loads them."""
     if name in _HOMES:
         from importlib import import_module
 

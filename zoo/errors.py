@@ -66,6 +66,7 @@ class ZooError(Exception):
     def __init__(self, what: str, where: object = None, remedy: str | Wording | None = None) -> None:
         parts = [part for part in (what, where, remedy) if part not in (None, "")]
         super().__init__(_one_line(parts))
+        self.what = what
         self.command_line = _one_line(part.command_line if isinstance(part, Wording) else part for part in parts)
 
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from zoo.config import Settings
-from zoo.contract import Graph, Size, TensorSpec, sizes_of
+from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, UsageError, Wording, ZooError
+from zoo.tokenizers.inputs import Side, TextInputs, require_tokens
+from zoo.tokenizers.truncation import truncated_texts
 from zoo_runtime.adapters import ADAPTER_IDS
-from zoo_runtime.truncation import Truncation
 
 if TYPE_CHECKING:
     from zoo.artifact import Export, ModelDirectory
     from zoo.plugins import Plugin
     from zoo.probe.pipeline import Arrays
     from zoo.tokenizers.chat import ChatTemplate
+    from zoo.tokenizers.tokenizer import Tokenizer
     from zoo_runtime.onnx_runtime import ort
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
     "is_pair",
     "label",
     "require_outputs",
-    "segments_of",
     "texts_of",
 ]
 
@@ -46,8 +46,6 @@ Item = TypeVar("Item")
 
 _TEXTS = ("Tea?", "Où est-il ? 🙂", "Дождь идёт", "شكرا جزيلا", "今日は雨です", "नमस्ते", "The rain has stopped by now.")
 """Samples of a task on texts."""
-_SHORTEN = Wording("shorten it, or pass truncate=True", "shorten it, or pass --truncate")
-"""Remedy for a text that is too long."""
 _LENGTHS = (1, 6, 4, 9)
 """Numbers of tokens of random samples."""
 
@@ -114,13 +112,8 @@ class Context(Protocol):
         ...
 
     @property
-    def tokenizer(self) -> Any:
-        """The tokenizer, or None."""
-        ...
-
-    @property
-    def special_tokens(self) -> bool:
-        """Whether the tokenizer puts its special tokens around texts."""
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, which does not truncate, or None if inputs are token ids."""
         ...
 
     @property
@@ -266,13 +259,14 @@ class TextRunner(Runner[Tokens]):
     """Outputs of the first graph that the task requires."""
     takes_pairs = False
     """Whether an input may be a :class:`Pair`."""
-    padding: Literal["left", "right"] = "right"
+    padding: Side = "right"
     """The side on which :meth:`feed` is asked to pad."""
-    truncation: Truncation | None = None
-    """Truncates texts that are too long, once there is one."""
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
+        self.inputs = TextInputs(session.graphs, session.config, session.path)
+        """The inputs of the first graph."""
+        self._truncating: Tokenizer | None = None
         require_outputs(self.graph, self.needs, session.path)
 
     def samples(self) -> Sequence[Any]:
@@ -306,26 +300,26 @@ class TextRunner(Runner[Tokens]):
 
     def encode(self, number: int, *texts: str) -> Any:
         """Return the tokenizer's ``Encoding`` of a text or a pair, truncated if the session truncates."""
-        encoded, limit = self._encode(number, *texts), self.text_limit()
-        if limit is None or len(encoded.ids) <= limit:
-            return encoded
-        if self.truncation is None:
-            self.truncation = Truncation(self.session.tokenizer, limit, self.padding)
-        return self.truncation.encode(number, *texts, special_tokens=self.session.special_tokens)
+        if self._truncating is None:
+            self._truncating = self.tokenizer.truncating(self.text_limit(), side=self.padding)
+        return self._truncating.encode(*texts, where=f"input {number}")
 
-    def _encode(self, number: int, *texts: str) -> Any:
-        """Return the tokenizer's ``Encoding`` of input ``number``, one text or the two of a pair."""
-        tokenizer = self.session.tokenizer
-        if tokenizer is None:
+    @property
+    def truncated(self) -> str | None:
+        """What was truncated, for a warning; None if nothing was."""
+        used = self._truncating
+        return truncated_texts(used.truncated, used.limit) if used is not None and used.truncated else None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which does not truncate. Raises :class:`UsageError` if the model has none."""
+        if self.session.tokenizer is None:
             remedy = Wording(
                 "attach one with tokenizer=FILE, or give token ids",
                 "attach one with --tokenizer FILE, or give --ids 1,2,3",
             )
             raise UsageError("the model has no tokenizer", self.session.path, remedy)
-        try:
-            return tokenizer.encode(*texts, add_special_tokens=self.session.special_tokens)
-        except Exception as error:  # the library raises bare Exception, and UnicodeError for lone surrogates
-            raise ArtifactError(f"cannot be encoded ({error})", f"input {number}") from error
+        return self.session.tokenizer
 
     def size(self, item: Tokens) -> int:
         """Number of tokens."""
@@ -333,30 +327,11 @@ class TextRunner(Runner[Tokens]):
 
     def fits(self, longest: int, size: int) -> bool:
         """Items of different lengths need padding, which is only possible if the graph has a mask for that side."""
-        sides = {tensor.padding for tensor in self.graph.input_tensors() if tensor.is_mask}
-        return size == longest or bool(sides & {"both", self.padding})
+        return size == longest or self.inputs.can_pad(self.padding)
 
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> Arrays:
-        """Build the first graph's inputs for a padded batch: ids, mask, positions and segments.
-
-        If the model has a single segment, as RoBERTa does, all tokens get segment 0.
-        """
-        length = max(len(item.ids) for item in items)
-        ids = np.full((len(items), length), self.session.option("pad_token_id") or 0, dtype=np.int64)
-        mask, types, segments = np.zeros_like(ids), np.zeros_like(ids), segments_of(self.graph)
-        for row, item in enumerate(items):
-            place = slice(length - len(item.ids), None) if left else slice(len(item.ids))
-            ids[row, place], mask[row, place] = item.ids, 1
-            if segments > 1 and item.types:
-                types[row, place] = item.types
-        known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": types}
-        known[self.ids_input.name] = ids
-        tensors = [tensor for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
-        known |= {tensor.name: mask for tensor in tensors if tensor.is_mask}
-        unknown = sorted({tensor.name for tensor in tensors} - set(known))
-        if unknown:
-            raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {self.graph.name}")
-        feeds = {tensor.name: known[tensor.name] for tensor in tensors}
+        """Build the first graph's inputs for a padded batch: ids, mask, positions and segments."""
+        feeds = self.inputs.batch([(item.ids, item.types) for item in items], "left" if left else "right")
         return feeds | chosen_adapters(self.session, items)
 
     def compute(self, items: Sequence[Tokens]) -> Arrays:
@@ -368,53 +343,30 @@ class TextRunner(Runner[Tokens]):
         """The first graph."""
         return self.session.graphs[0]
 
-    @cached_property
+    @property
     def ids_input(self) -> TensorSpec:
         """The first graph's token id input: the first input with a vocabulary."""
-        for tensor in self.graph.input_tensors():
-            if tensor.upper is not None and not tensor.is_mask:
-                return tensor
-        raise UsageError(f"graph {self.graph.name} has no token id input", self.session.path)
+        return self.inputs.ids_input
 
     def decode(self, ids: Sequence[int]) -> str | None:
         """Decode token ids, including special tokens; None without a tokenizer."""
         tokenizer = self.session.tokenizer
-        return None if tokenizer is None else tokenizer.decode(list(ids), skip_special_tokens=False)
+        return None if tokenizer is None else tokenizer.decode(ids, special_tokens=True)
 
     def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
         if isinstance(first, str):
             encoded = self.encode(number, first, second)
             item = Tokens(number, encoded.ids, types=encoded.type_ids, encoding=encoded)
-            found = set(encoded.sequence_ids)
-        else:
-            types = [0] * len(first) + [1] * len(second)
-            item = Tokens(number, [*map(int, first), *map(int, second)], types=types)
-            found = {place for place, ids in enumerate((first, second)) if ids}
-        for place, name in enumerate(("first", "second")):
-            if place not in found:
+            require_tokens(encoded, f"input {number}", "first text", "second text")
+            return item
+        for name, ids in (("first", first), ("second", second)):
+            if not ids:
                 raise ArtifactError(f"the {name} text has no tokens", f"input {number}", "give at least one")
-        return item
+        return Tokens(number, [*map(int, first), *map(int, second)], types=[0] * len(first) + [1] * len(second))
 
     def _check(self, item: Tokens) -> None:
         """Raise :class:`ArtifactError` unless the model can read an item."""
-        ids, where = item.ids, f"input {item.number}"
-        if not ids:
-            raise ArtifactError("empty input", where, "give at least one token")
-        longest = self.session.option("max_seq_len")
-        if longest is not None and len(ids) > longest:
-            remedy = "shorten it" if item.encoding is None else _SHORTEN
-            raise ArtifactError(f"{len(ids)} tokens exceed the model's {longest} positions", where, remedy)
-        allowed = sizes_of(self.session.graphs).get(str(self.ids_input.dims[-1]), Size())
-        if not allowed.allows(len(ids)):
-            raise ArtifactError(f"{len(ids)} tokens, but the number must be {allowed}", where)
-        upper = self.ids_input.upper
-        if upper is not None and (min(ids) < 0 or max(ids) >= upper):
-            what = f"token id outside the vocabulary of {upper}"
-            raise ArtifactError(what, where, "is this the model's tokenizer?")
-        segments = segments_of(self.graph)
-        if segments > 1 and max(item.types, default=0) >= segments:
-            what = f"segment {max(item.types)} is out of range: the model has {segments}, numbered from 0"
-            raise ArtifactError(what, where, "is this the model's tokenizer?")
+        self.inputs.check(item.ids, item.types, f"input {item.number}", is_text=item.encoding is not None)
 
 
 def chosen_adapters(session: Context, items: Sequence[Any]) -> Arrays:
@@ -445,11 +397,6 @@ def texts_of(value: object) -> tuple[str, ...]:
     if isinstance(value, Pair) and isinstance(value.first, str) and isinstance(value.second, list | tuple):
         return (value.first, *value.second) if all(isinstance(text, str) for text in value.second) else ()
     return tuple(value) if is_pair(value) and isinstance(value[0], str) else ()  # type: ignore[index, arg-type]
-
-
-def segments_of(graph: Graph) -> int:
-    """Return the number of segments (token types) of a graph; 0 if it has no such input."""
-    return next((tensor.upper or 0 for tensor in graph.input_tensors() if tensor.name == "token_type_ids"), 0)
 
 
 def require_outputs(graph: Graph, names: Sequence[str], where: object) -> None:

@@ -41,6 +41,8 @@ from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays
 from zoo.registry import load_reference
+from zoo.tokenizers.inputs import TextInputs
+from zoo.tokenizers.truncation import text_limit
 from zoo_runtime.adapters import number_of
 from zoo_runtime.batching import batches
 from zoo_runtime.executor import OnnxExecutor
@@ -48,12 +50,12 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
 from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
 from zoo_runtime.runner import Answer, Pair, Runner, TextRunner
-from zoo_runtime.truncation import text_limit
 
 if TYPE_CHECKING:
     import torch
 
     from zoo.tokenizers.chat import ChatTemplate
+    from zoo.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Session", "load_session"]
 
@@ -285,13 +287,15 @@ class Session:
         return numpy_dtype(self.export.dtype)
 
     @cached_property
-    def tokenizer(self) -> Any:
-        """A tokenizer of the ``tokenizers`` library, or None if inputs are token ids."""
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, which does not truncate, or None if inputs are token ids."""
         if self._tokenizer_file is None:
             return None
-        from zoo.tokenizers.load import load_tokenizer
+        from zoo.tokenizers.load import read_tokenizer
+        from zoo.tokenizers.tokenizer import Tokenizer
 
-        return load_tokenizer(self._tokenizer_file)
+        inputs = TextInputs(self.graphs, self.config, self.path)
+        return Tokenizer(read_tokenizer(self._tokenizer_file), inputs, special_tokens=self.special_tokens)
 
     def option(self, name: str) -> Any:
         """Return a field of the configuration, or None if the architecture has no such field."""
@@ -489,8 +493,8 @@ class Session:
         self._report_truncated(runner)
 
     def _report_truncated(self, runner: Runner[Any]) -> None:
-        if isinstance(runner, TextRunner) and runner.truncation is not None and runner.truncation.count:
-            warnings.warn(f"{runner.truncation}: {self.path}", ZooWarning, stacklevel=2)
+        if isinstance(runner, TextRunner) and runner.truncated:
+            warnings.warn(f"{runner.truncated}: {self.path}", ZooWarning, stacklevel=2)
 
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""

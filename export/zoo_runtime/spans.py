@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Span", "best_spans", "windows"]
+__all__ = ["Span", "best_spans"]
 
 Array = np.ndarray[Any, Any]
 
@@ -51,13 +51,3 @@ def _log_softmax(logits: Array) -> Array:
     values = logits.astype(np.float64)
     result: Array = values - np.logaddexp.reduce(values)
     return result
-
-
-def windows(length: int, room: int, stride: int) -> list[range]:
-    """Return overlapping ranges of at most ``room`` that cover ``length`` items; neighbours share ``stride`` of them.
-
-    >>> windows(7, 4, 2)
-    [range(0, 4), range(2, 6), range(4, 7)]
-    """
-    starts = range(0, max(length - stride, 1), room - stride)
-    return [range(start, min(start + room, length)) for start in starts]

@@ -75,6 +75,14 @@ def test_exported_model_runs_without_torch(zoo: Run, minilm: Path) -> None:
     assert len(done.stdout.splitlines()) >= 3
 
 
+def test_tokenizer_needs_no_torch(light: Path, minilm: Path) -> None:
+    code = "import sys, zoo; print(zoo.load_tokenizer(sys.argv[1])('tea')['input_ids'].tolist())"
+    command = [str(light / "bin" / "python"), "-c", code, str(minilm)]
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[[101, 5572, 102]]\n", "")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("build", "gpt-tiny"), ("export", "gpt-tiny", "--onnx"), ("verify", "{minilm}"), ("adapt", "{minilm}", "--set",

@@ -19,9 +19,10 @@ import zoo as library
 from tests.conftest import ROOT
 from zoo.checkpoints import import_checkpoint
 from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.windows import windows
 from zoo_export import export_model
 from zoo_runtime import Pair, Session, load_session
-from zoo_runtime.spans import best_spans, windows
+from zoo_runtime.spans import best_spans
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

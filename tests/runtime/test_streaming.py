@@ -19,8 +19,9 @@ from tokenizers import Tokenizer, decoders, models
 from tests.exported import LIVELY
 from zoo.errors import UsageError
 from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.stream import continuation
 from zoo_runtime import load_session
-from zoo_runtime.generation.text import GrowingText, continuation, printable
+from zoo_runtime.generation.text import GrowingText, printable
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

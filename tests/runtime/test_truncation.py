@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
-from zoo import UsageError
+from zoo import UsageError, load_tokenizer
 from zoo.checkpoints.importing import import_checkpoint
 from zoo.errors import ZooWarning
+from zoo.tokenizers.truncation import text_limit
 from zoo_export.export import export_model
 from zoo_runtime import Pair, load_session
 from zoo_runtime.runner import TextRunner
-from zoo_runtime.truncation import text_limit
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -83,6 +83,16 @@ def test_sentence_encoder_truncates_by_default(hub: Path, encoder: Path, zoo: Zo
         whole = session.run("h " * LIMIT)["embedding"]
     assert abs(whole - found[2]).max() > 1e-4
     zoo("run", encoder, LONG, "--no-truncate").failed(3, "34 tokens exceed the model's 24 positions", "--truncate")
+
+
+@pytest.mark.filterwarnings("ignore:.* truncated to")
+def test_arrays_of_the_tokenizer_are_those_of_a_run(encoder: Path) -> None:
+    texts = ["a b", LONG, "h"]
+    tokenizer = load_tokenizer(encoder)
+    with load_session(encoder) as session:
+        found = session.execute(session.graphs[0], tokenizer(texts))["sentence_embedding"]
+        wanted = [row["embedding"] for row in session.run(texts, batch_size=3)]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("stated", "tokens"), [(None, 20), (1000, 24)])

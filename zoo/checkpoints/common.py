@@ -11,7 +11,7 @@ from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.load import find_tokenizer, load_tokenizer
+from zoo.tokenizers.load import find_tokenizer, read_tokenizer
 
 __all__ = ["RESAMPLING", "generation_config", "read_common", "write_common", "write_token_files"]
 
@@ -125,7 +125,7 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
     names = {}
     for key, name in _SPECIAL.items():
         number = getattr(config, key, None)
-        token = load_tokenizer(tokenizer).id_to_token(number) if isinstance(number, int) else None
+        token = read_tokenizer(tokenizer).id_to_token(number) if isinstance(number, int) else None
         if token is not None:
             names[name] = token
     types = ["token_type_ids"] if getattr(config, "type_vocab_size", 0) > 1 else []  # not an input by default
@@ -177,5 +177,5 @@ def _mask_token(checkpoint: Checkpoint) -> int | None:
     said = {**checkpoint.json("tokenizer_config.json"), **checkpoint.json("special_tokens_map.json")}
     token = said.get("mask_token")
     names = _MASKS if "mask_token" not in said else (token["content"] if isinstance(token, dict) else token,)
-    tokenizer = load_tokenizer(path)
+    tokenizer = read_tokenizer(path)
     return next((number for name in names if name and (number := tokenizer.token_to_id(name)) is not None), None)

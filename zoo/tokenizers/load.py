@@ -27,7 +27,7 @@ __all__ = [
     "byte_tokenizer",
     "find_tokenizer",
     "is_tokenizer_json",
-    "load_tokenizer",
+    "parse_tokenizer",
     "read_tokenizer",
     "tokenizer_json",
     "write_tokenizer",
@@ -99,7 +99,7 @@ def bert_tokenizer(
 
 
 def find_tokenizer(folder: Path) -> Path | None:
-    """Return the file of a directory that :func:`load_tokenizer` reads, or None."""
+    """Return the file of a directory that :func:`read_tokenizer` reads, or None."""
     pairs = [name for name, merges in _MERGES.items() if (folder / merges).exists()]
     found = [folder / name for name in (TOKENIZER, *pairs, "vocab.txt") if (folder / name).exists()]
     if not found and all((folder / name).exists() for name in MARIAN):
@@ -110,8 +110,8 @@ def find_tokenizer(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def load_tokenizer(source: Path) -> Tokenizer:
-    """Load a tokenizer.json, or convert a vocabulary; ``source`` is the file or its directory.
+def read_tokenizer(source: str | Path) -> Tokenizer:
+    """Read a tokenizer.json, or convert a vocabulary; ``source`` is the file or its directory, or ``bytes``.
 
     Padding and truncation settings in the file are ignored: zoo pads and checks lengths itself.
 
@@ -119,7 +119,9 @@ def load_tokenizer(source: Path) -> Tokenizer:
         ArtifactError: the tokenizer is missing, broken, or in an unknown format.
         UsageError: the format needs a package that is not installed.
     """
-    path = _file_of(source)
+    if source == BYTES:
+        return byte_tokenizer()
+    path = _file_of(Path(source))
     what, read = _reader(path)
     try:
         tokenizer = read(path)
@@ -129,6 +131,15 @@ def load_tokenizer(source: Path) -> Tokenizer:
         raise ArtifactError("no such tokenizer", path, "check the path") from error
     except Exception as error:  # the library raises bare Exception
         raise ArtifactError(f"not a {what} ({error})", path, KNOWN) from error
+    return _plain(tokenizer)
+
+
+def parse_tokenizer(content: str) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json's content, without its padding and truncation settings."""
+    return _plain(Tokenizer.from_str(content))
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -141,11 +152,6 @@ def is_tokenizer_json(path: Path) -> bool:
     except Exception:  # the library raises bare Exception
         return False
     return True
-
-
-def read_tokenizer(source: str | Path) -> Tokenizer:
-    """Return the byte tokenizer for ``bytes``, otherwise the result of :func:`load_tokenizer`."""
-    return byte_tokenizer() if source == BYTES else load_tokenizer(Path(source))
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.config import Config, Settings
-from zoo.errors import PluginError
+from zoo.errors import ArtifactError, PluginError
 from zoo.nn import Cache
 from zoo.training.data.examples import Example
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Encoding
 
+    from zoo.tokenizers.tokenizer import Tokenizer
     from zoo.training.processes import Processes
 
 __all__ = ["IGNORED", "Batch", "Criterion", "Loss", "Row", "Sums", "is_list", "listed_ids", "mask_of", "padded", "wide"]
@@ -118,9 +119,8 @@ class Criterion(ABC):
         self.config, self.settings, self.max_length = config, settings, max_length
         self.truncated = 0
         """Number of texts that were cut to ``max_length``."""
-        self._tokenizer = None if tokenizer is None else type(tokenizer).from_str(tokenizer.to_str())
-        if self._tokenizer is not None and self.has_length and not self.packed:
-            self._tokenizer.enable_truncation(max_length)  # keeps the special tokens around a text
+        limit = max_length if self.has_length and not self.packed else None
+        self._tokenizer = None if tokenizer is None else tokenizer.truncating(limit)
         graph = config.graphs()[-1]
         tensors = [tensor for item in config.graphs() for tensor in item.input_tensors()]
         self._inputs = {tensor.name for tensor in tensors}
@@ -206,7 +206,10 @@ class Criterion(ABC):
             if not isinstance(row[name], str):
                 raise ValueError(f"{name} must be a text, got {type(row[name]).__name__}")
         texts = [row[name] for name in names]
-        encoded = self.tokenizer.encode(*texts) if offsets else self.tokenizer.encode_batch_fast(texts)[0]
+        try:
+            encoded = self.tokenizer.encode(*texts, offsets=offsets)
+        except ArtifactError as error:
+            raise ValueError(error.what) from error
         present = set(encoded.sequence_ids)
         for number, name in enumerate(names):
             if number not in present:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
 from torch import nn
 
 from zoo import plugins, system
@@ -23,6 +22,7 @@ from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec
 from zoo.registry.recipes import find_recipe
+from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.adapters.low_rank import Adapters, adapt
 from zoo.training.cache import Progress
 from zoo.training.data.sources import Source

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 
 from zoo import plugins
@@ -22,7 +21,8 @@ from zoo.models import create, persist
 from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, load_reference, registry
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.load import parse_tokenizer, read_tokenizer
+from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.cache import Data, Progress, prepare
 from zoo.training.criterion import IGNORED, Criterion
 from zoo.training.data.rows import RowError
@@ -101,18 +101,15 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
 def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
     """Return the tokenizer that is given, or the model's."""
     if plan.tokenizer is not None:
-        return read_tokenizer(plan.tokenizer)
+        return Tokenizer(read_tokenizer(plan.tokenizer))
     content = attachments(model).files.get(TOKENIZER)
     if content is not None:
-        tokenizer = Tokenizer.from_str(content.decode())
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
-    return read_tokenizer(spec.tokenizer) if spec.tokenizer else None
+        return Tokenizer(parse_tokenizer(content.decode()))
+    return Tokenizer(read_tokenizer(spec.tokenizer)) if spec.tokenizer else None
 
 
 def digest_of(tokenizer: Tokenizer | None) -> str:
-    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest() if tokenizer is not None else ""
+    return hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest() if tokenizer is not None else ""
 
 
 def data_digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | None) -> dict[str, str]:

@@ -92,8 +92,8 @@ class Augment(TextRunner):
         self.special = {self.mask, *chosen.special_tokens, *(token for token in named if token is not None)}
         known = set(range(size))
         if (tokenizer := session.tokenizer) is not None:
-            self.special |= {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-            known &= set(tokenizer.get_vocab(with_added_tokens=True).values())
+            self.special |= tokenizer.special_ids
+            known &= set(tokenizer.backend.get_vocab(with_added_tokens=True).values())
         self.allowed = np.zeros(size, dtype=bool)
         """Mask of the tokens that may be inserted, (V,)."""
         self.allowed[sorted(known - self.special)] = True

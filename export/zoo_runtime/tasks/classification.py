@@ -22,7 +22,6 @@ from zoo_runtime.runner import (
     are_ids,
     finite,
     label,
-    segments_of,
 )
 
 __all__ = [
@@ -99,7 +98,7 @@ class NextSentence(TextRunner):
 
     def __init__(self, session: Context, chosen: Settings) -> None:
         super().__init__(session, chosen)
-        if (segments := segments_of(self.graph)) < 2:
+        if (segments := self.inputs.segments) < 2:
             what = f"next-sentence needs two segments, the model has {segments}"
             raise UsageError(what, session.path, "choose another task")
 

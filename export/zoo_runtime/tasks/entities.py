@@ -87,7 +87,7 @@ class TokenClassification(TextRunner):
             return values
         found = []
         for text in ("Ada met Grace in New York", "a", "x y", *map(str, values)):
-            encoded = self._encode(0, text)
+            encoded = self.tokenizer.encode(text)
             masks = zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
             places = [place for place, special in masks if not special]
             if len(set(places)) == len(places):
@@ -171,7 +171,7 @@ class TokenClassification(TextRunner):
     @cached_property
     def _marks(self) -> tuple[str | None, int | None]:
         """The prefix of tokens inside a word, and the unknown token."""
-        tokenizer = self.session.tokenizer
+        tokenizer = self.tokenizer.backend
         model = json.loads(tokenizer.to_str())["model"]
         unknown = model.get("unk_token")
         number = model.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)

@@ -15,7 +15,7 @@ from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.generation.decoder import Array, Decoder
 from zoo_runtime.generation.search import Choices, Continuation, Generation, continue_rows, search_beams
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
-from zoo_runtime.generation.text import GrowingText, continuation, printable
+from zoo_runtime.generation.text import GrowingText, printable
 from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, chosen_adapters, require_outputs
 from zoo_runtime.values import to_value
@@ -152,7 +152,7 @@ class _Generate(TextRunner):
         return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow)
 
     def _text(self, item: Tokens) -> GrowingText:
-        return GrowingText(self.session.tokenizer, self.prompt(item), self.chosen.stop)
+        return GrowingText(self.tokenizer.backend, self.prompt(item), self.chosen.stop)
 
     def _reason(self, ids: Sequence[int]) -> str:
         if ids[-1] in self.ends:
@@ -167,7 +167,7 @@ class _Generate(TextRunner):
             shown = text.text()
             reason = "stop" if text.stopped else reason
         elif self.session.tokenizer is not None:
-            shown = continuation(self.session.tokenizer, self.prompt(item), ids if reason == "length" else ids[:-1])
+            shown = self.tokenizer.continuation(self.prompt(item), ids if reason == "length" else ids[:-1])
         return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
 
     def _run_loop(self, items: Sequence[Tokens]) -> list[Any]:

@@ -12,15 +12,16 @@ import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.inputs import require_tokens
+from zoo.tokenizers.windows import token_windows
 from zoo_runtime.parts import Parts, PartsRunner
 from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
-from zoo_runtime.spans import best_spans, windows
+from zoo_runtime.spans import best_spans
 
 __all__ = ["Question", "QuestionAnswering", "QuestionOptions", "Window"]
 
 _LONGEST_WINDOW = 384
-_STRIDE = 128
-"""Defaults of transformers' pipeline, and of the code of Devlin et al. 2019 for SQuAD."""
+"""Default of transformers' pipeline, and of the code of Devlin et al. 2019 for SQuAD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,37 +98,29 @@ class QuestionAnswering(PartsRunner):
         if len(texts := texts_of(value)) != 2:
             what = "expected a question and a context, both texts"
             raise ArtifactError(what, f"input {number}", "give --pair QUESTION CONTEXT")
-        encoded = self._encode(number, *texts)
-        places = [place for place, text in enumerate(encoded.sequence_ids) if text == 1]
-        if not places or 0 not in encoded.sequence_ids:
-            what = f"the {'context' if not places else 'question'} has no tokens"
-            raise ArtifactError(what, f"input {number}", "give at least one")
-        found = tuple(self._windows(encoded, places, number))
+        where = f"input {number}"
+        encoded = self.tokenizer.encode(*texts, where=where)
+        require_tokens(encoded, where, "question", "context")
+        try:
+            parts = token_windows(encoded, limit=self.longest, stride=self.chosen.stride, name="context")
+        except ValueError as error:
+            remedy = "shorten the question, or set max_seq_len or stride"
+            raise ArtifactError(str(error), where, remedy) from error
+        ids, types, offsets, words = encoded.ids, encoded.type_ids, encoded.offsets, encoded.word_ids
+        found = tuple(
+            Window(
+                number,
+                [ids[place] for place in part.places],
+                types=[types[place] for place in part.places],
+                context=part.part,
+                offsets=[offsets[place] for place in part.places],
+                words=[words[place] for place in part.places],
+            )
+            for part in parts
+        )
         for window in found:
             self._check(window)
         return Question(number, found[0].ids, rows=found, context=texts[1])
-
-    def _windows(self, encoded: Any, places: Sequence[int], number: int) -> Iterator[Window]:
-        """Yield the question with each part of the context, whose tokens are at ``places``."""
-        before, after = range(places[0]), range(places[-1] + 1, len(encoded.ids))
-        room = self.longest - len(before) - len(after)
-        stride = self.chosen.stride or min(_STRIDE, self.longest // 2)
-        if self.chosen.stride is None and stride >= room:
-            stride = max(room, 0) // 2
-        if len(places) > room and stride >= room:
-            what = f"windows of {self.longest} tokens leave {max(room, 0)} for the context, with a stride of {stride}"
-            raise ArtifactError(what, f"input {number}", "shorten the question, or set max_seq_len or stride")
-        ids, types, offsets, words = encoded.ids, encoded.type_ids, encoded.offsets, encoded.word_ids
-        for part in windows(len(places), room, stride) if len(places) > room else [range(len(places))]:
-            taken = [*before, *places[part.start : part.stop], *after]
-            yield Window(
-                number,
-                [ids[place] for place in taken],
-                types=[types[place] for place in taken],
-                context=range(len(before), len(before) + len(part)),
-                offsets=[offsets[place] for place in taken],
-                words=[words[place] for place in taken],
-            )
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         return [self._answers(item, rows) for item, rows in zip(items, self.compute_rows(items), strict=True)]

@@ -149,7 +149,7 @@ class FillMask(TextRunner):
 
     def samples(self) -> Sequence[Any]:
         """Return token ids of texts with a mask in the middle."""
-        texts = [value if are_ids(value) else self._encode(0, value).ids for value in super().samples()]
+        texts = [value if are_ids(value) else self.tokenizer.encode(value).ids for value in super().samples()]
         return [[*ids[: len(ids) // 2], self.target, *ids[len(ids) // 2 + 1 :]] for ids in texts]
 
     def read(self, value: Any, number: int) -> Tokens:

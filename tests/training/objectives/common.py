@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+import zoo
 from tests.architectures.test_bert import make, transformers_twin
 from zoo.config import Settings
 from zoo.tokenizers.load import bert_tokenizer
@@ -52,7 +53,9 @@ def with_twin(task: str, kind: type[PreTrainedModel], **options: Any) -> tuple[n
 def criterion_of(kind: type[Criterion], model: nn.Module, settings: Settings | None = None, **changes: Any) -> Any:
     """Return an objective for a model, with the tokenizer of :func:`tokenizer`."""
     arguments = {"tokenizer": tokenizer(), "max_length": LENGTH, **changes}
-    return kind(model.config, arguments["tokenizer"], settings or Settings(), arguments["max_length"])
+    backend = arguments["tokenizer"]
+    tokens = None if backend is None else zoo.Tokenizer(backend)
+    return kind(model.config, tokens, settings or Settings(), arguments["max_length"])
 
 
 def batch_of(criterion: Criterion, rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Batch:

@@ -43,11 +43,10 @@ class Corruption(Criterion):
         values = [value for name, value in self.config.to_dict().items() if name.endswith("_token_id")]
         special = {item for value in values for item in (value if is_list(value) else [value])}
         if self._tokenizer is not None:
-            words = self._tokenizer.encode("a b", add_special_tokens=False).word_ids
+            words = self._tokenizer.backend.encode("a b", add_special_tokens=False).word_ids
             if self.settings.whole_word and len(set(words)) < 2:
                 raise ValueError("whole_word needs a tokenizer that divides texts into words")
-            special |= {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-            special |= set(self._tokenizer.encode("").ids)
+            special |= self._tokenizer.special_ids | set(self._tokenizer.encode("").ids)
         self._special = np.array(sorted(special - {None}), np.int32)
         self._vocab_size = int(getattr(self.config, "vocab_size", 0))
         if not self._vocab_size:

@@ -27,9 +27,7 @@ class QuestionAnswering(Criterion):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._untruncated = type(self.tokenizer).from_str(self.tokenizer.to_str())
-        self._untruncated.no_truncation()
-        self.tokenizer.enable_truncation(self.max_length, strategy="only_second")
+        self._tokenizer = self.tokenizer.truncating(self.max_length, strategy="only_second")
 
     def encode(self, row: Row) -> Example:
         self._check_question(row)
@@ -49,8 +47,9 @@ class QuestionAnswering(Criterion):
 
     def _check_question(self, row: Row) -> None:
         """Raise :class:`ValueError` if the question leaves no room for the context."""
-        added = self.tokenizer.num_special_tokens_to_add(True)
-        used = len(self._untruncated.encode(str(row["text"]), add_special_tokens=False).ids) + added
+        backend = self.tokenizer.backend
+        added = backend.num_special_tokens_to_add(True)
+        used = len(backend.encode(str(row["text"]), add_special_tokens=False).ids) + added
         if used >= self.max_length:
             raise ValueError(f"text has {used} tokens, so the pair has no room in max_length {self.max_length}")
 

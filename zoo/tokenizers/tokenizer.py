@@ -1,0 +1,296 @@
+"""The tokenizer of a model: texts to the arrays that its graphs read, and back. B batch, T tokens."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from zoo.artifact import TOKENIZER, ModelDirectory
+from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
+from zoo.tokenizers.chat import ChatTemplate, read_chat_template
+from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
+from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.stream import TextStream, continuation
+from zoo.tokenizers.truncation import text_limit, truncated_texts
+from zoo.tokenizers.windows import token_windows
+
+if TYPE_CHECKING:
+    import tokenizers
+    from tokenizers import Encoding
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+Array = np.ndarray[Any, Any]
+Strategy = Literal["longest_first", "only_second"]
+
+
+def load_tokenizer(
+    directory: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    special_tokens: bool = True,
+    truncate: bool | int | None = None,
+    stride: int | None = None,
+) -> Tokenizer:
+    """Load the tokenizer of a model. Neither torch nor an export is needed.
+
+    Args:
+        directory: a model directory.
+        tokenizer: a tokenizer file, or ``bytes``, to use instead of the model's own.
+        special_tokens: whether to put special tokens, such as [CLS] and [SEP], around texts.
+        truncate: truncate long texts, with a warning, to a number of tokens, or if True to ``max_seq_length`` of a
+            sentence encoder, else to ``model_max_length`` of the tokenizer, and at most to the positions; otherwise
+            texts longer than the positions are errors. By default only for sentence encoders with
+            sentence_bert_config.json. A model that generates text loses the first tokens, others the last.
+        stride: divide long texts into windows that share this number of tokens, instead of truncating them; requires a
+            length, as for ``truncate``.
+
+    Raises:
+        ArtifactError: not a model directory, or the model has no tokenizer.
+        UsageError: there is no length to truncate to, or it exceeds the positions.
+
+    >>> import zoo
+    >>> model = zoo.save(zoo.create_model("bert-tiny"), "reader", tokenizer="bytes")
+    >>> tokenizer = zoo.load_tokenizer(model)
+    >>> tokenizer(["tea", "no"])["attention_mask"]
+    array([[1, 1, 1],
+           [1, 1, 0]])
+    """
+    stored = ModelDirectory.open(Path(directory), weights=False)
+    limit = text_limit(stored, truncate)
+    if stride is not None and limit is None:
+        raise UsageError("windows need a length", "stride", "pass truncate=True, or a number of tokens")
+    if stride is not None and stride < 0:
+        raise UsageError(f"stride must not be negative, got {stride}")
+    return Tokenizer(
+        read_tokenizer(stored.file(TOKENIZER) if tokenizer is None else os.fspath(tokenizer)),
+        TextInputs(stored.spec.graphs, stored.spec.config, stored.path),
+        special_tokens=special_tokens,
+        limit=limit,
+        stride=stride,
+    )
+
+
+class Tokenizer:
+    """A tokenizer of the ``tokenizers`` library, with the settings of a model. Created by :func:`load_tokenizer`.
+
+    Args:
+        backend: the tokenizer, which is not modified and does not truncate.
+        inputs: the inputs of the model; None if only :meth:`encode`, :meth:`decode` and :meth:`stream` are used.
+        special_tokens: whether special tokens are put around texts.
+        limit: maximum number of tokens, special tokens included; longer texts are truncated.
+        side: the side on which tokens are removed; by default that of padding, or the right.
+        strategy: which text of a pair loses tokens: the longer one first, or only the second.
+        stride: number of tokens that neighbouring windows over a long text share; None for no windows.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        inputs: TextInputs | None = None,
+        *,
+        special_tokens: bool = True,
+        limit: int | None = None,
+        side: Side | None = None,
+        strategy: Strategy = "longest_first",
+        stride: int | None = None,
+    ) -> None:
+        self.backend: Any = backend
+        """The tokenizer of the ``tokenizers`` library."""
+        self.special_tokens, self.limit, self.stride = special_tokens, limit, stride
+        self.side: Side = side or ("right" if inputs is None else inputs.side)
+        self.strategy = strategy
+        self.truncated = 0
+        """Number of texts that were truncated, a pair being one."""
+        self._inputs = inputs
+        self._cutting: Any = None
+        """A copy of the backend that truncates, once a text was too long."""
+
+    def truncating(
+        self, limit: int | None, *, side: Side | None = None, strategy: Strategy = "longest_first"
+    ) -> Tokenizer:
+        """Return a tokenizer that truncates differently, with a count of its own."""
+        return Tokenizer(
+            self.backend, self._inputs, special_tokens=self.special_tokens, limit=limit, side=side, strategy=strategy
+        )
+
+    @property
+    def inputs(self) -> TextInputs:
+        """The inputs of the model. Raises :class:`UsageError` if the tokenizer has no model."""
+        if self._inputs is None:
+            raise UsageError("the tokenizer has no model", None, "load it from a model directory")
+        return self._inputs
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of all special tokens."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    # Texts to ids.
+
+    def __call__(
+        self,
+        texts: str | tuple[str, str] | Sequence[str | tuple[str, str]],
+        *,
+        offsets: bool = False,
+        special_tokens_mask: bool = False,
+    ) -> dict[str, Array]:
+        """Return the inputs of the model's first graph for a batch of texts, padded.
+
+        These are ``input_ids``, (B, T), and of ``attention_mask``, ``token_type_ids`` and ``position_ids`` those that
+        the graph declares. Padding is on the left if the model generates text, otherwise on the right.
+
+        Args:
+            texts: a text, a pair of texts as a tuple, or a list of them. With a stride, a long text has several rows,
+                one for each window; of a pair, the second text is divided.
+            offsets: add ``offsets``, (B, T, 2): the first character of each token in its text and the one after its
+                last; zeros for special tokens and padding.
+            special_tokens_mask: add ``special_tokens_mask``, (B, T): 1 for tokens around a text and padding, 0 for
+                tokens of a text.
+
+        Returns:
+            The arrays by name. With a stride, ``texts``, (B,), is the number of each row's text, counted from 0.
+
+        Raises:
+            ArtifactError: a text is empty or too long, or has tokens outside the vocabulary.
+            UsageError: the model cannot read texts of different lengths in one batch.
+        """
+        listed = [texts] if isinstance(texts, str | tuple) else texts
+        before, inputs = self.truncated, self.inputs
+        rows = [(number, *row) for number, item in enumerate(listed) for row in self._rows(item, f"text {number + 1}")]
+        if not rows:
+            raise UsageError("no texts", None, "give at least one")
+
+        def column(name: str) -> list[list[Any]]:
+            values = [(getattr(encoded, name), places) for _, encoded, places in rows]
+            return [[row[place] for place in places] for row, places in values]
+
+        ids, types = column("ids"), column("type_ids")
+        for (number, *_), row, segments in zip(rows, ids, types, strict=True):
+            inputs.check(row, segments, f"text {number + 1}", is_text=True)
+        if len(set(map(len, ids))) > 1 and not inputs.can_pad(inputs.side):
+            raise UsageError("the model cannot read texts of different lengths in one batch", inputs.directory)
+        batch = inputs.batch(list(zip(ids, types, strict=True)), inputs.side)
+        if offsets:
+            batch["offsets"] = padded(column("offsets"), inputs.side)
+        if special_tokens_mask:
+            batch["special_tokens_mask"] = padded(column("special_tokens_mask"), inputs.side, 1)
+        if self.stride is not None:
+            batch["texts"] = np.array([number for number, *_ in rows])
+        if self.truncated > before:
+            warnings.warn(truncated_texts(self.truncated - before, self.limit), ZooWarning, stacklevel=2)
+        return batch
+
+    def encode(self, *texts: str, where: object = None, offsets: bool = True) -> Encoding:
+        """Return the ``Encoding`` of the ``tokenizers`` library of a text or of a pair, truncated if there is a limit.
+
+        Args:
+            texts: one text, or two.
+            where: the input, for errors.
+            offsets: whether to find the places of tokens in the text, which takes several times longer.
+
+        Raises:
+            ArtifactError: the text cannot be encoded, or special tokens alone exceed the limit.
+        """
+        cutting = self._cutting
+        encoded = self._encode(cutting or self.backend, texts, where, offsets)
+        if self.limit is None or (cutting is None and len(encoded) <= self.limit):
+            return encoded
+        if cutting is None:
+            cutting = type(self.backend).from_str(self.backend.to_str())
+            cutting.enable_truncation(self.limit, strategy=self.strategy, direction=self.side)
+            self._cutting = cutting
+            encoded = self._encode(cutting, texts, where, offsets)
+        if len(encoded) > self.limit:
+            what = f"special tokens leave no room for a text of {self.limit} tokens"
+            raise ArtifactError(what, where, Wording("pass special_tokens=False", "pass --no-special"))
+        self.truncated += bool(encoded.overflowing)
+        return encoded
+
+    def _encode(self, backend: Any, texts: tuple[str, ...], where: object, offsets: bool = True) -> Encoding:
+        try:
+            if not offsets:
+                batch = [texts if len(texts) > 1 else texts[0]]
+                return backend.encode_batch_fast(batch, add_special_tokens=self.special_tokens)[0]
+            return backend.encode(*texts, add_special_tokens=self.special_tokens)
+        except Exception as error:  # the library raises bare Exception, and TypeError for lone surrogates
+            raise ArtifactError(f"cannot be encoded ({error})", where) from error
+
+    def _rows(self, item: str | tuple[str, str], where: str) -> Iterator[tuple[Encoding, Sequence[int]]]:
+        """Yield the encoding of a text or a pair for each of its rows, with the places of the row's tokens in it."""
+        texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
+        if not all(isinstance(text, str) for text in texts) or len(texts) != 2 - isinstance(item, str):
+            raise ArtifactError("expected a text, or a pair of texts", where)
+        names = ("text",) if len(texts) == 1 else ("first text", "second text")
+        if self.stride is None or self.limit is None:
+            encoded = self.encode(*texts, where=where)
+            require_tokens(encoded, where, *names)
+            yield encoded, range(len(encoded.ids))
+            return
+        encoded = self._encode(self.backend, texts, where)
+        require_tokens(encoded, where, *names)
+        try:
+            found = token_windows(encoded, limit=self.limit, stride=self.stride)
+        except ValueError as error:
+            raise ArtifactError(str(error), where, "lower stride, or raise truncate") from error
+        for window in found:
+            yield encoded, window.places
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> list[int]:
+        """Return the token ids of the prompt of a chat, from the model's chat template.
+
+        Args:
+            messages: the messages, oldest first, each with ``role`` and ``content``.
+            values: ``add_generation_prompt``, by default True: whether to end with the start of the assistant's
+                answer; and variables of the template, such as ``tools``.
+
+        Raises:
+            ArtifactError: the model has no template, the template refuses the messages, or the prompt is too long.
+            MissingPackageError: Jinja is not installed.
+        """
+        prompt = self._template.render(messages, **values)
+        ids: list[int] = self.backend.encode(prompt, add_special_tokens=False).ids
+        self.inputs.check(ids, (), self.inputs.directory, is_text=False)
+        return ids
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return read_chat_template(self.inputs.directory)
+
+    # Ids to texts.
+
+    def decode(self, ids: Iterable[int], *, special_tokens: bool = False) -> str:
+        """Return the text of token ids, by default without special tokens."""
+        text: str = self.backend.decode([int(token) for token in ids], skip_special_tokens=not special_tokens)
+        return text
+
+    def continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text of token ids that follow those of a prompt, without special tokens.
+
+        Some tokenizers drop a leading space; after a prompt, it is kept. A character that is incomplete at the end of
+        the prompt belongs to the continuation.
+        """
+        return continuation(self.backend, prompt, ids)
+
+    def stream(self, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[str]:
+        """Yield the text of token ids piece by piece, as the ids arrive, without special tokens.
+
+        Text that was yielded never changes: incomplete characters are held back.
+
+        Args:
+            ids: the token ids.
+            prompt: preceding token ids, which determine whether the text begins with a space.
+        """
+        pieces = TextStream(self.backend, prompt)
+        for token in ids:
+            if piece := pieces.step(int(token)):
+                yield piece
+        if piece := pieces.rest():
+            yield piece

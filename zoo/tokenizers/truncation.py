@@ -1,0 +1,63 @@
+"""The number of tokens to which texts are truncated."""
+
+from __future__ import annotations
+
+from zoo.artifact import SENTENCES, TOKENIZER_CONFIG, ModelDirectory
+from zoo.artifact.weights import load_json
+from zoo.errors import ArtifactError, UsageError
+
+__all__ = ["text_limit", "truncated_texts"]
+
+_UNLIMITED = 10**9
+"""``model_max_length`` from which it means no limit; transformers writes 1e30."""
+
+
+def text_limit(stored: ModelDirectory, truncate: bool | int | None) -> int | None:
+    """Return the number of tokens to which texts are truncated, special tokens included; None if they are not.
+
+    It is ``max_seq_length`` of a sentence encoder, else ``model_max_length`` of the tokenizer, and at most the number
+    of positions.
+
+    Args:
+        stored: the model directory.
+        truncate: None truncates only for a sentence encoder with sentence_bert_config.json. A number replaces those of
+            the files.
+
+    Raises:
+        UsageError: truncation is requested, but no file states a length; or the number is not positive, or exceeds the
+            positions.
+        ArtifactError: the stated length is not a positive integer.
+    """
+    positions = getattr(stored.spec.config, "max_seq_len", None)
+    if truncate is not None and not isinstance(truncate, bool):
+        if truncate < 1 or (positions is not None and truncate > positions):
+            range_ = "be positive" if positions is None else f"be from 1 to the model's {positions} positions"
+            raise UsageError(f"truncate must {range_}, got {truncate}", stored.path)
+        return truncate
+    encodes_sentences = SENTENCES in stored.files and stored.spec.task == "sentence-embedding"
+    if truncate is False or (truncate is None and not encodes_sentences):
+        return None
+    stated = _stated(stored, SENTENCES, "max_seq_length") if encodes_sentences else None
+    if stated is None:
+        stated = _stated(stored, TOKENIZER_CONFIG, "model_max_length")
+    bounds = [bound for bound in (stated, positions) if bound is not None and bound < _UNLIMITED]
+    if not bounds and truncate is None:
+        return None
+    if not bounds:
+        remedy = f"set model_max_length in {TOKENIZER_CONFIG} of the checkpoint"
+        raise UsageError("the model has no maximum length to truncate to", stored.path, remedy)
+    return min(bounds)
+
+
+def _stated(stored: ModelDirectory, name: str, key: str) -> int | None:
+    value = load_json(stored.path / name).get(key) if name in stored.files else None
+    if isinstance(value, float) and value >= _UNLIMITED:
+        return None
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ArtifactError(f"{key} must be a positive integer, got {value!r}", stored.path / name)
+    return value
+
+
+def truncated_texts(count: int, limit: int | None) -> str:
+    """Return how many texts were truncated, for a warning."""
+    return f"{count} {'text' if count == 1 else 'texts'} truncated to {limit} tokens"
