@@ -27,6 +27,11 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         ["attention=longformer", "attention_window=8", "global_tokens=2", "skip_padding=true", "pad_token_id=1"],
     ),
     "bert, performer": ("bert-tiny", ["attention=performer", "attention_rank=5", "pooler=false"]),
+    "bert, annotated norm": ("bert-tiny", ["norm=annotated", "pooler=false"]),
+    "gpt, mixed biases": (
+        "gpt-tiny",
+        ["norm=annotated", "attention_bias=true,false,true", "attention_output_bias=false", "norm_bias=false"],
+    ),
     "gpt, windows": ("gpt-tiny", ["sliding_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
     "gpt, heads of their own size": ("gpt-tiny", ["sliding_windows=[0, 3]", "num_heads=3", "head_dim=10"]),
     "llama, windows": ("llama-tiny", ["sliding_windows=[2]", "rope_scaling=llama3", "qk_norm=true"]),

@@ -119,7 +119,8 @@ def choose_layout(
             reasons.append(f"{name}: {reason}")
         else:
             values = spec.config.to_dict()
-            lost = [f"{key} {values[key]!r}" for key, value in again.to_dict().items() if value != values[key]]
+            stored_values = {key: value for key, value in again.to_dict().items() if key not in again.unstored_fields}
+            lost = [f"{key} {values[key]!r}" for key, value in stored_values.items() if value != values[key]]
             if not lost:
                 return name, layout, tensors
             reasons.append(f"{name}: cannot represent {', '.join(lost)}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats, mask, token_ids
+from zoo import Activation, ClassifierConfig, Cost, Graph, Initializer, Norm, attentions, cost, floats, mask, token_ids
 
 _BASE = ("feature-extraction", "sentence-embedding")
 """Tasks without a head."""
@@ -75,8 +75,10 @@ class BERTConfig(ClassifierConfig):
     """Activation of the feed-forward network and of the replaced-token-detection head."""
     head_activation: Activation | None = None
     """Activation of the masked-language-model head; ``activation`` by default."""
+    norm: Norm = "layer"
+    """Kind of norm: LayerNorm, or that of The Annotated Transformer; see :func:`zoo.nn.build_norm`."""
     norm_eps: float = 1e-12
-    """Added to the variance in LayerNorm."""
+    """Added to the variance in LayerNorm, or to the deviation in the annotated norm."""
     dropout: float = 0.1
     """Dropout on embeddings, attention weights and residuals, during training."""
     pooler: bool = True
@@ -97,6 +99,8 @@ class BERTConfig(ClassifierConfig):
     """The mask token, to be filled in."""
     pad_token_id: int | None = None
     """Token that pads shorter inputs of a batch; 0 if unset."""
+    initializer: Initializer = "truncated_normal"
+    """Distribution of initial weights: see :func:`zoo.nn.initialize`."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)

@@ -12,7 +12,9 @@ from zoo import (
     ClassifierConfig,
     Cost,
     Graph,
+    Initializer,
     KeyValues,
+    Norm,
     UsageError,
     attentions,
     cost,
@@ -77,16 +79,24 @@ class TransformerConfig(ClassifierConfig):
     """The decoder's d_ff; ``intermediate_size`` by default."""
     activation: Activation = "relu"
     """Activation of the feed-forward network."""
+    norm: Norm = "layer"
+    """Kind of norm: LayerNorm, or that of The Annotated Transformer; see :func:`zoo.nn.build_norm`."""
     norm_eps: float = 1e-5
-    """Added to the variance in LayerNorm."""
+    """Added to the variance in LayerNorm, or to the deviation in the annotated norm."""
+    norm_bias: bool = True
+    """Whether norms have biases."""
     norm_first: bool = False
     """Whether to normalise before each sub-layer instead of after it."""
     final_norm: bool | None = None
     """Whether encoder and decoder end with a norm; same as ``norm_first`` by default."""
     embedding_norm: bool = False
     """Whether encoder and decoder begin with a norm."""
-    attention_bias: bool = False
-    """Whether the attention projections have biases."""
+    attention_bias: bool | tuple[bool, ...] = False
+    """Whether the query, key and value projections have biases: one boolean, or one for each of the three."""
+    attention_output_bias: bool | None = None
+    """Whether the output projections of attention have biases; by default, if the query projections have."""
+    mlp_bias: bool = True
+    """Whether the dense layers of the feed-forward networks have biases."""
     positions: Literal["learned", "sinusoidal", "sinusoidal-halves"] = "sinusoidal"
     """Kind of positions. With ``sinusoidal-halves`` all sines come before all cosines instead of alternating."""
     position_offset: int = 0
@@ -108,6 +118,8 @@ class TransformerConfig(ClassifierConfig):
     """Tokens that end a target."""
     pad_token_id: int | None = None
     """Token that pads the rows of a batch. Outputs do not depend on masked tokens."""
+    initializer: Initializer = "xavier_uniform"
+    """Distribution of initial weights: see :func:`zoo.nn.initialize`."""
 
     def __post_init__(self) -> None:
         if self.head_dim is None or self.value_head_dim is None:
@@ -124,6 +136,9 @@ class TransformerConfig(ClassifierConfig):
             ("decoder_intermediate_size", "intermediate_size"),
         ):
             self.default(name, getattr(self, source))
+        self.require_biases("attention_bias")
+        biases = self.attention_bias
+        self.default("attention_output_bias", biases if isinstance(biases, bool) else biases[0])
         self.default("share_embeddings", self.tie_embeddings and self.target_vocab_size == self.vocab_size)
         self.require_positive(
             "vocab_size", "target_vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_decoder_layers",
@@ -264,7 +279,7 @@ class TransformerConfig(ClassifierConfig):
     def cost(self) -> Cost:
         """Return the closed-form cost; FLOPs are for one source token and one target token."""
         hidden, source, target = self.hidden_size, self.encoder, self.decoder
-        norm, positions = cost.layer_norm(hidden), cost.embedding(self.position_rows, hidden)
+        norm, positions = cost.layer_norm(hidden, bias=self.norm_bias), cost.embedding(self.position_rows, hidden)
         words, target_words = (cost.embedding(stack.vocab_size, hidden) for stack in (source, target))
         total = source.num_layers * (self._attention(source) + self._feed_forward(source) + 2 * norm)
         if not self.has_decoder:
@@ -295,7 +310,8 @@ class TransformerConfig(ClassifierConfig):
             value_head_dim=stack.value_head_dim,
             context=self.max_seq_len,
             bias=self.attention_bias,
+            output_bias=self.attention_output_bias,
         )
 
     def _feed_forward(self, stack: Stack) -> Cost:
-        return cost.feed_forward(self.hidden_size, stack.intermediate_size)
+        return cost.feed_forward(self.hidden_size, stack.intermediate_size, bias=self.mlp_bias)

@@ -22,7 +22,8 @@ from zoo.nn import (
     Residual,
     SinusoidalPositions,
     build_mask,
-    init_xavier,
+    build_norm,
+    initialize,
     normalize,
     pool,
     positions_of,
@@ -41,23 +42,33 @@ def attention(c: TransformerConfig, stack: Stack) -> MultiHeadAttention:
         head_dim=stack.head_dim,
         value_head_dim=stack.value_head_dim,
         bias=c.attention_bias,
+        output_bias=c.attention_output_bias,
         dropout=c.dropout,
     )
 
 
 def feed_forward(c: TransformerConfig, stack: Stack) -> FeedForward:
     """The network of section 3.3 at the sizes of the encoder or of the decoder."""
-    return FeedForward(c.hidden_size, stack.intermediate_size, activation=c.activation, dropout=c.dropout)
+    return FeedForward(
+        c.hidden_size, stack.intermediate_size, activation=c.activation, bias=c.mlp_bias, dropout=c.dropout
+    )
 
 
 def norm(c: TransformerConfig, present: bool | None) -> nn.Module:
     """An optional norm before the first block or after the last."""
-    return nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if present else nn.Identity()
+    return build_norm(c.hidden_size, eps=c.norm_eps, kind=c.norm, bias=c.norm_bias) if present else nn.Identity()
 
 
 def residual(c: TransformerConfig) -> Residual:
     """Dropout, addition and norm around a sub-layer (section 5.4)."""
-    return Residual(c.hidden_size, eps=c.norm_eps, norm_first=c.norm_first, dropout=c.dropout)
+    return Residual(
+        c.hidden_size,
+        eps=c.norm_eps,
+        norm_first=c.norm_first,
+        dropout=c.dropout,
+        norm=c.norm,
+        norm_bias=c.norm_bias,
+    )
 
 
 class EncoderBlock(nn.Module):
@@ -149,7 +160,7 @@ class Transformer(nn.Module):
         elif c.has_decoder:
             self.head = nn.Linear(c.hidden_size, c.decoder.vocab_size, bias=c.head_bias)
         self.dropout = nn.Dropout(c.dropout)
-        init_xavier(self)
+        initialize(self, c.initializer)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:
         """Encode the source.
