@@ -11,6 +11,9 @@ from zoo.plugins import BUILT_IN
 from zoo.registry import registry
 from zoo.testing import Subject, all_checks, find_subject, parametrize_with_checks, run_check
 
+VECTORS = (
+    "task=vector-feature-extraction", "vocab_size=0", "hidden_size=24", "num_layers=2", "num_heads=3", "max_seq_len=32"
+)  # fmt: skip
 VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "adaptive-span, beyond the span": ("adaptive-span-tiny", ["span=4", "span_ramp=3"]),
     "all-attention, learned spans": ("all-attention-tiny", ["span=4", "span_ramp=3", "initial_span=1.0"]),
@@ -44,6 +47,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "product-key-memory, everywhere": ("product-key-memory-tiny", ["memory_layers=[0, 1]", "memory_top_k=16"]),
     "t5, the encoder": ("t5-tiny", ["task=feature-extraction"]),
     "t5, gated": ("t5-tiny", ["gated=true", "tie_embeddings=false", "num_decoder_layers=1"]),
+    "transformer, vectors": ("transformer-base", VECTORS),
+    "transformer, vectors without a decoder": ("transformer-base", [*VECTORS, "num_decoder_layers=0"]),
     "transformer, learned positions": (
         "transformer-tiny",
         ["positions=learned", "position_offset=2", "norm_first=true", "embedding_norm=true"],
