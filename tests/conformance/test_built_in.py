@@ -31,6 +31,10 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     ),
     "bert, performer": ("bert-tiny", ["attention=performer", "attention_rank=5", "pooler=false"]),
     "bert, annotated norm": ("bert-tiny", ["norm=annotated", "pooler=false"]),
+    "bert, sums of layers": (
+        "bert-tiny",
+        ["task=sentence-embedding", "pooler=false", "feature_layers=[-2, -1]", "feature_merge=sum"],
+    ),
     "gpt, mixed biases": (
         "gpt-tiny",
         ["norm=annotated", "attention_bias=true,false,true", "attention_output_bias=false", "norm_bias=false"],

@@ -177,7 +177,7 @@ class BERT(nn.Module):
         pooled = None if self.pooler is None else self.pooler_activation(self.pooler(x[:, 0]))  # (B, E)
         match c.task:
             case "sentence-embedding":
-                vector = pool(x, attention_mask, c.pooling)
+                vector = pool(self.merge(states) if c.feature_layers else x, attention_mask, c.pooling)
                 return {"sentence_embedding": normalize(vector) if c.normalize else vector, "last_hidden_state": x}
             case "fill-mask":
                 return {"logits": self.masked_lm(x)}
@@ -195,8 +195,18 @@ class BERT(nn.Module):
                 return {"logits": self.replaced(x)}
         outputs = {"last_hidden_state": x}
         if c.feature_layers:  # Devlin et al. 2019, section 5.3
-            outputs["features"] = torch.cat([states[layer] for layer in c.feature_layers], dim=-1)  # (B, T, n E)
+            outputs["features"] = self.merge(states)
         return outputs if pooled is None else outputs | {"pooler_output": pooled}
+
+    def merge(self, states: list[Tensor]) -> Tensor:
+        """Merge the states of ``feature_layers``, (B, T, E) each, to (B, T, E), or (B, T, n E) if concatenated."""
+        chosen = [states[layer] for layer in self.config.feature_layers]
+        match self.config.feature_merge:
+            case "sum":
+                return torch.stack(chosen).sum(0)
+            case "mean":
+                return torch.stack(chosen).mean(0)
+        return torch.cat(chosen, dim=-1)
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: BERTConfig) -> Tensor | None:
         """Truncate the position embedding to a smaller ``max_seq_len``; the number of padding rows must not change."""
