@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo import cost
 from zoo.classes import ClassifierConfig, ProblemType
-from zoo.config import Activation, Config, Settings, shortest_period
+from zoo.config import Activation, Config, Initializer, Norm, Settings, shortest_period
 from zoo.contract import (
     Architecture,
     Command,
@@ -51,7 +51,9 @@ __all__ = [
     "Exporter",
     "Graph",
     "Importer",
+    "Initializer",
     "KeyValues",
+    "Norm",
     "Objective",
     "ParityError",
     "PluginError",

@@ -17,10 +17,14 @@ from zoo.contract import Graph
 from zoo.cost import Cost
 from zoo.errors import UsageError, Wording, close_to, nearest
 
-__all__ = ["Activation", "Config", "Settings", "shortest_period"]
+__all__ = ["Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 """The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation."""
+Norm = Literal["layer", "annotated"]
+"""The norms of :func:`zoo.nn.build_norm`."""
+Initializer = Literal["normal", "truncated_normal", "xavier_uniform", "xavier_normal", "lecun_uniform", "lecun_normal"]
+"""The distributions of initial weights: see :func:`zoo.nn.initialize`."""
 T = TypeVar("T")
 
 
@@ -135,6 +139,17 @@ class Settings:
         if getattr(self, whole) % getattr(self, part):
             raise ValueError(f"{whole} {getattr(self, whole)} is not divisible by {part} {getattr(self, part)}")
 
+    def require_biases(self, name: str) -> None:
+        """Raise ``ValueError`` unless a field is one boolean, or three for query, key and value.
+
+        Three equal ones are replaced by one.
+        """
+        value = getattr(self, name)
+        if isinstance(value, tuple):
+            if len(value) != 3:
+                raise ValueError(f"{name} must be one boolean, or three for query, key and value, got {len(value)}")
+            object.__setattr__(self, name, value[0] if len(set(value)) == 1 else value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Settings):
@@ -163,6 +178,8 @@ class Config(Settings):
     """Fields that determine only the head. The others determine the trunk, which the models of all tasks share."""
     replaced_modules: ClassVar[tuple[str, ...]] = ()
     """Modules of heads that are initialised anew for another task, even if it has a module of this name and shape."""
+    unstored_fields: ClassVar[tuple[str, ...]] = ("initializer",)
+    """Fields that do not affect what a model computes, and that files of other libraries may leave out."""
 
     @property
     def task(self) -> str:

@@ -16,6 +16,7 @@ Costs add, and multiply by a layer count:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -71,9 +72,9 @@ def embedding(rows: int, hidden_size: int) -> Cost:
     return Cost(rows * hidden_size)
 
 
-def layer_norm(hidden_size: int) -> Cost:
-    """A norm with weight and bias."""
-    return Cost(2 * hidden_size)
+def layer_norm(hidden_size: int, *, bias: bool = True) -> Cost:
+    """A norm with a weight and, by default, a bias."""
+    return Cost((2 if bias else 1) * hidden_size)
 
 
 def rms_norm(hidden_size: int) -> Cost:
@@ -104,19 +105,25 @@ def attention(
     context: int,
     num_kv_heads: int | None = None,
     value_head_dim: int | None = None,
-    bias: bool = True,
+    output_size: int | None = None,
+    bias: bool | Sequence[bool] = True,
     output_bias: bool | None = None,
     qk_norm: bool = False,
 ) -> Cost:
     """Four projections, optional QK norms, and the products of one query with ``context`` keys and values."""
+    query_bias, key_bias, value_bias = (bias,) * 3 if isinstance(bias, bool) else bias
     num_kv_heads = num_kv_heads or num_heads
     value_head_dim = value_head_dim or head_dim
     scores = Cost(0, 2 * context * num_heads * (head_dim + value_head_dim))
     return (
-        linear(hidden_size, num_heads * head_dim, bias=bias)
-        + linear(hidden_size, num_kv_heads * head_dim, bias=bias)
-        + linear(hidden_size, num_kv_heads * value_head_dim, bias=bias)
-        + linear(num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias)
+        linear(hidden_size, num_heads * head_dim, bias=query_bias)
+        + linear(hidden_size, num_kv_heads * head_dim, bias=key_bias)
+        + linear(hidden_size, num_kv_heads * value_head_dim, bias=value_bias)
+        + linear(
+            num_heads * value_head_dim,
+            output_size or hidden_size,
+            bias=query_bias if output_bias is None else output_bias,
+        )
         + (2 if qk_norm else 0) * rms_norm(head_dim)
         + scores
     )

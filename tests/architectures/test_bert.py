@@ -198,6 +198,33 @@ def test_features_equal_transformers(layers: tuple[int, ...]) -> None:
     assert [tensor.name for tensor in graph.output_tensors()] == list(actual)
 
 
+@pytest.mark.parametrize("merge", ["concat", "sum", "mean"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_merged_layers_equal_transformers(merge: str, pooling: str) -> None:
+    """Features are a concatenation, sum or mean of hidden states, and sentence embeddings pool them."""
+    layers, arguments = (-4, -3, -2, -1), batch()
+    ours = make(num_layers=4, feature_layers=layers, feature_merge=merge)
+    states = transformers_twin(ours, BertModel)(*arguments, output_hidden_states=True).hidden_states
+    chosen, kept = [states[layer] for layer in layers], arguments[1].bool()
+    wanted = {
+        "concat": torch.cat(chosen, -1),
+        "sum": sum(chosen[1:], chosen[0]),
+        "mean": sum(chosen[1:], chosen[0]) / 4,
+    }
+    actual = ours(*arguments)["features"]
+    assert_close(actual[kept], wanted[merge][kept], atol=1e-10, rtol=0)
+    options = {"task": "sentence-embedding", "pooling": pooling, "normalize": False, "num_layers": 4}
+    encoder = make(**options, feature_layers=layers, feature_merge=merge)
+    encoder.load_state_dict(ours.state_dict())
+    for row, vector in enumerate(encoder(*arguments)["sentence_embedding"]):
+        tokens = wanted[merge][row, kept[row]]
+        assert_close(vector, tokens.mean(0) if pooling == "mean" else tokens[0], atol=1e-10, rtol=0)
+    names = {graph.name: graph for graph in encoder.config.graphs()}
+    assert names["model"].output_tensors()[0].dims == ("batch", wanted[merge].shape[-1])
+    assert encoder.config.with_task("feature-extraction").feature_merge == merge
+    assert encoder.config.with_task("fill-mask").feature_merge == "concat"
+
+
 def test_classifier_equals_transformers() -> None:
     """Five classes from the pooled first token."""
     ours, arguments = make(task="text-classification"), batch()
@@ -317,8 +344,10 @@ def test_head_shares_the_token_embedding_unless_untied(tie_embeddings: bool) -> 
         (["feature_layers=[one]"], r"feature_layers must be tuple\[int, ...\], got"),
         (
             ["feature_layers=[-1]", "task=fill-mask"],
-            r"for the task 'feature-extraction', but feature_layers is \(-1,\) and the task is 'fill-mask'",
+            r"'feature-extraction' and 'sentence-embedding', but feature_layers is \(-1,\) and the task is 'fill-mask'",
         ),
+        (["feature_merge=sum"], "feature_merge is 'sum', but feature_layers is empty"),
+        (["feature_merge=max"], "feature_merge must be one of 'concat', 'sum', 'mean', got 'max'"),
         (["dropout=1.0"], r"dropout must lie in \[0, 1\), got 1.0"),
     ],
 )

@@ -87,6 +87,8 @@ PUBLISHED = [
     ("deit-base-distilled", [], 87_338_192),
 ]
 
+VECTORS = ["task=vector-feature-extraction", "vocab_size=0", "hidden_size=24", "num_heads=3", "max_seq_len=32"]
+
 # Table 2.1 of Brown et al. 2020: layers, width, heads, width of a head, and parameters in millions as printed.
 GPT_3 = {
     "small": (12, 768, 12, 64, 125),
@@ -152,6 +154,8 @@ def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
         ("gpt-tiny", ["tie_embeddings=false"]),
         ("gpt-tiny", ["attention_bias=false"]),
         ("gpt-tiny", ["head_dim=10", "num_heads=3", "sliding_windows=[0, 5]"]),
+        ("gpt-tiny", ["attention_bias=true,false,true", "attention_output_bias=false", "mlp_bias=false"]),
+        ("gpt-tiny", ["norm=annotated", "norm_bias=false"]),
         ("llama-tiny", ["num_kv_heads=1", "tie_embeddings=true"]),
         ("llama-tiny", ["head_dim=10", "qk_norm=true"]),
         ("llama-tiny", ["attention_bias=true"]),
@@ -177,6 +181,10 @@ def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
         ("longformer-tiny", ["global_tokens=0"]),
         ("transformer-tiny", ["norm_first=true"]),
         ("transformer-tiny", ["attention_bias=true"]),
+        ("transformer-tiny", ["attention_bias=false,false,true", "attention_output_bias=true", "mlp_bias=false"]),
+        ("transformer-base", [*VECTORS, "final_norm=true"]),
+        ("transformer-base", [*VECTORS, "num_decoder_layers=0", "attention_bias=true"]),
+        ("transformer-tiny", ["norm=annotated", "norm_bias=false", "norm_first=true"]),
         ("transformer-tiny", ["positions=learned"]),
         ("transformer-tiny", ["tie_embeddings=false"]),
         ("transformer-tiny", ["attention_bias=true", "head_dim=5", "value_head_dim=7", "num_heads=3"]),

@@ -472,9 +472,82 @@ def test_number_of_heads_must_be_given(tmp_path: Path) -> None:
         import_checkpoint(tmp_path / "model.pt", tmp_path / "ours", model_type="nn.Transformer")
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_bare_state_dicts_are_imported(bias: bool, norm_first: bool, tmp_path: Path) -> None:
+    """A saved ``torch.nn.Transformer`` becomes a model of vectors, equal to the module in float64 at all tokens."""
+    options = {"batch_first": True, "bias": bias, "norm_first": norm_first, "dropout": 0.0}
+    theirs = nn.Transformer(24, 4, 2, 1, 40, **options).requires_grad_(False)
+    randomize(theirs)
+    torch.save(theirs.state_dict(), tmp_path / "model.pt")
+    settings = ["num_heads=4", f"norm_first={str(norm_first).lower()}"]
+    import_checkpoint(tmp_path / "model.pt", tmp_path / "ours", model_type="nn.Transformer", settings=settings)
+    ours = library.load(tmp_path / "ours").double()
+    c = ours.config
+    assert (c.task, c.num_layers, c.num_decoder_layers, c.hidden_size) == ("vector-feature-extraction", 2, 1, 24)
+    assert (c.attention_bias, c.attention_output_bias, c.mlp_bias, c.norm_bias) == (bias,) * 4
+    source, target = torch.randn(2, 9, 24).double(), torch.randn(2, 7, 24).double()
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 4:] = 0
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    wanted = theirs.double().train()(
+        source, target, tgt_mask=later, src_key_padding_mask=mask == 0, memory_key_padding_mask=mask == 0
+    )
+    assert_close(ours.transform(source, mask, target), wanted, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_bare_encoders_are_imported(final_norm: bool, tmp_path: Path) -> None:
+    """``torch.nn.TransformerEncoder`` alone, with or without a last norm."""
+    layer = nn.TransformerEncoderLayer(24, 3, 40, batch_first=True, dropout=0.0, activation="gelu")
+    norm = nn.LayerNorm(24) if final_norm else None
+    theirs = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False).requires_grad_(False)
+    randomize(theirs)
+    torch.save(theirs.state_dict(), tmp_path / "model.pt")
+    settings = ["num_heads=3", "activation=gelu"]
+    import_checkpoint(tmp_path / "model.pt", tmp_path / "ours", model_type="nn.Transformer", settings=settings)
+    ours, x = library.load(tmp_path / "ours").double(), torch.randn(2, 9, 24).double()
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 4:] = 0
+    wanted = theirs.double().train()(x, src_key_padding_mask=mask == 0)
+    assert_close(ours.transform(x, mask)[mask == 1], wanted[mask == 1], atol=1e-12, rtol=0)
+
+
+def randomize(module: nn.Module) -> None:
+    """Draw all parameters, norms and biases included."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_decoders_without_encoders_are_refused(tmp_path: Path) -> None:
+    layer = nn.TransformerDecoderLayer(24, 3, 40)
+    torch.save(nn.TransformerDecoder(layer, 1).state_dict(), tmp_path / "model.pt")
+    with pytest.raises(ArtifactError, match=r"TransformerDecoder alone has no encoder"):
+        import_checkpoint(
+            tmp_path / "model.pt", tmp_path / "ours", model_type="nn.Transformer", settings=["num_heads=3"]
+        )
+
+
 def test_other_files_report_missing_tensors(tmp_path: Path) -> None:
-    torch.save(nn.Transformer(24, 4, 1, 1, 40, batch_first=True).state_dict(), tmp_path / "model.pt")
+    state = Seq2Seq(norm_first=False, learned=False).state_dict()
+    del state["src_tok_emb.embedding.weight"]
+    torch.save(state, tmp_path / "model.pt")
     with pytest.raises(ArtifactError, match=r"missing src_tok_emb\.embedding\.weight"):
         import_checkpoint(
-            tmp_path / "model.pt", tmp_path / "ours", model_type="nn.Transformer", settings=["num_heads=4"]
+            tmp_path / "model.pt", tmp_path / "ours", model_type="nn.Transformer", settings=["num_heads=3"]
         )
+
+
+def test_biases_of_some_projections_cannot_be_stacked(tmp_path: Path) -> None:
+    """GPT-2 stores one bias for query, key and value."""
+    model = library.create_model("gpt-tiny", attention_bias=(True, False, True))
+    library.save(model, tmp_path / "ours")
+    with pytest.raises(UsageError, match=r"c_attn\.bias cannot hold .* without blocks\.0\.attention\.key\.bias"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "theirs", verify=False)
+
+
+def test_initialisers_are_not_stored_in_checkpoints(tmp_path: Path) -> None:
+    """A model initialised in another way is written, because its initialiser changes no output."""
+    library.save(library.create_model("gpt-tiny", initializer="lecun_normal"), tmp_path / "ours")
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "theirs", verify=False).model_type == "gpt2"

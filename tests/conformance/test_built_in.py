@@ -11,6 +11,9 @@ from zoo.plugins import BUILT_IN
 from zoo.registry import registry
 from zoo.testing import Subject, all_checks, find_subject, parametrize_with_checks, run_check
 
+VECTORS = (
+    "task=vector-feature-extraction", "vocab_size=0", "hidden_size=24", "num_layers=2", "num_heads=3", "max_seq_len=32"
+)  # fmt: skip
 VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "adaptive-span, beyond the span": ("adaptive-span-tiny", ["span=4", "span_ramp=3"]),
     "all-attention, learned spans": ("all-attention-tiny", ["span=4", "span_ramp=3", "initial_span=1.0"]),
@@ -27,6 +30,15 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         ["attention=longformer", "attention_window=8", "global_tokens=2", "skip_padding=true", "pad_token_id=1"],
     ),
     "bert, performer": ("bert-tiny", ["attention=performer", "attention_rank=5", "pooler=false"]),
+    "bert, annotated norm": ("bert-tiny", ["norm=annotated", "pooler=false"]),
+    "bert, sums of layers": (
+        "bert-tiny",
+        ["task=sentence-embedding", "pooler=false", "feature_layers=[-2, -1]", "feature_merge=sum"],
+    ),
+    "gpt, mixed biases": (
+        "gpt-tiny",
+        ["norm=annotated", "attention_bias=true,false,true", "attention_output_bias=false", "norm_bias=false"],
+    ),
     "gpt, windows": ("gpt-tiny", ["sliding_windows=[0, 3]", "num_kv_heads=2", "tie_embeddings=false"]),
     "gpt, heads of their own size": ("gpt-tiny", ["sliding_windows=[0, 3]", "num_heads=3", "head_dim=10"]),
     "llama, windows": ("llama-tiny", ["sliding_windows=[2]", "rope_scaling=llama3", "qk_norm=true"]),
@@ -39,6 +51,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "product-key-memory, everywhere": ("product-key-memory-tiny", ["memory_layers=[0, 1]", "memory_top_k=16"]),
     "t5, the encoder": ("t5-tiny", ["task=feature-extraction"]),
     "t5, gated": ("t5-tiny", ["gated=true", "tie_embeddings=false", "num_decoder_layers=1"]),
+    "transformer, vectors": ("transformer-base", VECTORS),
+    "transformer, vectors without a decoder": ("transformer-base", [*VECTORS, "num_decoder_layers=0"]),
     "transformer, learned positions": (
         "transformer-tiny",
         ["positions=learned", "position_offset=2", "norm_first=true", "embedding_norm=true"],

@@ -223,6 +223,42 @@ def test_stacked_single_heads_equal_the_fused_layer(
     assert_close(torch.cat(heads, dim=-1), attend(fused), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize(("inputs", "outputs", "num_heads"), [(3, 2, 1), (7, 12, 4), (16, 6, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_output_size_equals_teaching_code(inputs: int, outputs: int, num_heads: int, bias: bool) -> None:
+    """Attention from d_in to d_out: heads of d_out / H, and a square output projection, one head at a time."""
+    layer = MultiHeadAttention(inputs, num_heads, output_size=outputs, bias=bias, output_bias=True)
+    layer = layer.double().requires_grad_(False)
+    x, size, heads = normal(2, 5, inputs), outputs // num_heads, []
+    assert layer.output.weight.shape == (outputs, outputs)
+    for head in range(num_heads):
+        rows = slice(head * size, (head + 1) * size)
+        query, key, value = (
+            x @ part.weight[rows].T + (part.bias[rows] if bias else 0) for part in (layer.query, layer.key, layer.value)
+        )
+        scores = (query @ key.mT / math.sqrt(size)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+        heads.append(scores.softmax(-1) @ value)
+    expected = torch.cat(heads, -1) @ layer.output.weight.T + layer.output.bias
+    assert_close(layer(x, mask=build_mask(5, 5, causal=True)), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("biases", [(True, False, True), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize("output_bias", [None, True, False])
+def test_mixed_biases_equal_torch(biases: tuple[bool, bool, bool], output_bias: bool | None) -> None:
+    """Each projection with or without its own bias, which torch holds as zeros."""
+    ours, x = make(3, bias=biases, output_bias=output_bias), normal(2, 5, HIDDEN)
+    parts = (ours.query, ours.key, ours.value)
+    assert tuple(part.bias is not None for part in parts) == biases
+    assert (ours.output.bias is not None) == (biases[0] if output_bias is None else output_bias)
+    theirs = nn.MultiheadAttention(HIDDEN, 3, batch_first=True, dtype=torch.float64)
+    theirs.in_proj_weight.data = torch.cat([part.weight for part in parts])
+    theirs.out_proj.weight.data = ours.output.weight
+    zeros = torch.zeros(HIDDEN, dtype=torch.float64)
+    theirs.in_proj_bias.data = torch.cat([zeros if part.bias is None else part.bias for part in parts])
+    theirs.out_proj.bias.data = zeros if ours.output.bias is None else ours.output.bias
+    assert_close(ours(x), theirs(x, x, x)[0], atol=1e-12, rtol=0)
+
+
 def test_memory_with_a_cache_is_rejected() -> None:
     """A cache would append the whole memory at each call."""
     layer, x = make(2), normal(1, 3, HIDDEN)

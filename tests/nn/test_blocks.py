@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import zoo
+from zoo import Initializer
 from zoo.nn import (
     Cache,
     FeedForward,
@@ -23,9 +25,7 @@ from zoo.nn import (
     SinusoidalPositions,
     apply_rotary,
     build_mask,
-    init_normal,
-    init_truncated_normal,
-    init_xavier,
+    initialize,
     interpolate_frequencies,
     llama3_rope_scaling,
     normalize,
@@ -418,42 +418,63 @@ CLOSE = 0.02
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    ("initialise", "spread"),
+    ("name", "spread"),
     # Truncation at two standard deviations scales the standard deviation by sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)).
-    [(init_normal, 1.0), (init_truncated_normal, 0.8796)],
-    ids=["normal", "truncated"],
+    [("normal", 1.0), ("truncated_normal", 0.8796)],
 )
-def test_normal_initialisers(initialise: Callable[[nn.Module, float], None], spread: float, tied: bool) -> None:
+def test_normal_initialisers(name: Initializer, spread: float, tied: bool) -> None:
     """Mean, standard deviation and tails of the weights; biases are 0, and norms are unchanged."""
     torch.manual_seed(0)
     parts = Parts(tied)
-    initialise(parts, 0.02)
+    initialize(parts, name, std=0.02)
     for weight in (parts.embedding.weight, parts.wide.weight, parts.head.weight):
         assert abs(weight.mean()) < 0.02 * 0.02
         assert weight.std().item() == pytest.approx(0.02 * spread, rel=CLOSE)
         beyond = weight.abs().gt(0.04).double().mean().item()
-        assert beyond == (pytest.approx(0.0455, rel=0.1) if initialise is init_normal else 0)
+        assert beyond == (pytest.approx(0.0455, rel=0.1) if name == "normal" else 0)
     assert not parts.wide.bias.any()
     assert not parts.head.bias.any()
     assert parts.norm.weight.eq(3).all()
 
 
+def scales(name: str, inputs: int, outputs: int) -> float:
+    """The standard deviation of the weights of a dense layer, from the papers."""
+    return math.sqrt(2 / (inputs + outputs)) if name.startswith("xavier") else math.sqrt(1 / inputs)
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_init_xavier(tied: bool) -> None:
-    """Uniform within sqrt(6 / (in + out)) for dense layers; a tied head is an embedding, N(0, 1 / E)."""
+@pytest.mark.parametrize("name", ["xavier_uniform", "xavier_normal", "lecun_uniform", "lecun_normal"])
+def test_scaled_initialisers(name: Initializer, tied: bool) -> None:
+    """Variance 2 / (in + out) or 1 / in for dense layers; embeddings and tied heads are N(0, 1 / E)."""
     torch.manual_seed(0)
     parts = Parts(tied)
-    init_xavier(parts)
-    uniform = [(parts.wide.weight, math.sqrt(6 / 800))] + ([] if tied else [(parts.head.weight, math.sqrt(6 / 600))])
-    for weight, bound in uniform:
-        assert weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
-        assert weight.abs().max() <= bound
-        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=CLOSE)
+    initialize(parts, name)
+    for layer in (parts.wide, *([] if tied else [parts.head])):
+        wanted = scales(name, layer.in_features, layer.out_features)
+        weight = layer.weight
+        assert weight.std().item() == pytest.approx(wanted, rel=CLOSE)
+        if name.endswith("uniform"):
+            assert weight.abs().max().item() == pytest.approx(math.sqrt(3) * wanted, rel=1e-3)
+        else:
+            assert weight.abs().gt(2 * wanted).double().mean().item() == pytest.approx(0.0455, rel=0.1)
     assert parts.embedding.weight.std().item() == pytest.approx(200**-0.5, rel=CLOSE)
     assert parts.embedding.weight.abs().max() > 3 * 200**-0.5
     assert not parts.wide.bias.any()
     assert not parts.head.bias.any()
     assert parts.norm.weight.eq(3).all()
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
+@pytest.mark.parametrize("name", get_args(Initializer))
+def test_models_are_initialised_by_name(model: str, name: Initializer) -> None:
+    """A query projection, square of width 64, has the deviation of the named distribution."""
+    weights = [
+        tensor
+        for tensor_name, tensor in zoo.create_model(model, initializer=name).state_dict().items()
+        if tensor_name.endswith("attention.query.weight")
+    ]
+    wanted = {"normal": 0.02, "truncated_normal": 0.02 * 0.8796}.get(name, 1 / 8)
+    assert torch.cat(weights).std().item() == pytest.approx(wanted, rel=0.03)
 
 
 def test_empty_cache() -> None:

@@ -119,7 +119,8 @@ def choose_layout(
             reasons.append(f"{name}: {reason}")
         else:
             values = spec.config.to_dict()
-            lost = [f"{key} {values[key]!r}" for key, value in again.to_dict().items() if value != values[key]]
+            stored_values = {key: value for key, value in again.to_dict().items() if key not in again.unstored_fields}
+            lost = [f"{key} {values[key]!r}" for key, value in stored_values.items() if value != values[key]]
             if not lost:
                 return name, layout, tensors
             reasons.append(f"{name}: cannot represent {', '.join(lost)}")
@@ -159,6 +160,8 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
         if not places:
             raise UsageError(f"no rule for tensor {ours}", stored.path)
         origin = places[0]
+        if absent := [name for name in origin.group if name not in first]:
+            raise UsageError(f"{origin.name} cannot hold {ours} without {', '.join(absent)}", stored.path)
         shapes = [tuple(groups[first[name]][0].shape) for name in origin.group]
         read = partial(_read, stored, origin, [first[name] for name in origin.group])
         found[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)

@@ -7,12 +7,12 @@ from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.encoder_attention import EncoderAttention
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
-from zoo.nn.init import init_normal, init_truncated_normal, init_xavier, tied_linear
+from zoo.nn.init import initialize, tied_linear
 from zoo.nn.linformer import LinformerAttention
 from zoo.nn.longformer import LongformerAttention
 from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
-from zoo.nn.norms import OffsetRMSNorm
+from zoo.nn.norms import AnnotatedLayerNorm, OffsetRMSNorm, build_norm
 from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import normalize, pool
 from zoo.nn.positions import (
@@ -45,6 +45,7 @@ __all__ = [
     "ACTIVATIONS",
     "AdaptiveSpan",
     "AdditiveAttention",
+    "AnnotatedLayerNorm",
     "Cache",
     "EncoderAttention",
     "FeedForward",
@@ -70,12 +71,11 @@ __all__ = [
     "apply_rotary",
     "attention_weights",
     "build_mask",
+    "build_norm",
     "call_graph",
     "cropped_attentions",
     "distances_of",
-    "init_normal",
-    "init_truncated_normal",
-    "init_xavier",
+    "initialize",
     "interpolate_frequencies",
     "is_recording",
     "label_smoothing_loss",

@@ -6,7 +6,7 @@ B batch, T queries, S keys, H heads, K key-value heads, D head size, E hidden si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -94,14 +94,16 @@ class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_H) W^O, with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
     Args:
-        hidden_size: E.
+        hidden_size: E, the width of the input.
         num_heads: H.
         num_kv_heads: K; H by default, fewer for grouped-query attention, 1 for multi-query attention.
-        head_dim: D, the paper's d_k; E / H by default.
+        output_size: width of the output; E by default. Teaching implementations with separate ``d_in`` and ``d_out``
+            are ``MultiHeadAttention(d_in, num_heads, output_size=d_out)``.
+        head_dim: D, the paper's d_k; ``output_size`` / H by default.
         value_head_dim: the paper's d_v; D by default.
         memory_size: width of the sequence that keys and values are projected from, in cross-attention; E by default.
-        bias: whether the query, key and value projections have biases.
-        output_bias: whether the output projection has a bias; same as ``bias`` by default.
+        bias: whether the query, key and value projections have biases: one boolean, or one for each of the three.
+        output_bias: whether the output projection has a bias; by default, if the query projection has one.
         scale: factor of the scores; 1 / sqrt(D) by default.
         softcap: limit of the scaled scores, see :func:`soft_cap`; none by default.
         qk_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023), or a function that builds the
@@ -109,7 +111,7 @@ class MultiHeadAttention(nn.Module):
         dropout: on the attention weights, in training only.
 
     Raises:
-        ValueError: when E is not divisible by H and no ``head_dim`` is given, or H is not divisible by K.
+        ValueError: when ``output_size`` is not divisible by H and no ``head_dim`` is given, or H is not divisible by K.
 
     >>> attention = MultiHeadAttention(64, num_heads=4, num_kv_heads=2)
     >>> x = torch.randn(3, 7, 64)
@@ -126,10 +128,11 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         *,
         num_kv_heads: int | None = None,
+        output_size: int | None = None,
         head_dim: int | None = None,
         value_head_dim: int | None = None,
         memory_size: int | None = None,
-        bias: bool = True,
+        bias: bool | Sequence[bool] = True,
         output_bias: bool | None = None,
         scale: float | None = None,
         softcap: float | None = None,
@@ -138,24 +141,27 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_kv_heads or num_heads
+        width = output_size or hidden_size
         if head_dim is None:
-            if hidden_size % num_heads:
-                raise ValueError(f"hidden_size {hidden_size} is not divisible by num_heads {num_heads}")
-            head_dim = hidden_size // num_heads
+            if width % num_heads:
+                name = "output_size" if output_size else "hidden_size"
+                raise ValueError(f"{name} {width} is not divisible by num_heads {num_heads}")
+            head_dim = width // num_heads
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads {num_heads} is not divisible by num_kv_heads {num_kv_heads}")
         value_head_dim = value_head_dim or head_dim
         memory_size = memory_size or hidden_size
+        query_bias, key_bias, value_bias = (bias,) * 3 if isinstance(bias, bool) else bias
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.scale = scale
         self.softcap = softcap
         self.dropout = dropout
-        self.query = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
-        self.key = nn.Linear(memory_size, num_kv_heads * head_dim, bias=bias)
-        self.value = nn.Linear(memory_size, num_kv_heads * value_head_dim, bias=bias)
+        self.query = nn.Linear(hidden_size, num_heads * head_dim, bias=query_bias)
+        self.key = nn.Linear(memory_size, num_kv_heads * head_dim, bias=key_bias)
+        self.value = nn.Linear(memory_size, num_kv_heads * value_head_dim, bias=value_bias)
         self.output = nn.Linear(
-            num_heads * value_head_dim, hidden_size, bias=bias if output_bias is None else output_bias
+            num_heads * value_head_dim, width, bias=query_bias if output_bias is None else output_bias
         )
         if qk_norm is not None:
             build = qk_norm if callable(qk_norm) else partial(nn.RMSNorm, eps=qk_norm)
@@ -176,7 +182,8 @@ class MultiHeadAttention(nn.Module):
 
         ``bias`` is added to the scores. ``rotation``, from :class:`RotaryPositions`, rotates queries and keys by their
         position. ``cache`` holds the keys and values of the tokens before ``x``, and those of ``x`` are appended to it.
-        A ``memory`` needs no cache: project its keys and values once and pass them to every call.
+        A ``memory`` needs no cache: project its keys and values once and pass them to every call. The result is
+        (B, T, E), or of width ``output_size``.
 
         Raises ``ValueError`` when both ``memory`` and ``cache`` are given.
         """
@@ -230,4 +237,4 @@ class MultiHeadAttention(nn.Module):
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, T, H D) -> (B, H, T, D)
 
     def _merge(self, x: Tensor) -> Tensor:
-        return self.output(x.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H D) -> (B, T, E)
+        return self.output(x.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H D) -> (B, T, output)

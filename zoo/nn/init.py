@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable, Mapping
+from functools import partial
 
-__all__ = ["init_normal", "init_truncated_normal", "init_xavier", "tied_linear"]
+from torch import Tensor, nn
+
+from zoo.config import Initializer
+
+__all__ = ["initialize", "tied_linear"]
 
 
 def tied_linear(embedding: nn.Embedding, *, bias: bool = False) -> nn.Linear:
@@ -17,33 +22,41 @@ def tied_linear(embedding: nn.Embedding, *, bias: bool = False) -> nn.Linear:
     return layer
 
 
-def init_normal(module: nn.Module, std: float) -> None:
-    """Initialise weights of dense layers and embeddings from N(0, std^2), and biases to 0."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=std)
-        _zero_bias(part)
+# Without an activation, the gain of He's initialisers is 1, which makes them LeCun's.
+_SCALED: Mapping[Initializer, Callable[[Tensor], Tensor]] = {
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "lecun_uniform": partial(nn.init.kaiming_uniform_, nonlinearity="linear"),
+    "lecun_normal": partial(nn.init.kaiming_normal_, nonlinearity="linear"),
+}
+"""Initialisers that depend on the numbers of inputs and outputs of a dense layer."""
 
 
-def init_truncated_normal(module: nn.Module, std: float) -> None:
-    """Like :func:`init_normal`, truncated at two standard deviations."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
-        _zero_bias(part)
+def initialize(module: nn.Module, name: Initializer, *, std: float = 0.02) -> None:
+    """Initialise the weights of dense layers and embeddings, and set biases to 0. Other parameters are left alone.
 
+    With n inputs and m outputs of a dense layer, its weights are drawn from
 
-def init_xavier(module: nn.Module) -> None:
-    """Initialise dense layers as Glorot and Bengio 2010, embeddings from N(0, 1/E), and biases to 0."""
+    - ``normal``: N(0, std^2).
+    - ``truncated_normal``: the same, truncated at two standard deviations.
+    - ``xavier_uniform``: U(-a, a), a = sqrt(6 / (n + m)) (Glorot and Bengio 2010, equation 16).
+    - ``xavier_normal``: N(0, 2 / (n + m)), of the same variance.
+    - ``lecun_normal``: N(0, 1 / n) (LeCun et al. 1998, Efficient BackProp, section 4.6).
+    - ``lecun_uniform``: U(-a, a), a = sqrt(3 / n), of the same variance.
+
+    The first two treat embeddings like dense layers. The others draw embeddings of width E, and dense layers tied to
+    them, from N(0, 1 / E), and do not use ``std``.
+    """
     embeddings = {part.weight for part in module.modules() if isinstance(part, nn.Embedding)}
     for part in module.modules():
-        if isinstance(part, nn.Linear) and part.weight not in embeddings:
-            nn.init.xavier_uniform_(part.weight)
-        elif isinstance(part, nn.Embedding):
-            nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
-        _zero_bias(part)
-
-
-def _zero_bias(part: nn.Module) -> None:
-    if isinstance(part, nn.Linear) and part.bias is not None:
-        nn.init.zeros_(part.bias)
+        if isinstance(part, nn.Linear | nn.Embedding):
+            if name == "normal":
+                nn.init.normal_(part.weight, std=std)
+            elif name == "truncated_normal":
+                nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
+            elif isinstance(part, nn.Embedding):
+                nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
+            elif part.weight not in embeddings:
+                _SCALED[name](part.weight)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

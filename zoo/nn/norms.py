@@ -1,4 +1,4 @@
-"""Norms that torch lacks. E hidden size."""
+"""Norms that torch lacks, and norms by name. E hidden size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["OffsetRMSNorm"]
+from zoo.config import Norm
+
+__all__ = ["AnnotatedLayerNorm", "OffsetRMSNorm", "build_norm"]
+
+
+def build_norm(hidden_size: int, *, eps: float, kind: Norm = "layer", bias: bool = True) -> nn.Module:
+    """Build a norm over the last axis: ``torch.nn.LayerNorm`` (Ba et al. 2016) or :class:`AnnotatedLayerNorm`.
+
+    ``eps`` is added to the variance by the first and to the standard deviation by the second. Without ``bias``, only a
+    weight is learnt. Both have the same parameters.
+    """
+    if kind == "annotated":
+        return AnnotatedLayerNorm(hidden_size, eps=eps, bias=bias)
+    return nn.LayerNorm(hidden_size, eps=eps, bias=bias)
+
+
+class AnnotatedLayerNorm(nn.Module):
+    """a (x - mean) / (std + eps) + b, the norm of *The Annotated Transformer* (Rush 2018).
+
+    It differs from ``torch.nn.LayerNorm`` in the standard deviation, which is the unbiased one, with E - 1 in its
+    denominator, and in epsilon, which lies outside the root. Computed in float32 for narrower dtypes.
+
+    Args:
+        hidden_size: E, at least 2.
+        eps: added to the standard deviation; 1e-6 in the original.
+        bias: whether there is a b.
+
+    Raises:
+        ValueError: E is 1, for which the unbiased standard deviation is undefined.
+    """
+
+    def __init__(self, hidden_size: int, *, eps: float = 1e-6, bias: bool = True) -> None:
+        super().__init__()
+        if hidden_size < 2:
+            raise ValueError(f"the unbiased standard deviation needs at least 2 numbers, got hidden_size {hidden_size}")
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., E) -> (..., E)."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        centred = wide - wide.mean(-1, keepdim=True)
+        y = self.weight.to(wide.dtype) * (centred / (wide.std(-1, keepdim=True) + self.eps))
+        return (y if self.bias is None else y + self.bias.to(wide.dtype)).to(x.dtype)
 
 
 class OffsetRMSNorm(nn.Module):

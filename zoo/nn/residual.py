@@ -6,15 +6,30 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from zoo.config import Norm
+from zoo.nn.norms import build_norm
+
 __all__ = ["Residual"]
 
 
 class Residual(nn.Module):
-    """LN(x + f(x)) as in Vaswani et al. 2017, or x + f(LN(x)) with ``norm_first`` (Xiong et al. 2020)."""
+    """LN(x + f(x)) as in Vaswani et al. 2017, or x + f(LN(x)) with ``norm_first`` (Xiong et al. 2020).
 
-    def __init__(self, hidden_size: int, *, eps: float, norm_first: bool, dropout: float = 0.0) -> None:
+    ``norm`` and ``norm_bias`` are the ``kind`` and ``bias`` of :func:`zoo.nn.build_norm`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        eps: float,
+        norm_first: bool,
+        dropout: float = 0.0,
+        norm: Norm = "layer",
+        norm_bias: bool = True,
+    ) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(hidden_size, eps=eps)
+        self.norm = build_norm(hidden_size, eps=eps, kind=norm, bias=norm_bias)
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
 

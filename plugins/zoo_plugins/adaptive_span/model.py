@@ -17,7 +17,7 @@ from zoo.nn import (
     SpanAttention,
     build_mask,
     distances_of,
-    init_xavier,
+    initialize,
     tied_linear,
 )
 from zoo_plugins.adaptive_span.config import AdaptiveSpanConfig, SpanDecoderConfig
@@ -65,7 +65,7 @@ class AdaptiveSpanDecoder(nn.Module):
             if c.tie_embeddings
             else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         )
-        init_xavier(self)
+        initialize(self, "xavier_uniform")
 
     def spans(self) -> Tensor:
         """Return the learned span z of every head, clamped, in tokens: (layers, heads)."""

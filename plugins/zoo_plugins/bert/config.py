@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats, mask, token_ids
+from zoo import Activation, ClassifierConfig, Cost, Graph, Initializer, Norm, attentions, cost, floats, mask, token_ids
 
 _BASE = ("feature-extraction", "sentence-embedding")
 """Tasks without a head."""
@@ -24,7 +24,7 @@ class BERTConfig(ClassifierConfig):
 
     head_fields: ClassVar[tuple[str, ...]] = (
         *ClassifierConfig.head_fields, "pooler", "pooler_activation", "head_activation", "pooling", "normalize",
-        "feature_layers",
+        "feature_layers", "feature_merge",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -75,8 +75,10 @@ class BERTConfig(ClassifierConfig):
     """Activation of the feed-forward network and of the replaced-token-detection head."""
     head_activation: Activation | None = None
     """Activation of the masked-language-model head; ``activation`` by default."""
+    norm: Norm = "layer"
+    """Kind of norm: LayerNorm, or that of The Annotated Transformer; see :func:`zoo.nn.build_norm`."""
     norm_eps: float = 1e-12
-    """Added to the variance in LayerNorm."""
+    """Added to the variance in LayerNorm, or to the deviation in the annotated norm."""
     dropout: float = 0.1
     """Dropout on embeddings, attention weights and residuals, during training."""
     pooler: bool = True
@@ -85,8 +87,11 @@ class BERTConfig(ClassifierConfig):
     pooler_activation: Literal["tanh", "gelu", "relu"] = "tanh"
     """Activation of the pooler."""
     feature_layers: tuple[int, ...] = ()
-    """Hidden states to concatenate, in this order, into the output ``features`` of feature-extraction: 0 is the
-    embeddings, ``num_layers`` or -1 the last block. If empty, there is no such output."""
+    """Hidden states that are merged: 0 is the embeddings, ``num_layers`` or -1 the last block. They are the output
+    ``features`` of feature-extraction, and what sentence-embedding pools. If empty, there is no such output, and
+    the last states are pooled."""
+    feature_merge: Literal["concat", "sum", "mean"] = "concat"
+    """How ``feature_layers`` are merged: concatenated in their order, added, or averaged."""
     pooling: Literal["cls", "mean", "max", "last", "mean_sqrt_len", "weighted_mean"] = "mean"
     """Pooling of sentence embeddings, and of text-classification without a pooler: see :func:`zoo.nn.pool`."""
     normalize: bool = True
@@ -97,6 +102,8 @@ class BERTConfig(ClassifierConfig):
     """The mask token, to be filled in."""
     pad_token_id: int | None = None
     """Token that pads shorter inputs of a batch; 0 if unset."""
+    initializer: Initializer = "truncated_normal"
+    """Distribution of initial weights: see :func:`zoo.nn.initialize`."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
@@ -146,9 +153,11 @@ class BERTConfig(ClassifierConfig):
             raise ValueError(f"attention {self.attention!r} has no window, but {found}")
 
     def _check_features(self) -> None:
-        if self.feature_layers and self.task != "feature-extraction":
+        if self.feature_layers and self.task not in _BASE:
             found = f"feature_layers is {self.feature_layers} and the task is {self.task!r}"
-            raise ValueError(f"feature_layers is for the task 'feature-extraction', but {found}")
+            raise ValueError(f"feature_layers is for the tasks {_BASE[0]!r} and {_BASE[1]!r}, but {found}")
+        if self.feature_merge != "concat" and not self.feature_layers:
+            raise ValueError(f"feature_merge is {self.feature_merge!r}, but feature_layers is empty")
         for layer in self.feature_layers:
             if not -self.num_layers - 1 <= layer <= self.num_layers:
                 bounds = f"{-self.num_layers - 1} ... {self.num_layers} of num_layers {self.num_layers}"
@@ -162,7 +171,8 @@ class BERTConfig(ClassifierConfig):
         """
         chosen = dict(values or {})
         if task != self.task:
-            chosen.setdefault("feature_layers", ())
+            chosen.setdefault("feature_layers", self.feature_layers if task in _BASE else ())
+            chosen.setdefault("feature_merge", self.feature_merge if chosen["feature_layers"] else "concat")
             chosen.setdefault("pooler", self.pooler if task in _BASE else task in _CLASSES_OF_TEXT)
         return super().with_task(task, chosen, where)
 
@@ -175,7 +185,8 @@ class BERTConfig(ClassifierConfig):
         """Declare one graph; its outputs depend on the task. Positions count padding, so it must be on the right."""
         hidden = floats("last_hidden_state", "batch", "sequence", self.hidden_size)
         logits = floats("logits", "batch", "sequence", self.vocab_size)
-        features = floats("features", "batch", "sequence", len(self.feature_layers) * self.hidden_size)
+        width = self.hidden_size * (len(self.feature_layers) or 1 if self.feature_merge == "concat" else 1)
+        features = floats("features", "batch", "sequence", width)
         pooled = floats("pooler_output", "batch", self.hidden_size)
         outputs = {
             "feature-extraction": (
@@ -183,7 +194,7 @@ class BERTConfig(ClassifierConfig):
                 *((features,) if self.feature_layers else ()),
                 *((pooled,) if self.pooler else ()),
             ),
-            "sentence-embedding": (floats("sentence_embedding", "batch", self.hidden_size), hidden),
+            "sentence-embedding": (floats("sentence_embedding", "batch", width), hidden),
             "fill-mask": (logits,),
             "pretraining": (logits, floats("next_sentence_logits", "batch", 2)),
             "text-classification": (floats("logits", "batch", self.num_classes),),

@@ -20,7 +20,8 @@ from zoo.nn import (
     MultiHeadAttention,
     PerformerAttention,
     build_mask,
-    init_truncated_normal,
+    build_norm,
+    initialize,
     normalize,
     pool,
     positions_of,
@@ -50,9 +51,9 @@ class BERTBlock(nn.Module):
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
         self.attention = build_attention(c)
-        self.norm_1 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.norm_1 = build_norm(c.hidden_size, eps=c.norm_eps, kind=c.norm)
         self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
-        self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.norm_2 = build_norm(c.hidden_size, eps=c.norm_eps, kind=c.norm)
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -70,7 +71,7 @@ class Embeddings(nn.Module):
         self.token = nn.Embedding(c.vocab_size, width)
         self.position = nn.Embedding(c.position_rows, width)
         self.token_type = nn.Embedding(c.type_vocab_size, width) if c.type_vocab_size else None
-        self.norm = nn.LayerNorm(width, eps=c.norm_eps)
+        self.norm = build_norm(width, eps=c.norm_eps, kind=c.norm)
         self.dropout = nn.Dropout(c.dropout)
         self.projection = nn.Linear(width, c.hidden_size) if c.project_embeddings else None
         self.skipped_token = c.pad_token_id if c.skip_padding else None
@@ -100,7 +101,7 @@ class MaskedLanguageModelHead(nn.Module):
         width = c.embedding_size or 0
         self.dense = nn.Linear(c.hidden_size, width)
         self.activation = ACTIVATIONS[c.head_activation or c.activation]
-        self.norm = nn.LayerNorm(width, eps=c.norm_eps)
+        self.norm = build_norm(width, eps=c.norm_eps, kind=c.norm)
         self.decoder = tied_linear(token_embedding, bias=True) if c.tie_embeddings else nn.Linear(width, c.vocab_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ class BERT(nn.Module):
         if c.task == "replaced-token-detection":
             self.replaced = ReplacedTokenHead(c)
         self.dropout = nn.Dropout(c.dropout)
-        init_truncated_normal(self, std=0.02)
+        initialize(self, c.initializer, std=0.02)
 
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -176,7 +177,7 @@ class BERT(nn.Module):
         pooled = None if self.pooler is None else self.pooler_activation(self.pooler(x[:, 0]))  # (B, E)
         match c.task:
             case "sentence-embedding":
-                vector = pool(x, attention_mask, c.pooling)
+                vector = pool(self.merge(states) if c.feature_layers else x, attention_mask, c.pooling)
                 return {"sentence_embedding": normalize(vector) if c.normalize else vector, "last_hidden_state": x}
             case "fill-mask":
                 return {"logits": self.masked_lm(x)}
@@ -194,8 +195,18 @@ class BERT(nn.Module):
                 return {"logits": self.replaced(x)}
         outputs = {"last_hidden_state": x}
         if c.feature_layers:  # Devlin et al. 2019, section 5.3
-            outputs["features"] = torch.cat([states[layer] for layer in c.feature_layers], dim=-1)  # (B, T, n E)
+            outputs["features"] = self.merge(states)
         return outputs if pooled is None else outputs | {"pooler_output": pooled}
+
+    def merge(self, states: list[Tensor]) -> Tensor:
+        """Merge the states of ``feature_layers``, (B, T, E) each, to (B, T, E), or (B, T, n E) if concatenated."""
+        chosen = [states[layer] for layer in self.config.feature_layers]
+        match self.config.feature_merge:
+            case "sum":
+                return torch.stack(chosen).sum(0)
+            case "mean":
+                return torch.stack(chosen).mean(0)
+        return torch.cat(chosen, dim=-1)
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: BERTConfig) -> Tensor | None:
         """Truncate the position embedding to a smaller ``max_seq_len``; the number of padding rows must not change."""

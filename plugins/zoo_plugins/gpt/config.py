@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zoo import Activation, Cost, Graph, cost, shortest_period
+from zoo import Activation, Cost, Graph, Initializer, Norm, cost, shortest_period
 from zoo_plugins.gpt.tasks import DecoderConfig
 
 
@@ -30,15 +30,23 @@ class GPTConfig(DecoderConfig):
     """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
     activation: Activation = "gelu_tanh"
     """Activation of the feed-forward network."""
-    attention_bias: bool = True
-    """Whether the query, key and value projections have biases."""
+    attention_bias: bool | tuple[bool, ...] = True
+    """Whether the query, key and value projections have biases: one boolean, or one for each of the three."""
+    attention_output_bias: bool = True
+    """Whether the output projection of attention has a bias."""
+    mlp_bias: bool = True
+    """Whether the dense layers of the feed-forward network have biases."""
     attention_scale: float | None = None
     """Factor of the attention scores; 1 / sqrt(``head_dim``) by default."""
     sliding_windows: tuple[int, ...] = (0,)
     """Sliding-window size of each layer, in keys, the query's own included; 0 for no window. The pattern repeats over
     the layers."""
+    norm: Norm = "layer"
+    """Kind of norm: LayerNorm, or that of The Annotated Transformer; see :func:`zoo.nn.build_norm`."""
     norm_eps: float = 1e-5
-    """Added to the variance in LayerNorm."""
+    """Added to the variance in LayerNorm, or to the deviation in the annotated norm."""
+    norm_bias: bool = True
+    """Whether norms have biases."""
     dropout: float = 0.1
     """Dropout on embeddings, attention weights and residuals, during training."""
     tie_embeddings: bool = True
@@ -49,6 +57,8 @@ class GPTConfig(DecoderConfig):
     """Tokens that end a text."""
     pad_token_id: int | None = None
     """Token that pads shorter texts; the mask excludes it."""
+    initializer: Initializer = "normal"
+    """Distribution of initial weights: see :func:`zoo.nn.initialize`."""
 
     def __post_init__(self) -> None:
         self.check_classes(head=self.task == "text-classification")
@@ -59,6 +69,7 @@ class GPTConfig(DecoderConfig):
             "intermediate_size", "norm_eps", "attention_scale",
         )  # fmt: skip
         self.require_probability("dropout")
+        self.require_biases("attention_bias")
         self.require_divisible("num_heads", "num_kv_heads")
         if self.head_dim is None:
             self.require_divisible("hidden_size", "num_heads")
@@ -91,8 +102,9 @@ class GPTConfig(DecoderConfig):
 
     def cost(self) -> Cost:
         """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
+        norm = cost.layer_norm(self.hidden_size, bias=self.norm_bias)
         block = (
-            2 * cost.layer_norm(self.hidden_size)
+            2 * norm
             + cost.attention(
                 self.hidden_size,
                 self.num_heads,
@@ -100,13 +112,13 @@ class GPTConfig(DecoderConfig):
                 head_dim=self.key_size,
                 context=self.max_seq_len,
                 bias=self.attention_bias,
-                output_bias=True,
+                output_bias=self.attention_output_bias,
             )
-            + cost.feed_forward(self.hidden_size, self.intermediate_size or 0)
+            + cost.feed_forward(self.hidden_size, self.intermediate_size or 0, bias=self.mlp_bias)
         )
         return (
             cost.embedding(self.vocab_size + self.max_seq_len, self.hidden_size)
             + self.num_layers * block
-            + cost.layer_norm(self.hidden_size)
+            + norm
             + self.head_cost(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

@@ -15,7 +15,8 @@ from zoo.nn import (
     LayerCache,
     MultiHeadAttention,
     build_mask,
-    init_normal,
+    build_norm,
+    initialize,
     positions_of,
     truncate_positions,
 )
@@ -23,24 +24,29 @@ from zoo_plugins.gpt.config import GPTConfig
 from zoo_plugins.gpt.heads import add_head, answer
 
 
+def norm(c: GPTConfig) -> nn.Module:
+    """A norm of the configured kind."""
+    return build_norm(c.hidden_size, eps=c.norm_eps, kind=c.norm, bias=c.norm_bias)
+
+
 class GPTBlock(nn.Module):
     """Attention and feed-forward, each a pre-norm residual sub-layer."""
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
-        self.norm_1 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.norm_1 = norm(c)
         self.attention = MultiHeadAttention(
             c.hidden_size,
             c.num_heads,
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
             bias=c.attention_bias,
-            output_bias=True,
+            output_bias=c.attention_output_bias,
             scale=c.attention_scale,
             dropout=c.dropout,
         )
-        self.norm_2 = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
-        self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
+        self.norm_2 = norm(c)
+        self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation, bias=c.mlp_bias)
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
@@ -59,17 +65,19 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(c.max_seq_len, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(GPTBlock(c) for _ in range(c.num_layers))
-        self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
+        self.norm = norm(c)
         add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw from N(0, 0.02^2), scaled by 1 / sqrt(residual layers) in the last layer of a branch (section 2.3)."""
-        init_normal(self, std=0.02)
+        """Draw from N(0, 0.02^2), scaled by 1 / sqrt(residual layers) in the last layer of a branch (section 2.3), or
+        from another configured distribution."""
+        c = self.config
+        initialize(self, c.initializer, std=0.02)
         for block in self.modules():
             if isinstance(block, GPTBlock):
                 for branch in (block.attention.output, block.mlp.down):
-                    nn.init.normal_(branch.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+                    initialize(branch, c.initializer, std=0.02 / (2 * c.num_layers) ** 0.5)
 
     def forward(
         self,

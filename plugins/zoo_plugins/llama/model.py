@@ -26,7 +26,7 @@ from zoo.nn import (
     RotaryPositions,
     Rotation,
     build_mask,
-    init_normal,
+    initialize,
     interpolate_frequencies,
     llama3_rope_scaling,
     positions_of,
@@ -84,7 +84,7 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(LlamaBlock(c) for _ in range(c.num_layers))
         self.norm = _norm(c)(c.hidden_size)
         add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
-        init_normal(self, std=0.02)
+        initialize(self, "normal", std=0.02)
 
     def forward(
         self,

@@ -17,7 +17,7 @@ from zoo.nn import (
     RotaryPositions,
     Rotation,
     build_mask,
-    init_truncated_normal,
+    initialize,
     normalize,
     pool,
     positions_of,
@@ -88,7 +88,7 @@ class ModernBERT(nn.Module):
             self.classifier = nn.Linear(c.hidden_size, c.num_classes)
         if c.task == "question-answering":
             self.span = nn.Linear(c.hidden_size, 2)
-        init_truncated_normal(self, std=0.02)
+        initialize(self, "truncated_normal", std=0.02)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the last states, (B, T, E), of tokens (B, T)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from zoo.nn import FeedForward, MultiHeadAttention, build_mask, init_normal, positions_of, tied_linear
+from zoo.nn import FeedForward, MultiHeadAttention, build_mask, initialize, positions_of, tied_linear
 from zoo_plugins.perceiver.config import PerceiverConfig
 
 
@@ -97,7 +97,7 @@ class Perceiver(nn.Module):
             if c.task == "fill-mask"
             else nn.Linear(c.hidden_size, c.num_classes)
         )
-        init_normal(self, std=0.02)
+        initialize(self, "normal", std=0.02)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Encode the input into latents, (B, M, E).

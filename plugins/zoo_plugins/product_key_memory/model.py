@@ -15,7 +15,7 @@ from zoo.nn import (
     ProductKeyMemory,
     Residual,
     build_mask,
-    init_xavier,
+    initialize,
     positions_of,
     tied_linear,
 )
@@ -66,7 +66,7 @@ class ProductKeyMemoryDecoder(nn.Module):
             if c.tie_embeddings
             else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         )
-        init_xavier(self)
+        initialize(self, "xavier_uniform")
 
     def forward(
         self,

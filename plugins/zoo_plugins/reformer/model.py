@@ -15,7 +15,7 @@ from zoo.nn import (
     LSHAttention,
     ReversibleBlock,
     cropped_attentions,
-    init_normal,
+    initialize,
     positions_of,
     run_reversible,
 )
@@ -93,7 +93,7 @@ class Reformer(nn.Module):
         self.norm = nn.LayerNorm(2 * c.hidden_size, eps=c.norm_eps)
         if c.task == "text-generation":
             self.head = nn.Linear(2 * c.hidden_size, c.vocab_size, bias=False)
-        init_normal(self, std=0.02)
+        initialize(self, "normal", std=0.02)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the logits of the next token (B, T, V), or hidden states (B, T, 2 E).

@@ -12,7 +12,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
     return [
         zoo.Architecture(
             name="transformer",
-            tasks=("text2text-generation", "text-classification", "sentence-embedding"),
+            tasks=("text2text-generation", "text-classification", "sentence-embedding", "vector-feature-extraction"),
             config="zoo_plugins.transformer.config:TransformerConfig",
             model="zoo_plugins.transformer.model:Transformer",
             reference="Vaswani et al. 2017, Attention Is All You Need",

@@ -12,7 +12,9 @@ from zoo import (
     ClassifierConfig,
     Cost,
     Graph,
+    Initializer,
     KeyValues,
+    Norm,
     UsageError,
     attentions,
     cost,
@@ -43,15 +45,18 @@ class TransformerConfig(ClassifierConfig):
 
     head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize", "head_bias")
 
-    task: Literal["text2text-generation", "text-classification", "sentence-embedding"] = "text2text-generation"
-    """Sequence-to-sequence generation; classes of a text, which the decoder reads as its target; or one vector of the
-    encoder alone."""
+    task: Literal["text2text-generation", "text-classification", "sentence-embedding", "vector-feature-extraction"] = (
+        "text2text-generation"
+    )
+    """Sequence-to-sequence generation; classes of a text, which the decoder reads as its target; one vector of the
+    encoder alone; or the last states for sequences of vectors, without embeddings, positions and head, as
+    ``torch.nn.Transformer`` computes them."""
     pooling: Literal["mean", "last", "cls"] = "mean"
     """Pooling of sentence embeddings."""
     normalize: bool = True
     """Whether sentence embeddings are scaled to unit length."""
     vocab_size: int = 37000
-    """Vocabulary size of the source and, by default, of the target."""
+    """Vocabulary size of the source and, by default, of the target; 0 for vectors."""
     target_vocab_size: int | None = None
     """Vocabulary size of the target; ``vocab_size`` by default."""
     max_seq_len: int = 512
@@ -61,7 +66,7 @@ class TransformerConfig(ClassifierConfig):
     num_layers: int = 6
     """Encoder blocks."""
     num_decoder_layers: int | None = None
-    """Decoder blocks; ``num_layers`` by default."""
+    """Decoder blocks; ``num_layers`` by default. With 0, a model of vectors is an encoder alone."""
     num_heads: int = 8
     """Heads of each attention, the paper's h."""
     num_decoder_heads: int | None = None
@@ -77,16 +82,24 @@ class TransformerConfig(ClassifierConfig):
     """The decoder's d_ff; ``intermediate_size`` by default."""
     activation: Activation = "relu"
     """Activation of the feed-forward network."""
+    norm: Norm = "layer"
+    """Kind of norm: LayerNorm, or that of The Annotated Transformer; see :func:`zoo.nn.build_norm`."""
     norm_eps: float = 1e-5
-    """Added to the variance in LayerNorm."""
+    """Added to the variance in LayerNorm, or to the deviation in the annotated norm."""
+    norm_bias: bool = True
+    """Whether norms have biases."""
     norm_first: bool = False
     """Whether to normalise before each sub-layer instead of after it."""
     final_norm: bool | None = None
     """Whether encoder and decoder end with a norm; same as ``norm_first`` by default."""
     embedding_norm: bool = False
     """Whether encoder and decoder begin with a norm."""
-    attention_bias: bool = False
-    """Whether the attention projections have biases."""
+    attention_bias: bool | tuple[bool, ...] = False
+    """Whether the query, key and value projections have biases: one boolean, or one for each of the three."""
+    attention_output_bias: bool | None = None
+    """Whether the output projections of attention have biases; by default, if the query projections have."""
+    mlp_bias: bool = True
+    """Whether the dense layers of the feed-forward networks have biases."""
     positions: Literal["learned", "sinusoidal", "sinusoidal-halves"] = "sinusoidal"
     """Kind of positions. With ``sinusoidal-halves`` all sines come before all cosines instead of alternating."""
     position_offset: int = 0
@@ -108,6 +121,8 @@ class TransformerConfig(ClassifierConfig):
     """Tokens that end a target."""
     pad_token_id: int | None = None
     """Token that pads the rows of a batch. Outputs do not depend on masked tokens."""
+    initializer: Initializer = "xavier_uniform"
+    """Distribution of initial weights: see :func:`zoo.nn.initialize`."""
 
     def __post_init__(self) -> None:
         if self.head_dim is None or self.value_head_dim is None:
@@ -124,12 +139,15 @@ class TransformerConfig(ClassifierConfig):
             ("decoder_intermediate_size", "intermediate_size"),
         ):
             self.default(name, getattr(self, source))
+        self.require_biases("attention_bias")
+        biases = self.attention_bias
+        self.default("attention_output_bias", biases if isinstance(biases, bool) else biases[0])
         self.default("share_embeddings", self.tie_embeddings and self.target_vocab_size == self.vocab_size)
         self.require_positive(
-            "vocab_size", "target_vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_decoder_layers",
-            "num_heads", "num_decoder_heads", "head_dim", "value_head_dim", "intermediate_size",
-            "decoder_intermediate_size", "norm_eps",
+            "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_decoder_heads", "head_dim", "value_head_dim",
+            "intermediate_size", "decoder_intermediate_size", "norm_eps",
         )  # fmt: skip
+        self._check_vectors()
         if self.num_decoder_heads != self.num_heads:
             self.require_divisible("hidden_size", "num_decoder_heads")
         self.require_probability("dropout")
@@ -146,20 +164,36 @@ class TransformerConfig(ClassifierConfig):
                 f"share_embeddings needs one vocabulary, got vocab_size {self.vocab_size} and"
                 f" target_vocab_size {target}"
             )
-        if start is not None and not 0 <= start < target:
+        if not self.reads_vectors and start is not None and not 0 <= start < target:
             name = "vocab_size" if target == self.vocab_size else "target_vocab_size"
             raise ValueError(f"decoder_start_token_id {start} lies outside {name} {target}")
+
+    def _check_vectors(self) -> None:
+        """Require a vocabulary and a decoder, unless the model reads vectors."""
+        if not self.reads_vectors:
+            self.require_positive("vocab_size", "target_vocab_size", "num_decoder_layers")
+        elif self.vocab_size or self.target_vocab_size:
+            raise ValueError(f"task {self.task!r} has no vocabulary, but vocab_size is {self.vocab_size}: set it to 0")
+        elif (self.num_decoder_layers or 0) < 0:
+            raise ValueError(f"num_decoder_layers must not be negative, got {self.num_decoder_layers}")
+
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether the inputs are vectors, not tokens."""
+        return self.task == "vector-feature-extraction"
 
     @property
     def has_decoder(self) -> bool:
         """Whether the model has a decoder."""
-        return self.task != "sentence-embedding"
+        return self.task != "sentence-embedding" and self.num_decoder_layers != 0
 
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
         """Return this configuration for a task; see :meth:`zoo.Config.with_task`.
 
         Raises :class:`zoo.UsageError` also if the task needs a decoder and the model has none.
         """
+        if self.reads_vectors != (task == "vector-feature-extraction"):
+            raise UsageError(f"a model for {self.task} cannot become one for {task}: only one has embeddings", where)
         if task in ("text2text-generation", "text-classification") and not self.has_decoder:
             raise UsageError(f"a model for {self.task} has no decoder, which {task} needs", where)
         chosen = dict(values or {})
@@ -212,6 +246,8 @@ class TransformerConfig(ClassifierConfig):
     def graphs(self) -> tuple[Graph, ...]:
         """Declare one graph or, for generation, an encoder that also projects the keys and values for cross-attention,
         and a decoder."""
+        if self.reads_vectors:
+            return (self._vector_graph(),)
         if self.task != "text2text-generation":
             return (self._whole_graph(),)
         cross = self._key_values("cross_key_values", "encoder_sequence")
@@ -244,6 +280,27 @@ class TransformerConfig(ClassifierConfig):
         )
         return encoder, decoder
 
+    def _vector_graph(self) -> Graph:
+        """Declare the graph of a model that reads vectors."""
+        source = "encoder_sequence" if self.has_decoder else "sequence"
+        encoder, decoder = self.encoder, self.decoder
+        inputs = [floats("inputs_embeds", "batch", source, self.hidden_size), mask("attention_mask", length=source)]
+        weights = attentions(encoder.num_layers, encoder.num_heads, queries=source, keys=source)
+        if self.has_decoder:
+            vectors = floats("decoder_inputs_embeds", "batch", "sequence", self.hidden_size)
+            inputs += [vectors, mask("decoder_attention_mask")]
+            layers, heads = decoder.num_layers, decoder.num_heads
+            own = attentions(layers, heads, name="decoder_attentions")
+            crossing = attentions(layers, heads, keys=source, name="cross_attentions")
+            weights += tuple(chain.from_iterable(zip(own, crossing, strict=True)))
+        return Graph(
+            method="transform",
+            inputs=tuple(inputs),
+            outputs=(floats("last_hidden_state", "batch", "sequence", self.hidden_size),),
+            attentions=weights,
+            causal=self.has_decoder,
+        )
+
     def _whole_graph(self) -> Graph:
         """Declare the graph of a task that reads a text as a whole."""
         ids = token_ids("input_ids", self.vocab_size)
@@ -264,13 +321,16 @@ class TransformerConfig(ClassifierConfig):
     def cost(self) -> Cost:
         """Return the closed-form cost; FLOPs are for one source token and one target token."""
         hidden, source, target = self.hidden_size, self.encoder, self.decoder
-        norm, positions = cost.layer_norm(hidden), cost.embedding(self.position_rows, hidden)
+        norm, positions = cost.layer_norm(hidden, bias=self.norm_bias), cost.embedding(self.position_rows, hidden)
         words, target_words = (cost.embedding(stack.vocab_size, hidden) for stack in (source, target))
         total = source.num_layers * (self._attention(source) + self._feed_forward(source) + 2 * norm)
+        decoder = target.num_layers * (2 * self._attention(target) + self._feed_forward(target) + 3 * norm)
+        if self.reads_vectors:
+            return total + decoder + bool(self.final_norm) * (1 + self.has_decoder) * norm
         if not self.has_decoder:
             norms = self.embedding_norm + bool(self.final_norm)
             return total + positions + words + norms * norm
-        total += target.num_layers * (2 * self._attention(target) + self._feed_forward(target) + 3 * norm)
+        total += decoder
         generates = self.task == "text2text-generation"
         if generates:
             total += cost.tied_linear(hidden, target.vocab_size)
@@ -295,7 +355,8 @@ class TransformerConfig(ClassifierConfig):
             value_head_dim=stack.value_head_dim,
             context=self.max_seq_len,
             bias=self.attention_bias,
+            output_bias=self.attention_output_bias,
         )
 
     def _feed_forward(self, stack: Stack) -> Cost:
-        return cost.feed_forward(self.hidden_size, stack.intermediate_size)
+        return cost.feed_forward(self.hidden_size, stack.intermediate_size, bias=self.mlp_bias)

@@ -14,7 +14,7 @@ from zoo_plugins.transformer.config import TransformerConfig
 
 __all__ = ["BART", "MARIAN", "MBART", "TORCH"]
 
-_TASK = "text2text-generation"
+_TASK, _VECTORS = "text2text-generation", "vector-feature-extraction"
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
 _TABLES = {
     "encoder_embedding.token": "model.encoder.embed_tokens",
@@ -226,6 +226,10 @@ def _torch_derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
     """Derive settings from the presence and shapes of tensors."""
     tensors = {_torch_name(name): tensor for name, tensor in checkpoint.tensors.items()}
 
+    if any(name.startswith("transformer.encoder.layers.0.multihead_attn.") for name in tensors):
+        remedy = "save it as the decoder of a torch.nn.Transformer"
+        raise ArtifactError("a torch.nn.TransformerDecoder alone has no encoder", checkpoint.where, remedy)
+
     def shape(name: str) -> tuple[int, ...]:
         if name not in tensors:
             raise ArtifactError(f"missing {name}", checkpoint.where)
@@ -238,30 +242,44 @@ def _torch_derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
         found = (re.match(rf"transformer\.{side}\.layers\.(\d+)\.", name) for name in tensors)
         return 1 + max((int(match[1]) for match in found if match), default=-1)
 
+    layer, last = "transformer.encoder.layers.0", "transformer.decoder.layers.0"
+    trunk = {
+        "num_layers": layers("encoder"),
+        "num_decoder_layers": layers("decoder"),
+        "intermediate_size": shape(f"{layer}.linear1.weight")[0],
+        "attention_bias": f"{layer}.self_attn.in_proj_bias" in tensors,
+        "mlp_bias": f"{layer}.linear1.bias" in tensors,
+        "norm_bias": f"{layer}.norm1.bias" in tensors,
+        "final_norm": "transformer.encoder.norm.weight" in tensors,
+    }
+    if trunk["num_decoder_layers"]:
+        trunk["decoder_intermediate_size"] = shape(f"{last}.linear1.weight")[0]
+    if not tensors.keys() & {_SOURCE, _TARGET, _HEAD}:
+        return values | trunk | {
+            "task": _VECTORS,
+            "vocab_size": 0,
+            "hidden_size": shape(f"{layer}.linear1.weight")[1],
+            "decoder_start_token_id": None,
+        }  # fmt: skip
     (vocab_size, hidden_size), target_vocab_size = shape(_SOURCE), shape(_TARGET)[0]
     learned = _POSITIONS in tensors
     table = _POSITIONS if learned else _SINUSOIDS
-    return values | {
+    return values | trunk | {
         "vocab_size": vocab_size,
         "target_vocab_size": target_vocab_size,
         "hidden_size": hidden_size,
-        "num_layers": layers("encoder"),
-        "num_decoder_layers": layers("decoder"),
-        "intermediate_size": shape("transformer.encoder.layers.0.linear1.weight")[0],
-        "decoder_intermediate_size": shape("transformer.decoder.layers.0.linear1.weight")[0],
-        "attention_bias": "transformer.encoder.layers.0.self_attn.in_proj_bias" in tensors,
-        "final_norm": "transformer.encoder.norm.weight" in tensors,
         "head_bias": "generator.bias" in tensors,
         "positions": "learned" if learned else "sinusoidal",
         "share_embeddings": same(_SOURCE, _TARGET),
         "tie_embeddings": _HEAD not in tensors or same(_HEAD, _TARGET),
         **({"max_seq_len": max(tensors[table].shape[:-1])} if table in tensors else {}),
-    }
+    }  # fmt: skip
 
 
 _TORCH_RENAMED = (
     (r"^(module|model)\.", ""),
     (r"^(encoder|decoder)\.", r"transformer.\1."),
+    (r"^(layers|norm)\.", r"transformer.encoder.\1."),
     (r"^(src|tgt)_tok_emb\.weight$", r"\1_tok_emb.embedding.weight"),
 )
 
@@ -273,7 +291,7 @@ def _torch_name(name: str) -> str:
 
 
 TORCH = Layout(
-    classes={"Transformer": _TASK},
+    classes={"Transformer": (_TASK, _VECTORS)},
     fields=(),
     required_settings=("num_heads",),
     rules=_torch_rules,
@@ -281,11 +299,13 @@ TORCH = Layout(
     ignored_tensors=(r"positional_encoding\..*",),
     read_extra=_torch_derive,
 )
-"""A state dict with a ``torch.nn.Transformer`` called ``transformer``.
+"""A state dict of a ``torch.nn.Transformer``, or of a module that calls it ``transformer``.
 
-The other parts have their usual names: ``src_tok_emb`` and ``tgt_tok_emb``, embeddings or modules that hold one called
-``embedding``, and ``generator``, the projection to the vocabulary. Positions are sinusoids, or the tables
-``src_pos_emb`` and ``tgt_pos_emb``. Settings that do not follow from tensors are given with ``--set``: ``num_heads``
-always; ``norm_first``, ``activation``, ``norm_eps``, ``scale_embeddings`` and the special tokens where they differ from
-the defaults of :class:`TransformerConfig`.
+By itself, or as a ``torch.nn.TransformerEncoder``, it becomes a model of vectors, with the task
+``vector-feature-extraction``. Other parts have their usual names: ``src_tok_emb`` and ``tgt_tok_emb``, embeddings or
+modules that hold one called ``embedding``, and ``generator``, the projection to the vocabulary. Positions are
+sinusoids, or the tables ``src_pos_emb`` and ``tgt_pos_emb``. Settings that do not follow from tensors are given with
+``--set``: ``num_heads`` always; ``norm_first``, ``activation``, ``norm_eps``, ``scale_embeddings``, ``max_seq_len`` and
+the special tokens where they differ from the defaults of :class:`TransformerConfig`. The decoder is causal, whatever
+mask the module was called with.
 """

@@ -22,7 +22,8 @@ from zoo.nn import (
     Residual,
     SinusoidalPositions,
     build_mask,
-    init_xavier,
+    build_norm,
+    initialize,
     normalize,
     pool,
     positions_of,
@@ -41,23 +42,33 @@ def attention(c: TransformerConfig, stack: Stack) -> MultiHeadAttention:
         head_dim=stack.head_dim,
         value_head_dim=stack.value_head_dim,
         bias=c.attention_bias,
+        output_bias=c.attention_output_bias,
         dropout=c.dropout,
     )
 
 
 def feed_forward(c: TransformerConfig, stack: Stack) -> FeedForward:
     """The network of section 3.3 at the sizes of the encoder or of the decoder."""
-    return FeedForward(c.hidden_size, stack.intermediate_size, activation=c.activation, dropout=c.dropout)
+    return FeedForward(
+        c.hidden_size, stack.intermediate_size, activation=c.activation, bias=c.mlp_bias, dropout=c.dropout
+    )
 
 
 def norm(c: TransformerConfig, present: bool | None) -> nn.Module:
     """An optional norm before the first block or after the last."""
-    return nn.LayerNorm(c.hidden_size, eps=c.norm_eps) if present else nn.Identity()
+    return build_norm(c.hidden_size, eps=c.norm_eps, kind=c.norm, bias=c.norm_bias) if present else nn.Identity()
 
 
 def residual(c: TransformerConfig) -> Residual:
     """Dropout, addition and norm around a sub-layer (section 5.4)."""
-    return Residual(c.hidden_size, eps=c.norm_eps, norm_first=c.norm_first, dropout=c.dropout)
+    return Residual(
+        c.hidden_size,
+        eps=c.norm_eps,
+        norm_first=c.norm_first,
+        dropout=c.dropout,
+        norm=c.norm,
+        norm_bias=c.norm_bias,
+    )
 
 
 class EncoderBlock(nn.Module):
@@ -131,25 +142,26 @@ class Transformer(nn.Module):
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
         self.config = c
-        self.encoder_embedding = Embedding(c, c.encoder)
-        if c.has_decoder:
-            self.decoder_embedding = Embedding(c, c.decoder)
+        if not c.reads_vectors:
+            self.encoder_embedding = Embedding(c, c.encoder)
+            if c.has_decoder:
+                self.decoder_embedding = Embedding(c, c.decoder)
         self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.encoder.num_layers))
         self.encoder_norm = norm(c, c.final_norm)
         if c.has_decoder:
             self.decoder = nn.ModuleList(DecoderBlock(c) for _ in range(c.decoder.num_layers))
             self.decoder_norm = norm(c, c.final_norm)
-            if c.share_embeddings:
+            if c.share_embeddings and not c.reads_vectors:
                 self.decoder_embedding.token.weight = self.encoder_embedding.token.weight
         if c.task == "text-classification":
             self.pooler = nn.Linear(c.hidden_size, c.hidden_size)
             self.classifier = nn.Linear(c.hidden_size, c.num_classes)
-        elif c.has_decoder and c.tie_embeddings:
+        elif c.task == "text2text-generation" and c.tie_embeddings:
             self.head = tied_linear(self.decoder_embedding.token, bias=c.head_bias)
-        elif c.has_decoder:
+        elif c.task == "text2text-generation":
             self.head = nn.Linear(c.hidden_size, c.decoder.vocab_size, bias=c.head_bias)
         self.dropout = nn.Dropout(c.dropout)
-        init_xavier(self)
+        initialize(self, c.initializer)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor | Cache]:
         """Encode the source.
@@ -163,23 +175,26 @@ class Transformer(nn.Module):
             without a decoder, ``sentence_embedding`` (B, E).
         """
         length = input_ids.shape[1]
-        mask = build_mask(length, length, padding=attention_mask)
         positions = positions_of(length, length, padding=attention_mask, device=input_ids.device)
-        x = self.encoder_embedding(input_ids, positions)
-        for block in self.encoder:
-            x = block(x, mask)
-        x = self.encoder_norm(x)
+        x = self.run_encoder(self.encoder_embedding(input_ids, positions), attention_mask)
         if not self.config.has_decoder:
             vector = pool(x, attention_mask, self.config.pooling)
             return {
                 "sentence_embedding": normalize(vector) if self.config.normalize else vector,
                 "last_hidden_state": x,
             }
-        cross = Cache(block.cross.keys_values(x) for block in self.decoder if isinstance(block, DecoderBlock))
-        return {
-            "last_hidden_state": x,
-            "cross_key_values": cross,
-        }
+        return {"last_hidden_state": x, "cross_key_values": self.project(x)}
+
+    def run_encoder(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the last states of the encoder for vectors, (B, S, E) -> (B, S, E)."""
+        mask = build_mask(x.shape[1], x.shape[1], padding=attention_mask)
+        for block in self.encoder:
+            x = block(x, mask)
+        return self.encoder_norm(x)
+
+    def project(self, x: Tensor) -> Cache:
+        """Return the keys and values of the encoder's states (B, S, E) for each decoder block."""
+        return Cache(block.cross.keys_values(x) for block in self.decoder if isinstance(block, DecoderBlock))
 
     def decode(
         self,
@@ -217,12 +232,45 @@ class Transformer(nn.Module):
         length = decoder_input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         padding, device = decoder_attention_mask, decoder_input_ids.device
-        mask = build_mask(length, total, padding=padding, causal=True, device=device)
-        memory_mask = build_mask(length, cross_key_values.length, padding=attention_mask)
         x = self.decoder_embedding(decoder_input_ids, positions_of(length, total, padding=padding, device=device))
+        return self.run_decoder(x, cross_key_values, padding, attention_mask, past_key_values)
+
+    def run_decoder(
+        self,
+        x: Tensor,
+        cross_key_values: Cache,
+        decoder_attention_mask: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Return the last states of the decoder for vectors, (B, T, E) -> (B, T, E); see :meth:`decode`."""
+        length = x.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        mask = build_mask(length, total, padding=decoder_attention_mask, causal=True, device=x.device)
+        memory_mask = build_mask(length, cross_key_values.length, padding=attention_mask)
         for layer, (block, memory) in enumerate(zip(self.decoder, cross_key_values.pairs(), strict=True)):
             x = block(x, memory, mask, memory_mask, past_key_values[layer] if past_key_values is not None else None)
         return self.decoder_norm(x)
+
+    def transform(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the last states for vectors: of the decoder, (B, T, E), or of an encoder alone, (B, S, E).
+
+        Args:
+            inputs_embeds: the source, (B, S, E), with positions already added.
+            attention_mask: (B, S), 1 for a vector and 0 for padding.
+            decoder_inputs_embeds: the target, (B, T, E), of which no output depends on a later vector.
+            decoder_attention_mask: (B, T).
+        """
+        x = self.run_encoder(inputs_embeds, attention_mask)
+        if decoder_inputs_embeds is None or not self.config.has_decoder:
+            return x
+        return self.run_decoder(decoder_inputs_embeds, self.project(x), decoder_attention_mask, attention_mask)
 
     def classify(self, input_ids: Tensor, cross_key_values: Cache, attention_mask: Tensor | None) -> Tensor:
         """Return the logits (B, C) of the state at the last end token, of a text that is its own target, shifted.

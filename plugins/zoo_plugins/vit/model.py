@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zoo.nn import FeedForward, GatedFeedForward, MultiHeadAttention, init_truncated_normal, resize_grid
+from zoo.nn import FeedForward, GatedFeedForward, MultiHeadAttention, initialize, resize_grid
 from zoo_plugins.vit.config import ViTConfig
 
 INIT_STD = 0.02
@@ -92,7 +92,7 @@ class ViT(nn.Module):
             self.head = nn.Linear((2 if c.reads_patches else 1) * c.hidden_size, c.num_classes)
         self.distillation_head = nn.Linear(c.hidden_size, c.num_classes) if c.distillation_head else None
         self.pooler = nn.Linear(c.hidden_size, c.hidden_size) if c.pooler else None
-        init_truncated_normal(self, INIT_STD)
+        initialize(self, "truncated_normal", std=INIT_STD)
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """Return the outputs of the configured task, by name.

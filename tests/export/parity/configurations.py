@@ -74,6 +74,7 @@ def draw_configuration(seed: int, *, families: bool = False) -> Configuration:
         values |= _draw_kin(random.Random(-1 - seed), heads * head_dim)
         if values["task"] == "feature-extraction" and seed % 2:
             values["feature_layers"] = "[-1, 0]"
+            values["feature_merge"] = ("concat", "sum", "mean")[seed // 2 % 3]
     elif preset == "t5-tiny":
         values["task"] = rng.choice(("text2text-generation", "text2text-generation", "feature-extraction"))
         values["num_decoder_layers"] = rng.randint(1, 3)

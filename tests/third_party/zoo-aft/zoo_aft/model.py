@@ -7,7 +7,7 @@ import math
 
 from torch import nn
 
-from zoo.nn import FeedForward, build_mask, init_normal, positions_of, tied_linear
+from zoo.nn import FeedForward, build_mask, initialize, positions_of, tied_linear
 
 
 class AFTMixer(nn.Module):
@@ -76,7 +76,7 @@ class AFT(nn.Module):
         self.blocks = nn.ModuleList(AFTBlock(c) for _ in range(c.num_layers))
         self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         self.head = tied_linear(self.token_embedding)
-        init_normal(self, std=0.02)
+        initialize(self, "normal", std=0.02)
 
     def forward(self, input_ids, attention_mask=None, past_key_values=None):
         """Return the logits of the next token: (B, T) -> (B, T, V), with a mask (B, S) and a cache of earlier calls."""

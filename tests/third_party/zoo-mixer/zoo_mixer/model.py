@@ -5,7 +5,7 @@ B batch, C channels, S image size, P patches, E hidden size, L classes.
 
 from torch import nn
 
-from zoo.nn import FeedForward, init_truncated_normal
+from zoo.nn import FeedForward, initialize
 
 
 class MixerBlock(nn.Module):
@@ -30,7 +30,7 @@ class Mixer(nn.Module):
         self.blocks = nn.ModuleList(MixerBlock(c) for _ in range(c.num_layers))
         self.norm = nn.LayerNorm(c.hidden_size, eps=c.norm_eps)
         self.head = nn.Linear(c.hidden_size, c.num_classes)
-        init_truncated_normal(self, std=0.02)
+        initialize(self, "truncated_normal", std=0.02)
 
     def forward(self, pixel_values):
         """Return the logits of the classes: (B, C, S, S) -> (B, L)."""
