@@ -31,7 +31,7 @@ autodoc_preserve_defaults = True
 # Names from other libraries, and typing-only names.
 _LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|os|pathlib|torch|types|typing"
 _TYPES = (
-    r"nn\.Module|Array|Arrays|Encoding|Ids|Path|Tokenizer|Provider|Memory|dict\[str|ort\.InferenceSession"
-    r"|zoo\.config\.T|zoo\.nn\.recurrent\.S|zoo_runtime\.runner\.Item"
+    r"nn\.Module|Array|Arrays|ChatTemplate|Encoding|Ids|Path|Side|Strategy|(tokenizers\.)?Tokenizer|Provider|Memory"
+    r"|dict\[str|ort\.InferenceSession|zoo\.config\.T|zoo\.nn\.recurrent\.S|zoo_runtime\.runner\.Item"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]

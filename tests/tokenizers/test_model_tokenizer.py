@@ -162,7 +162,7 @@ def test_texts_equal_those_of_transformers(kind: str, data: st.DataObject) -> No
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("minilm") / "model"
-    import_checkpoint(MINILM, target)
+    import_checkpoint(MINILM, target, verify=False)
     return target
 
 
@@ -193,6 +193,13 @@ def test_stated_length_truncates(minilm: Path, theirs: Any) -> None:
         for again in (True, False):
             tokenizer.encode(long[again])
         assert tokenizer.truncated == 3
+
+
+@pytest.mark.filterwarnings("ignore:.* truncated to")
+def test_second_text_alone_is_truncated(minilm: Path, theirs: Any) -> None:
+    pairs = [("Who pours the tea?", "a cup of tea"), ("Who?", "a cup " * 9)]
+    found = zoo.load_tokenizer(minilm).truncating(10, strategy="only_second")(pairs)
+    assert_equal(found, theirs(pairs, padding=True, truncation="only_second", max_length=10))
 
 
 def test_tokenizer_needs_no_torch(minilm: Path) -> None:
@@ -285,8 +292,12 @@ def test_windows_that_do_not_advance_are_refused(minilm: Path) -> None:
     error = "windows of 6 tokens leave 4 for the text, with a stride of 4: text 1: lower stride, or raise truncate"
     with pytest.raises(ArtifactError, match=error):
         tokenizer("a b c d e")
-    with pytest.raises(ArtifactError, match="special tokens leave no room for a text of 1 tokens: text 1"):
-        zoo.load_tokenizer(minilm, truncate=1)("a")
+    for truncate in (1, 2):
+        with pytest.raises(
+            ArtifactError, match=f"special tokens leave no room for a text of {truncate} tokens: text 1"
+        ):
+            zoo.load_tokenizer(minilm, truncate=truncate)("a")
+    assert zoo.load_tokenizer(minilm, truncate=1, special_tokens=False)("a")["input_ids"].shape == (1, 1)
 
 
 def test_model_without_a_tokenizer(tmp_path: Path) -> None:

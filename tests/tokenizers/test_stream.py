@@ -60,3 +60,8 @@ def test_pieces_come_as_soon_as_they_are_complete() -> None:
     tokenizer = zoo.Tokenizer(tokenizer_of("bytes"))
     shown = [(piece, len(read)) for piece in tokenizer.stream(read.append(byte) or byte for byte in "aé🙂b".encode())]
     assert shown == [("a", 1), ("é", 3), ("🙂", 7), ("b", 8)]
+
+
+def test_incomplete_character_of_the_prompt_is_completed() -> None:
+    tokenizer = zoo.Tokenizer(tokenizer_of("bytes"))
+    assert list(tokenizer.stream([0xAC, 0x61, 0x62], prompt=[0x61, 0xE2, 0x82])) == ["€", "a", "b"]

@@ -197,7 +197,7 @@ class Tokenizer:
             offsets: whether to find the places of tokens in the text, which takes several times longer.
 
         Raises:
-            ArtifactError: the text cannot be encoded, or special tokens alone exceed the limit.
+            ArtifactError: the text cannot be encoded, or special tokens leave no room for it.
         """
         cutting = self._cutting
         encoded = self._encode(cutting or self.backend, texts, where, offsets)
@@ -208,7 +208,7 @@ class Tokenizer:
             cutting.enable_truncation(self.limit, strategy=self.strategy, direction=self.side)
             self._cutting = cutting
             encoded = self._encode(cutting, texts, where, offsets)
-        if len(encoded) > self.limit:
+        if self.special_tokens and self.backend.num_special_tokens_to_add(len(texts) > 1) >= self.limit:
             what = f"special tokens leave no room for a text of {self.limit} tokens"
             raise ArtifactError(what, where, Wording("pass special_tokens=False", "pass --no-special"))
         self.truncated += bool(encoded.overflowing)
@@ -253,7 +253,7 @@ class Tokenizer:
 
         Raises:
             ArtifactError: the model has no template, the template refuses the messages, or the prompt is too long.
-            MissingPackageError: Jinja is not installed.
+            ZooError: Jinja is not installed.
         """
         prompt = self._template.render(messages, **values)
         ids: list[int] = self.backend.encode(prompt, add_special_tokens=False).ids
