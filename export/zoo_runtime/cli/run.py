@@ -212,8 +212,8 @@ def command(
             else:
                 _print(session, runner, answers, together=bool(given))
     if isinstance(results, AugmentedRows):
-        lost = f", {results.empty} variants without text left out" if results.empty else ""
-        click.echo(f"{training_data}: {results.rows} rows of {written} inputs{lost}", err=True)
+        lost = f", {results.empty} empty variants left out" if results.empty > 1 else ", 1 empty variant left out"
+        click.echo(f"{training_data}: {results.rows} rows of {written} inputs{lost * bool(results.empty)}", err=True)
     elif results is not None and is_shown():
         kept = f", {earlier} kept from an earlier run" if earlier else ""
         click.echo(f"{output}: {written} results written{kept}, {report.summary}", err=True)
