@@ -504,7 +504,8 @@ class Task:
     """A task for which exported models can be run, ``zoo run DIR --task NAME``, by reference."""
 
     name: str
-    """NAME in ``--task NAME``. Without the option, a model runs the task that its configuration declares."""
+    """NAME in ``--task NAME``. Without the option, a model runs the task that its configuration declares. Tasks that
+    serve different models may share a name."""
     run: str
     """``module:Class``, a subclass of ``zoo_runtime.Runner``. Its module should not import torch."""
     serves: tuple[str, ...] = ()

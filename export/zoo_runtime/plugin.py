@@ -20,6 +20,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
     return [
         zoo.Task(name="attentions", run=f"{home}.attention:Attentions", serves=texts),
         zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
+        zoo.Task(name="augment", run=f"{home}.augment_prompt:AugmentByPrompt", serves=("text-generation",)),
         zoo.Task(
             name="feature-extraction", run=f"{home}.text:Features", serves=encoders, formula=f"{formulas}:features"
         ),

@@ -16,6 +16,7 @@ import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, nearest, storage_errors
 from zoo.storage import check_file_target
+from zoo.tables import TABLES, read_table
 from zoo_runtime.runner import Answer, Pair
 
 __all__ = [
@@ -44,7 +45,8 @@ def read_rows(
     """Read a file row by row. A row that cannot be read is yielded with its ``error`` set.
 
     Args:
-        path: ``.jsonl`` or ``.ndjson``, ``.parquet``, or text with one input per line; ``-`` for text from stdin.
+        path: ``.jsonl`` or ``.ndjson``, ``.csv`` or ``.tsv`` with a header, ``.parquet``, or text with one input per
+            line; ``-`` for text from stdin.
         column: the column of inputs, in formats that have columns.
         id_column: the column of row ids; by default ``id``, if the file has it.
         pair_column: the column of second texts, for inputs that are pairs.
@@ -59,10 +61,12 @@ def read_rows(
         raise ArtifactError("no such file", path)
     if suffix == _PARQUET:
         return _unique(_read_parquet(path, column, id_column, pair_column, keep), path)
+    if suffix in TABLES:
+        return _unique(_read_table(path, column, id_column, pair_column, keep), path)
     if suffix in _LINES:
         return _unique(_read_json_lines(path, column, id_column, pair_column, keep), path)
     if pair_column is not None:
-        raise UsageError("plain text has no columns", f"--pair-column {pair_column}", "give .jsonl or .parquet")
+        raise UsageError("plain text has no columns", f"--pair-column {pair_column}", "give .jsonl, .csv or .parquet")
     return _read_lines(path, keep)
 
 
@@ -73,6 +77,8 @@ def count_rows(path: str) -> int | None:
     if Path(path).suffix.lower() == _PARQUET:
         with pyarrow_module("parquet").ParquetFile(path) as file:
             return int(file.metadata.num_rows)
+    if Path(path).suffix.lower() in TABLES:
+        return sum(1 for _ in read_table(Path(path)))
     with _open(path) as lines:
         skip_blank = Path(path).suffix.lower() in _LINES
         return sum(1 for line in lines if not skip_blank or line.strip())
@@ -152,6 +158,18 @@ def _read_json_lines(
                     if null is None
                     else _bad(path, number, f"{null!r} is null")
                 )
+
+
+def _read_table(path: str, column: str, id_column: str | None, pair_column: str | None, keep: bool) -> Iterator[Answer]:
+    for number, row in enumerate(read_table(Path(path)), 1):
+        if isinstance(row, str):
+            yield _bad(path, number, row)
+            continue
+        for name in (column, id_column, pair_column):
+            if name is not None and name not in row:
+                raise UsageError(f"no column {name!r}", path, nearest(name, row))
+        value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
+        yield Answer(number, value, id=row.get(id_column or "id", number), columns=row if keep else {})
 
 
 def _read_parquet(

@@ -157,6 +157,8 @@ class Runner(ABC, Generic[Item]):
     """Options with which :meth:`samples` are run."""
     chats = False
     """Whether the task reads chats, in a session that has ``chat``."""
+    makes_variants = False
+    """Whether results have ``variants``, each with a ``text`` that may replace the input, or None without one."""
     plugin: Plugin
     """The plugin that provides the task. Set by the session."""
 

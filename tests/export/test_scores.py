@@ -15,6 +15,7 @@ from torch import Tensor
 import zoo as library
 from tests.conftest import Result
 from zoo.tokenizers.load import read_tokenizer
+from zoo_export.cli.evaluate import METRICS
 from zoo_export.scores import exact_match, token_f1
 
 Zoo = Callable[..., Result]
@@ -196,3 +197,13 @@ def test_sequences_match_greedy_search(zoo: Zoo) -> None:
     assert one["exact_match"] == other["exact_match"] == 1 / 8
     assert (other["word_error_rate"], other["character_error_rate"]) == (7 / 8, 7 / 16)  # "bb" for "ba", and so on
     assert 0 < other["chrf"] < 100
+    chosen = zoo("evaluate", "m", "--data", "rows.jsonl", "--json", "--metric", "chrf,exact_match", "--metric", "loss")
+    torch_row, onnx_row = chosen.json["scores"]
+    assert torch_row == {name: one[name] for name in ("variant", "targets", "exact_match", "loss")}
+    assert onnx_row == {name: other[name] for name in ("variant", "targets", "chrf", "exact_match", "loss")}
+    (only,) = zoo("evaluate", "m", "--data", "rows.jsonl", "--json", "--metric", "chrf").json["scores"]
+    assert only == {name: other[name] for name in ("variant", "targets", "chrf")}
+    assert {*one, *other} <= {"variant", "targets", *METRICS}
+    run = ("evaluate", "m", "--data", "rows.jsonl", "--metric")
+    zoo(*run, "blue").failed(2, "no metric 'blue'", "'bleu'", "known: loss,")
+    zoo(*run, "f1").failed(2, "f1 is not defined for this model", "chrf")

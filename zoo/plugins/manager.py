@@ -143,11 +143,13 @@ class Plugins:
         but a plugin is broken or disabled.
         """
         provided = [(plugin, item) for plugin in self.loaded() for item in plugin.tasks]
-        found = self._named(provided, name, "task", f"no plugin provides the task {name!r}", argument("task"))
-        if not found[1].can_serve(declared):
-            fitting = [item.name for _, item in provided if item.can_serve(declared)]
-            raise UsageError(f"task {name!r} is not for a {declared} model", argument("task"), nearest(name, fitting))
-        return found
+        fitting = [(plugin, item) for plugin, item in provided if item.can_serve(declared)]
+        names = [item.name for _, item in fitting]
+        if name not in names and name in (item.name for _, item in provided):
+            raise UsageError(f"task {name!r} is not for a {declared} model", argument("task"), nearest(name, names))
+        absent = f"no plugin provides the task {name!r}"
+        everything = fitting if name in names else provided
+        return self._named(everything, name, "task", absent, argument("task"))
 
     def objectives(self) -> list[tuple[Plugin, Objective]]:
         """Return the training objectives of all plugins."""
@@ -229,14 +231,17 @@ class Plugins:
         return found[0]
 
     def _mark_conflicts(self) -> None:
-        providers: dict[tuple[str, str], list[Plugin]] = {}
+        providers: dict[tuple[str, str, str], list[Plugin]] = {}
         for plugin in self.loaded():
-            names = [(kind[:-1], item.name) for kind in loading.CONTRIBUTIONS for item in getattr(plugin, kind)]
-            names += [("preset", name) for name in plugin.presets]
-            names += [("evidence", item.evidence) for item in plugin.exporters if item.evidence is not None]
+            kinds = [kind for kind in loading.CONTRIBUTIONS if kind != "tasks"]
+            names = [(kind[:-1], item.name, "") for kind in kinds for item in getattr(plugin, kind)]
+            # Tasks may share a name if they serve different models.
+            names += [("task", item.name, served) for item in plugin.tasks for served in item.serves or (item.name,)]
+            names += [("preset", name, "") for name in plugin.presets]
+            names += [("evidence", item.evidence, "") for item in plugin.exporters if item.evidence is not None]
             for named in names:
                 providers.setdefault(named, []).append(plugin)
-        for (kind, name), plugins in providers.items():
+        for (kind, name, _), plugins in providers.items():
             if kind == "command":  # a third-party command cannot replace or disable a built-in one
                 own = name in RESERVED_COMMANDS
                 at_fault = [plugin for plugin in plugins if not plugin.built_in]

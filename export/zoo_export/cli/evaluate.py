@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,20 @@ from zoo.cli.options import Command, json_option, option, quiet_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import columns, emit_json
 from zoo.cli.train import column_options, given_columns
+from zoo.errors import UsageError, close_to
 from zoo.registry.recipes import find_recipe
 from zoo.training.plan import make_plan
 
 if TYPE_CHECKING:
     from zoo_export.evaluate import Scores
+
+Row = dict[str, str | float | None]
+
+METRICS = (
+    "loss", "perplexity", "accuracy", "precision", "recall", "f1", "f1_micro", "exact_match", "mean_squared_error",
+    "pearson", "spearman", "bleu", "chrf", "word_error_rate", "character_error_rate",
+)  # fmt: skip
+"""The names of scores, in the order of the table."""
 
 
 @click.command("evaluate", cls=Command)
@@ -31,6 +41,10 @@ if TYPE_CHECKING:
     "--variant", "variants", section="What", metavar="NAME", multiple=True,
     help="Only this export, or 'torch' for the PyTorch model; '' is the default export.",
 )  # fmt: skip
+@option(
+    "--metric", "metrics", section="What", metavar="NAME", multiple=True,
+    help="Show only these scores, such as bleu,chrf. May be repeated.",
+)  # fmt: skip
 @json_option
 @quiet_option
 def command(
@@ -42,6 +56,7 @@ def command(
     limit: int | None,
     objective: str | None,
     variants: tuple[str, ...],
+    metrics: tuple[str, ...],
     as_json: bool,
     **named: str | None,
 ) -> None:
@@ -50,6 +65,12 @@ def command(
     Loss and accuracy are those of the training objective, given the targets before each one. Texts that are generated
     by exports are the answers of zoo run.
     """
+    wanted = [name.strip() for text in metrics for name in text.split(",")]
+    for name in wanted:
+        if name not in METRICS:
+            close = close_to(name, METRICS)
+            known = f"{f'{close} ' if close else ''}known: {', '.join(METRICS)}"
+            raise UsageError(f"no metric {name!r}", f"--metric {name}", known)
     plan = make_plan(
         str(directory),
         recipe=find_recipe(recipe) if recipe is not None else None,
@@ -63,15 +84,30 @@ def command(
 
     with show_progress("evaluating") as progress:
         found = list(evaluate(directory, plan, split=split, variants=variants, limit=limit, progress=progress))
+    rows = [_row(item) for item in found]
+    if wanted:
+        rows = _choose(rows, wanted, directory)
     if as_json:
-        emit_json("evaluate", {"directory": str(directory), "scores": [_row(item) for item in found]})
+        emit_json("evaluate", {"directory": str(directory), "scores": rows})
         return
-    names = list(dict.fromkeys(name for item in found for name in _row(item)))
-    columns([names, *([_text(_row(item).get(name)) for name in names] for item in found)])
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns([names, *([_text(row.get(name)) for name in names] for row in rows)])
 
 
-def _row(scores: Scores) -> dict[str, str | float | None]:
-    known: dict[str, str | float | None] = {"variant": scores.variant or "onnx", "targets": scores.targets}
+def _choose(rows: Sequence[Row], wanted: Sequence[str], directory: Path) -> list[Row]:
+    """Return the chosen scores of each row that has some. Raises :class:`UsageError` if no row has one of them."""
+    for name in wanted:
+        if not any(row.get(name) is not None for row in rows):
+            defined = [other for other in METRICS if any(row.get(other) is not None for row in rows)]
+            raise UsageError(
+                f"{name} is not defined for this model and data", directory, f"known: {', '.join(defined)}"
+            )
+    chosen = [{name: row[name] for name in ("variant", "targets", *wanted) if name in row} for row in rows]
+    return [row for row in chosen if len(row) > 2]
+
+
+def _row(scores: Scores) -> Row:
+    known: Row = {"variant": scores.variant or "onnx", "targets": scores.targets}
     return {
         **known,
         "loss": scores.loss,

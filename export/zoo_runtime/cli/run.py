@@ -49,12 +49,14 @@ def generation_options(command: Any) -> Any:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
-    "--input", "input_file", metavar="FILE", help="Inputs: one text per line, .jsonl or .parquet; - for stdin."
+    "--input", "input_file", metavar="FILE", help="Inputs: one text per line, .jsonl, .csv or .parquet; - for stdin."
 )
-@click.option("--column", help="Column of inputs in a .jsonl or .parquet file.  [default: text; messages with --chat]")
+@click.option("--column", help="Column of inputs in a file with columns.  [default: text; messages with --chat]")
 @click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")
 @click.option("--id-column", help="Column of ids.  [default: id if present, else row numbers]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
+@click.option("--training-data", metavar="FILE", type=click.Path(path_type=Path),
+              help="For augment: write rows of inputs and variants to a .jsonl, .csv or .parquet file.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted run with the same .jsonl output.")
 @click.option("--force", is_flag=True, help="Replace an existing output once the new one is complete.")
 @click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
@@ -105,6 +107,7 @@ def command(
     pair_column: str | None,
     id_column: str | None,
     output: Path | None,
+    training_data: Path | None,
     resume: bool,
     force: bool,
     pairs: tuple[tuple[str, str], ...],
@@ -127,23 +130,35 @@ def command(
     """
     from zoo_runtime import Pair, load_session
     from zoo_runtime.adapters import number_of
+    from zoo_runtime.augmented import AugmentedRows
     from zoo_runtime.rows import Results, column_types
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
     options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
-    if (resume or force) and output is None:
+    column = column or ("messages" if chat else "text")
+    if training_data is not None and (output is not None or as_json or resume):
+        raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
+    target = training_data or output
+    option = f"--output {output}" if output is not None else f"--training-data {training_data}"
+    if (resume or force) and target is None:
         raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
     if output is not None and as_json:
         raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
-    if input_file is not None and output is not None and _same(Path(input_file), output):
-        raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
-    results = None
-    if output is not None:
+    if input_file is not None and target is not None and _same(Path(input_file), target):
+        raise UsageError(
+            "input and output are the same file",
+            option,
+            "choose another name",
+        )
+    results: Results | AugmentedRows | None = None
+    if training_data is not None:
+        results = AugmentedRows(training_data, column, force=force, types=column_types(input_file))
+    elif output is not None:
         results = Results(output, force=force, resume=resume, types=column_types(input_file))
     prompts = [parse_chat(text) for text in texts] if chat else list(texts)
     given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
-    column = column or ("messages" if chat else "text")
-    keep = results is not None and results.parquet
+    # An option such as a prompt may name columns.
+    keep = bool(settings) or training_data is not None or (output is not None and output.suffix.lower() == ".parquet")
     inputs = _inputs(given, input_file, column, id_column, pair_column, keep=keep)
     if chat and not given:
         inputs = map(as_chat, inputs)
@@ -159,6 +174,8 @@ def command(
         if twice := sorted(more.keys() & options.keys()):
             raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
         runner = session.runner(task, **more, **options)
+        if training_data is not None and not runner.makes_variants:
+            raise UsageError(f"the task {task or session.task} makes no variants", "--training-data", "--task augment")
         if len(gathered := runner.gather(texts)) != len(texts):
             given = [*gathered, *given[len(texts) :]]
             inputs = _inputs(given, None, column, None, None)
@@ -186,7 +203,7 @@ def command(
             if results is not None:
                 written = 0
                 for answer in answers:
-                    if answer.error is None:
+                    if answer.error is None or (training_data is not None and column in answer.columns):
                         results.write(answer.id, answer.result, answer.columns)
                         written += 1
             elif as_json:
@@ -194,7 +211,10 @@ def command(
                 emit_json("run", facts | {"results": [_described(answer) for answer in answers]})
             else:
                 _print(session, runner, answers, together=bool(given))
-    if results is not None and is_shown():
+    if isinstance(results, AugmentedRows):
+        lost = f", {results.empty} empty variants left out" if results.empty > 1 else ", 1 empty variant left out"
+        click.echo(f"{training_data}: {results.rows} rows of {written} inputs{lost * bool(results.empty)}", err=True)
+    elif results is not None and is_shown():
         kept = f", {earlier} kept from an earlier run" if earlier else ""
         click.echo(f"{output}: {written} results written{kept}, {report.summary}", err=True)
     if report.errors:

@@ -66,7 +66,7 @@ class Augment(TextRunner):
 
     Some tokens are masked, and a masked language model predicts replacements, as in the contextual augmentation of Wu
     et al. (2019, Conditional BERT) and Kumar et al. (2020), but without conditioning on a label. A variant may
-    therefore differ in meaning.
+    therefore differ in meaning. :class:`zoo_runtime.tasks.augment_prompt.AugmentByPrompt` conditions on labels.
 
     Those papers predict all masks independently in one pass. Here masks are filled one at a time, from left to right,
     and each prediction sees the earlier ones, so that the pieces of a word or a name fit together. This takes one pass
@@ -78,6 +78,7 @@ class Augment(TextRunner):
     """
 
     options = AugmentOptions
+    makes_variants = True
     needs = ("logits",)
 
     def __init__(self, session: Context, chosen: AugmentOptions) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
+from zoo.tables import TABLES, read_table
 from zoo.training.data.saved import is_saved, read_saved
 
 __all__ = ["FileRows", "RowError", "data_files", "read_rows"]
 
 LINES = (".jsonl", ".ndjson")
-TABLES = {".csv": ",", ".tsv": "\t"}
 TEXTS = (".txt", ".md")
 PARQUET = ".parquet"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -100,7 +99,7 @@ def read_rows(
             raise UsageError("an image has no columns but image and label", path, "give .jsonl, .csv or .parquet")
         yield {"image": str(path), "label": path.absolute().parent.name}
         return
-    read = _read_lines if suffix in LINES else _read_parquet if suffix == PARQUET else _read_table
+    read = _read_lines if suffix in LINES else _read_parquet if suffix == PARQUET else read_table
     found: Iterator[dict[str, Any] | str] = read_saved(path) if is_saved(path) else read(path)
     for number, row in enumerate(found, 1):
         where = f"{path}, row {number}"
@@ -183,23 +182,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
     return found
-
-
-def _read_table(path: Path) -> Iterator[dict[str, Any] | str]:
-    """Yield the rows of a CSV file with a header, or what is wrong with them."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
-            header = next(reader, [])
-            if twice := next((name for name in header if header.count(name) > 1), None):
-                raise ArtifactError(f"the column {twice!r} occurs twice", path)
-            for row in reader:
-                if len(row) == len(header):
-                    yield dict(zip(header, row, strict=True))
-                elif row:
-                    yield f"{len(row)} fields, the header has {len(header)}"
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ArtifactError(f"cannot read ({error})", path) from error
 
 
 def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
