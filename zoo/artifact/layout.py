@@ -23,6 +23,7 @@ __all__ = [
     "LOOP",
     "MANIFEST",
     "PRECISIONS",
+    "PREFIXES",
     "PROFILES",
     "SCHEMA",
     "SENTENCES",
@@ -44,6 +45,8 @@ ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 """The files of the PEFT library, of low-rank adapters without their base model."""
 GENERATION = "generation_config.json"
+PREFIXES = "task_prefixes.json"
+"""Texts that a checkpoint expects before a source, by the name of the task."""
 SENTENCES = "sentence_bert_config.json"
 """The maximum length of the texts of a sentence encoder, as sentence-transformers states it."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -51,6 +54,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 COMPANIONS = (
     CHAT_TEMPLATE,
     GENERATION,
+    PREFIXES,
     "preprocessor_config.json",
     SENTENCES,
     "special_tokens_map.json",

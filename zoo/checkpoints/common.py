@@ -13,7 +13,7 @@ from zoo.config import Config
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import find_tokenizer, read_tokenizer
 
-__all__ = ["RESAMPLING", "generation_config", "read_common", "write_common", "write_token_files"]
+__all__ = ["RESAMPLING", "generation_config", "read_common", "task_prefixes", "write_common", "write_token_files"]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _IMAGES = ("image_mean", "image_std")
@@ -118,6 +118,17 @@ def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     chosen = {} if (checkpoint.path / GENERATION).exists() else chosen_values(checkpoint.config)
     known = {**checkpoint.config, **write_common(config)}
     return {key: known[key] for key in _TOKENS if known.get(key) is not None} | chosen if chosen else {}
+
+
+def task_prefixes(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the prefixes of ``task_specific_params`` in config.json, as T5 has them, by the name of the task."""
+    tasks = checkpoint.config.get("task_specific_params")
+    found = {} if not isinstance(tasks, dict) else tasks
+    return {
+        str(name): values["prefix"]
+        for name, values in found.items()
+        if isinstance(values, dict) and isinstance(values.get("prefix"), str)
+    }
 
 
 def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, Any]]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from zoo import plugins
-from zoo.artifact import CARD, COMPANIONS, GENERATION, TOKENIZER, describe, new_model, write_json
+from zoo.artifact import CARD, COMPANIONS, GENERATION, PREFIXES, TOKENIZER, describe, new_model, write_json
 from zoo.artifact.card import model_card
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
-from zoo.checkpoints.common import generation_config, read_common
+from zoo.checkpoints.common import generation_config, read_common, task_prefixes
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
@@ -124,6 +124,8 @@ def import_checkpoint(
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
         if generation := generation_config(checkpoint, config):
             write_json(stage / GENERATION, generation)
+        if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):
+            write_json(stage / PREFIXES, prefixes)
         missing = f"{len(whole.initialised)} tensors were missing and initialised" if whole.initialised else None
         weights = ((name, whole(name)) for name in whole.groups)
         comparison = compare(weights, own, original, checkpoint, layout, wanted=verify, hindrance=missing)

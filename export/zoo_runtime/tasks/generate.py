@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from zoo_runtime.generation.settings import read_generation_config, without_cont
 from zoo_runtime.generation.text import GrowingText, printable
 from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, chosen_adapters, require_outputs
+from zoo_runtime.tasks.sources import Languages, TranslateOptions, task_prefix
 from zoo_runtime.values import to_value
 
 __all__ = ["Continue", "Translate"]
@@ -66,7 +68,8 @@ class _Generate(TextRunner):
         self.ends = frozenset(_ends(session))
         self.choose = Choices(chosen, self.ends)
         self.in_one_graph = session.export.variant == LOOP
-        if self.in_one_graph and chosen != Generation(max_new_tokens=chosen.max_new_tokens):
+        plain = Generation(max_new_tokens=chosen.max_new_tokens).to_dict()
+        if self.in_one_graph and any(getattr(chosen, name) != value for name, value in plain.items()):
             raise UsageError(
                 "this variant only decodes greedily", session.path, "choose another variant to set options"
             )
@@ -233,14 +236,33 @@ class Continue(_Generate):
 class Translate(_Generate):
     """Generates the target of a source: the encoder runs once, the decoder token by token."""
 
+    options = TranslateOptions
     causal = False
 
-    def __init__(self, session: Context, chosen: Generation) -> None:
-        super().__init__(session, chosen)
+    def __init__(self, session: Context, chosen: TranslateOptions) -> None:
         self.first = session.option("decoder_start_token_id")
+        self.prefix = task_prefix(session, chosen)
+        self.languages = Languages(session, chosen, last=self.first is None)
+        target = self.languages.target
+        if target is not None and self.first is not None:
+            chosen = replace(chosen, forced_bos_token_id=target)
+        elif target is not None:
+            self.first = target
+        super().__init__(session, chosen)
+        if target is not None and self.in_one_graph:
+            raise UsageError("this variant writes no language", session.path, "choose another variant to set a target")
         if self.first is None:
             what = "the model has no decoder_start_token_id"
-            raise UsageError(what, session.path, "set it when building the model")
+            raise UsageError(what, session.path, "set it when building the model, or a language with target=CODE")
+
+    def read(self, value: Any, number: int) -> Tokens:
+        """Put the prefix of the task before a text, and the token of its language where the model expects it."""
+        item = super().read(self.prefix + value if isinstance(value, str) else value, number)
+        if item.encoding is None or self.languages.source is None:
+            return item
+        item = self.languages.put(item)
+        self._check(item)
+        return item
 
     def prompt(self, item: Tokens) -> list[int]:
         return [self.first]
