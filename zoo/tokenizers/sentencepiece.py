@@ -29,6 +29,8 @@ KNOWN = (
 )
 MARIAN = ("source.spm", "target.spm", "vocab.json")
 """The files of a Marian translation system's tokenizer: models of both languages, and the ids of their pieces."""
+_CHARACTERS = " ".join(map(chr, (*range(1, 0xD800), *range(0xE000, 0x10000))))
+"""The characters of the basic multilingual plane."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The character that SentencePiece uses for a space."""
 _UNREAD = "\U000f0000"
@@ -62,6 +64,16 @@ def sentencepiece_tokenizer(model: Any, where: object) -> Tokenizer:
     return _tokenizer(model, where, _scores(model), model.trainer_spec.unk_id, special)
 
 
+def _check_table(table: normalizers.Normalizer, where: object) -> None:
+    """Raise :class:`ArtifactError` for a damaged character table, on which the library panics when it reads a text."""
+    try:
+        table.normalize_str(_CHARACTERS)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # not an Exception, and its module cannot be imported
+            raise
+        raise ArtifactError("a SentencePiece model with a damaged character table", where, KNOWN) from error
+
+
 def _tokenizer(
     model: Any, where: object, pieces: Sequence[tuple[str, float]], unknown: int, special: Iterable[str]
 ) -> Tokenizer:
@@ -80,6 +92,7 @@ def _tokenizer(
     steps: list[normalizers.Normalizer] = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+        _check_table(steps[0], where)
         changed = [item.piece for item in model.pieces if item.type == kinds.USER_DEFINED]
         changed = [piece for piece in changed if steps[0].normalize_str(piece) != piece]
         if changed:
