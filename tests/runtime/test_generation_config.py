@@ -15,6 +15,7 @@ from zoo.artifact.generation_config import DEFAULTS, chosen_values
 from zoo.errors import UsageError
 from zoo.plugins import ZooWarning
 from zoo_runtime import Generation, load_session
+from zoo_runtime.tasks.sources import TranslateOptions
 
 Exported = Callable[..., Path]
 SAMPLES = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
@@ -91,7 +92,7 @@ def test_explicit_options_override_the_file(saying: Callable[..., Path], case: s
 def test_target_length_follows_the_file(saying: Callable[..., Path]) -> None:
     """Lengths include the start token."""
     with load_session(saying({"max_length": 100}, "transformer-tiny")) as session:
-        assert session.runner().chosen == Generation(max_new_tokens=99)
+        assert session.runner().chosen == TranslateOptions(max_new_tokens=99)
 
 
 def test_other_tasks_ignore_the_file(saying: Callable[..., Path]) -> None:
