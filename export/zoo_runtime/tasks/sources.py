@@ -72,9 +72,9 @@ class Languages:
             return
         if session.tokenizer is None:
             raise UsageError("languages need a tokenizer", session.path)
-        if chosen.source is not None and not session.special_tokens:
+        if chosen.source is not None and not session.tokenizer.special_tokens:
             raise UsageError("source is a special token, but these are disabled", session.path, "leave out one of them")
-        vocabulary = session.tokenizer.get_vocab(with_added_tokens=True)
+        vocabulary = session.tokenizer.backend.get_vocab(with_added_tokens=True)
         self.known = {text: token for text, token in vocabulary.items() if _LANGUAGE.fullmatch(text)}
         self.source, self.target = self._token(session, chosen.source), self._token(session, chosen.target)
 
