@@ -96,3 +96,17 @@ def test_exports_have_the_loss_of_the_module(zoo: Zoo, task: str, row: dict[str,
     assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-4)
     assert scores[1]["targets"] == scores[0]["targets"]
     assert scores[1].keys() == scores[0].keys()
+
+
+def test_options_of_data_take_several_files(zoo: Zoo) -> None:
+    """As a shell expands a pattern, before or after the model; a directory is never taken for a file."""
+    for name in ("a.txt", "b.txt", "c.txt"):
+        Path(name).write_text("a line of text\n" * 20)
+    data = ("--data", "a.txt", "b.txt", "--validation", "c.txt")
+    for arguments in (("bert-tiny", *data), (*data, "bert-tiny")):
+        said = zoo("train", *arguments, "--task", "fill-mask", *FAST, "-o", "m", "--force")
+        assert said.status == 0, said.err
+        assert json.loads(Path("m/training.json").read_text())["rows"]["rows"] == 2
+    scores = zoo("evaluate", "--data", "a.txt", "b.txt", "m", "--variant", "torch", "--json").json["scores"]
+    assert len(scores) == 1
+    zoo("evaluate", "m", "a.txt", "--data", "b.txt").failed(2, "unexpected extra argument")

@@ -17,6 +17,7 @@ __all__ = [
     "COUNT",
     "THREADS",
     "Command",
+    "DataCommand",
     "Group",
     "force_option",
     "is_quiet",
@@ -60,6 +61,26 @@ class Command(click.Command):
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+class DataCommand(Command):
+    """A command whose ``--data`` and ``--validation`` may have several files, as a pattern of the shell gives them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat these options before each further file."""
+        result: list[str] = []
+        name, complete = None, True
+        for item in args:
+            if item in ("--data", "--validation"):
+                name, complete = item, False
+            elif not complete:
+                complete = True
+            elif name is not None and Path(item).is_file():
+                result.append(name)
+            else:
+                name = None
+            result.append(item)
+        return super().parse_args(ctx, result)
 
 
 class Group(click.Group):

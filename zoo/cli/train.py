@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import Command, force_option, is_quiet, json_option, option, quiet_option
+from zoo.cli.options import DataCommand, force_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.progress import Progress, show_progress
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -41,7 +41,7 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
     return {role: name for role in _COLUMNS if (name := options.get(f"{role}_column")) is not None}
 
 
-@click.command("train", cls=Command)
+@click.command("train", cls=DataCommand)
 @click.argument("model")
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
 @option("--validation", section="Data", metavar="PATH", multiple=True, help="The same, for evaluations.")

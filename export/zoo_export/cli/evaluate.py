@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zoo.cli.options import Command, json_option, option, quiet_option
+from zoo.cli.options import DataCommand, json_option, option, quiet_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import columns, emit_json
 from zoo.cli.train import column_options, given_columns
@@ -28,7 +28,7 @@ METRICS = (
 """The names of scores, in the order of the table."""
 
 
-@click.command("evaluate", cls=Command)
+@click.command("evaluate", cls=DataCommand)
 @click.argument("directory", type=click.Path(path_type=Path), default=Path())
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
 @option("--recipe", section="Data", metavar="NAME", help="Use the data set of a recipe, and its settings.")
