@@ -308,7 +308,7 @@ class TextRunner(Runner[Tokens]):
 
     @property
     def truncated(self) -> str | None:
-        """What was truncated, for a warning; None if nothing was."""
+        """The number of truncated texts in words, for a warning; None if it is 0."""
         used = self._truncating
         return truncated_texts(used.truncated, used.limit) if used is not None and used.truncated else None
 

@@ -174,7 +174,7 @@ def test_the_encoder_of_bart_embeds_sentences(tmp_path: Path) -> None:
 
 
 def test_an_encoder_does_not_get_a_decoder(tmp_path: Path, zoo: Zoo) -> None:
-    """It would be untrained. Leaving one out is a matter of a few lines."""
+    """The decoder's tensors are dropped, since a new decoder would be untrained."""
     make(FAMILIES["t5"], "ForConditionalGeneration", tmp_path / "hub")
     lines = zoo("import", tmp_path / "hub", "--task", "sentence-embedding", "-o", "encoder", "--no-verify").out
     assert "decoder.block.*.layer.*.SelfAttention.q.weight, " in lines

@@ -148,7 +148,7 @@ def test_windows_equal_those_of_transformers(kind: str, data: st.DataObject) -> 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_texts_equal_those_of_transformers(kind: str, data: st.DataObject) -> None:
-    """Of any ids, valid or not."""
+    """For sequences of ids that need not be the encoding of a text."""
     ours, theirs = both(kind, data.draw(st.integers(0, 3)), "right")
     ids = data.draw(st.lists(st.integers(0, len(theirs) - 1), max_size=20))
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -28,7 +28,7 @@ def library(backend: Backend, ids: Sequence[int]) -> list[str | None]:
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_pieces_add_up_to_the_decoded_text(kind: str, data: st.DataObject) -> None:
-    """Of any tokens, also bytes of incomplete and of invalid characters."""
+    """For any sequence of tokens, including bytes of incomplete and invalid characters."""
     tokenizer = zoo.Tokenizer(tokenizer_of(kind))
     ids = data.draw(token_ids(kind))
     assert "".join(tokenizer.stream(ids)) == tokenizer.decode(ids)

@@ -19,7 +19,7 @@ class Window(NamedTuple):
     places: list[int]
     """Places of its tokens in the encoding of the whole text."""
     part: range
-    """Those of ``places`` that are of the part, not of the first text of a pair or special."""
+    """Range of indices into ``places`` of the text's tokens, without special tokens and the first text of a pair."""
 
 
 def token_windows(encoded: Encoding, *, limit: int, stride: int | None = None, name: str = "text") -> list[Window]:

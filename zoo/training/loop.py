@@ -111,7 +111,7 @@ class Trainer:
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.settings, self.criterion, self.validation = settings, criterion, validation
-        self._owner = guard
+        self._guard = guard
         self.processes, self.device = processes, processes.device
         self.model = model
         _check_memory(model)
@@ -269,7 +269,7 @@ class Trainer:
     def _their_code(self) -> Iterator[None]:
         """Run code of the model and of the objective, whose errors name their plugin, unless memory is exhausted."""
         try:
-            with self._owner():
+            with self._guard():
                 yield
         except PluginError as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""What is put around the source of a translation: prefixes of tasks, and tokens of languages."""
+"""Prefixes of tasks and tokens of languages, which are added to the source of a translation."""
 
 from __future__ import annotations
 
