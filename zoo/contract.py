@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 __all__ = [
@@ -228,12 +228,7 @@ class KeyValues:
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Return two tensors per layer, key before value."""
-        sizes = (("key", self.head_dim), ("value", self.value_head_dim or self.head_dim))
-        return tuple(
-            floats(f"{self.name}.{layer}.{part}", "batch", self.num_heads, self.length, size)
-            for layer in range(self.num_layers)
-            for part, size in sizes
-        )
+        return _key_value_tensors(self)
 
     def elements_per_token(self) -> int:
         """Return the number of elements stored per token of one sequence."""
@@ -314,15 +309,7 @@ class Graph:
 
     def present_tensors(self) -> tuple[TensorSpec, ...]:
         """Return the past after this call, named ``present.N.key`` and ``present.N.value``."""
-        if self.past is None:
-            return ()
-        return tuple(
-            floats(
-                tensor.name.replace(self.past.name, "present", 1),
-                *(f"{dim} + sequence" if dim == self.past.length else dim for dim in tensor.dims),
-            )
-            for tensor in self.past.tensors()
-        )
+        return () if self.past is None else _present_tensors(self.past)
 
     def with_attentions(self) -> Graph:
         """Return the graph with its attention weights added as last outputs."""
@@ -377,6 +364,28 @@ def causal_graph(
         outputs=(floats("logits", "batch", "sequence", vocab_size),),
         past=KeyValues(name="past_key_values", num_layers=num_layers, num_heads=num_kv_heads, head_dim=head_dim),
         attentions=attentions(num_layers, num_heads, keys=keys) if num_heads else (),
+    )
+
+
+# Called for each step of a generated text.
+@lru_cache(maxsize=256)
+def _key_value_tensors(item: KeyValues) -> tuple[TensorSpec, ...]:
+    sizes = (("key", item.head_dim), ("value", item.value_head_dim or item.head_dim))
+    return tuple(
+        floats(f"{item.name}.{layer}.{part}", "batch", item.num_heads, item.length, size)
+        for layer in range(item.num_layers)
+        for part, size in sizes
+    )
+
+
+@lru_cache(maxsize=256)
+def _present_tensors(past: KeyValues) -> tuple[TensorSpec, ...]:
+    return tuple(
+        floats(
+            tensor.name.replace(past.name, "present", 1),
+            *(f"{dim} + sequence" if dim == past.length else dim for dim in tensor.dims),
+        )
+        for tensor in past.tensors()
     )
 
 

@@ -43,7 +43,7 @@ from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.guards import Branches, Traced, check_outputs
 from zoo_export.trace.outline import Outline
 from zoo_export.trace.recurrent import RecurrentLayers
-from zoo_export.trace.translation import TRANSLATIONS, prepare
+from zoo_export.trace.translation import TRANSLATIONS, prepare, reused_registry
 
 __all__ = ["trace_graph"]
 
@@ -135,14 +135,15 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
                         strict=False,
                     )
             prepare(program)
-            translated = torch.onnx.export(
-                program,
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-                opset_version=opset,
-                custom_translation_table=dict(TRANSLATIONS),
-            )
+            with reused_registry():
+                translated = torch.onnx.export(
+                    program,
+                    dynamo=True,
+                    optimize=False,
+                    verbose=False,
+                    opset_version=opset,
+                    custom_translation_table=dict(TRANSLATIONS),
+                )
             assert translated is not None
             model = translated.model
             _take_names(model, stored_names)
