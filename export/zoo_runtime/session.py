@@ -88,8 +88,8 @@ def load_session(
             own.
         variant: the export to open. By default the provider-specific one if it exists and is verified, else the
             portable one.
-        task: the task to run. If it requires a certain variant, that one is opened, unless ``variant`` or ``dtype`` is
-            given.
+        task: the task to run instead of the model's own. If it requires a certain variant, that one is opened, unless
+            ``variant`` or ``dtype`` is given.
         threads: number of threads per operator; the number of cores by default.
         memory: ``fast`` or ``mapped``: see :func:`zoo_runtime.open_session`.
         provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
@@ -121,8 +121,9 @@ def load_session(
         raise UsageError(f"threads must be from 1 to {system.MAX_THREADS}, got {threads}")
     if memory not in get_args(Memory):
         raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
-    if task is not None and variant is None and dtype is None:
-        variant = _runner_class(task, stored.spec.task)[1].variant
+    if task is not None:
+        required = _runner_class(task, stored.spec.task)[1].variant
+        variant = required if variant is None and dtype is None else variant
     precision = None if dtype is None else dtype_name(dtype)
     export = _choose_export(stored, provider, precision, variant)
     export.check()
@@ -137,6 +138,7 @@ def load_session(
         memory,
         provider_options,
         Path(tokenizer) if tokenizer else None,
+        task=task,
         special_tokens=special_tokens,
         truncate=text_limit(stored, truncate),
         chat=_chat_template(directory) if chat else None,
@@ -233,12 +235,15 @@ class Session:
         provider_options: Mapping[str, str],
         tokenizer: Path | None,
         *,
+        task: str | None = None,
         special_tokens: bool = True,
         truncate: int | None = None,
         chat: ChatTemplate | None = None,
     ) -> None:
         self.special_tokens, self.truncate, self.chat = special_tokens and chat is None, truncate, chat
         self.stored, self.export, self.provider = stored, export, provider
+        self.task = task or stored.spec.task
+        """The task that is run by default."""
         self.threads, self.memory, self.provider_options = threads, memory, provider_options
         self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
         self._sessions: dict[str, ort.InferenceSession] = {}
@@ -260,11 +265,6 @@ class Session:
     def path(self) -> Path:
         """The model directory."""
         return self.stored.path
-
-    @property
-    def task(self) -> str:
-        """The model's declared task."""
-        return self.stored.spec.task
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -442,7 +442,7 @@ class Session:
         """Create the runner of a task with the given options."""
         self._check_open()
         name = task or self.task
-        plugin, cls = _runner_class(name, self.task)
+        plugin, cls = _runner_class(name, self.stored.spec.task)
         if self.chat is not None and not cls.chats:
             raise UsageError(f"the task {name} does not read chats", self.path, argument("chat", text="leave out {}"))
         with plugins.blame(plugin, f"cannot prepare the task {name}"):
@@ -454,7 +454,7 @@ class Session:
 
     def options(self, task: str | None = None) -> type[Settings]:
         """Return the options class of a task."""
-        return _runner_class(task or self.task, self.task)[1].options
+        return _runner_class(task or self.task, self.stored.spec.task)[1].options
 
     def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Run one declared graph on arrays. If a decoder is given no past, it starts with an empty one.

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, pipeline
 
 from tests.runtime.test_pipelines import COMPUTED, PROBLEMS, SIZES, TEXTS, characters, make, opened
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime import Pair, Session
+from zoo_runtime import Pair, Session, load_session
 
 Zoo = Callable[..., Any]
 ORDERS = [("contradiction", "neutral", "entailment"), ("Entailment", "neutral", "contradiction"), ("no", "entails")]
@@ -67,11 +67,22 @@ def test_probabilities_are_varied(case: tuple[Any, Session]) -> None:
     assert np.ptp([row["classes"][0]["probability"] for row in found]) > 1e-3
 
 
+@pytest.mark.slow_after(1)
 def test_labels_are_given_on_the_command_line(case: tuple[Any, Session], zoo: Zoo) -> None:
     session, run = case[1], ("--task", "zero-shot-classification", "--option", "labels=wind, in ,gare")
     (row,) = session.run([QUERY], task="zero-shot-classification", labels=["wind", "in", "gare"])
     shown = "  ".join(f"{found['label']}: {found['probability']:.4f}" for found in row["classes"])
     assert zoo("run", session.path, QUERY, *run).out == f"{QUERY!r}: {shown}\n"
+
+
+def test_task_of_a_session_is_the_default(case: tuple[Any, Session]) -> None:
+    labels, task = ["wind", "in"], "zero-shot-classification"
+    with load_session(case[1].path, task=task) as session:
+        assert session.task == task
+        assert session.run(QUERY, labels=labels) == case[1].run(QUERY, task=task, labels=labels)
+        assert len(session.run(QUERY, task="text-classification")["classes"]) > 1
+    with pytest.raises(UsageError, match="zero-shot-classification"):
+        load_session(case[1].path, task="zero-shot", variant="")
 
 
 def test_bad_labels_are_refused(case: tuple[Any, Session], zoo: Zoo) -> None:
@@ -106,7 +117,7 @@ def scores(theirs: BertForSequenceClassification, query: str, passages: list[str
         return np.concatenate([theirs(**tokenizer(query, text, return_tensors="pt")).logits for text in passages])
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS[1:])
 def test_passages_are_ranked_by_the_logit(tmp_path: Path, zoo: Zoo, problem: str) -> None:
     theirs = classifier(("relevant",), problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast, pipeline
 
 from tests.runtime.test_pipelines import COMPUTED, SIZES, characters, make, opened
@@ -76,6 +77,18 @@ def test_entities_equal_the_pipeline(case: tuple[Any, Session], strategy: str, t
     assert [(row["label"], row["start"], row["end"]) for row in found] == spans
     assert [row["text"] for row in found] == [text[start:end] for _, start, end in spans]
     np.testing.assert_allclose([row["score"] for row in found], [row["score"] for row in wanted], **COMPUTED)
+
+
+@pytest.mark.slow
+def test_tokens_without_characters_are_exported(tmp_path: Path) -> None:
+    """The offsets of a space that is a token of its own are trimmed to nothing, so no entity can be told to hold it."""
+    tokenizer = byte_level()
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tagger = pipeline("token-classification", tagger_model(), tokenizer=tokenizer)
+    with opened(tagger.model, tokenizer, tmp_path) as session:
+        text = "who has seen the wind"
+        wanted = [(row["entity_group"], row["start"]) for row in tagger(text, aggregation_strategy="simple")]
+        assert [(row["label"], row["start"]) for row in session.run(text)["entities"]] == wanted
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ class TokenClassification(TextRunner):
             encoded = self.tokenizer.encode(text)
             masks = zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
             places = [place for place, special in masks if not special]
-            if len(set(places)) == len(places):
+            if len(set(places)) == len(places) and all(start < end for start, end in places):
                 found.append(text)
         return found
 
