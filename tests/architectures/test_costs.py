@@ -139,6 +139,7 @@ def count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow_after(20)
 @pytest.mark.parametrize("name", read_presets(built_in_presets()))
 def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
     """All sizes, including 175 billion: on the meta device a weight is only a shape."""
@@ -146,6 +147,7 @@ def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
     assert parameter_count(spec) == count(on_meta(spec))
 
 
+@pytest.mark.slow_after(20)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

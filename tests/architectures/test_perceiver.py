@@ -74,6 +74,7 @@ def batch(length: int = 9) -> tuple[Tensor, Tensor]:
     return ids, (torch.arange(length) < lengths.unsqueeze(1)).long()
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("task", CLASSES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_transformers(kind: str, task: str, tmp_path: Path) -> None:

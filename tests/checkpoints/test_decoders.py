@@ -417,6 +417,7 @@ def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
     same(tmp_path / "ours", theirs)
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
     """transformers loads the published checkpoint with the same configuration, tensors and outputs."""

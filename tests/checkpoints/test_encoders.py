@@ -205,7 +205,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Ten
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
 
 
-@pytest.mark.slow_after(12)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("name", "kind", "task"), CASES)
 def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) -> None:
     """The imported model computes the same, and transformers loads the checkpoint written back."""
@@ -461,6 +461,7 @@ PRESETS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("preset", "kind"), PRESETS.items())
 @pytest.mark.parametrize("task", ["feature-extraction", "fill-mask", "text-classification"])
 def test_preset_is_written_as_its_family(tmp_path: Path, preset: str, kind: str, task: str) -> None:
@@ -490,7 +491,7 @@ POOLED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """The vector of a text, given its hidden states (T, E) and the places that are not padding."""
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "electra"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len", "weighted_mean", "last"])
 @pytest.mark.parametrize("normalize", [True, False])

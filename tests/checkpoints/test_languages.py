@@ -63,6 +63,7 @@ def session(checkpoint: Path) -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("source", "target"), [("en_XX", "ro_RO"), ("de_DE", "en_XX")])
 def test_languages_equal_transformers(checkpoint: Path, session: Session, source: str, target: str) -> None:
     """The tokens of the source and of the target are those of transformers."""
@@ -105,6 +106,7 @@ def test_tokenizers_without_a_language_around_texts(checkpoint: Path, tmp_path: 
         assert runner.read([4, 5], 1).ids == [4, 5]
 
 
+@pytest.mark.slow
 def test_prefixes_of_tasks(tmp_path: Path) -> None:
     """A prefix is part of the checkpoint; a named one equals the same text before the source."""
     tokenizer = MBart50Tokenizer(vocab=[*VOCABULARY, (":", -3.0)], src_lang="en_XX", tgt_lang="ro_RO")

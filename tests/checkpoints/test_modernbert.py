@@ -122,6 +122,7 @@ def same(folder: Path, theirs: transformers.PreTrainedModel) -> None:
         assert value.std() > 1e-2
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("options", "ours"), [({}, OURS), (OTHER, OTHER_OURS)], ids=["windows", "biases"])
 @pytest.mark.parametrize(("kind", "task"), TASKS.items())
 def test_import_and_round_trip(

@@ -158,6 +158,7 @@ def test_adapter_of_zoo_is_loaded_by_peft(name: str, lora: str, zoo: Zoo) -> Non
     assert json.loads(Path("adapter/adapter_config.json").read_text())["base_model_name_or_path"] == "hub"
 
 
+@pytest.mark.slow
 def test_fresh_head_is_loaded_by_peft(zoo: Zoo) -> None:
     """PEFT's ``modules_to_save`` are the tensors that the base model lacks."""
     torch.manual_seed(0)

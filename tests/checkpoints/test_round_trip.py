@@ -46,7 +46,7 @@ def make(cls: type[PreTrainedModel], **options: Any) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

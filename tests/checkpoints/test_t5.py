@@ -164,7 +164,7 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
     assert_close(outputs(library.load(folder), encoder=encoder), wanted, rtol=0, atol=1e-10)
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
     """The imported model is the same, and publishing it gives the same checkpoint."""
@@ -267,6 +267,7 @@ def test_scaled_heads_cannot_be_written_as_mt5(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "settings",
     [[], ["tie_embeddings=false"], ["scale_head=false"], ["tie_embeddings=false", "scale_head=true"],

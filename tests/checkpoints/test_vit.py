@@ -220,6 +220,7 @@ def test_dinov2_ratio_is_whole(tmp_path: Path) -> None:
         import_checkpoint(edit(hub, mlp_ratio=0), tmp_path / "other", verify=False)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("kind", "options", "changes"), KINDS.values(), ids=KINDS)
 def test_checkpoint_round_trip(
     tmp_path: Path, kind: type[PreTrainedModel], options: dict[str, Any], changes: dict[str, Any]

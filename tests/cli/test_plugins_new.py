@@ -308,7 +308,7 @@ def test_force_keeps_edited_files(zoo, snapshot, file: str) -> None:
     assert path.is_symlink()
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("call", sorted(set(CALLS) - {"unlink", "rmdir"}))  # leftovers are removed by the next writer
 @pytest.mark.parametrize("force", [False, True])
 def test_full_disk_leaves_the_old_state(zoo, snapshot, call: str, force: bool) -> None:

@@ -100,6 +100,7 @@ def embed(model: Path, file: str) -> list[str]:
     return ["run", str(model), *options.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [("stderr",), ("stdout", "stderr")], ids="-".join)
 def test_run_counts_inputs(model: Path, monkeypatch: pytest.MonkeyPatch, streams: tuple[str, ...]) -> None:
     """Relative to the rows of the file, even if stdout is a terminal; the last line reports the output file."""

@@ -32,6 +32,7 @@ ALSO = {
 }
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("check", EDITS)
 def test_each_edit_fails_its_check(check: str, install: Callable[..., Path]) -> None:
     """The result says what was expected and what happened, and the check itself raises no other error."""
@@ -50,7 +51,7 @@ def test_each_edit_fails_only_its_check(check: str, install: Callable[..., Path]
     assert list(failed) == [check, *ALSO.get(check, ())], failed
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("check", "edit", "happened"),
     [

@@ -70,7 +70,7 @@ def test_failure_shows_expectation_and_explanation(install, zoo, describing) -> 
     )
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "happened"),
     [
@@ -158,6 +158,7 @@ def test_every_check_explains_itself(zoo) -> None:
     assert zoo("plugins", "check", "--explain", "cache", "--json").json["check"] == "cache"
 
 
+@pytest.mark.slow
 def test_expected_failures_are_strict(install, zoo, describing) -> None:
     known = expecting({"documented": "not written yet"})
     install_edited(install, "zoo-acme", [known, *EDITS["documented"]])

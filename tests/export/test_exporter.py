@@ -193,6 +193,7 @@ def test_graph_reads_every_tensor_and_contains_no_weights(exported_model: Export
             assert all(weights[offset : offset + min(length, 64)] not in data for data in graphs)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("name", "file"), GRAPHS)
 def test_signature(exported_model: Exported, name: str, file: str) -> None:
     graph = load(exported_model(name) / file).graph
@@ -541,6 +542,7 @@ def test_outputs_have_the_dtype_of_the_model(toys: None, zoo: Callable[..., Any]
     assert graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
+@pytest.mark.slow
 def test_failed_second_export_keeps_the_first(
     toys: None, zoo: Callable[..., Any], snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,7 +254,7 @@ WRONG: dict[str, tuple[str, int, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.slow_after(12)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("case", WRONG)
 def test_faulty_exporters_are_reported_and_change_nothing(
     case: str, install: Callable[..., Path], copy_of: Build, zoo: Zoo, snapshot: Callable[[], Any]
@@ -356,6 +356,7 @@ def test_facts_known_to_zoo_override_those_of_exporters(install: Callable[..., P
     assert evidence["weights"] == {"model.safetensors": listed(folder)["model.safetensors"]["sha256"]}
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("evidence", "status"),
     [
@@ -580,6 +581,7 @@ def onnx_options() -> list[tuple[str, ...]]:
     ]
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("option", onnx_options(), ids=lambda option: option[0])
 def test_onnx_options_are_rejected_for_other_formats(
     install: Callable[..., Path], zoo: Zoo, option: tuple[str, ...]
@@ -664,6 +666,7 @@ def compared(stored: ModelDirectory, change: Change = dict, **options: Any) -> A
     return compare_runtime(stored, open_runtime, **options)
 
 
+@pytest.mark.slow
 def test_model_equals_itself(exported_build: Build) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny"))
     steps: list[tuple[int, int]] = []
@@ -689,6 +692,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", CHANGES)
 def test_inaccurate_runtime_fails(case: str, exported_build: Build) -> None:
     change, line = CHANGES[case]
@@ -717,6 +721,7 @@ def test_crashing_runtime_is_not_verified(change: Change, cause: str, exported_b
         compared(ModelDirectory.open(exported_build("bert-tiny")), change)
 
 
+@pytest.mark.slow
 def test_runtime_with_fixed_weights_must_declare_it(exported_build: Build) -> None:
     """The result holds only for these weights, as the evidence records."""
     stored = ModelDirectory.open(exported_build("bert-tiny"))

@@ -64,6 +64,7 @@ def test_planned_header_equals_the_librarys(tmp_path_factory: pytest.TempPathFac
     assert planned.keys() == there.keys()
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "llama-tiny", "transformer-tiny", "vit-tiny"])
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 5_000_000_000), ("float16", 5_000_000_000), ("float32", 50_000)]
@@ -170,6 +171,7 @@ def test_relinking_during_an_export_fails(exported_copy: Exported, monkeypatch: 
     assert (folder / "model.onnx").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_directory_is_exported_without_a_comparison(
     exported_build: Exported, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:

@@ -65,6 +65,7 @@ def texts(drawing: str) -> list[str]:
     return [" ".join("".join(element.itertext()).split()) for element in ET.fromstring(drawing).iter(f"{SVG}text")]
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *PUBLISHED])
 def test_counts_add_up_to_the_model(name: str) -> None:
     """Parameters count once although graphs share modules and modules share parameters; parts add up to parents."""
@@ -90,6 +91,7 @@ def test_every_outermost_module_is_drawn_once(name: str) -> None:
     assert wanted <= {item for names in drawn for item in names}
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -152,6 +154,7 @@ def test_padded_lengths_are_not_shown_as_fixed() -> None:
     assert next(part for part in walk(shared.parts) if part.kind == "BERTBlock").calls == 12
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_figure_is_xml_within_its_frame(name: str) -> None:
     """It has a description, and uses the page's colours when embedded in one."""

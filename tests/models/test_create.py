@@ -22,6 +22,7 @@ def test_model_on_meta_has_the_tensors_of_the_model(name: str) -> None:
     }
 
 
+@pytest.mark.slow
 def test_model_on_meta_does_not_import_the_compiler() -> None:
     code = (
         "import sys; from zoo.models.create import build_on_meta; from zoo.registry import registry;"

@@ -127,7 +127,7 @@ def test_fifty_plugins_are_tested() -> None:
     assert [len(cases) for cases in KINDS.values()] == [5] * 10
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_broken_plugin_is_reported_and_affects_nothing_else(
     kind: str, case: str, install, zoo, monkeypatch: pytest.MonkeyPatch

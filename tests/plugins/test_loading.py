@@ -272,6 +272,7 @@ def test_two_commands_of_one_name_are_an_error(install, zoo) -> None:
     assert zoo("--disable-plugin", "zoo-two", "greet").out == "hello you\n"
 
 
+@pytest.mark.slow
 def test_listing_reflects_changed_files(install, zoo) -> None:
     """Cached facts about a preset expire when its configuration's code or its values change."""
     folder = plugin(install, "zoo-acme")

@@ -189,7 +189,7 @@ BROKEN: dict[str, tuple[str | None, str | None, str]] = {
 }
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_plugin_causes_one_warning(case: str, install, zoo) -> None:
     """Unrelated commands and other plugins work as if it were not installed, and it leaves nothing behind."""
@@ -222,6 +222,7 @@ def test_request_for_a_broken_plugins_model_names_the_plugin(install, zoo) -> No
     assert "plugin 'faulty' (zoo-aaa 3.1.4)" in error
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "metadata",
     [{"METADATA": None}, {"METADATA": ""}, {"entry_points.txt": "[zoo.plugins]\nno equals sign\n"}],
@@ -254,6 +255,7 @@ def test_invalid_entry_point_is_broken(value: str, install, zoo) -> None:
     assert line.startswith("warning: plugin 'faulty' (zoo-aaa 2.0): broken: ")
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("place", ["plugin", "hook", "configuration", "cost", "model", "constructor"])
 def test_printing_never_reaches_a_result(place: str, install, zoo) -> None:
     """Output of plugin code never goes to standard output."""
@@ -295,7 +297,7 @@ MISBEHAVING = {
 }
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("case", MISBEHAVING)
 def test_failing_configuration_is_blamed_on_its_plugin(case: str, install, zoo) -> None:
     """Its preset is unavailable and all others are listed; using it is a plugin error that names the owner."""

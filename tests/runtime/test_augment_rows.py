@@ -66,6 +66,7 @@ def read(path: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(file)) if path.endswith(".csv") else [json.loads(line) for line in file]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("given", ["in.jsonl", "in.csv", "in.parquet"])
 @pytest.mark.parametrize("made", ["out.jsonl", "out.csv", "out.parquet"])
 def test_rows_and_their_variants_keep_all_columns(masked: Path, zoo: Zoo, given: str, made: str) -> None:
@@ -134,6 +135,7 @@ def test_existing_files_and_lists_in_tables_are_refused(masked: Path, zoo: Zoo) 
     zoo("run", masked, *MASKED, "--input", "in.jsonl", "--training-data", "in.jsonl").failed(2, "are the same file")
 
 
+@pytest.mark.slow
 def test_prompts_hold_the_columns(session: Session) -> None:
     """A variant is the continuation of the prompt; the first of several differ by their random numbers."""
     options = {"max_new_tokens": 5, "seed": 3}

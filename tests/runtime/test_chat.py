@@ -109,6 +109,7 @@ def test_errors(model: Path, hub: Path, exported_model: Exported, tmp_path: Path
             session.run("hi", task="next-token")
 
 
+@pytest.mark.slow
 def test_bad_template_is_one_line(model: Path, hub: Path, tmp_path: Path, zoo: Zoo) -> None:
     shutil.copytree(hub, tmp_path / "hub")
     (tmp_path / "hub" / "chat_template.jinja").write_text("{% if %}")

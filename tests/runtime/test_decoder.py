@@ -143,6 +143,7 @@ def test_steps_and_row_moves_equal_full_passes(long_model: Callable[[str], Path]
         assert len(wholes) > 1 or variant == "", "the buffers had to grow"
 
 
+@pytest.mark.slow
 def test_growing_buffers_does_not_change_results(long_model: Callable[[str], Path]) -> None:
     texts = []
     for variant in ("", "cpu"):

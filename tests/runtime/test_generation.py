@@ -188,7 +188,7 @@ BEAMS = [
 ]
 
 
-@pytest.mark.slow_after(14)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("ends", [0, 1, 6])
 @pytest.mark.parametrize("options", BEAMS, ids=lambda options: ",".join(options))
 @pytest.mark.parametrize("name", AGAIN)
@@ -234,7 +234,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("name", AGAIN)

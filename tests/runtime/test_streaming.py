@@ -75,7 +75,7 @@ def token_ids(draw: st.DrawFn, kind: str, whole: bool = False) -> list[int]:
 KINDS = ["bytes", "wordpiece", "metaspace", "byte fallback"]
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=250)
 @given(data=st.data())

@@ -125,6 +125,7 @@ def test_task_runs_with_its_options(masks: Path, likeliest: None, zoo: Zoo) -> N
     assert zoo("run", masks, "time", "--task", "likeliest", "--stream").out == "one two\n"
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -160,6 +161,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_blamed_on_the_plugin(masks: Path, likeliest: None, zoo: Zoo, fault: str) -> None:
     options = ("--task", "likeliest", "--option", f"fault={fault}")
@@ -215,6 +217,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("code", "message"), BROKEN.values(), ids=BROKEN)
 def test_unloadable_task_is_reported(masks: Path, install: Install, zoo: Zoo, code: str | None, message: str) -> None:
     install("zoo-likeliest", ENTRY, files={"{module}_run.py": code} if code else {})

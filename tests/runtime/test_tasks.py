@@ -412,6 +412,7 @@ def test_bad_inputs(exported_model: Exported, zoo: Zoo, arguments: tuple[str, ..
     zoo("run", exported_model("bert-tiny"), *arguments).failed(status, message)
 
 
+@pytest.mark.slow
 def test_text_requires_a_tokenizer(exported_model: Exported, zoo: Zoo) -> None:
     """Without one, the model runs on ids, or with a given tokenizer."""
     folder = exported_model("bert-tiny", "num_layers=1", tokenizer=False)

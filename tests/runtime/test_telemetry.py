@@ -47,6 +47,7 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+@pytest.mark.slow
 def test_one_module_imports_onnxruntime() -> None:
     assert len(SOURCES) > 100
     assert [path for path in SOURCES if "onnxruntime" in imported(path)] == [OWNER]

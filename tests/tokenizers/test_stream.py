@@ -24,6 +24,7 @@ def library(backend: Backend, ids: Sequence[int]) -> list[str | None]:
     return [stream.step(backend, token) for token in ids]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())

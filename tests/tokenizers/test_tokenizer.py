@@ -400,7 +400,7 @@ def sentencepiece_file(path: Path, sentences: Sequence[str] = (), **options: Any
     return sentencepiece.SentencePieceProcessor(model_proto=content.getvalue())
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc", "nmt_nfkc_cf"])
 @pytest.mark.parametrize(
     "options",

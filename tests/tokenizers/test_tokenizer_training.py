@@ -61,6 +61,7 @@ print(tokenizer_json(tokenizer))
 """
 
 
+@pytest.mark.slow_after(1)
 def test_same_text_gives_the_same_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In other processes, with other hash seeds and numbers of threads."""
     path = corpus()

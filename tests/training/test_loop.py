@@ -33,7 +33,7 @@ def finish(trainer: Trainer) -> dict[str, Tensor]:
     return weights(trainer)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_continued_run_computes_the_same_bits(
@@ -226,6 +226,7 @@ def test_model_adds_its_own_terms() -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_recomputed_activations_change_nothing(make_trainer: Make) -> None:
     """With dropout, whose random numbers are the same in both forward passes of each of several parts."""
     plain = make_trainer(micro_batch_size=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def test_permutations_are_mixed() -> None:
     assert (images == permute(np.arange(size), size, 1)).mean() < 0.001
 
 
+@pytest.mark.slow
 @given(sizes, st.integers(1, 40), st.booleans(), st.integers(1, 200), st.integers(0, 5))
 def test_every_epoch_has_every_example(size: int, batch_size: int, buckets: bool, steps: int, seed: int) -> None:
     lengths = np.arange(size) % 7 if buckets else None

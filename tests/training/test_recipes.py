@@ -41,6 +41,7 @@ def test_project_overrides_built_in_recipe(zoo: Zoo) -> None:
     assert {"copy-task", "quick"} <= recipe_names().keys()
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

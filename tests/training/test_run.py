@@ -188,6 +188,7 @@ def test_best_evaluation_by_accuracy(zoo: Zoo, reviews: Path) -> None:
     assert Path("judge/manifest.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_best_weights_are_kept(zoo: Zoo, corpus: Path) -> None:
     """The loss on letters that do not occur in training grows soon."""
     options = (*FAST, "--set", "schedule=constant", "--set", "evaluate_every=2", "--max-steps", "16")

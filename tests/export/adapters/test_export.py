@@ -46,6 +46,7 @@ def failures(model: Path, graphs: AdaptedGraphs, number: int) -> list[str]:
     return [line for form in ("beside", "merged") for line in compare_adapter(stored, graphs, number, form, POINTS)[1]]
 
 
+@pytest.mark.slow
 def test_sound_adapters_pass(adapted_model: Path, given: AdaptedGraphs) -> None:
     assert failures(adapted_model, given, 1) == failures(adapted_model, given, 2) == []
 

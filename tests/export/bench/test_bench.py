@@ -260,6 +260,7 @@ def test_unknown_limits_are_not_reported(exported_model: Exported, zoo: Callable
         assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported_without_need(exported_model: Exported, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(exported_model("gpt-tiny"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -163,6 +163,7 @@ def test_number_of_tokens(generate: Callable[..., Array], name: str) -> None:
         assert (found == free[:, : max(new, 0)]).all()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
 def test_generation_ends_early(generate: Callable[..., Array], name: str, temperature: float) -> None:

@@ -357,6 +357,7 @@ def test_third_party_decoder_is_rewritten_where_possible(
 # Rejected uses.
 
 
+@pytest.mark.slow
 def test_profile_without_its_provider_is_rejected(
     exported_cpu: Exported, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:

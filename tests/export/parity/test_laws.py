@@ -82,6 +82,7 @@ def test_laws_that_the_comparison_relies_on_are_not_optional(declare: Callable[.
         laws("decoder-small")
 
 
+@pytest.mark.slow
 def test_evidence_names_an_expected_failure_that_does_not_occur(declare: Callable[..., None], zoo: Zoo) -> None:
     declare(batch_invariance="rows compete")
     assert zoo("build", "sound-small", "-o", "model").status == 0

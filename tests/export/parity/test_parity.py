@@ -390,7 +390,7 @@ def test_an_honest_graph_passes(exported_noisy: Noisy, name: str) -> None:
     assert report.evidence["verified"] is True
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_graph_passes_with_any_weights_of_its_layout(exported_noisy: Noisy, seed: int) -> None:
     assert compare(*exported_noisy(GPT, seed)).failures == []
@@ -491,6 +491,7 @@ def test_graph_that_fails_at_run_time_is_rejected(exported_model: Exported, edit
         compare(stored, {MODEL: model.SerializeToString()})
 
 
+@pytest.mark.slow
 def test_comparison_stops_at_a_clear_failure(
     exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]]
 ) -> None:
@@ -505,6 +506,7 @@ def test_comparison_stops_at_a_clear_failure(
     assert report.evidence["greedy_decoding"] == {}
 
 
+@pytest.mark.slow
 def test_reason_for_a_missing_module_is_given(
     exported_noisy: Noisy, exported_graphs: Callable[[Fault], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

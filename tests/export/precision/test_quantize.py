@@ -540,6 +540,7 @@ def test_exported_precision_runs_from_its_directory(gpt: Path) -> None:
         export_variant(gpt, "int4")
 
 
+@pytest.mark.slow
 def test_other_weights_require_another_export(
     gpt: Path, made_already: None, short_text: Path, seal: Callable[[Path], None]
 ) -> None:
@@ -658,6 +659,7 @@ def test_inconsistent_file_is_rejected(make: Maker, tmp_path: Path, key: str) ->
 # From the command line.
 
 
+@pytest.mark.slow
 def test_command_writes_runs_and_verifies_a_precision(
     gpt: Path, made_already: None, short_text: Path, zoo: Callable[..., Any], snapshot: Callable[[], Any]
 ) -> None:

@@ -37,6 +37,7 @@ def run(path: Path) -> list[np.ndarray[Any, Any]]:
     return list(session.run(None, feeds))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("largest", [standalone._LARGEST, 1000])
 @pytest.mark.parametrize("name", FILES)
 def test_copy_computes_the_same(

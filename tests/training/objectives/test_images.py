@@ -154,6 +154,7 @@ def test_classes_are_names_of_directories(zoo: Zoo, folder: Path) -> None:
     assert list(record["digests"]) == ["data images", "tokenizer"]
 
 
+@pytest.mark.slow
 def test_table_of_images(zoo: Zoo, folder: Path) -> None:
     """Paths are relative to the table, and changes of the files are noticed."""
     rows = [{"file": f"{label}/{number}.png", "kind": label} for label in ("dark", "light") for number in range(5)]
