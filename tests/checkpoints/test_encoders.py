@@ -525,14 +525,27 @@ def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bo
 @pytest.mark.parametrize(
     ("modules", "stated", "status", "fragments"),
     [
-        ([{"type": "models.Dense"}], {}, 2, ("the module Dense is not supported", "modules.json")),
+        ([{"type": "models.CNN"}], {}, 2, ("the module CNN is not supported", "modules.json")),
+        (
+            [{"type": "models.Dense", "path": "2_Dense"}, {"type": "models.Pooling"}],
+            {},
+            2,
+            ("the order of the modules Dense, Pooling is not supported",),
+        ),
+        ([{"type": "models.Dense", "path": "../x"}], {}, 3, ("'../x' is not a folder of the checkpoint",)),
         ({"type": "Pooling"}, {}, 3, ("not a list of modules", "modules.json")),
         (None, {}, 3, ("not a list of modules", "modules.json")),
         (
             [{"type": "models.Pooling"}],
-            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
-            2,
-            ("default_prompt_name 'query' is not supported", "config_sentence_transformers.json"),
+            {"prompts": {"query": "query: "}, "default_prompt_name": "passage"},
+            3,
+            ("default_prompt_name 'passage' is not one of the prompts", "config_sentence_transformers.json"),
+        ),
+        (
+            [{"type": "models.Pooling"}],
+            {"prompts": {"query": 3}},
+            3,
+            ("prompts do not map names to texts", "config_sentence_transformers.json"),
         ),
     ],
 )

@@ -25,6 +25,7 @@ __all__ = [
     "PRECISIONS",
     "PREFIXES",
     "PROFILES",
+    "PROMPTS",
     "SCHEMA",
     "SENTENCES",
     "TOKENIZER",
@@ -47,6 +48,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 GENERATION = "generation_config.json"
 PREFIXES = "task_prefixes.json"
 """Texts that a checkpoint expects before a source, by the name of the task."""
+PROMPTS = "config_sentence_transformers.json"
+"""Texts that a sentence encoder expects before its inputs, as sentence-transformers states them."""
 SENTENCES = "sentence_bert_config.json"
 """The maximum length of the texts of a sentence encoder, as sentence-transformers states it."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -55,6 +58,7 @@ COMPANIONS = (
     CHAT_TEMPLATE,
     GENERATION,
     PREFIXES,
+    PROMPTS,
     "preprocessor_config.json",
     SENTENCES,
     "special_tokens_map.json",

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from zoo import plugins
-from zoo.artifact import CARD, COMPANIONS, GENERATION, PREFIXES, TOKENIZER, describe, new_model, write_json
+from zoo.artifact import CARD, COMPANIONS, GENERATION, PREFIXES, PROMPTS, TOKENIZER, describe, new_model, write_json
 from zoo.artifact.card import model_card
+from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
 from zoo.checkpoints.common import generation_config, read_common, task_prefixes
@@ -101,6 +102,8 @@ def import_checkpoint(
     chosen = cls.parse_settings(settings, "--set")
     with plugins.blame(plugin, f"cannot import {source.name}"):
         config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
+    if (checkpoint.path / PROMPTS).exists():
+        read_prompts(checkpoint.path / PROMPTS)
     tokenizer = find_tokenizer(checkpoint.path) if checkpoint.config else None
     own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
     original = create.build_on_meta(own, dtype or _dtype(checkpoint))

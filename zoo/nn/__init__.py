@@ -14,7 +14,7 @@ from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
 from zoo.nn.norms import AnnotatedLayerNorm, OffsetRMSNorm, build_norm
 from zoo.nn.performer import PerformerAttention, orthogonal_features
-from zoo.nn.pooling import normalize, pool
+from zoo.nn.pooling import EmbeddingHead, normalize, pool
 from zoo.nn.positions import (
     RotaryPositions,
     Rotation,
@@ -47,6 +47,7 @@ __all__ = [
     "AdditiveAttention",
     "AnnotatedLayerNorm",
     "Cache",
+    "EmbeddingHead",
     "EncoderAttention",
     "FeedForward",
     "GatedFeedForward",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from zoo.artifact import TOKENIZER, ModelDirectory
+from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import tokenizers
     from tokenizers import Encoding
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Tokenizer", "load_tokenizer", "open_tokenizer"]
 
 Array = np.ndarray[Any, Any]
 Strategy = Literal["longest_first", "only_second"]
@@ -75,6 +75,18 @@ def load_tokenizer(
         limit=limit,
         stride=stride,
     )
+
+
+def open_tokenizer(source: str | os.PathLike[str], *, special_tokens: bool = True) -> Tokenizer:
+    """Load the tokenizer of a model directory as :func:`load_tokenizer` does, or one that has no model.
+
+    Args:
+        source: a model directory, a tokenizer file, its directory, or ``bytes``.
+        special_tokens: whether to put special tokens around texts.
+    """
+    if (Path(source) / MANIFEST).is_file():
+        return load_tokenizer(source, special_tokens=special_tokens)
+    return Tokenizer(read_tokenizer(os.fspath(source)), special_tokens=special_tokens)
 
 
 class Tokenizer:

@@ -264,6 +264,11 @@ class Translate(_Generate):
         self._check(item)
         return item
 
+    def text_limit(self) -> int | None:
+        """Room is left for the token of the language."""
+        limit = super().text_limit()
+        return None if limit is None else limit - self.languages.added(self.tokenizer)
+
     def prompt(self, item: Tokens) -> list[int]:
         return [self.first]
 
