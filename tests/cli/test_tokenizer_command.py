@@ -201,16 +201,16 @@ def test_unencodable_input_is_reported_in_one_line(
 
 def test_texts_are_those_that_the_model_reads(zoo) -> None:
     """A sentence encoder truncates texts, so the command does as well, and says so."""
-    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c"]))
-    options = ["--set", "task=sentence-embedding", "--tokenizer", "vocab.txt"]
+    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    options = ["--set", "task=sentence-embedding", "--set", "mask_token_id=4", "--tokenizer", "vocab.txt"]
     assert zoo("build", "bert-tiny", *options).status == 0
     assert zoo("publish", "bert-tiny", "hub", "--layout", "hub").status == 0
     Path("hub/sentence_bert_config.json").write_text('{"max_seq_length": 4}')
     assert zoo("import", "hub", "-o", "short", "--no-verify").status == 0
-    done = zoo("tokenizer", "encode", "short", "a b c")
-    assert done.out == "2,4,5,3\n[CLS] a b [SEP]\n"
+    done = zoo("tokenizer", "encode", "short", "a b a")
+    assert done.out == "2,5,6,3\n[CLS] a b [SEP]\n"
     assert "1 text truncated to 4 tokens" in done.err
-    assert zoo("tokenizer", "encode", "short", "a b", "--no-special").out == "4,5\na b\n"
+    assert zoo("tokenizer", "encode", "short", "a b", "--no-special").out == "5,6\na b\n"
     zoo("tokenizer", "encode", "short", "\udcff").failed(3, "text 1", "cannot be encoded")
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "score",
     "spans",
     "token_classes",
+    "vector_features",
     "zero_shot",
 ]
 
@@ -232,6 +233,12 @@ def image_features(runner: Any, item: Any, result: Result, model: Model) -> Expe
     """The outputs of the graph."""
     outputs = model(runner.feed([item]))
     return {name: Numbers(value, outputs[name][0]) for name, value in result.items()}
+
+
+def vector_features(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The states of the vectors."""
+    states = model(runner.feed([item]))["last_hidden_state"][0]
+    return {"last_hidden_state": Numbers(result["last_hidden_state"], states)}
 
 
 def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
