@@ -501,7 +501,7 @@ def test_marian_tokenizer_gives_the_ids_of_transformers() -> None:
 
 
 def test_incomplete_marian_vocabularies(recwarn: pytest.WarningsRecorder) -> None:
-    """A missing piece is a warning; missing special tokens, gaps and separate vocabularies are errors."""
+    """A missing piece is a warning; missing special tokens and gaps are errors."""
     vocabulary = marian_files(Path("marian"))
     path = Path("marian/vocab.json")
     source = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file="marian/source.spm")
@@ -520,10 +520,31 @@ def test_incomplete_marian_vocabularies(recwarn: pytest.WarningsRecorder) -> Non
         path.write_text(json.dumps(content))
         with pytest.raises(ArtifactError, match=reason):
             read_tokenizer(Path("marian"))
-    path.write_text(json.dumps(vocabulary))
-    Path("marian/tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
-    with pytest.raises(ArtifactError, match="a vocabulary for each language is not supported"):
-        read_tokenizer(Path("marian"))
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian_targets_have_their_own_tokenizer(separate: bool) -> None:
+    """It splits by target.spm, and has the ids of target_vocab.json if the languages do not share a vocabulary."""
+    from transformers import MarianTokenizer
+
+    marian_files(Path("marian"))
+    if separate:
+        for side in ("source", "target"):
+            model = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file=f"marian/{side}.spm")
+            names = ["</s>", "<unk>", *(model.id_to_piece(number) for number in range(3, model.vocab_size())), "<pad>"]
+            file = "vocab.json" if side == "source" else "target_vocab.json"
+            Path("marian", file).write_text(json.dumps({name: number for number, name in enumerate(names)}))
+        Path("marian/tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
+    oracle = MarianTokenizer.from_pretrained("marian")
+    source, target = (read_tokenizer(Path("marian", f"{side}.spm")) for side in ("source", "target"))
+    for text in (*GERMAN, *SENTENCES[:3], "Zug"):
+        expected = oracle(text_target=text)["input_ids"]
+        if oracle.unk_token_id not in expected:
+            assert target.encode(text).ids == expected
+        assert separate or target.decode(expected) == source.decode(expected)
+    for text in GERMAN:
+        assert target.decode(oracle(text_target=text)["input_ids"]) == text
+        assert target.encode(text).ids != source.encode(text).ids
 
 
 @pytest.mark.parametrize(

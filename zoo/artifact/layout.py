@@ -28,6 +28,7 @@ __all__ = [
     "PROMPTS",
     "SCHEMA",
     "SENTENCES",
+    "TARGET_TOKENIZER",
     "TOKENIZER",
     "TOKENIZER_CONFIG",
     "TOKENIZER_FILES",
@@ -53,6 +54,8 @@ PROMPTS = "config_sentence_transformers.json"
 SENTENCES = "sentence_bert_config.json"
 """The maximum length of the texts of a sentence encoder, as sentence-transformers states it."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
+TARGET_TOKENIZER = "target_tokenizer.json"
+"""The tokenizer of target texts, if it is not that of the sources."""
 CHAT_TEMPLATE = "chat_template.jinja"
 COMPANIONS = (
     CHAT_TEMPLATE,
@@ -62,10 +65,11 @@ COMPANIONS = (
     "preprocessor_config.json",
     SENTENCES,
     "special_tokens_map.json",
+    TARGET_TOKENIZER,
     TOKENIZER_CONFIG,
 )
 """Files of the hub's layout that are copied unchanged with a model."""
-TOKENIZER_FILES = (TOKENIZER, CHAT_TEMPLATE, "special_tokens_map.json", TOKENIZER_CONFIG)
+TOKENIZER_FILES = (TOKENIZER, CHAT_TEMPLATE, "special_tokens_map.json", TARGET_TOKENIZER, TOKENIZER_CONFIG)
 """Files that describe the tokenizer; attaching another tokenizer replaces all of them."""
 LOOP = "generate"
 """The variant with a single graph for the whole generation loop, and the name of that graph."""

@@ -11,7 +11,18 @@ from typing import Any
 import torch
 
 from zoo import plugins
-from zoo.artifact import CARD, COMPANIONS, GENERATION, PREFIXES, PROMPTS, TOKENIZER, describe, new_model, write_json
+from zoo.artifact import (
+    CARD,
+    COMPANIONS,
+    GENERATION,
+    PREFIXES,
+    PROMPTS,
+    TARGET_TOKENIZER,
+    TOKENIZER,
+    describe,
+    new_model,
+    write_json,
+)
 from zoo.artifact.card import model_card
 from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
@@ -31,6 +42,7 @@ from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, config_class, load_reference
 from zoo.tokenizers.load import find_tokenizer, write_tokenizer
+from zoo.tokenizers.sentencepiece import MARIAN
 
 __all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
 
@@ -122,6 +134,9 @@ def import_checkpoint(
         digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
         if tokenizer is not None:
             write_tokenizer(tokenizer, stage / TOKENIZER, getattr(config, "vocab_size", None))
+            if tokenizer.name == MARIAN[0]:
+                size = getattr(config, "target_vocab_size", None)
+                write_tokenizer(tokenizer.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
         for companion in COMPANIONS:
             if _has(checkpoint, companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())

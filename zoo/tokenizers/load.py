@@ -196,7 +196,7 @@ def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
         return "WordPiece vocabulary", _read_wordpiece
     if path.suffix == ".model":
         return "SentencePiece model", sentencepiece_file
-    if path.name == MARIAN[0]:
+    if path.name in MARIAN[:2]:
         return "Marian tokenizer", marian_tokenizer
     return TOKENIZER, _read_json
 

@@ -34,7 +34,7 @@ _CHARACTERS = " ".join(map(chr, (*range(1, 0xD800), *range(0xE000, 0x10000))))
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The character that SentencePiece uses for a space."""
 _UNREAD = "\U000f0000"
-"""A character for private use, which marks the pieces of the target language."""
+"""A character for private use, which marks the pieces of the other language."""
 _PENALTY = 10.0
 """The difference of the scores of an unknown character and the least likely piece."""
 _LANGUAGE = re.compile(">>.+<<")
@@ -133,31 +133,31 @@ def sentencepiece_file(path: Path) -> Tokenizer:
 
 
 def marian_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a Marian translation system (Junczys-Dowmunt et al. 2018): texts of the source language
-    to ids, and ids of the target language to texts.
+    """Return one of the two tokenizers of a Marian translation system (Junczys-Dowmunt et al. 2018): texts of its
+    language to ids, and ids of both languages to texts.
 
-    Texts are split by source.spm. The ids are those of vocab.json, which the two languages share; a language code such
-    as ``>>fra<<`` is a token. Other pieces of the target language are marked, so that no text is split into them.
+    Texts are split by source.spm or target.spm. The ids are those of vocab.json, which the two languages share unless
+    the targets have target_vocab.json; a language code such as ``>>fra<<`` is a token. Pieces of the other language are
+    marked, so that no text is split into them.
 
-    As in transformers without sacremoses, punctuation is not normalised beyond what source.spm does. Transformers gives
-    two or more adjacent characters that source.spm does not know a single id, usually that of ``<unk>``; here each
-    character has its own if vocab.json has it.
+    As in transformers without sacremoses, punctuation is not normalised beyond what the .spm file does. Transformers
+    gives two or more adjacent characters that this does not know a single id, usually that of ``<unk>``; here each
+    character has its own if the vocabulary has it.
 
     Args:
-        path: source.spm; vocab.json and tokenizer_config.json are beside it.
+        path: source.spm or target.spm; the vocabulary and tokenizer_config.json are beside it.
 
     Raises:
         ArtifactError: the files cannot be represented.
     """
-    where = path.with_name("vocab.json")
+    stated = path.with_name("tokenizer_config.json")
+    settings = load_json(stated) if stated.exists() else {}
+    apart = settings.get("separate_vocabs") and path.name == MARIAN[1]
+    where = path.with_name("target_vocab.json" if apart else "vocab.json")
     vocabulary = load_json(where)
     names = {number: name for name, number in vocabulary.items()}
     if sorted(names) != list(range(len(vocabulary))):
         raise ArtifactError("the ids are not 0, 1, 2, ... in some order", where)
-    stated = path.with_name("tokenizer_config.json")
-    settings = load_json(stated) if stated.exists() else {}
-    if settings.get("separate_vocabs"):
-        raise ArtifactError("a vocabulary for each language is not supported", stated)
     end, unknown, pad = (settings.get(f"{role}_token", f"<{name}>")
                          for role, name in (("eos", "/s"), ("unk", "unk"), ("pad", "pad")))  # fmt: skip
     for token in (end, unknown):

@@ -255,7 +255,7 @@ def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     tokenizer = runner.session.tokenizer
     if tokenizer is not None:
         shown = ids[:-1] if result["finish_reason"] == "end" else ids
-        before, after = (tokenizer.decode(tokens) for tokens in (prompt, [*prompt, *shown]))
+        before, after = (tokenizer.target.decode(tokens) for tokens in (prompt, [*prompt, *shown]))
         if after.startswith(before):  # not if the prompt ends within a character
             expected["generated"] = Same(result["generated"], after[len(before) :])
     return expected

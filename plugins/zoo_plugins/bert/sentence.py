@@ -40,7 +40,7 @@ def sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
 
     Raises :class:`UsageError` for unsupported modules and settings.
     """
-    folders = [module.folder for module in checkpoint.modules if module.kind == "Pooling"]
+    folders = [module.folder for module in checkpoint.modules if module.kind == "Pooling" and module.folder]
     where = checkpoint.path / next(iter(folders), "1_Pooling") / "config.json"
     pooling = checkpoint.json(str(where.relative_to(checkpoint.path)))
     if not pooling:
@@ -55,7 +55,7 @@ def sentence_encoder(checkpoint: Checkpoint) -> dict[str, Any]:
         remedy = "known: Pooling, Normalize, Dense, Normalize"
         raise UsageError(f"the order of the modules {', '.join(kinds)} is not supported", modules, remedy)
     for module in checkpoint.modules:
-        if module.kind == "Normalize":
+        if module.kind == "Normalize" and module.folder:
             _require_vectors(checkpoint.json(f"{module.folder}/config.json"), checkpoint.path / module.folder)
     return {
         "task": "sentence-embedding",
