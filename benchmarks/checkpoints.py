@@ -107,6 +107,7 @@ FAMILIES = {
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     ),
     "BART": Family("BartForConditionalGeneration", {**_SEQ2SEQ, "scale_embedding": True}),
+    "M2M100": Family("M2M100ForConditionalGeneration", {**_SEQ2SEQ, "activation_function": "gelu"}),
     "Marian": Family(
         "MarianMTModel", {**_SEQ2SEQ, "activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": 2}
     ),

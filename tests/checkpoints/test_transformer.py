@@ -282,6 +282,20 @@ PUBLISHED: dict[str, tuple[Layout, dict[str, Any]]] = {
             "tokenizer_class": "MBart50Tokenizer", "output_past": True, "max_length": 200,
         },
     ),
+    "m2m100-418m": (
+        M2M100,
+        {
+            "_name_or_path": "hf_models/m2m100_418M", "activation_dropout": 0.0, "activation_function": "relu",
+            "architectures": ["M2M100ForConditionalGeneration"], "attention_dropout": 0.1, "bos_token_id": 0,
+            "d_model": 1024, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layerdrop": 0.05,
+            "decoder_layers": 12, "decoder_start_token_id": 2, "dropout": 0.1, "early_stopping": True,
+            "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "encoder_layerdrop": 0.05, "encoder_layers": 12,
+            "eos_token_id": 2, "gradient_checkpointing": False, "init_std": 0.02, "is_encoder_decoder": True,
+            "max_length": 200, "max_position_embeddings": 1024, "model_type": "m2m_100", "num_beams": 5,
+            "num_hidden_layers": 12, "pad_token_id": 1, "scale_embedding": True, "use_cache": True,
+            "vocab_size": 128112,
+        },
+    ),
     "opus-mt": (
         MARIAN,
         {
