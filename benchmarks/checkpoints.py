@@ -75,6 +75,7 @@ FAMILIES = {
     ),
     "ALBERT": Family("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "ELECTRA": Family("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "Longformer": Family("LongformerForMaskedLM", {**_ENCODER, "pad_token_id": 3, "attention_window": 8}),
     "ModernBERT": Family(
         "ModernBertForMaskedLM",
         {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 3,
