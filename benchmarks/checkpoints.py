@@ -75,6 +75,7 @@ FAMILIES = {
     ),
     "ALBERT": Family("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "ELECTRA": Family("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "Longformer": Family("LongformerForMaskedLM", {**_ENCODER, "pad_token_id": 3, "attention_window": 8}),
     "ModernBERT": Family(
         "ModernBertForMaskedLM",
         {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 3,
@@ -107,6 +108,7 @@ FAMILIES = {
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     ),
     "BART": Family("BartForConditionalGeneration", {**_SEQ2SEQ, "scale_embedding": True}),
+    "M2M100": Family("M2M100ForConditionalGeneration", {**_SEQ2SEQ, "activation_function": "gelu"}),
     "Marian": Family(
         "MarianMTModel", {**_SEQ2SEQ, "activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": 2}
     ),

@@ -1,4 +1,4 @@
-"""Configurations of classifiers, and how their logits become answers."""
+"""Configurations of classifiers and of sentence encoders, and how logits become answers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from zoo.config import Config
+from zoo.cost import Cost, linear
 
-__all__ = ["ClassifierConfig", "ProblemType", "problem_of"]
+__all__ = ["ClassifierConfig", "EmbeddingConfig", "ProblemType", "problem_of"]
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 """How logits become answers: by a softmax over the classes, by a sigmoid for each class, or as they are. The values are
@@ -78,3 +79,55 @@ class ClassifierConfig(Config):
         elif chosen.get("num_classes", self.num_classes) != self.num_classes:
             chosen = {"labels": (), "problem_type": None} | chosen
         return super().with_task(task, chosen, where)
+
+
+_PROJECTION = ("projection_sizes", "projection_activation", "projection_bias", "normalize_first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig(ClassifierConfig):
+    """Base class of configurations whose models may have the head :class:`zoo.nn.EmbeddingHead`.
+
+    ``__post_init__`` of a subclass also calls :meth:`check_embedding`.
+    """
+
+    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize", *_PROJECTION)
+    pooling: Literal["cls", "mean", "max", "last", "mean_sqrt_len", "weighted_mean"] = "mean"
+    """Pooling of sentence embeddings: see :func:`zoo.nn.pool`."""
+    normalize: bool = True
+    """Whether sentence embeddings are scaled to unit length."""
+    projection_sizes: tuple[int, ...] = ()
+    """Widths of the dense layers between the pooling of sentence embeddings and their normalisation, in order."""
+    projection_activation: Literal["tanh", "identity", "relu", "gelu", "silu"] = "tanh"
+    """Activation of each of these layers."""
+    projection_bias: bool = True
+    """Whether these layers have biases."""
+    normalize_first: bool = False
+    """Whether pooled vectors are scaled to unit length before these layers."""
+
+    def check_embedding(self) -> None:
+        """Raise ``ValueError`` if the fields contradict each other."""
+        if any(size < 1 for size in self.projection_sizes):
+            raise ValueError(f"projection_sizes must be positive, got {self.projection_sizes}")
+        if self.projection_sizes and self.task != "sentence-embedding":
+            found = f"projection_sizes is {self.projection_sizes} and the task is {self.task!r}"
+            raise ValueError(f"projection_sizes is for the task 'sentence-embedding', but {found}")
+        if self.normalize_first and not self.projection_sizes:
+            raise ValueError("normalize_first needs projection_sizes, got none")
+
+    def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
+        """Return this configuration for a task; see :meth:`zoo.Config.with_task`. Other tasks have no projections."""
+        chosen = dict(values or {})
+        if task != self.task:
+            chosen = {field.name: field.default for field in fields(self) if field.name in _PROJECTION} | chosen
+        return super().with_task(task, chosen, where)
+
+    def vector_size(self, width: int) -> int:
+        """Return the width of sentence embeddings, given that of the pooled states."""
+        return self.projection_sizes[-1] if self.projection_sizes else width
+
+    def projection_cost(self, width: int) -> Cost:
+        """Return the cost of the projections, which run once per text: parameters only."""
+        sizes = (width, *self.projection_sizes)
+        layers = zip(sizes, self.projection_sizes, strict=False)
+        return Cost(sum(linear(*layer, bias=self.projection_bias).parameters for layer in layers))

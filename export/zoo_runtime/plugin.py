@@ -66,6 +66,11 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             name="token-classification", run=f"{home}.entities:TokenClassification", formula=f"{formulas}:token_classes"
         ),
         zoo.Task(
+            name="vector-feature-extraction",
+            run=f"{home}.vectors:VectorFeatures",
+            formula=f"{formulas}:vector_features",
+        ),
+        zoo.Task(
             name="zero-shot-classification",
             run=f"{home}.candidates:ZeroShot",
             serves=("text-classification",),
@@ -76,7 +81,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
 
 @zoo.hookimpl
 def zoo_commands() -> Sequence[zoo.Command]:
-    run = "Run an exported model on text, token ids or images."
+    run = "Run an exported model on text, token ids, images or vectors."
     search = "Find the rows of a file of vectors that are most similar to a text."
     doctor = "Show versions, execution providers and plugins."
     return [

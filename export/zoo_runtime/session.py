@@ -245,7 +245,7 @@ class Session:
         self.task = task or stored.spec.task
         """The task that is run by default."""
         self.threads, self.memory, self.provider_options = threads, memory, provider_options
-        self._tokenizer_file = tokenizer or (stored.path / TOKENIZER if TOKENIZER in stored.files else None)
+        self._tokenizer_file = tokenizer
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._warnings: set[str] = set()
         self._opening = threading.Lock()
@@ -289,13 +289,12 @@ class Session:
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, which does not truncate, or None if inputs are token ids."""
-        if self._tokenizer_file is None:
+        if self._tokenizer_file is None and TOKENIZER not in self.stored.files:
             return None
-        from zoo.tokenizers.load import read_tokenizer
-        from zoo.tokenizers.tokenizer import Tokenizer
+        from zoo.tokenizers.tokenizer import model_tokenizer
 
         inputs = TextInputs(self.graphs, self.config, self.path)
-        return Tokenizer(read_tokenizer(self._tokenizer_file), inputs, special_tokens=self.special_tokens)
+        return model_tokenizer(self.stored, inputs, self._tokenizer_file, special_tokens=self.special_tokens)
 
     def option(self, name: str) -> Any:
         """Return a field of the configuration, or None if the architecture has no such field."""

@@ -73,6 +73,7 @@ PUBLISHED = [
     ("bart-base", [], 139_420_416),
     ("bart-large", [], 406_291_456),
     ("mbart-large-50", [], 610_879_488),
+    ("m2m100-418m", [], 483_905_536),
     # transformers also counts two sinusoid tables, and keeps the bias of the logits in a buffer.
     ("opus-mt", [], 74_410_496 - 2 * 512 * 512 + 58_101),
     ("vit-base", [], 86_567_656),

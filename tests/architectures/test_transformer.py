@@ -406,7 +406,11 @@ def test_only_pre_norm_has_final_norms() -> None:
         ),
         (["position_offset=2"], "position_offset 2 is for learned positions, not sinusoidal"),
         (["position_offset=-1", "positions=learned"], "position_offset must not be negative, got -1"),
-        (["positions=rotary"], "positions must be one of 'learned', 'sinusoidal', 'sinusoidal-halves', got 'rotary'"),
+        (
+            ["positions=rotary"],
+            "positions must be one of 'learned', 'sinusoidal', 'sinusoidal-halves', 'sinus.*got 'rotary'",
+        ),
+        (["position_offset=2", "positions=sinusoidal-halves"], "position_offset 2 is for learned positions, not sinus"),
     ],
 )
 def test_invalid_configurations(overrides: list[str], message: str) -> None:

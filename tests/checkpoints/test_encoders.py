@@ -451,7 +451,7 @@ def test_classifier_without_a_pooler_has_no_layout(tmp_path: Path) -> None:
     """The original classes all have one, with weights that this model lacks."""
     ours = library.create_model("bert-tiny", task="text-classification", pooler=False, pooling="cls")
     library.save(ours, tmp_path / "ours", tokenizer="bytes")
-    with pytest.raises(UsageError, match=r"bert: cannot represent pooler False"):
+    with pytest.raises(UsageError, match=r"bert: cannot represent pooling 'cls', pooler False"):
         export_checkpoint(tmp_path / "ours", tmp_path / "hub")
 
 
@@ -526,14 +526,27 @@ def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bo
 @pytest.mark.parametrize(
     ("modules", "stated", "status", "fragments"),
     [
-        ([{"type": "models.Dense"}], {}, 2, ("the module Dense is not supported", "modules.json")),
+        ([{"type": "models.CNN"}], {}, 2, ("the module CNN is not supported", "modules.json")),
+        (
+            [{"type": "models.Dense", "path": "2_Dense"}, {"type": "models.Pooling"}],
+            {},
+            2,
+            ("the order of the modules Dense, Pooling is not supported",),
+        ),
+        ([{"type": "models.Dense", "path": "../x"}], {}, 3, ("'../x' is not a folder of the checkpoint",)),
         ({"type": "Pooling"}, {}, 3, ("not a list of modules", "modules.json")),
         (None, {}, 3, ("not a list of modules", "modules.json")),
         (
             [{"type": "models.Pooling"}],
-            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
-            2,
-            ("default_prompt_name 'query' is not supported", "config_sentence_transformers.json"),
+            {"prompts": {"query": "query: "}, "default_prompt_name": "passage"},
+            3,
+            ("default_prompt_name 'passage' is not one of the prompts", "config_sentence_transformers.json"),
+        ),
+        (
+            [{"type": "models.Pooling"}],
+            {"prompts": {"query": 3}},
+            3,
+            ("prompts do not map names to texts", "config_sentence_transformers.json"),
         ),
     ],
 )

@@ -85,6 +85,15 @@ def _is(checkpoint: Path, kind: type) -> bool:
     return json.loads((checkpoint / "hub/tokenizer_config.json").read_text())["tokenizer_class"] == kind.__name__
 
 
+def test_truncated_sources_keep_their_language(checkpoint: Path) -> None:
+    """Of a source that is longer than the model, as many tokens are kept as transformers' tokenizer keeps."""
+    tokenizer: Any = next(kind for kind in KINDS.values() if _is(checkpoint, kind)).from_pretrained(checkpoint / "hub")
+    tokenizer.src_lang = "de_DE"
+    with load_session(checkpoint / "ours", truncate=32) as session:
+        read = session.runner(source="de_DE", target="en_XX").read("a" * 60, 1).ids
+    assert read == tokenizer("a" * 60, truncation=True, max_length=32)["input_ids"]
+
+
 def test_unknown_languages_are_refused(session: Session) -> None:
     with pytest.raises(UsageError, match=r"the tokenizer has no language 'ro_R0': .*did you mean 'ro_RO'"):
         session.run(TEXTS, target="ro_R0")
@@ -104,6 +113,11 @@ def test_tokenizers_without_a_language_around_texts(checkpoint: Path, tmp_path: 
         runner = session.runner(source="en", target="__ro__")
         assert runner.read("a bc", 1).ids == ([0, 4, 5, 2] if _is(checkpoint, MBart50Tokenizer) else [4, 5, 2, 0])
         assert runner.read([4, 5], 1).ids == [4, 5]
+    with load_session(checkpoint / "ours", tokenizer=tmp_path / "tokenizer.json", truncate=4) as session:
+        runner = session.runner(source="en", target="__ro__")
+        read = runner.read("a bc a bc a bc", 1).ids
+        assert read == ([0, 4, 5, 2] if _is(checkpoint, MBart50Tokenizer) else [4, 5, 2, 0])
+        assert runner.truncated == "1 text truncated to 3 tokens"
 
 
 @pytest.mark.slow

@@ -17,6 +17,9 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BartModel,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    M2M100Model,
     MarianConfig,
     MarianMTModel,
     MBartConfig,
@@ -33,7 +36,7 @@ from zoo.registry import registry
 from zoo_export.export import export_model
 from zoo_export.trace.make import Options
 from zoo_plugins.transformer.config import TransformerConfig
-from zoo_plugins.transformer.hub import BART, MARIAN, MBART
+from zoo_plugins.transformer.hub import BART, M2M100, MARIAN, MBART
 from zoo_runtime import load_session
 
 POSITIONS = 19
@@ -77,6 +80,7 @@ OURS = {
 }
 """Our names for HUB."""
 LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
+COUNTED = {"positions": "sinusoidal-tensor2tensor", "position_offset": 6, "norm_first": True, "head_bias": False}
 HALVES = {"positions": "sinusoidal-halves"}
 PAIR = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 67}
 UNTIED = {"tie_embeddings": False, "share_embeddings": False}
@@ -102,6 +106,19 @@ CASES: dict[str, Case] = {
         {"scale_embedding": True},
         {**LEARNED, "norm_first": True, "scale_embeddings": True},
     ),
+    "m2m_100": (
+        M2M100ForConditionalGeneration,
+        M2M100Config,
+        {"activation_function": "gelu", "scale_embedding": True},
+        {**COUNTED, "activation": "gelu", "scale_embeddings": True},
+    ),
+    "m2m_100, untied": (
+        M2M100ForConditionalGeneration,
+        M2M100Config,
+        {"tie_word_embeddings": False, "scale_embedding": False},
+        {**COUNTED, **UNTIED},
+    ),
+    "m2m_100, the base model alone": (M2M100Model, M2M100Config, {"scale_embedding": False}, COUNTED),
     "marian": (
         MarianMTModel,
         MarianConfig,
@@ -122,7 +139,7 @@ CASES: dict[str, Case] = {
     ),
     "marian, untied": (MarianMTModel, MarianConfig, {"tie_word_embeddings": False}, {**HALVES, **UNTIED}),
 }
-GENERATING = ("bart", "mbart", "marian of two vocabularies")
+GENERATING = ("bart", "mbart", "m2m_100", "marian of two vocabularies")
 
 
 def make(case: str) -> PreTrainedModel:
@@ -149,9 +166,9 @@ def imported(case: str, folder: Path) -> tuple[PreTrainedModel, Path]:
 def batch(theirs: PreTrainedModel) -> dict[str, Tensor]:
     """Draw sources and targets of several lengths with right padding."""
     generator = torch.Generator().manual_seed(1)
-    source = torch.randint(61, (3, POSITIONS), generator=generator)
+    source = torch.randint(6, 61, (3, POSITIONS), generator=generator)  # M2M100 gives token 5, padding, no position
     words = getattr(theirs.config, "decoder_vocab_size", 61)
-    target = torch.randint(words, (3, 11), generator=generator)
+    target = torch.randint(6, words, (3, 11), generator=generator)
     masks = torch.ones_like(source), torch.ones_like(target)
     for row, (sources, targets) in enumerate([(POSITIONS, 11), (12, 4), (1, 1)]):
         masks[0][row, sources:] = 0
@@ -265,6 +282,20 @@ PUBLISHED: dict[str, tuple[Layout, dict[str, Any]]] = {
             "tokenizer_class": "MBart50Tokenizer", "output_past": True, "max_length": 200,
         },
     ),
+    "m2m100-418m": (
+        M2M100,
+        {
+            "_name_or_path": "hf_models/m2m100_418M", "activation_dropout": 0.0, "activation_function": "relu",
+            "architectures": ["M2M100ForConditionalGeneration"], "attention_dropout": 0.1, "bos_token_id": 0,
+            "d_model": 1024, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layerdrop": 0.05,
+            "decoder_layers": 12, "decoder_start_token_id": 2, "dropout": 0.1, "early_stopping": True,
+            "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "encoder_layerdrop": 0.05, "encoder_layers": 12,
+            "eos_token_id": 2, "gradient_checkpointing": False, "init_std": 0.02, "is_encoder_decoder": True,
+            "max_length": 200, "max_position_embeddings": 1024, "model_type": "m2m_100", "num_beams": 5,
+            "num_hidden_layers": 12, "pad_token_id": 1, "scale_embedding": True, "use_cache": True,
+            "vocab_size": 128112,
+        },
+    ),
     "opus-mt": (
         MARIAN,
         {
@@ -290,7 +321,12 @@ def test_published_configurations_equal_the_presets(name: str, tmp_path: Path) -
 
 
 def test_missing_keys_have_the_defaults_of_the_original(tmp_path: Path) -> None:
-    for layout, config in ((BART, BartConfig()), (MBART, MBartConfig()), (MARIAN, MarianConfig())):
+    for layout, config in (
+        (BART, BartConfig()),
+        (MBART, MBartConfig()),
+        (M2M100, M2M100Config()),
+        (MARIAN, MarianConfig()),
+    ):
         said = {"model_type": config.model_type, "vocab_size": config.vocab_size}
         (tmp_path / "config.json").write_text(json.dumps(said))
         short = read_configuration(layout, Checkpoint(tmp_path, planned={}), TransformerConfig)
@@ -344,7 +380,7 @@ def test_settings_unsupported_by_every_family_are_rejected(
     options = [f"--set={name}={text}" for name, text in (settings | {key: value}).items()]
     with pytest.raises(UsageError, match=message) as caught:
         export_checkpoint(built("transformer-tiny", *options), tmp_path / "theirs")
-    assert all(f"{kind}: " in str(caught.value) for kind in ("bart", "mbart", "marian", "nn.Transformer"))
+    assert all(f"{kind}: " in str(caught.value) for kind in ("bart", "mbart", "m2m_100", "marian", "nn.Transformer"))
     assert not (tmp_path / "theirs").exists()
 
 
@@ -362,7 +398,10 @@ def test_new_model_is_published_as_bart(built: Callable[..., Path], tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GENERATING)
 def test_sessions_generate_like_transformers(case: str, tmp_path: Path) -> None:
-    """Both profiles are verified; greedy and beam search, in a ragged batch and singly, with and without end tokens."""
+    """Both profiles are verified; greedy and beam search, in a ragged batch and singly, with and without end tokens.
+
+    No padding is generated: M2M100 gives it no position.
+    """
     theirs, folder = imported(case, tmp_path)
     export_model(folder)
     export_model(folder, options=Options(profile="cpu"))
@@ -375,8 +414,9 @@ def test_sessions_generate_like_transformers(case: str, tmp_path: Path) -> None:
     def generate(end: int, **options: Any) -> list[list[int]]:
         with torch.inference_mode():
             rows = theirs.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=10, do_sample=False, eos_token_id=end, **options
-            )
+                input_ids=ids, attention_mask=mask, max_new_tokens=10, do_sample=False, eos_token_id=end,
+                suppress_tokens=[5], **options,
+            )  # fmt: skip
         return [cut(row, end) for row in rows[:, 1:].tolist()]
 
     free = generate(60)
@@ -388,7 +428,12 @@ def test_sessions_generate_like_transformers(case: str, tmp_path: Path) -> None:
                 for beams in (1, 3):
                     wanted = generate(stop, num_beams=beams)
                     for size in (1, 4):
-                        chosen = {"max_new_tokens": 10, "stop_token_ids": (stop,), "batch_size": size}
+                        chosen = {
+                            "max_new_tokens": 10,
+                            "stop_token_ids": (stop,),
+                            "batch_size": size,
+                            "suppress_tokens": (5,),
+                        }
                         results = session.run(prompts, **chosen, **({"num_beams": beams} if beams > 1 else {}))
                         assert [result["generated_ids"] for result in results] == wanted
 

@@ -199,6 +199,21 @@ def test_unencodable_input_is_reported_in_one_line(
     zoo("tokenizer", *arguments).failed(status, *fragments)
 
 
+def test_texts_are_those_that_the_model_reads(zoo) -> None:
+    """A sentence encoder truncates texts, so the command does as well, and says so."""
+    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    options = ["--set", "task=sentence-embedding", "--set", "mask_token_id=4", "--tokenizer", "vocab.txt"]
+    assert zoo("build", "bert-tiny", *options).status == 0
+    assert zoo("publish", "bert-tiny", "hub", "--layout", "hub").status == 0
+    Path("hub/sentence_bert_config.json").write_text('{"max_seq_length": 4}')
+    assert zoo("import", "hub", "-o", "short", "--no-verify").status == 0
+    done = zoo("tokenizer", "encode", "short", "a b a")
+    assert done.out == "2,5,6,3\n[CLS] a b [SEP]\n"
+    assert "1 text truncated to 4 tokens" in done.err
+    assert zoo("tokenizer", "encode", "short", "a b", "--no-special").out == "5,6\na b\n"
+    zoo("tokenizer", "encode", "short", "\udcff").failed(3, "text 1", "cannot be encoded")
+
+
 def test_tokenizer_of_an_altered_model_is_rejected(copy_of, zoo) -> None:
     """As in every command that reads a model."""
     model = copy_of("gpt-tiny")

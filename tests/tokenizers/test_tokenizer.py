@@ -501,7 +501,7 @@ def test_marian_tokenizer_gives_the_ids_of_transformers() -> None:
 
 
 def test_incomplete_marian_vocabularies(recwarn: pytest.WarningsRecorder) -> None:
-    """A missing piece is a warning; missing special tokens, gaps and separate vocabularies are errors."""
+    """A missing piece is a warning; missing special tokens and gaps are errors."""
     vocabulary = marian_files(Path("marian"))
     path = Path("marian/vocab.json")
     source = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file="marian/source.spm")
@@ -520,10 +520,69 @@ def test_incomplete_marian_vocabularies(recwarn: pytest.WarningsRecorder) -> Non
         path.write_text(json.dumps(content))
         with pytest.raises(ArtifactError, match=reason):
             read_tokenizer(Path("marian"))
-    path.write_text(json.dumps(vocabulary))
-    Path("marian/tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
-    with pytest.raises(ArtifactError, match="a vocabulary for each language is not supported"):
-        read_tokenizer(Path("marian"))
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian_targets_have_their_own_tokenizer(separate: bool) -> None:
+    """It splits by target.spm, and has the ids of target_vocab.json if the languages do not share a vocabulary."""
+    from transformers import MarianTokenizer
+
+    marian_files(Path("marian"))
+    if separate:
+        for side in ("source", "target"):
+            model = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file=f"marian/{side}.spm")
+            names = ["</s>", "<unk>", *(model.id_to_piece(number) for number in range(3, model.vocab_size())), "<pad>"]
+            file = "vocab.json" if side == "source" else "target_vocab.json"
+            Path("marian", file).write_text(json.dumps({name: number for number, name in enumerate(names)}))
+        Path("marian/tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
+    oracle = MarianTokenizer.from_pretrained("marian")
+    source, target = (read_tokenizer(Path("marian", f"{side}.spm")) for side in ("source", "target"))
+    for text in (*GERMAN, *SENTENCES[:3], "Zug"):
+        expected = oracle(text_target=text)["input_ids"]
+        if oracle.unk_token_id not in expected:
+            assert target.encode(text).ids == expected
+        assert separate or target.decode(expected) == source.decode(expected)
+    for text in GERMAN:
+        assert target.decode(oracle(text_target=text)["input_ids"]) == text
+        assert target.encode(text).ids != source.encode(text).ids
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_m2m100_tokenizer_gives_the_ids_of_transformers(kind: str) -> None:
+    """The ids of vocab.json, whose order is not that of the pieces, between the language and the end token."""
+    from transformers import M2M100Tokenizer
+
+    folder = Path("m2m")
+    folder.mkdir()
+    options = {"model_type": kind, "vocab_size": 200, "normalization_rule_name": "nmt_nfkc"}
+    model = sentencepiece_file(folder / "sentencepiece.bpe.model", **options)
+    pieces = [model.id_to_piece(number) for number in range(3, model.vocab_size())]
+    names = ["<s>", "<pad>", "</s>", "<unk>", *sorted(pieces, key=lambda piece: piece[::-1]), "other words"]
+    (folder / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    oracle = M2M100Tokenizer.from_pretrained(folder, src_lang="de")
+    oracle.save_pretrained(folder)
+    assert find_tokenizer(folder) == folder / "sentencepiece.bpe.model"
+    ours = read_tokenizer(folder)
+    write_tokenizer(folder, TARGET, 128 + len(names))
+    written = read_tokenizer(TARGET)
+    assert ours.get_vocab_size() == len(names) + 100
+    known = {character for piece in pieces for character in piece}
+    parts = st.sampled_from([*PARTS, *SENTENCES, " ", "  "])
+
+    @settings(deadline=None, max_examples=200)
+    @given(st.lists(parts, max_size=8).map("".join))
+    def check(text: str) -> None:
+        assume(not any(symbol in text for symbol in CONTROL) and text.strip(" ▁"))
+        assume(known.issuperset(model.normalize(text)))
+        expected = oracle(text)["input_ids"]
+        assert ours.encode(text).ids == written.encode(text).ids == expected
+        assert ours.decode(expected) == oracle.decode(expected[1:-1])
+
+    check()
+    assert ours.token_to_id("__zu__") == oracle.get_lang_id("zu")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"language_codes": "wmt21"}))
+    with pytest.raises(ArtifactError, match="language_codes 'wmt21' are not supported"):
+        read_tokenizer(folder)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,10 @@ __all__ = [
     "PRECISIONS",
     "PREFIXES",
     "PROFILES",
+    "PROMPTS",
     "SCHEMA",
     "SENTENCES",
+    "TARGET_TOKENIZER",
     "TOKENIZER",
     "TOKENIZER_CONFIG",
     "TOKENIZER_FILES",
@@ -47,21 +49,27 @@ ADAPTER_CONFIG = "adapter_config.json"
 GENERATION = "generation_config.json"
 PREFIXES = "task_prefixes.json"
 """Texts that a checkpoint expects before a source, by the name of the task."""
+PROMPTS = "config_sentence_transformers.json"
+"""Texts that a sentence encoder expects before its inputs, as sentence-transformers states them."""
 SENTENCES = "sentence_bert_config.json"
 """The maximum length of the texts of a sentence encoder, as sentence-transformers states it."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
+TARGET_TOKENIZER = "target_tokenizer.json"
+"""The tokenizer of target texts, if it is not that of the sources."""
 CHAT_TEMPLATE = "chat_template.jinja"
 COMPANIONS = (
     CHAT_TEMPLATE,
     GENERATION,
     PREFIXES,
+    PROMPTS,
     "preprocessor_config.json",
     SENTENCES,
     "special_tokens_map.json",
+    TARGET_TOKENIZER,
     TOKENIZER_CONFIG,
 )
 """Files of the hub's layout that are copied unchanged with a model."""
-TOKENIZER_FILES = (TOKENIZER, CHAT_TEMPLATE, "special_tokens_map.json", TOKENIZER_CONFIG)
+TOKENIZER_FILES = (TOKENIZER, CHAT_TEMPLATE, "special_tokens_map.json", TARGET_TOKENIZER, TOKENIZER_CONFIG)
 """Files that describe the tokenizer; attaching another tokenizer replaces all of them."""
 LOOP = "generate"
 """The variant with a single graph for the whole generation loop, and the name of that graph."""

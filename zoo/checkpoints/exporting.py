@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from zoo import plugins
 from zoo.artifact import CARD, COMPANIONS, TOKENIZER, ModelDirectory, write_json
 from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
+from zoo.artifact.weights import SINGLE
 from zoo.checkpoints.common import write_common, write_token_files
 from zoo.checkpoints.importing import find_layout, read_configuration
 from zoo.checkpoints.layout import Layout, Place
@@ -71,6 +72,14 @@ def export_checkpoint(
     with new_output(target, "publish --layout hub", force=force) as stage:
         model_type, layout, tensors = choose_layout(stored, model, stage, model_type)
         like = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+        checkpoint = Checkpoint(stage)
+        for number, folder in enumerate(checkpoint.dense_folders):
+            names = {
+                name.removeprefix(f"Dense.{number}."): name for name in like if name.startswith(f"Dense.{number}.")
+            }
+            layer = {name: like.pop(whole) for name, whole in names.items()}
+            read = partial(_read_as, tensors, names)
+            persist.write_tensors(stage / folder / SINGLE, layer, read, {"format": "pt"})
         persist.write_weights(
             stage,
             like,
@@ -78,7 +87,6 @@ def export_checkpoint(
             aliases={},
             max_shard_bytes=max_shard_bytes or persist.MAX_SHARD_BYTES,
         )
-        checkpoint = Checkpoint(stage)
         _read_back(stored, model, layout, checkpoint)
         weights = persist.read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()})
         comparison = compare(weights, stored.spec, model, checkpoint, layout, wanted=verify)
@@ -166,6 +174,10 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
         read = partial(_read, stored, origin, [first[name] for name in origin.group])
         found[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)
     return found
+
+
+def _read_as(tensors: Mapping[str, SourceTensor], names: Mapping[str, str], name: str) -> Tensor:
+    return tensors[names[name]].read()
 
 
 def _read(stored: ModelDirectory, origin: Place, names: Sequence[str]) -> Tensor:

@@ -15,7 +15,8 @@ _FILES = (
     "README.md", "config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
     "encoder.json", "vocab.bpe", "*.spm", "spiece.model", "sentencepiece*.model", "tokenizer.model", "modules.json",
-    "1_Pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json",
+    "*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
+    "*_Normalize/config.json", "config_sentence_transformers.json", "sentence_bert_config.json",
 )  # fmt: skip
 _SAFE = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _LEGACY = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")

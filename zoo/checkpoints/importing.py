@@ -11,8 +11,20 @@ from typing import Any
 import torch
 
 from zoo import plugins
-from zoo.artifact import CARD, COMPANIONS, GENERATION, PREFIXES, TOKENIZER, describe, new_model, write_json
+from zoo.artifact import (
+    CARD,
+    COMPANIONS,
+    GENERATION,
+    PREFIXES,
+    PROMPTS,
+    TARGET_TOKENIZER,
+    TOKENIZER,
+    describe,
+    new_model,
+    write_json,
+)
 from zoo.artifact.card import model_card
+from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
 from zoo.checkpoints.common import generation_config, read_common, task_prefixes
@@ -30,6 +42,7 @@ from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, config_class, load_reference
 from zoo.tokenizers.load import find_tokenizer, write_tokenizer
+from zoo.tokenizers.sentencepiece import MARIAN
 
 __all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
 
@@ -101,6 +114,8 @@ def import_checkpoint(
     chosen = cls.parse_settings(settings, "--set")
     with plugins.blame(plugin, f"cannot import {source.name}"):
         config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
+    if (checkpoint.path / PROMPTS).exists():
+        read_prompts(checkpoint.path / PROMPTS)
     tokenizer = find_tokenizer(checkpoint.path) if checkpoint.config else None
     own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
     original = create.build_on_meta(own, dtype or _dtype(checkpoint))
@@ -119,6 +134,9 @@ def import_checkpoint(
         digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
         if tokenizer is not None:
             write_tokenizer(tokenizer, stage / TOKENIZER, getattr(config, "vocab_size", None))
+            if tokenizer.name == MARIAN[0]:
+                size = getattr(config, "target_vocab_size", None)
+                write_tokenizer(tokenizer.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
         for companion in COMPANIONS:
             if _has(checkpoint, companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())

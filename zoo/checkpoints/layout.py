@@ -172,6 +172,9 @@ class Layout:
     """Returns other JSON files of the checkpoint, by name, given zoo's configuration."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Original names of outputs, where they differ from zoo's; an output with an empty name is not compared."""
+    positions_skip_padding: bool = False
+    """Whether the original gives no position to padding tokens inside a text. zoo counts all tokens that are not
+    masked, so the texts that are compared have none inside."""
     original: Callable[[Checkpoint, Any], nn.Module] | None = None
     """Constructs the original model for comparison from a checkpoint and zoo's configuration. The model takes inputs by
     zoo's names and returns a mapping. Raises ``ImportError`` if it is not installed. By default, the transformers class

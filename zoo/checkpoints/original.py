@@ -236,7 +236,7 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
     dtype = next(model.parameters()).dtype
     outputs = {tensor.name: tensor for graph in config.graphs() for tensor in graph.output_tensors()}
     with torch.no_grad(), _quiet():
-        batches = _accepted(config, theirs, list(_batches(config, model)), dtype)
+        batches = _accepted(config, theirs, list(_batches(config, model, layout)), dtype)
         narrow = [(_call(config, model, feeds, dtype), _call(config, theirs, feeds, dtype)) for feeds in batches]
         model.double()
         theirs.double()
@@ -317,7 +317,7 @@ def _nudged(
             parameter.copy_(value)
 
 
-def _batches(config: Config, model: nn.Module) -> Iterator[dict[str, Tensor]]:
+def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:
     """Yield inputs of ``forward``, as the graphs declare them."""
     from zoo.probe.inputs import Point, make_feeds
 
@@ -331,6 +331,10 @@ def _batches(config: Config, model: nn.Module) -> Iterator[dict[str, Tensor]]:
         pad = getattr(config, "pad_token_id", None)
         if isinstance(pad, int) and {"input_ids", "attention_mask"} <= found.keys():  # some originals look for it
             found["input_ids"] = found["input_ids"].masked_fill(found["attention_mask"] == 0, pad)
+        if isinstance(pad, int) and layout.positions_skip_padding:
+            for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+                inside = (found[name] == pad) & (found[mask] == 1)
+                found[name] = found[name].masked_fill(inside, int(pad == 0))
         end = getattr(config, "eos_token_id", None)
         if (
             isinstance(end, int) and config.task == "text-classification" and "input_ids" in found

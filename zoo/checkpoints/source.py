@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, load_json, read_he
 from zoo.errors import ArtifactError
 from zoo.models.dtypes import STORED_DTYPES
 
-__all__ = ["Checkpoint", "SourceTensor", "source_tensors"]
+__all__ = ["Checkpoint", "SourceModule", "SourceTensor", "source_tensors"]
 
 LEGACY = "pytorch_model.bin"
 LEGACY_INDEX = "pytorch_model.bin.index.json"
@@ -35,6 +36,16 @@ class SourceTensor:
     dtype: torch.dtype
     read: Callable[[], Tensor] = field(repr=False)
     """Returns the values as a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModule:
+    """A module of a sentence-transformers directory."""
+
+    kind: str
+    """The name of its class, such as ``Dense``."""
+    folder: str
+    """The folder of its files, below the directory; empty for the directory itself."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,33 @@ class Checkpoint:
         return license if isinstance(license, str) else None
 
     @cached_property
+    def modules(self) -> Sequence[SourceModule]:
+        """The modules of a sentence-transformers directory in their order; empty for other checkpoints.
+
+        Raises:
+            ArtifactError: modules.json is not a list of modules in folders of the directory.
+        """
+        path = self.path / "modules.json"
+        if self.file is not None or not path.exists():
+            return ()
+        try:
+            listed = json.loads(path.read_text(encoding="utf-8"))
+            found = [
+                SourceModule(str(entry["type"]).rpartition(".")[2], str(entry.get("path", ""))) for entry in listed
+            ]
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ArtifactError("not a list of modules of sentence-transformers", path) from error
+        for module in found:
+            if module.folder != Path(module.folder).name or module.folder == "..":
+                raise ArtifactError(f"{module.folder!r} is not a folder of the checkpoint", path)
+        return found
+
+    @property
+    def dense_folders(self) -> Sequence[str]:
+        """The folders of the dense layers of a sentence encoder. The n-th has tensors named ``Dense.n.``, from 0."""
+        return [module.folder for module in self.modules if module.kind == "Dense"]
+
+    @cached_property
     def tensors(self) -> Mapping[str, SourceTensor]:
         """Every tensor by its name in the files.
 
@@ -102,6 +140,14 @@ class Checkpoint:
         """
         if self.planned is not None:
             return self.planned
+        found = dict(self._own_tensors())
+        for number, folder in enumerate(self.dense_folders):
+            layer = Checkpoint(self.path / folder)._own_tensors()
+            found |= {f"Dense.{number}.{name}": tensor for name, tensor in layer.items()}
+        return found
+
+    def _own_tensors(self) -> Mapping[str, SourceTensor]:
+        """Return the tensors without those of other modules."""
         if self.file is not None:
             return _read_file(self.path / self.file)
         if (self.path / SINGLE).exists() or (self.path / INDEX).exists():

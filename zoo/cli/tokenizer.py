@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 from zoo.cli.options import COUNT, Group, json_option, parse_ids
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json
-from zoo.errors import OTHER_PLACE, UsageError
+from zoo.errors import OTHER_PLACE, UsageError, ZooWarning
 
 
 @contextmanager
@@ -128,12 +129,16 @@ def _check_output(output: Path, inputs: tuple[Path, ...], *, force: bool) -> Non
 def encode(source: str, texts: tuple[str, ...], no_special: bool, as_json: bool) -> None:
     """Print the ids and the tokens of each TEXT.
 
-    SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'.
+    SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'. The tokens are those that the model would
+    read: texts for a sentence encoder are truncated to its maximum length.
     """
-    from zoo.tokenizers.load import read_tokenizer
+    from zoo.tokenizers.tokenizer import open_tokenizer
+    from zoo.tokenizers.truncation import truncated_texts
 
-    tokenizer = read_tokenizer(source)
-    encoded = [tokenizer.encode(text, add_special_tokens=not no_special) for text in texts]
+    tokenizer = open_tokenizer(source, special_tokens=not no_special)
+    encoded = [tokenizer.encode(text, where=f"text {number}") for number, text in enumerate(texts, 1)]
+    if tokenizer.truncated:
+        warnings.warn(truncated_texts(tokenizer.truncated, tokenizer.limit), ZooWarning, stacklevel=1)
     if as_json:
         rows = [
             {"text": text, "ids": item.ids, "tokens": item.tokens} for text, item in zip(texts, encoded, strict=True)
@@ -155,14 +160,14 @@ def decode(source: str, ids: str, as_json: bool) -> None:
     SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'.
     """
     numbers = parse_ids(ids, "IDS")
-    from zoo.tokenizers.load import read_tokenizer
+    from zoo.tokenizers.tokenizer import open_tokenizer
 
-    tokenizer = read_tokenizer(source)
-    known = set(tokenizer.get_vocab().values())
+    tokenizer = open_tokenizer(source)
+    known = set(tokenizer.backend.get_vocab().values())
     for number in numbers:
         if number not in known:
             raise UsageError(f"no token {number} in a vocabulary of {len(known)}", source)
-    text = tokenizer.decode(numbers, skip_special_tokens=False)
+    text = tokenizer.decode(numbers, special_tokens=True)
     if as_json:
         emit_json("tokenizer.decode", {"ids": numbers, "text": text})
     else:

@@ -14,11 +14,12 @@ from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
 from zoo.nn.norms import AnnotatedLayerNorm, OffsetRMSNorm, build_norm
 from zoo.nn.performer import PerformerAttention, orthogonal_features
-from zoo.nn.pooling import normalize, pool
+from zoo.nn.pooling import EmbeddingHead, normalize, pool
 from zoo.nn.positions import (
     RotaryPositions,
     Rotation,
     SinusoidalPositions,
+    TensorToTensorPositions,
     apply_rotary,
     interpolate_frequencies,
     llama3_rope_scaling,
@@ -47,6 +48,7 @@ __all__ = [
     "AdditiveAttention",
     "AnnotatedLayerNorm",
     "Cache",
+    "EmbeddingHead",
     "EncoderAttention",
     "FeedForward",
     "GatedFeedForward",
@@ -68,6 +70,7 @@ __all__ = [
     "Rotation",
     "SinusoidalPositions",
     "SpanAttention",
+    "TensorToTensorPositions",
     "apply_rotary",
     "attention_weights",
     "build_mask",

@@ -1,4 +1,4 @@
-"""Pooling of a sequence to one vector."""
+"""Pooling of a sequence to one vector, and the head that makes sentence embeddings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["Pooling", "normalize", "pool"]
+from zoo.classes import EmbeddingConfig
+
+__all__ = ["EmbeddingHead", "Pooling", "normalize", "pool"]
 
 Pooling = Literal["cls", "mean", "max", "last", "mean_sqrt_len", "weighted_mean"]
 """Ways to pool the tokens of a row: see :func:`pool`."""
@@ -54,3 +56,33 @@ def normalize(x: Tensor) -> Tensor:
     if x.dtype == torch.bfloat16:
         return normalize(x.float()).to(x.dtype)
     return F.normalize(x, dim=-1, eps=max(1e-12, torch.finfo(x.dtype).tiny))
+
+
+_ACTIVATIONS = {"tanh": torch.tanh, "identity": lambda x: x, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+class EmbeddingHead(nn.Module):
+    """Pooling, dense layers and normalisation, as in sentence-transformers (Reimers and Gurevych 2019).
+
+    Args:
+        config: chooses the pooling, the dense layers, and where vectors are scaled to unit length.
+        width: width of the states to pool.
+    """
+
+    def __init__(self, config: EmbeddingConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        sizes = (width, *config.projection_sizes)
+        self.projections = nn.ModuleList(
+            nn.Linear(*layer, bias=config.projection_bias)
+            for layer in zip(sizes, config.projection_sizes, strict=False)
+        )
+
+    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        """(B, T, E) and (B, T) -> (B, V), where V is the width of the last dense layer, or E."""
+        vector = pool(x, padding, self.config.pooling)
+        if self.config.normalize_first:
+            vector = normalize(vector)
+        for projection in self.projections:
+            vector = _ACTIVATIONS[self.config.projection_activation](projection(vector))
+        return normalize(vector) if self.config.normalize else vector

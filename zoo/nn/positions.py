@@ -20,6 +20,7 @@ __all__ = [
     "RotaryPositions",
     "Rotation",
     "SinusoidalPositions",
+    "TensorToTensorPositions",
     "apply_rotary",
     "interpolate_frequencies",
     "llama3_rope_scaling",
@@ -60,6 +61,32 @@ class SinusoidalPositions(nn.Module):
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """(B, T) -> (B, T, E) in ``dtype``."""
         return sinusoids(positions, self.hidden_size, dtype, interleaved=self.interleaved)
+
+
+class TensorToTensorPositions(nn.Module):
+    """The sinusoids of tensor2tensor and fairseq, as in M2M100 (Fan et al. 2021): all sin(pos w_i), then all
+    cos(pos w_i), where w_i = 10000^(-i / (E/2 - 1)).
+
+    Angles, sines and cosines are computed in float32, as in the tables of published models.
+
+    Args:
+        hidden_size: E, even and at least 4.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        if hidden_size % 2 or hidden_size < 4:
+            raise ValueError(f"these positions need an even hidden_size of at least 4, got {hidden_size}")
+        exponents = torch.arange(hidden_size // 2, dtype=torch.float32, device="cpu")
+        frequencies = torch.exp(exponents * (-math.log(10000.0) / (hidden_size // 2 - 1)))
+        self.frequencies: tuple[float, ...] = tuple(frequencies.tolist())  # constants, as in RotaryPositions
+        """Radians per position, float32, (E / 2)."""
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """(B, T) -> (B, T, E) in ``dtype``."""
+        frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
+        angles = positions.float().unsqueeze(-1) * frequencies  # (B, T, E / 2)
+        return torch.cat((angles.sin(), angles.cos()), dim=-1).to(dtype)
 
 
 class RotaryPositions(nn.Module):

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError, ZooError
-from zoo.tokenizers.sentencepiece import KNOWN, MARIAN, marian_tokenizer, sentencepiece_file
+from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer, marian_tokenizer, sentencepiece_file
 
 __all__ = [
     "BYTES",
@@ -194,9 +194,11 @@ def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
         return "byte-level BPE vocabulary", _read_byte_level
     if path.suffix == ".txt":
         return "WordPiece vocabulary", _read_wordpiece
+    if path.name == M2M100[0] and path.with_name(M2M100[1]).exists():
+        return "M2M100 tokenizer", m2m100_tokenizer
     if path.suffix == ".model":
         return "SentencePiece model", sentencepiece_file
-    if path.name == MARIAN[0]:
+    if path.name in MARIAN[:2]:
         return "Marian tokenizer", marian_tokenizer
     return TOKENIZER, _read_json
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from zoo.artifact import TOKENIZER, ModelDirectory
+from zoo.artifact import MANIFEST, TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import tokenizers
     from tokenizers import Encoding
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Tokenizer", "load_tokenizer", "model_tokenizer", "open_tokenizer"]
 
 Array = np.ndarray[Any, Any]
 Strategy = Literal["longest_first", "only_second"]
@@ -63,18 +63,49 @@ def load_tokenizer(
            [1, 1, 0]])
     """
     stored = ModelDirectory.open(Path(directory), weights=False)
+    inputs = TextInputs(stored.spec.graphs, stored.spec.config, stored.path)
     limit = text_limit(stored, truncate)
     if stride is not None and limit is None:
         raise UsageError("windows need a length", "stride", "pass truncate=True, or a number of tokens")
     if stride is not None and stride < 0:
         raise UsageError(f"stride must not be negative, got {stride}")
-    return Tokenizer(
-        read_tokenizer(stored.file(TOKENIZER) if tokenizer is None else os.fspath(tokenizer)),
-        TextInputs(stored.spec.graphs, stored.spec.config, stored.path),
-        special_tokens=special_tokens,
-        limit=limit,
-        stride=stride,
-    )
+    read = model_tokenizer(stored, inputs, tokenizer, special_tokens=special_tokens)
+    return read.truncating(limit, stride=stride)
+
+
+def model_tokenizer(
+    stored: ModelDirectory,
+    inputs: TextInputs,
+    tokenizer: str | os.PathLike[str] | None = None,
+    *,
+    special_tokens: bool = True,
+) -> Tokenizer:
+    """Return the tokenizer of a model, which does not truncate, with that of its targets.
+
+    Args:
+        stored: the model directory.
+        inputs: the inputs of the model.
+        tokenizer: a tokenizer file, or ``bytes``, to use for sources and targets instead of the model's own.
+        special_tokens: whether to put special tokens around texts.
+
+    Raises :class:`ArtifactError` if the model has no tokenizer.
+    """
+    own = tokenizer is None and TARGET_TOKENIZER in stored.files
+    target = Tokenizer(read_tokenizer(stored.file(TARGET_TOKENIZER)), special_tokens=special_tokens) if own else None
+    backend = read_tokenizer(stored.file(TOKENIZER) if tokenizer is None else os.fspath(tokenizer))
+    return Tokenizer(backend, inputs, special_tokens=special_tokens, target=target)
+
+
+def open_tokenizer(source: str | os.PathLike[str], *, special_tokens: bool = True) -> Tokenizer:
+    """Load the tokenizer of a model directory as :func:`load_tokenizer` does, or one that has no model.
+
+    Args:
+        source: a model directory, a tokenizer file, its directory, or ``bytes``.
+        special_tokens: whether to put special tokens around texts.
+    """
+    if (Path(source) / MANIFEST).is_file():
+        return load_tokenizer(source, special_tokens=special_tokens)
+    return Tokenizer(read_tokenizer(os.fspath(source)), special_tokens=special_tokens)
 
 
 class Tokenizer:
@@ -88,6 +119,7 @@ class Tokenizer:
         side: the side on which tokens are removed; by default that of padding, or the right.
         strategy: which text of a pair loses tokens: the longer one first, or only the second.
         stride: number of tokens that neighbouring windows over a long text share; None for no windows.
+        target: the tokenizer of target texts, if it is another.
     """
 
     def __init__(
@@ -100,6 +132,7 @@ class Tokenizer:
         side: Side | None = None,
         strategy: Strategy = "longest_first",
         stride: int | None = None,
+        target: Tokenizer | None = None,
     ) -> None:
         self.backend: Any = backend
         """The tokenizer of the ``tokenizers`` library."""
@@ -108,17 +141,27 @@ class Tokenizer:
         self.strategy = strategy
         self.truncated = 0
         """Number of texts that were truncated, a pair being one."""
-        self._inputs = inputs
+        self._inputs, self._target = inputs, target
         self._cutting: Any = None
         """A copy of the backend that truncates, once a text was too long."""
 
     def truncating(
-        self, limit: int | None, *, side: Side | None = None, strategy: Strategy = "longest_first"
+        self,
+        limit: int | None,
+        *,
+        side: Side | None = None,
+        strategy: Strategy = "longest_first",
+        stride: int | None = None,
     ) -> Tokenizer:
         """Return a tokenizer that truncates differently, with a count of its own."""
-        return Tokenizer(
-            self.backend, self._inputs, special_tokens=self.special_tokens, limit=limit, side=side, strategy=strategy
-        )
+        settings: dict[str, Any] = {"limit": limit, "side": side, "strategy": strategy, "stride": stride}
+        target = None if self._target is None else self._target.truncating(**settings)
+        return Tokenizer(self.backend, self._inputs, special_tokens=self.special_tokens, target=target, **settings)
+
+    @property
+    def target(self) -> Tokenizer:
+        """The tokenizer of target texts: this one, unless the model has another for them, as Marian does."""
+        return self if self._target is None else self._target
 
     @property
     def inputs(self) -> TextInputs:

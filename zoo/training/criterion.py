@@ -196,8 +196,9 @@ class Criterion(ABC):
     def encode_text(self, row: Row, role: str = "text", pair: str | None = None, *, offsets: bool = True) -> Encoding:
         """Return the token ids of a text, or of two, with the tokenizer's special tokens.
 
-        They are truncated to ``max_length`` unless examples are packed. A single text is encoded several times faster
-        without ``offsets``, the places of tokens in it.
+        The role ``target`` is read by the tokenizer of target texts, if the model has one. They are truncated to
+        ``max_length`` unless examples are packed. A single text is encoded several times faster without ``offsets``,
+        the places of tokens in it.
 
         Raises :class:`ValueError` if the model has no tokenizer, or a column is empty or not a text.
         """
@@ -207,7 +208,8 @@ class Criterion(ABC):
                 raise ValueError(f"{name} must be a text, got {type(row[name]).__name__}")
         texts = [row[name] for name in names]
         try:
-            encoded = self.tokenizer.encode(*texts, offsets=offsets)
+            tokenizer = self.tokenizer.target if role == "target" else self.tokenizer
+            encoded = tokenizer.encode(*texts, offsets=offsets)
         except ArtifactError as error:
             raise ValueError(error.what) from error
         present = set(encoded.sequence_ids)
@@ -239,13 +241,15 @@ class Criterion(ABC):
 
     def checked(self, ids: Sequence[int], role: str) -> Ids:
         """Return token ids as an array. Raises :class:`ValueError` if it is empty, or an id unknown."""
-        size = getattr(self.config, "vocab_size", None)
+        target = role == "target" and hasattr(self.config, "target_vocab_size")
+        name = "target_vocab_size" if target else "vocab_size"
+        size = getattr(self.config, name, None)
         if not len(ids):
             raise ValueError(f"{role} is empty")
         found = np.asarray(ids, np.int64)
         outside = [item for item in (found.min(), found.max()) if size is not None and not 0 <= item < size]
         if outside:
-            raise ValueError(f"{role} has the token id {outside[0]}, outside of vocab_size {size}")
+            raise ValueError(f"{role} has the token id {outside[0]}, outside of {name} {size}")
         return found.astype(np.int32)
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zoo import plugins
-from zoo.artifact import TOKENIZER, ModelDirectory
+from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.provenance import Origin
 from zoo.classes import ClassifierConfig
 from zoo.config import Settings
@@ -102,14 +102,18 @@ def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer 
     """Return the tokenizer that is given, or the model's."""
     if plan.tokenizer is not None:
         return Tokenizer(read_tokenizer(plan.tokenizer))
-    content = attachments(model).files.get(TOKENIZER)
+    content, target = (attachments(model).files.get(name) for name in (TOKENIZER, TARGET_TOKENIZER))
     if content is not None:
-        return Tokenizer(parse_tokenizer(content.decode()))
+        read = None if target is None else Tokenizer(parse_tokenizer(target.decode()))
+        return Tokenizer(parse_tokenizer(content.decode()), target=read)
     return Tokenizer(read_tokenizer(spec.tokenizer)) if spec.tokenizer else None
 
 
 def digest_of(tokenizer: Tokenizer | None) -> str:
-    return hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest() if tokenizer is not None else ""
+    if tokenizer is None:
+        return ""
+    parts = [tokenizer] if tokenizer.target is tokenizer else [tokenizer, tokenizer.target]
+    return hashlib.sha256("".join(part.backend.to_str() for part in parts).encode()).hexdigest()
 
 
 def data_digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | None) -> dict[str, str]:

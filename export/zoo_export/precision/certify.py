@@ -29,7 +29,7 @@ from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point, longest_length, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline, token_input
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.tokenizer import load_tokenizer
 from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.metrics import divergences
 from zoo_export.parity.report import Report
@@ -240,12 +240,12 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
         raise ArtifactError(f"cannot read the text ({error.strerror})", text) from error
     except UnicodeDecodeError as error:
         raise ArtifactError("not UTF-8 text", text) from error
-    tokenizer = read_tokenizer(stored.path / TOKENIZER)
     if stream:
-        tokens = tokenizer.encode(content, add_special_tokens=False).ids[:TOKENS]
+        tokens = load_tokenizer(stored.path, special_tokens=False, truncate=False).encode(content).ids[:TOKENS]
         windows = [tokens[start : start + longest] for start in range(0, len(tokens), longest)]
     else:
-        windows = [tokenizer.encode(line).ids[:longest] for line in content.splitlines() if line.strip()]
+        tokenizer = load_tokenizer(stored.path, truncate=longest)
+        windows = [tokenizer.encode(line).ids for line in content.splitlines() if line.strip()]
         windows = windows[: max(1, TOKENS // longest)]
     allowed = sizes_of(graphs).get(str(ids.dims[-1]), Size(min=1 + stream))  # a decoder needs a next token
     windows = [window[: len(window) // allowed.multiple_of * allowed.multiple_of] for window in windows]

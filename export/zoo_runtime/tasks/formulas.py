@@ -30,6 +30,7 @@ __all__ = [
     "score",
     "spans",
     "token_classes",
+    "vector_features",
     "zero_shot",
 ]
 
@@ -234,6 +235,12 @@ def image_features(runner: Any, item: Any, result: Result, model: Model) -> Expe
     return {name: Numbers(value, outputs[name][0]) for name, value in result.items()}
 
 
+def vector_features(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The states of the vectors."""
+    states = model(runner.feed([item]))["last_hidden_state"][0]
+    return {"last_hidden_state": Numbers(result["last_hidden_state"], states)}
+
+
 def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The likeliest tokens, and their text. The model reads the prompt and all generated tokens in one pass."""
     prompt, ids = runner.prompt(item), result["generated_ids"]
@@ -248,7 +255,7 @@ def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     tokenizer = runner.session.tokenizer
     if tokenizer is not None:
         shown = ids[:-1] if result["finish_reason"] == "end" else ids
-        before, after = (tokenizer.decode(tokens) for tokens in (prompt, [*prompt, *shown]))
+        before, after = (tokenizer.target.decode(tokens) for tokens in (prompt, [*prompt, *shown]))
         if after.startswith(before):  # not if the prompt ends within a character
             expected["generated"] = Same(result["generated"], after[len(before) :])
     return expected

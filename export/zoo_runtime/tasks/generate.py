@@ -155,7 +155,7 @@ class _Generate(TextRunner):
         return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow)
 
     def _text(self, item: Tokens) -> GrowingText:
-        return GrowingText(self.tokenizer.backend, self.prompt(item), self.chosen.stop)
+        return GrowingText(self.tokenizer.target.backend, self.prompt(item), self.chosen.stop)
 
     def _reason(self, ids: Sequence[int]) -> str:
         if ids[-1] in self.ends:
@@ -170,7 +170,7 @@ class _Generate(TextRunner):
             shown = text.text()
             reason = "stop" if text.stopped else reason
         elif self.session.tokenizer is not None:
-            shown = self.tokenizer.continuation(self.prompt(item), ids if reason == "length" else ids[:-1])
+            shown = self.tokenizer.target.continuation(self.prompt(item), ids if reason == "length" else ids[:-1])
         return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
 
     def _run_loop(self, items: Sequence[Tokens]) -> list[Any]:
@@ -263,6 +263,11 @@ class Translate(_Generate):
         item = self.languages.put(item)
         self._check(item)
         return item
+
+    def text_limit(self) -> int | None:
+        """Room is left for the token of the language."""
+        limit = super().text_limit()
+        return None if limit is None else limit - self.languages.added(self.tokenizer)
 
     def prompt(self, item: Tokens) -> list[int]:
         return [self.first]

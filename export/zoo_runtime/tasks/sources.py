@@ -4,48 +4,59 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
-from zoo.artifact import PREFIXES
-from zoo.artifact.weights import load_json
+from zoo.artifact.prefixes import read_prefixes
+from zoo.config import Settings
 from zoo.errors import UsageError, nearest
+from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.generation.search import Generation
 from zoo_runtime.runner import Context, Tokens
 
-__all__ = ["Languages", "TranslateOptions", "task_prefix"]
+__all__ = ["Languages", "PrefixOptions", "TranslateOptions", "task_prefix"]
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}|__[a-z]{2,8}__")
 """Tokens of languages: those of mBART, such as en_XX, and of M2M100, such as __en__."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateOptions(Generation):
-    """Options of generation from a source."""
+class PrefixOptions(Settings):
+    """Options of tasks that put a prefix before each text."""
 
     prefix: str | None = None
-    """Text before each source, as T5 has been trained with: ``translate English to German: ``."""
+    """Text before each input, as the model has been trained with: ``translate English to German: ``, ``query: ``."""
     task_prefix: str | None = None
-    """The name of a task whose prefix the checkpoint states, such as ``translation_en_to_de``."""
+    """The name of a task whose prefix the checkpoint states, such as ``translation_en_to_de`` or ``query``."""
+
+    def __post_init__(self) -> None:
+        if self.prefix is not None and self.task_prefix is not None:
+            raise ValueError(f"prefix {self.prefix!r} and task_prefix {self.task_prefix!r} exclude each other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(PrefixOptions, Generation):
+    """Options of generation from a source."""
+
     source: str | None = None
     """Language of the sources: a token of the tokenizer, such as ``en_XX``."""
     target: str | None = None
     """Language of the targets, the same."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prefix is not None and self.task_prefix is not None:
-            raise ValueError(f"prefix {self.prefix!r} and task_prefix {self.task_prefix!r} exclude each other")
+        PrefixOptions.__post_init__(self)
+        Generation.__post_init__(self)
 
 
-def task_prefix(session: Context, chosen: TranslateOptions) -> str:
-    """Return the text before each source. Raises :class:`UsageError` for an unknown task."""
+def task_prefix(session: Context, chosen: PrefixOptions) -> str:
+    """Return the text before each input. Raises :class:`UsageError` for an unknown task."""
     if chosen.task_prefix is None:
         return chosen.prefix or ""
-    known = load_json(session.path / PREFIXES) if PREFIXES in session.stored.files else {}
+    known = read_prefixes(session.stored).texts
     if chosen.task_prefix not in known:
         raise UsageError(
             f"no prefix for the task {chosen.task_prefix!r}", session.path, nearest(chosen.task_prefix, known)
         )
-    return str(known[chosen.task_prefix])
+    return known[chosen.task_prefix]
 
 
 class Languages:
@@ -86,12 +97,20 @@ class Languages:
             raise UsageError(f"the tokenizer has no language {name!r}", session.path, nearest(name, self.known))
         return token
 
+    def added(self, tokenizer: Tokenizer) -> int:
+        """Return the number of tokens that :meth:`put` adds to a text; 0 if the tokenizer puts a language around it."""
+        return int(self.source is not None and not self._places(tokenizer.encode("")))
+
+    def _places(self, encoding: Any) -> list[int]:
+        """Return the places of the languages that the tokenizer put around a text."""
+        special, tokens = encoding.special_tokens_mask, set(self.known.values())
+        return [place for place, token in enumerate(encoding.ids) if special[place] and token in tokens]
+
     def put(self, item: Tokens) -> Tokens:
         """Return a source with the token of its language, instead of the one that the tokenizer put there, if any."""
         if self.source is None:
             return item
-        special, tokens = item.encoding.special_tokens_mask, set(self.known.values())
-        places = [place for place, token in enumerate(item.ids) if special[place] and token in tokens]
+        places = self._places(item.encoding)
         if places:
             ids = [*item.ids[: places[0]], self.source, *item.ids[places[0] + 1 :]]
         else:

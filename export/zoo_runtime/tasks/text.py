@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zoo.artifact.prefixes import read_prefixes
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.runner import (
@@ -21,6 +22,7 @@ from zoo_runtime.runner import (
     require_outputs,
 )
 from zoo_runtime.tasks.classification import sigmoid, softmax
+from zoo_runtime.tasks.sources import PrefixOptions, task_prefix
 
 __all__ = [
     "Embed",
@@ -56,8 +58,8 @@ class Features(TextRunner):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOptions(Settings):
-    """Pooling options, for encoders whose graph does not include pooling."""
+class EmbedOptions(PrefixOptions):
+    """Prefixes; and pooling, for encoders whose graph does not include it."""
 
     pooling: Literal["mean", "cls"] = "mean"
     """Mean over all tokens, or the first token."""
@@ -74,8 +76,19 @@ class Embed(TextRunner):
         super().__init__(session, chosen)
         self.own = any(tensor.name == "sentence_embedding" for tensor in self.graph.output_tensors())
         require_outputs(self.graph, () if self.own else ("last_hidden_state",), session.path)
-        if self.own and chosen != EmbedOptions():
+        if self.own and (chosen.pooling, chosen.normalize) != (EmbedOptions.pooling, EmbedOptions.normalize):
             raise UsageError("the model's own pooling is part of its graph", session.path, "leave out the options")
+        self.prefix = task_prefix(session, chosen)
+
+    @classmethod
+    def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the model's default prefix, unless a prefix is given."""
+        default = None if given.keys() & {"prefix", "task_prefix"} else read_prefixes(session.stored).default
+        return {} if default is None else {"task_prefix": default}
+
+    def read(self, value: Any, number: int) -> Tokens:
+        """Put the prefix before a text."""
+        return super().read(self.prefix + value if isinstance(value, str) else value, number)
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         outputs = self.compute(items)

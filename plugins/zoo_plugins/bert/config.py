@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from zoo import Activation, ClassifierConfig, Cost, Graph, Initializer, Norm, attentions, cost, floats, mask, token_ids
+from zoo import Activation, Cost, EmbeddingConfig, Graph, Initializer, Norm, attentions, cost, floats, mask, token_ids
 
 _BASE = ("feature-extraction", "sentence-embedding")
 """Tasks without a head."""
@@ -19,12 +19,12 @@ _MASKED = ("fill-mask", "pretraining")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BERTConfig(ClassifierConfig):
+class BERTConfig(EmbeddingConfig):
     """Configuration of BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA. The defaults are BERT-base."""
 
     head_fields: ClassVar[tuple[str, ...]] = (
-        *ClassifierConfig.head_fields, "pooler", "pooler_activation", "head_activation", "pooling", "normalize",
-        "feature_layers", "feature_merge",
+        *EmbeddingConfig.head_fields, "pooler", "pooler_activation", "head_activation", "feature_layers",
+        "feature_merge",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -94,8 +94,6 @@ class BERTConfig(ClassifierConfig):
     """How ``feature_layers`` are merged: concatenated in their order, added, or averaged."""
     pooling: Literal["cls", "mean", "max", "last", "mean_sqrt_len", "weighted_mean"] = "mean"
     """Pooling of sentence embeddings, and of text-classification without a pooler: see :func:`zoo.nn.pool`."""
-    normalize: bool = True
-    """Whether sentence embeddings are scaled to unit length."""
     tie_embeddings: bool = True
     """Whether the masked-language-model head shares the token embedding."""
     mask_token_id: int | None = None
@@ -126,6 +124,7 @@ class BERTConfig(ClassifierConfig):
             sizes = f"embedding_size {self.embedding_size} and hidden_size {self.hidden_size}"
             raise ValueError(f"{sizes} differ, but project_embeddings is {self.project_embeddings}")
         self.check_classes(head=self.task in _CLASSIFIED)
+        self.check_embedding()
         if self.skip_padding and self.pad_token_id is None:
             raise ValueError("skip_padding needs a pad_token_id, got None")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
@@ -181,12 +180,17 @@ class BERTConfig(ClassifierConfig):
         """Rows of the position embedding."""
         return self.max_seq_len + (self.pad_token_id + 1 if self.skip_padding and self.pad_token_id is not None else 0)
 
+    @property
+    def feature_size(self) -> int:
+        """Width of the merged ``feature_layers``, or of the last states."""
+        return self.hidden_size * (len(self.feature_layers) or 1 if self.feature_merge == "concat" else 1)
+
     def graphs(self) -> tuple[Graph, ...]:
         """Declare one graph; its outputs depend on the task. Positions count padding, so it must be on the right."""
         hidden = floats("last_hidden_state", "batch", "sequence", self.hidden_size)
         logits = floats("logits", "batch", "sequence", self.vocab_size)
-        width = self.hidden_size * (len(self.feature_layers) or 1 if self.feature_merge == "concat" else 1)
-        features = floats("features", "batch", "sequence", width)
+        features = floats("features", "batch", "sequence", self.feature_size)
+        vector = floats("sentence_embedding", "batch", self.vector_size(self.feature_size))
         pooled = floats("pooler_output", "batch", self.hidden_size)
         outputs = {
             "feature-extraction": (
@@ -194,7 +198,7 @@ class BERTConfig(ClassifierConfig):
                 *((features,) if self.feature_layers else ()),
                 *((pooled,) if self.pooler else ()),
             ),
-            "sentence-embedding": (floats("sentence_embedding", "batch", width), hidden),
+            "sentence-embedding": (vector, hidden),
             "fill-mask": (logits,),
             "pretraining": (logits, floats("next_sentence_logits", "batch", 2)),
             "text-classification": (floats("logits", "batch", self.num_classes),),
@@ -226,6 +230,7 @@ class BERTConfig(ClassifierConfig):
         total += Cost((1 if self.share_layers else self.num_layers) * block.parameters, self.num_layers * block.flops)
         if self.pooler:
             total += Cost(cost.linear(hidden, hidden).parameters)
+        total += self.projection_cost(self.feature_size)
         if self.task in _MASKED:
             total += cost.linear(hidden, width) + cost.layer_norm(width)
             total += cost.head(width, self.vocab_size, tied=self.tie_embeddings) + Cost(self.vocab_size)

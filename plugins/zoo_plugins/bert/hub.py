@@ -30,7 +30,17 @@ from zoo_plugins.bert.hub_shared import (
 )
 from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
 
-__all__ = ["ALBERT", "BERT", "CAMEMBERT", "DISTILBERT", "ELECTRA", "ROBERTA", "XLM_ROBERTA"]
+__all__ = [
+    "ALBERT",
+    "BERT",
+    "CAMEMBERT",
+    "DISTILBERT",
+    "ELECTRA",
+    "ROBERTA",
+    "XLM_ROBERTA",
+    "derive_roberta",
+    "roberta_rules",
+]
 
 # BERT.
 
@@ -79,7 +89,8 @@ BERT = Layout(
 # RoBERTa, XLM-RoBERTa and CamemBERT, which share one architecture.
 
 
-def _derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+def derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    """Read what RoBERTa and families derived from it do not share with BERT."""
     require_types(checkpoint, values)
     require_tokenizer(checkpoint)
     pad = checkpoint.config.get("pad_token_id", 1)
@@ -97,12 +108,13 @@ def _derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
     }
 
 
-def _roberta_rules(c: BERTConfig) -> Sequence[Rule]:
+def roberta_rules(c: BERTConfig, base: str = "roberta") -> Sequence[Rule]:
+    """Return the rules of RoBERTa, and of families with another name of the base model."""
     return (
-        *embedding_rules("roberta"),
-        *block_rules("roberta"),
+        *embedding_rules(base),
+        *block_rules(base),
         *classifier_rules(c),
-        *([] if c.task == "text-classification" else [Rule("pooler", "roberta.pooler.dense")]),
+        *([] if c.task == "text-classification" else [Rule("pooler", f"{base}.pooler.dense")]),
         Rule("masked_lm.dense", "lm_head.dense"),
         Rule("masked_lm.norm", "lm_head.layer_norm"),
         *decoder_rules(c, "lm_head"),
@@ -113,7 +125,7 @@ def _roberta_rules(c: BERTConfig) -> Sequence[Rule]:
 ROBERTA = Layout(
     classes=classes_of("Roberta"),
     fields=fields_of(),
-    rules=_roberta_rules,
+    rules=roberta_rules,
     prefix="roberta.",
     headless_tasks=BASE,
     # Old classifier checkpoints also contain the encoder's unused pooler.
@@ -121,7 +133,7 @@ ROBERTA = Layout(
     renamed=OLD_NORMS,
     required_values=ONLY,
     ignored_keys=(*INERT, "max_position_embeddings"),
-    read_extra=_derive_roberta,
+    read_extra=derive_roberta,
     write_extra=lambda c: {"max_position_embeddings": c.position_rows},
     files=sentence_files,
     constant={"model_type": "roberta"},

@@ -9,6 +9,7 @@ from typing import Any
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Rule
 from zoo_plugins.bert.config import BERTConfig
+from zoo_plugins.bert.sentence import PROJECTIONS
 
 __all__ = [
     "BASE",
@@ -72,12 +73,14 @@ def fields_of(*, activation: str = "gelu", dropout: float = 0.1) -> Sequence[Fie
 
 
 def embedding_rules(base: str) -> Sequence[Rule]:
-    """Return rules for the three embedding tables and their norm in a base model of this name."""
+    """Return rules for the three embedding tables and their norm in a base model of this name, and for the dense layers
+    of a sentence encoder."""
     return (
         Rule("embeddings.token", f"{base}.embeddings.word_embeddings"),
         Rule("embeddings.position", f"{base}.embeddings.position_embeddings"),
         Rule("embeddings.token_type", f"{base}.embeddings.token_type_embeddings"),
         Rule("embeddings.norm", f"{base}.embeddings.LayerNorm"),
+        PROJECTIONS,
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.nn import (
     ACTIVATIONS,
+    EmbeddingHead,
     FeedForward,
     LinformerAttention,
     LongformerAttention,
@@ -22,7 +23,6 @@ from zoo.nn import (
     build_mask,
     build_norm,
     initialize,
-    normalize,
     pool,
     positions_of,
     tied_linear,
@@ -133,6 +133,8 @@ class BERT(nn.Module):
         self.blocks = nn.ModuleList(BERTBlock(c) for _ in range(1 if c.share_layers else c.num_layers))
         self.pooler = nn.Linear(c.hidden_size, c.hidden_size) if c.pooler else None
         self.pooler_activation = torch.tanh if c.pooler_activation == "tanh" else ACTIVATIONS[c.pooler_activation]
+        if c.task == "sentence-embedding":
+            self.embedding_head = EmbeddingHead(c, c.feature_size)
         if c.task in ("fill-mask", "pretraining"):
             self.masked_lm = MaskedLanguageModelHead(c, self.embeddings.token)
         if c.task == "pretraining":
@@ -177,8 +179,8 @@ class BERT(nn.Module):
         pooled = None if self.pooler is None else self.pooler_activation(self.pooler(x[:, 0]))  # (B, E)
         match c.task:
             case "sentence-embedding":
-                vector = pool(self.merge(states) if c.feature_layers else x, attention_mask, c.pooling)
-                return {"sentence_embedding": normalize(vector) if c.normalize else vector, "last_hidden_state": x}
+                merged = self.merge(states) if c.feature_layers else x
+                return {"sentence_embedding": self.embedding_head(merged, attention_mask), "last_hidden_state": x}
             case "fill-mask":
                 return {"logits": self.masked_lm(x)}
             case "pretraining":

@@ -62,6 +62,7 @@ class GPTConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         self.check_classes(head=self.task == "text-classification")
+        self.check_embedding()
         self.default("num_kv_heads", self.num_heads)
         self.default("intermediate_size", 4 * self.hidden_size)
         self.require_positive(

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.nn import normalize, pool, tied_linear
+from zoo.nn import EmbeddingHead, pool, tied_linear
 from zoo_plugins.gpt.tasks import DecoderConfig
 
 __all__ = ["add_head", "answer"]
 
 
 def add_head(model: Any, c: DecoderConfig, token_embedding: nn.Embedding, *, tied: bool) -> None:
-    """Add the module that the task needs: ``head`` (V, E), ``classifier`` (C, E), or none."""
+    """Add the module that the task needs: ``head`` (V, E), ``classifier`` (C, E), or ``embedding_head``."""
     width = token_embedding.embedding_dim
     if c.task == "text-generation":
         model.head = (
@@ -24,6 +24,8 @@ def add_head(model: Any, c: DecoderConfig, token_embedding: nn.Embedding, *, tie
         )
     elif c.task == "text-classification":
         model.classifier = nn.Linear(width, c.num_classes, bias=False)
+    else:
+        model.embedding_head = EmbeddingHead(c, width)
 
 
 def answer(
@@ -47,8 +49,7 @@ def answer(
     if c.task == "text-generation":
         return model.head(x)
     if c.task == "sentence-embedding":
-        vector = pool(x, attention_mask, c.pooling)
-        return {"sentence_embedding": normalize(vector) if c.normalize else vector, "last_hidden_state": x}
+        return {"sentence_embedding": model.embedding_head(x, attention_mask), "last_hidden_state": x}
     if pad is not None:
         tokens = input_ids.ne(pad).to(input_ids.dtype)
         attention_mask = tokens if attention_mask is None else tokens * attention_mask

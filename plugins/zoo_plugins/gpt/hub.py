@@ -7,7 +7,7 @@ from typing import Any
 
 from zoo import UsageError, shortest_period
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.gpt.config import GPTConfig
 
 __all__ = ["GPT2", "GPT_NEO", "OUTPUTS"]
@@ -64,6 +64,7 @@ GPT2 = Layout(
         Rule("norm", "transformer.ln_f"),
         Rule("head", "lm_head"),
         Rule("classifier", "score"),
+        PROJECTIONS,
     ),
     prefix="transformer.",
     headless_tasks=("sentence-embedding",),
@@ -147,6 +148,7 @@ GPT_NEO = Layout(
         Rule("norm", "transformer.ln_f"),
         Rule("head", "lm_head"),
         Rule("classifier", "score"),
+        PROJECTIONS,
     ),
     prefix="transformer.",
     headless_tasks=("sentence-embedding",),

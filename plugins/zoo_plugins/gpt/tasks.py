@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from zoo import ClassifierConfig, Cost, Graph, attentions, causal_graph, cost, floats, mask, token_ids
+from zoo import Cost, EmbeddingConfig, Graph, attentions, causal_graph, cost, floats, mask, token_ids
 
 __all__ = ["TASKS", "DecoderConfig"]
 
@@ -14,18 +14,14 @@ TASKS = ("text-generation", "text-classification", "sentence-embedding")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(ClassifierConfig):
+class DecoderConfig(EmbeddingConfig):
     """Base class of the configurations of causal decoders."""
-
-    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize")
 
     task: Literal["text-generation", "text-classification", "sentence-embedding"] = "text-generation"
     """Logits of the next token, of the classes of a text, or one vector for a text."""
     pooling: Literal["last", "mean"] = "last"
     """Pooling of sentence embeddings: the last token, which has seen all others, or the mean over all. Classifiers
     read the last token other than ``pad_token_id``."""
-    normalize: bool = True
-    """Whether sentence embeddings are scaled to unit length."""
 
     def decoder_graph(
         self, *, vocab_size: int, hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int
@@ -42,7 +38,7 @@ class DecoderConfig(ClassifierConfig):
         outputs = {
             "text-classification": (floats("logits", "batch", self.num_classes),),
             "sentence-embedding": (
-                floats("sentence_embedding", "batch", hidden_size),
+                floats("sentence_embedding", "batch", self.vector_size(hidden_size)),
                 floats("last_hidden_state", "batch", "sequence", hidden_size),
             ),
         }
@@ -57,4 +53,4 @@ class DecoderConfig(ClassifierConfig):
         if self.task == "text-generation":
             return cost.head(hidden_size, vocab_size, tied=tied)
         classifier = cost.linear(hidden_size, self.num_classes, bias=False).parameters
-        return Cost(classifier if self.task == "text-classification" else 0)
+        return self.projection_cost(hidden_size) + Cost(classifier if self.task == "text-classification" else 0)

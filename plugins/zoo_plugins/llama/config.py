@@ -88,6 +88,7 @@ class LlamaConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         self.check_classes(head=self.task == "text-classification")
+        self.check_embedding()
         self.default("num_kv_heads", self.num_heads)
         self.default("rope_original_length", self.max_seq_len)
         self.require_positive(

@@ -7,7 +7,7 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import Checkpoint, Field, Rule
-from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.gpt.hub import OUTPUTS
 from zoo_plugins.llama.config import LlamaConfig
 
@@ -48,6 +48,7 @@ BLOCK_RULES = (
     Rule("norm", "model.norm"),
     Rule("head", "lm_head"),
     Rule("classifier", "score"),
+    PROJECTIONS,
 )
 """Rules that all families share."""
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}

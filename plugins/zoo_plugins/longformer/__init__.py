@@ -19,3 +19,8 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             reference="Beltagy et al. 2020, Longformer: The Long-Document Transformer",
         )
     ]
+
+
+@zoo.hookimpl
+def zoo_importers() -> Sequence[zoo.Importer]:
+    return [zoo.Importer(name="longformer", architecture="longformer", layout="zoo_plugins.longformer.hub:LONGFORMER")]

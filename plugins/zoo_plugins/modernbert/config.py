@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats, mask, shortest_period, token_ids
+from zoo import Activation, Cost, EmbeddingConfig, Graph, attentions, cost, floats, mask, shortest_period, token_ids
 
 _WITH_HEAD = ("fill-mask", "text-classification", "token-classification", "question-answering")
 """Tasks whose output layer reads the dense layer of the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModernBERTConfig(ClassifierConfig):
+class ModernBERTConfig(EmbeddingConfig):
     """Configuration of ModernBERT. The defaults are ModernBERT-base."""
 
-    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize")
     task: Literal[
         "feature-extraction",
         "sentence-embedding",
@@ -64,8 +63,6 @@ class ModernBERTConfig(ClassifierConfig):
     """Dropout on embeddings, attention weights and sub-layers, during training."""
     pooling: Literal["cls", "mean"] = "cls"
     """Pooling of sentence embeddings and of classifiers of texts."""
-    normalize: bool = True
-    """Whether sentence embeddings are scaled to unit length."""
     tie_embeddings: bool = True
     """Whether the masked-language-model head shares the token embedding."""
     mask_token_id: int | None = None
@@ -88,6 +85,7 @@ class ModernBERTConfig(ClassifierConfig):
         windows = [self.sliding_windows[layer % len(self.sliding_windows)] for layer in range(self.num_layers)]
         object.__setattr__(self, "sliding_windows", shortest_period(windows))
         self.check_classes(head=self.task in ("text-classification", "token-classification"))
+        self.check_embedding()
 
     @property
     def head_dim(self) -> int:
@@ -108,7 +106,10 @@ class ModernBERTConfig(ClassifierConfig):
         hidden = floats("last_hidden_state", "batch", "sequence", self.hidden_size)
         outputs = {
             "feature-extraction": (hidden,),
-            "sentence-embedding": (floats("sentence_embedding", "batch", self.hidden_size), hidden),
+            "sentence-embedding": (
+                floats("sentence_embedding", "batch", self.vector_size(self.hidden_size)),
+                hidden,
+            ),
             "fill-mask": (floats("logits", "batch", "sequence", self.vocab_size),),
             "text-classification": (floats("logits", "batch", self.num_classes),),
             "token-classification": (floats("logits", "batch", "sequence", self.num_classes),),
@@ -132,6 +133,7 @@ class ModernBERTConfig(ClassifierConfig):
         # The first block does not normalise, but the embeddings and the last states are normalised.
         total = cost.embedding(self.vocab_size, hidden) + self.num_layers * block + norm
         head = cost.linear(hidden, hidden, bias=self.head_bias) + norm
+        total += self.projection_cost(hidden)
         match self.task:
             case "fill-mask":
                 bias = Cost(self.vocab_size if self.decoder_bias else 0)

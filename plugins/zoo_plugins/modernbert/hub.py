@@ -8,7 +8,7 @@ from typing import Any
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.hub_shared import BASE, OUTPUTS, classes_of
-from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.modernbert.config import ModernBERTConfig
 
 __all__ = ["MODERNBERT"]
@@ -30,6 +30,7 @@ def _rules(c: ModernBERTConfig) -> Sequence[Rule]:
         Rule("norm", "model.final_norm"),
         Rule("head", "head"),
         Rule("decoder", "decoder"),
+        PROJECTIONS,
         Rule("span" if c.task == "question-answering" else "classifier", "classifier"),
     )
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from zoo.nn import (
     ACTIVATIONS,
+    EmbeddingHead,
     GatedFeedForward,
     MultiHeadAttention,
     RotaryPositions,
     Rotation,
     build_mask,
     initialize,
-    normalize,
     pool,
     positions_of,
     tied_linear,
@@ -76,6 +76,8 @@ class ModernBERT(nn.Module):
         self.local_positions = RotaryPositions(c.head_dim, c.local_rope_theta)
         self.blocks = nn.ModuleList(ModernBERTBlock(c, first=layer == 0) for layer in range(c.num_layers))
         self.norm = _norm(c)
+        if c.task == "sentence-embedding":
+            self.embedding_head = EmbeddingHead(c, c.hidden_size)
         if c.has_head:
             self.head = PredictionHead(c)
         if c.task == "fill-mask":
@@ -116,8 +118,7 @@ class ModernBERT(nn.Module):
         x = self.encode(input_ids, attention_mask)
         match c.task:
             case "sentence-embedding":
-                vector = pool(x, attention_mask, c.pooling)
-                return {"sentence_embedding": normalize(vector) if c.normalize else vector, "last_hidden_state": x}
+                return {"sentence_embedding": self.embedding_head(x, attention_mask), "last_hidden_state": x}
             case "fill-mask":
                 return {"logits": self.decoder(self.head(x))}
             case "text-classification":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from zoo import (
     Activation,
-    ClassifierConfig,
     Cost,
+    EmbeddingConfig,
     Graph,
     KeyValues,
     UsageError,
@@ -25,10 +25,8 @@ _WITH_DECODER = ("text2text-generation", "text-classification")
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Config(ClassifierConfig):
+class T5Config(EmbeddingConfig):
     """Configuration of T5. The defaults are T5-small."""
-
-    head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize")
 
     task: Literal["text2text-generation", "feature-extraction", "sentence-embedding", "text-classification"] = (
         "text2text-generation"
@@ -37,8 +35,6 @@ class T5Config(ClassifierConfig):
     which the decoder reads as its target."""
     pooling: Literal["mean", "last"] = "mean"
     """Pooling of sentence embeddings."""
-    normalize: bool = True
-    """Whether sentence embeddings are scaled to unit length."""
     vocab_size: int = 32128
     """Size of the vocabulary, shared by source and target."""
     max_seq_len: int = 512
@@ -87,6 +83,7 @@ class T5Config(ClassifierConfig):
         )  # fmt: skip
         self.require_probability("dropout")
         self.check_classes(head=self.task == "text-classification")
+        self.check_embedding()
         if self.relative_buckets < 4 or self.relative_max_distance <= self.relative_buckets // 2:
             raise ValueError(
                 f"relative_buckets {self.relative_buckets} must be 4 or more, and relative_max_distance "
@@ -127,7 +124,7 @@ class T5Config(ClassifierConfig):
             logits = floats("logits", "batch", self.num_classes)
             return (Graph(inputs=(ids, right), outputs=(logits,), causal=False),)
         if not self.has_decoder:
-            vector = floats("sentence_embedding", "batch", self.hidden_size)
+            vector = floats("sentence_embedding", "batch", self.vector_size(self.hidden_size))
             return (
                 Graph(
                     method="encode",
@@ -180,7 +177,7 @@ class T5Config(ClassifierConfig):
         total = cost.embedding(self.vocab_size, self.hidden_size)
         total += self.num_layers * (attention + mlp + 2 * norm) + bias + norm
         if not self.has_decoder:
-            return total
+            return total + self.projection_cost(self.hidden_size)
         layers = self.num_decoder_layers or self.num_layers
         head = cost.tied_linear(self.hidden_size, self.vocab_size)
         if self.task == "text-classification":  # once per text

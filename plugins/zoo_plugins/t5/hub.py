@@ -8,7 +8,7 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.t5.config import T5Config
 
 __all__ = ["MT5", "T5"]
@@ -100,6 +100,7 @@ def _rules(c: T5Config) -> Sequence[Rule]:
         Rule("head", "lm_head"),
         Rule("pooler", "classification_head.dense"),
         Rule("classifier", "classification_head.out_proj"),
+        PROJECTIONS,
     )
 
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from zoo.nn import (
     Cache,
+    EmbeddingHead,
     FeedForward,
     GatedFeedForward,
     LayerCache,
     MultiHeadAttention,
     RelativePositionBias,
     build_mask,
-    normalize,
     pool,
     tied_linear,
 )
@@ -130,6 +130,8 @@ class T5(nn.Module):
         if c.task == "text-classification":
             self.pooler = nn.Linear(c.hidden_size, c.hidden_size)
             self.classifier = nn.Linear(c.hidden_size, c.num_classes)
+        if c.task == "sentence-embedding":
+            self.embedding_head = EmbeddingHead(c, c.hidden_size)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -165,11 +167,7 @@ class T5(nn.Module):
             x = block(x, bias, mask)
         x = self.dropout(self.encoder_norm(x))
         if self.config.task == "sentence-embedding":
-            vector = pool(x, attention_mask, self.config.pooling)
-            return {
-                "sentence_embedding": normalize(vector) if self.config.normalize else vector,
-                "last_hidden_state": x,
-            }
+            return {"sentence_embedding": self.embedding_head(x, attention_mask), "last_hidden_state": x}
         if not self.config.has_decoder:
             return {"last_hidden_state": x}
         cross = Cache(block.cross.keys_values(x) for block in self.decoder if isinstance(block, DecoderBlock))

@@ -22,7 +22,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
 
 @zoo.hookimpl
 def zoo_importers() -> Sequence[zoo.Importer]:
-    layouts = {"bart": "BART", "mbart": "MBART", "marian": "MARIAN", "nn.Transformer": "TORCH"}
+    layouts = {"bart": "BART", "mbart": "MBART", "m2m_100": "M2M100", "marian": "MARIAN", "nn.Transformer": "TORCH"}
     return [
         zoo.Importer(name=name, architecture="transformer", layout=f"zoo_plugins.transformer.hub:{layout}")
         for name, layout in layouts.items()

@@ -40,7 +40,7 @@ class Stack:
 class TransformerConfig(ClassifierConfig):
     """Configuration of the Transformer. The defaults are the paper's base model with 37,000 tokens.
 
-    It also covers BART, mBART, Marian and models built with ``torch.nn.Transformer``.
+    It also covers BART, mBART, M2M100, Marian and models built with ``torch.nn.Transformer``.
     """
 
     head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooling", "normalize", "head_bias")
@@ -100,10 +100,12 @@ class TransformerConfig(ClassifierConfig):
     """Whether the output projections of attention have biases; by default, if the query projections have."""
     mlp_bias: bool = True
     """Whether the dense layers of the feed-forward networks have biases."""
-    positions: Literal["learned", "sinusoidal", "sinusoidal-halves"] = "sinusoidal"
-    """Kind of positions. With ``sinusoidal-halves`` all sines come before all cosines instead of alternating."""
+    positions: Literal["learned", "sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor"] = "sinusoidal"
+    """Kind of positions. With ``sinusoidal-halves`` all sines come before all cosines instead of alternating;
+    ``sinusoidal-tensor2tensor`` also has other frequencies: see :class:`zoo.nn.TensorToTensorPositions`."""
     position_offset: int = 0
-    """Row of position 0 in a table of learned positions; earlier rows are unused."""
+    """Number of the first position in a table of learned positions, whose earlier rows are unused, or in
+    ``sinusoidal-tensor2tensor``."""
     scale_embeddings: bool = True
     """Whether token embeddings are multiplied by the square root of ``hidden_size`` (section 3.4)."""
     tie_embeddings: bool = True
@@ -156,7 +158,9 @@ class TransformerConfig(ClassifierConfig):
             raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
         if self.position_offset < 0:
             raise ValueError(f"position_offset must not be negative, got {self.position_offset}")
-        if self.position_offset and self.positions != "learned":
+        if self.positions == "sinusoidal-tensor2tensor" and self.hidden_size < 4:
+            raise ValueError(f"positions {self.positions!r} need a hidden_size of at least 4, got {self.hidden_size}")
+        if self.position_offset and self.positions in ("sinusoidal", "sinusoidal-halves"):
             raise ValueError(f"position_offset {self.position_offset} is for learned positions, not {self.positions}")
         target, start = self.decoder.vocab_size, self.decoder_start_token_id
         if self.share_embeddings and target != self.vocab_size:

@@ -1,4 +1,4 @@
-"""Checkpoints of BART, mBART and Marian in the hub's layout, and of models built with ``torch.nn.Transformer``."""
+"""Checkpoints of BART, mBART, M2M100 and Marian in the hub's layout, and of ``torch.nn.Transformer``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo import ArtifactError, UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.transformer.config import TransformerConfig
 
-__all__ = ["BART", "MARIAN", "MBART", "TORCH"]
+__all__ = ["BART", "M2M100", "MARIAN", "MBART", "TORCH"]
 
 _TASK, _VECTORS = "text2text-generation", "vector-feature-extraction"
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
@@ -22,7 +22,7 @@ _TABLES = {
     "head": "lm_head",
 }
 
-# BART, mBART and Marian.
+# BART, mBART, M2M100 and Marian.
 
 
 def _rules(c: TransformerConfig) -> Sequence[Rule]:
@@ -69,7 +69,7 @@ def _rules(c: TransformerConfig) -> Sequence[Rule]:
 
 def _ignored(c: TransformerConfig) -> Sequence[str]:
     """Version tensors, sinusoids, and the shared embedding if nothing is tied to it."""
-    positions = () if c.positions == "learned" else (r"model\.(encoder|decoder)\.embed_positions\.weight",)
+    positions = () if c.positions == "learned" else (r"model\.(encoder|decoder)\.embed_positions\.weights?",)
     shared = () if c.share_embeddings else (r"model\.shared\.weight",)
     bias = () if c.task == _TASK else ("final_logits_bias",)
     return (r"(model\.)?(encoder|decoder)\.version", *positions, *shared, *bias)
@@ -83,6 +83,8 @@ def _family(
     tokens: Mapping[str, int | None],
     required_values: Mapping[str, Any],
     classifier: str | None = None,
+    activation: str = "gelu",
+    scaled: bool = False,
 ) -> Layout:
     """The layout of one family.
 
@@ -93,7 +95,10 @@ def _family(
         tokens: special tokens that the implementation uses if config.json does not name any.
         required_values: keys of old config.json files that current implementations ignore, and their only values.
         classifier: class of the model with a classification head, if there is one.
+        activation: default of ``activation_function``.
+        scaled: default of ``scale_embedding``.
     """
+    from_padding = fixed["positions"] == "sinusoidal-tensor2tensor"  # counted from the number of the padding token
     fixed = {"norm_eps": 1e-5, "attention_bias": True, **fixed}
 
     def derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -102,8 +107,12 @@ def _family(
         apart = any(f"{prefix}encoder.embed_tokens.weight" in files for prefix in ("model.", ""))
         unstated = classifier is not None and not hub.keys() & {"id2label", "num_labels"}
         share = hub.get("share_encoder_decoder_embeddings", True) and (values["tie_embeddings"] or not apart)
+        pad = hub.get("pad_token_id", tokens["pad_token_id"])
+        if from_padding and (not isinstance(pad, int) or pad < 0):
+            raise UsageError(f"pad_token_id {pad!r} does not say where positions begin", checkpoint.config_file)
         return {
             **fixed,
+            **({"position_offset": pad + 1} if from_padding else {}),
             **({"num_classes": 3} if unstated else {}),  # unlike other families
             **{key: hub.get(key, token) for key, token in tokens.items()},
             "share_embeddings": share,
@@ -131,8 +140,8 @@ def _family(
             Field("decoder_attention_heads", "num_decoder_heads", default=16),
             Field("encoder_ffn_dim", "intermediate_size", default=4096),
             Field("decoder_ffn_dim", "decoder_intermediate_size", default=4096),
-            Field("activation_function", "activation", default="gelu", values=ACTIVATIONS),
-            Field("scale_embedding", "scale_embeddings", default=False),
+            Field("activation_function", "activation", default=activation, values=ACTIVATIONS),
+            Field("scale_embedding", "scale_embeddings", default=scaled),
             Field("dropout", default=0.1),
             Field("tie_word_embeddings", "tie_embeddings", default=True),
         ),
@@ -147,6 +156,7 @@ def _family(
         ),
         read_extra=derive,
         write_extra=restore,
+        positions_skip_padding=from_padding,
         constant={"model_type": name, "is_encoder_decoder": True},
     )  # fmt: skip
 
@@ -169,6 +179,16 @@ MBART = _family(
     required_values={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False},
 )
 """``model_type`` mbart."""
+M2M100 = _family(
+    "m2m_100",
+    ("M2M100ForConditionalGeneration", "M2M100Model"),
+    {"positions": "sinusoidal-tensor2tensor", "embedding_norm": False, "norm_first": True, "final_norm": True},
+    tokens={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
+    required_values={},
+    activation="relu",
+    scaled=True,
+)
+"""``model_type`` m2m_100: M2M100 and NLLB-200."""
 MARIAN = _family(
     "marian",
     ("MarianMTModel",),

@@ -1,6 +1,7 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017).
 
-It also covers BART (Lewis et al. 2020), mBART (Liu et al. 2020) and Marian (Junczys-Dowmunt et al. 2018).
+It also covers BART (Lewis et al. 2020), mBART (Liu et al. 2020), M2M100 (Fan et al. 2021) and Marian (Junczys-Dowmunt
+et al. 2018).
 
 B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary,
 C classes.
@@ -21,6 +22,7 @@ from zoo.nn import (
     MultiHeadAttention,
     Residual,
     SinusoidalPositions,
+    TensorToTensorPositions,
     build_mask,
     build_norm,
     initialize,
@@ -108,17 +110,23 @@ class DecoderBlock(nn.Module):
         return self.residual_3(x, self.mlp)
 
 
+def positions(c: TransformerConfig) -> nn.Embedding | SinusoidalPositions | TensorToTensorPositions:
+    """The positions that are added to the embeddings (section 3.5)."""
+    match c.positions:
+        case "learned":
+            return nn.Embedding(c.position_rows, c.hidden_size)
+        case "sinusoidal-tensor2tensor":
+            return TensorToTensorPositions(c.hidden_size)
+    return SinusoidalPositions(c.hidden_size, interleaved=c.positions == "sinusoidal")
+
+
 class Embedding(nn.Module):
     """Token embedding times sqrt(E), plus positions (sections 3.4 and 3.5), and an optional norm."""
 
     def __init__(self, c: TransformerConfig, stack: Stack) -> None:
         super().__init__()
         self.token = nn.Embedding(stack.vocab_size, c.hidden_size)
-        self.position = (
-            nn.Embedding(c.position_rows, c.hidden_size)
-            if c.positions == "learned"
-            else SinusoidalPositions(c.hidden_size, interleaved=c.positions == "sinusoidal")
-        )
+        self.position = positions(c)
         self.offset = c.position_offset
         self.scale = math.sqrt(c.hidden_size) if c.scale_embeddings else None
         self.norm = norm(c, c.embedding_norm)
@@ -129,10 +137,10 @@ class Embedding(nn.Module):
         x = self.token(ids)
         if self.scale is not None:
             x = x * self.scale
-        if isinstance(self.position, SinusoidalPositions):
-            x = x + self.position(positions, x.dtype)
-        else:
-            x = x + self.position(positions + self.offset if self.offset else positions)
+        if self.offset:
+            positions = positions + self.offset
+        learned = isinstance(self.position, nn.Embedding)
+        x = x + (self.position(positions) if learned else self.position(positions, x.dtype))
         return self.dropout(self.norm(x))
 
 
