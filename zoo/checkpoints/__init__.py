@@ -5,7 +5,7 @@ from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
 from zoo.checkpoints.original import Comparison, Exact
-from zoo.checkpoints.source import Checkpoint, SourceTensor
+from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
 
 __all__ = [
     "ACTIVATIONS",
@@ -19,6 +19,7 @@ __all__ = [
     "Imported",
     "Layout",
     "Rule",
+    "SourceModule",
     "SourceTensor",
     "export_checkpoint",
     "import_checkpoint",
