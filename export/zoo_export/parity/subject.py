@@ -214,7 +214,6 @@ class OnnxSubject(Subject):
                     optimize=optimize,
                     placements=True,
                     memory=memory,
-                    pool=False,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
                     replace=self._replaced(files[graph.name]),
                     shared=self._shared(files[graph.name], optimize),
@@ -226,7 +225,7 @@ class OnnxSubject(Subject):
         return self._executor(sessions)
 
     def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> OnnxExecutor:
-        return OnnxExecutor(sessions, self.models.yardstick.dtype)
+        return OnnxExecutor(sessions, self.models.yardstick.dtype, lean=True)
 
     def _replaced(self, file: bytes) -> dict[str, np.ndarray[Any, Any]] | None:
         """Return the weights for the initialisers of a graph whose dtype is not that of the weights' file.
