@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,16 @@ from zoo.probe.pipeline import Arrays, typed_feeds
 from zoo_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.buffers import PAST_LENGTH, Buffers, run_in_place
 from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.values import run_session
+from zoo_runtime.providers import device_of
+from zoo_runtime.values import run_lean, run_session
 
 __all__ = ["LOGITS_TO_KEEP", "OnnxExecutor"]
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
+
+_LARGE = 2**22
+"""Number of elements of a large output."""
 
 
 class OnnxExecutor:
@@ -33,14 +39,22 @@ class OnnxExecutor:
         dtype: dtype of floating-point inputs.
         twice: run graphs that have the input ``logits_to_keep`` again with 1 and with 3, and take the last positions'
             logits from these runs, so that a comparison covers them.
+        lean: return the memory of every run to the system, if the sessions pool it on the CPU. Large outputs, which
+            outlive a run, are not in the pool.
     """
 
     def __init__(
-        self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any], *, twice: bool = True
+        self,
+        sessions: Mapping[str, ort.InferenceSession],
+        dtype: np.dtype[Any],
+        *,
+        twice: bool = True,
+        lean: bool = False,
     ) -> None:
         self.sessions = sessions
         self.dtype = dtype
         self.twice = twice
+        self.lean = lean
         self.buffers: dict[str, Buffers] = {}
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
@@ -63,6 +77,24 @@ class OnnxExecutor:
     def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:
         if all(item.name != PAST_LENGTH for item in session.get_inputs()):
             names = [output.name for output in session.get_outputs()]
+            if self.lean and device_of(session) == "cpu":
+                return run_lean(session, names, arrays, self._large_outputs(graph, names, arrays))
             return dict(zip(names, run_session(session, names, arrays), strict=True))
         outputs, self.buffers[graph.name] = run_in_place(session, graph, arrays, self.buffers.get(graph.name))
         return outputs
+
+    def _large_outputs(self, graph: Graph, names: Collection[str], arrays: Arrays) -> Arrays:
+        """Return empty arrays for the large outputs whose declared sizes follow from the inputs."""
+        sizes = {
+            dim: size
+            for tensor in graph.input_tensors()
+            for dim, size in zip(tensor.dims, arrays[tensor.name].shape, strict=True)
+            if isinstance(dim, str)
+        }
+        found = {}
+        for tensor in graph.output_tensors():
+            with suppress(KeyError):  # a size that no input has
+                shape = tensor.shape(sizes)
+                if tensor.name in names and math.prod(shape) >= _LARGE and not arrays.get(LOGITS_TO_KEEP):
+                    found[tensor.name] = np.empty(shape, self.dtype)
+        return found

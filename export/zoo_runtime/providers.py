@@ -8,6 +8,7 @@ import io
 import math
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -56,6 +57,7 @@ def open_session(
     optimize: bool = True,
     placements: bool = False,
     replace: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    shared: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     spin: bool = True,
     pool: bool = True,
     threads: int | None = None,
@@ -71,6 +73,8 @@ def open_session(
         optimize: run all of ONNX Runtime's graph optimisations, or none.
         placements: record which provider runs each node, for ``zoo_runtime.placement``.
         replace: values that override initialisers of the file, by name. ONNX Runtime copies them.
+        shared: arrays with the same values, types and shapes as initialisers of the file, by name. The session reads
+            their memory, on the CPU, instead of mapping the file. They must not be changed while it runs.
         spin: let idle threads busy-wait, which is fastest when nothing else uses the cores. No-op for more threads than
             cores, where it is slower by orders of magnitude.
         pool: keep memory for the results of operators, which is faster; otherwise it is freed after every run.
@@ -106,6 +110,9 @@ def open_session(
         )
     if replace:
         options.add_external_initializers(list(replace), [to_value(value) for value in replace.values()])
+    values = {name: to_value(array) for name, array in shared.items()}
+    for initializer, value in values.items():
+        options.add_initializer(initializer, value)
     ort.set_default_logger_severity(_SILENT)
     try:
         if provider == "cuda":
@@ -124,6 +131,7 @@ def open_session(
             open_session(_PROBE, provider=provider, provider_options=provider_options)
         where = None if isinstance(graph, bytes) else graph
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
+    weakref.finalize(session, values.clear)  # keeps them as long as the session
     if session.get_providers()[0] != name:
         raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)
     known = session.get_provider_options()[name]

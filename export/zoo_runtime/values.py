@@ -17,7 +17,7 @@ from zoo.errors import UsageError
 from zoo.probe.dtypes import BFLOAT16
 from zoo_runtime.onnx_runtime import ort, ort_native
 
-__all__ = ["refusing_sizes", "run_session", "to_array", "to_value"]
+__all__ = ["refusing_sizes", "run_lean", "run_session", "to_array", "to_value"]
 
 Array = np.ndarray[Any, Any]
 
@@ -74,3 +74,33 @@ def run_session(session: ort.InferenceSession, names: Sequence[str], arrays: Map
     values = {name: to_value(np.asarray(array, order="C")) for name, array in arrays.items()}
     with refusing_sizes():
         return [to_array(value) for value in session.run_with_ort_values(names, values)]
+
+
+def run_lean(
+    session: ort.InferenceSession, names: Sequence[str], arrays: Mapping[str, Array], made: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Run a session on the CPU like :func:`run_session`, and return the memory that it pools to the system.
+
+    Args:
+        session: the session.
+        names: the outputs.
+        arrays: the inputs by name.
+        made: arrays that the outputs of these names are written to; the others lie in the pool.
+    """
+    binding = session.io_binding()
+    values = {name: to_value(np.asarray(array, order="C")) for name, array in arrays.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in names:
+        if name in made:
+            binding.bind_ortvalue_output(name, to_value(made[name]))
+        else:
+            binding.bind_output(name)
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    with refusing_sizes():
+        session.run_with_iobinding(binding, options)
+    return {
+        name: made[name] if name in made else to_array(value)
+        for name, value in zip(names, binding.get_outputs(), strict=True)
+    }

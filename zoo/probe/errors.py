@@ -51,8 +51,10 @@ JUMP = 8.0
 the largest is 2 to 4 times the median in models with random weights, in float32 and in half precision."""
 MOST_JUMPS = 0.2
 """Largest share of rows at which PyTorch may jump, and at which the graph may be beyond the limits."""
-_CHUNK = 1_000_000
-"""Numbers compared at a time, and approximate number of evenly spaced samples for a percentile."""
+_CHUNK = 2**17
+"""Numbers compared at a time: so few fit into a core's cache."""
+_SAMPLES = 1_000_000
+"""Approximate number of evenly spaced samples for a percentile."""
 
 
 def allowed_error(torch: float, scale: float, epsilon: float) -> float:
@@ -114,26 +116,44 @@ class Errors:
         The output must be finite everywhere, and close to the reference except at padding. After a non-finite output,
         further points are ignored: they cannot change the verdict.
         """
-        if result.shape != reference.shape:
-            raise ValueError(f"an output has shape {result.shape}, but the model's has {reference.shape}")
+        self.add_torch(reference, yardstick, valid, point)
+        self.add_graph(reference, result, valid, point)
+
+    def add_torch(self, reference: Array, yardstick: Array, valid: Array, point: Point) -> None:
+        """Add the errors of PyTorch at one point, before :meth:`add_graph` adds those of the graph."""
         if not self.finite or self.overflow is not None:
             return
-        self.finite = bool(np.isfinite(result).all())
-        rows = np.flatnonzero(valid)
-        parts = self._parts(rows, reference.shape[1])
+        parts = self._parts(np.flatnonzero(valid), reference.shape[1])
         for part in parts:
-            self._measure(np.abs(reference[part].astype(np.float64)))
-        samples = []
+            self._measure(np.abs(reference[part].astype(np.float64, copy=False)))
         for part in parts:
-            exact = reference[part].astype(np.float64)
-            error = np.abs(result[part] - exact)
-            allowed = np.abs(yardstick[part].astype(np.float64) - exact)
-            self.finite = self.finite and bool(np.isfinite(exact).all())
-            if self.finite and not np.isfinite(allowed).all():
+            exact = reference[part].astype(np.float64, copy=False)
+            allowed = np.abs(yardstick[part].astype(np.float64, copy=False) - exact)
+            if not np.isfinite(exact).all():
+                self.finite, self.worst = False, point
+                return
+            if not np.isfinite(allowed).all():
                 self.overflow = point
                 return
-            self._judge(error, allowed, self._local_scale(exact) if self.local else None, point)
-            samples.append(error.ravel()[:: max(1, rows.size * reference.shape[1] // _CHUNK)])
+            self._judge_torch(allowed, self._local_scale(exact) if self.local else None, point)
+
+    def add_graph(self, reference: Array, result: Array, valid: Array, point: Point) -> None:
+        """Add the errors of the graph at the point that :meth:`add_torch` was last given."""
+        if result.shape != reference.shape:
+            raise ValueError(f"an output has shape {result.shape}, but the model's has {reference.shape}")
+        if not self.finite or self.overflow not in (None, point):
+            return
+        if not all(np.isfinite(part).all() for part in np.array_split(result, -(-result.size // _CHUNK) or 1)):
+            self.finite, self.overflow = False, None
+            self.worst = point
+        if self.overflow is not None:
+            return
+        rows, samples = np.flatnonzero(valid), []
+        for number, part in enumerate(self._parts(rows, reference.shape[1])):
+            exact = reference[part].astype(np.float64, copy=False)
+            error = np.abs(result[part] - exact)
+            self._judge(number, error, self._local_scale(exact) if self.local else None, point)
+            samples.append(error.ravel()[:: max(1, rows.size * reference.shape[1] // _SAMPLES)].copy())
         if samples:
             self.p999 = max(self.p999, float(np.quantile(np.concatenate(samples), 0.999)))
         if not self.finite:
@@ -142,20 +162,23 @@ class Errors:
     def allow(self, reference: Array, yardstick: Array, valid: Array, *, bits: int = 1) -> None:
         """Raise the limits by another result of PyTorch, on weights of which this number of last bits is random."""
         for part in self._parts(np.flatnonzero(valid), reference.shape[1]):
-            exact = reference[part].astype(np.float64)
-            error = np.abs(yardstick[part].astype(np.float64) - exact)
+            exact = reference[part].astype(np.float64, copy=False)
+            error = np.abs(yardstick[part].astype(np.float64, copy=False) - exact)
             if np.isfinite(error).all():
                 self._allow(error, self._local_scale(exact) if self.local else None)
 
-    def _judge(self, error: Array, allowed: Array, local_scale: Array | None, point: Point) -> None:
-        """Add errors of the graph, and of PyTorch."""
+    def _judge_torch(self, allowed: Array, local_scale: Array | None, point: Point) -> None:
+        """Add finite errors of PyTorch at some rows."""
+        if np.max(allowed) > self.torch:
+            self.worst_torch = point
+        self._allow(allowed, local_scale)
+
+    def _judge(self, _part: int, error: Array, local_scale: Array | None, point: Point) -> None:
+        """Add errors of the graph at a part of the rows, by its number."""
         if not (highest := float(np.max(error))) <= self.runtime:  # true for NaN, too
             self.runtime, self.worst = highest, point
         if local_scale is not None and not (highest := float(np.max(error / local_scale))) <= self.local_runtime:
             self.local_runtime, self.worst_local = highest, point
-        if np.max(allowed) > self.torch:
-            self.worst_torch = point
-        self._allow(allowed, local_scale)
 
     def judged_rows(self, valid: Array) -> Array:
         """Return which rows of the last point are judged, of the valid ones."""
@@ -298,9 +321,12 @@ class JumpErrors(Errors):
     _shifts: list[Array] = field(default_factory=list, repr=False)
     """How far other constants of the graph move each row, relative to the row or channel."""
 
-    def add(self, reference: Array, yardstick: Array, result: Array, valid: Array, point: Point) -> None:
+    def add_torch(self, reference: Array, yardstick: Array, valid: Array, point: Point) -> None:
         self._latest = 0
-        super().add(reference, yardstick, result, valid, point)
+        super().add_torch(reference, yardstick, valid, point)
+
+    def add_graph(self, reference: Array, result: Array, valid: Array, point: Point) -> None:
+        super().add_graph(reference, result, valid, point)
         self._settle()
 
     def allow(self, reference: Array, yardstick: Array, valid: Array, *, bits: int = 1) -> None:
@@ -312,8 +338,8 @@ class JumpErrors(Errors):
         """
         parts = self._parts(np.flatnonzero(valid), reference.shape[1])
         for part, rows in zip(parts, self._known[len(self._known) - self._latest :], strict=True):
-            exact = reference[part].astype(np.float64)
-            error = np.abs(yardstick[part].astype(np.float64) - exact)
+            exact = reference[part].astype(np.float64, copy=False)
+            error = np.abs(yardstick[part].astype(np.float64, copy=False) - exact)
             highest, local = np.max(error, axis=1), np.max(error / self._local_scale(exact), axis=1)
             rows.reach, rows.reach_local = np.fmax(rows.reach, highest), np.fmax(rows.reach_local, local)
             if bits == 0:
@@ -325,12 +351,17 @@ class JumpErrors(Errors):
                 rows.torch_local = np.maximum(rows.torch_local, np.where(steady, local, 0.0))
         self._settle()
 
-    def _judge(self, error: Array, allowed: Array, local_scale: Array | None, point: Point) -> None:
+    def _judge_torch(self, allowed: Array, local_scale: Array | None, point: Point) -> None:
         assert local_scale is not None  # as ``local`` is true
-        torch, runtime = (np.max(part, axis=1) for part in (allowed, error))
-        own, local = (np.max(part / local_scale, axis=1) for part in (allowed, error))
-        self._known.append(_Rows(point, own, torch, own, runtime, local, torch, own))
+        torch, own = np.max(allowed, axis=1), np.max(allowed / local_scale, axis=1)
+        none = np.zeros(len(torch))
+        self._known.append(_Rows(point, own, torch, own, none, none, torch, own))
         self._latest += 1
+
+    def _judge(self, part: int, error: Array, local_scale: Array | None, point: Point) -> None:
+        assert local_scale is not None
+        rows = self._known[len(self._known) - self._latest + part]
+        rows.runtime, rows.runtime_local = np.max(error, axis=1), np.max(error / local_scale, axis=1)
 
     def _settle(self) -> None:
         """Recompute the limits and the largest errors from the rows that are judged."""

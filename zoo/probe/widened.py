@@ -13,8 +13,10 @@ from torch.utils import _pytree as pytree
 __all__ = ["WideWeight", "share_weights"]
 
 _LARGE = 2**18
-"""Number of elements from which a weight is converted where it is used, and of those converted at a time by a product.
-So few fit into a core's cache, which makes a product about as fast as one with a converted copy in memory."""
+"""Number of elements from which a weight is converted where it is used."""
+_PART = 2**17
+"""Number of elements that a product converts at a time. So few fit into a core's cache, which makes a product about as
+fast as one with a converted copy in memory."""
 
 
 class WideWeight(torch.Tensor):
@@ -55,10 +57,12 @@ class WideWeight(torch.Tensor):
 def _linear(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
     if isinstance(x, WideWeight) or weight.ndim != 2:
         return F.linear(x.widened() if isinstance(x, WideWeight) else x, weight.widened(), bias)
-    rows = max(1, _LARGE // weight.shape[1])
+    rows = max(1, _PART // weight.shape[1])
     output = x.new_empty(*x.shape[:-1], weight.shape[0])
-    for start, part in zip(range(0, len(weight), rows), weight.stored.split(rows), strict=True):
-        output[..., start : start + len(part)] = F.linear(x, part.to(weight.dtype))
+    flat, products = x.reshape(-1, x.shape[-1]), output.view(-1, len(weight))
+    wide = x.new_empty(rows, weight.shape[1])
+    for part, product in zip(weight.stored.split(rows), products.split(rows, dim=1), strict=True):
+        torch.mm(flat, wide[: len(part)].copy_(part).t(), out=product)
     return output if bias is None else output.add_(bias)
 
 

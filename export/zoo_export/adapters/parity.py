@@ -161,7 +161,7 @@ class AdapterExecutor(OnnxExecutor):
         number: int,
         others: Sequence[int] = (),
     ) -> None:
-        super().__init__(sessions, dtype)
+        super().__init__(sessions, dtype, lean=True)
         self.number, self.others = number, others
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 
 from zoo.artifact.weights import StoredTensor
@@ -27,6 +29,7 @@ __all__ = [
     "TOKENIZER_KEY",
     "WEIGHTS_KEY",
     "annotate",
+    "arrays_of",
     "check_standard",
     "contract",
     "external_tensors",
@@ -41,6 +44,8 @@ __all__ = [
     "serialize",
     "without_functions",
 ]
+
+Array = np.ndarray[Any, Any]
 
 EVIDENCE_KEY = "zoo.evidence_sha256"
 """Graph metadata: digest of the evidence, see :func:`zoo_export.parity.evidence.evidence_digest`."""
@@ -185,6 +190,26 @@ def pointers(graph: bytes) -> dict[str, tuple[str, int]]:
     return {
         name: (place.get("location", ""), int(place.get("offset", 0))) for name, place in places.items() if name in read
     }
+
+
+def arrays_of(graph: bytes, stored: Mapping[tuple[str, int], Array]) -> dict[str, Array]:
+    """Return the arrays at which external initialisers point, by the names and in the shapes of these.
+
+    Those of another type or size than the initialiser, and those that are not contiguous, are left out.
+
+    Args:
+        graph: the serialised graph.
+        stored: the stored tensors, by file and offset.
+    """
+    arrays = {}
+    for tensor in external_tensors(parse(graph)):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        array = stored.get((place.get("location", ""), int(place.get("offset", 0))))
+        if array is None or not array.flags.c_contiguous or array.size != math.prod(tensor.dims):
+            continue
+        if array.dtype == onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type):
+            arrays[tensor.name] = array.reshape(tuple(tensor.dims))
+    return arrays
 
 
 def names_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:

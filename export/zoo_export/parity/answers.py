@@ -199,10 +199,11 @@ class _Comparison:
         return list(session.answer(runner, (Answer(number, value) for number, value in enumerate(samples, 1))))
 
     def _compare(self) -> None:
-        exact = [
-            [self._expected(item, answer, self.subject.models.reference) for answer in (mine, other)]
-            for item, mine, other in self.cases
-        ]
+        exact = []
+        for item, mine, other in self.cases:
+            wanted = self._expected(item, mine, self.subject.models.reference)
+            same = wanted if other is mine else self._expected(item, other, self.subject.models.reference)
+            exact.append((wanted, same))
         for (_, mine, _), (wanted, wanted_too) in zip(self.cases, exact, strict=True):
             for name, value in wanted.items():
                 part = self.parts.setdefault(name, _Part())

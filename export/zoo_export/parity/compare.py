@@ -13,6 +13,7 @@ from zoo.errors import ParityError
 from zoo.exporters import Progress
 from zoo.probe.inputs import Point
 from zoo.probe.module import declared_tensors, not_perturbed
+from zoo.system import release_memory
 from zoo_export.graph.file import referenced_tensors
 from zoo_export.graph.widen import widen
 from zoo_export.parity.answers import compare_answers
@@ -53,6 +54,7 @@ def compare(
     """
     check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored, declared)
+    release_memory()  # of laws and traces
     sweep = Sweep(OnnxSubject(stored, graphs, provider, declared), longest)
     check_fixed(sweep.subject.models.yardstick.model, stored, graphs)
     report = judge(sweep, full_grid=full_grid, progress=progress)

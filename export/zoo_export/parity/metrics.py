@@ -16,6 +16,8 @@ Array = np.ndarray[Any, Any]
 TOP = 10
 _MAX_ROWS = 128
 """Largest number of rows of one point for which the metrics are computed, evenly spaced."""
+_CHUNK = 2**19
+"""Number of logits compared at a time."""
 _FACTOR = 8.0
 """The divergence is quadratic in the errors, which may be twice those of PyTorch."""
 _FLOOR_ULPS = 16.0
@@ -44,12 +46,16 @@ class Distribution:
     near_ties: int = 0
 
     def add(self, wanted: Array, allowed: Array, found: Array, margin: float) -> None:
-        """Add logits of shape (rows, vocabulary), by the reference, PyTorch and the graph.
+        """Add logits of shape (rows, vocabulary), by the reference, PyTorch and the graph, a few rows at a time.
 
         Logits that differ by ``margin`` or less are a near-tie.
         """
-        if not len(wanted):
-            return
+        for some in np.array_split(np.arange(len(wanted)), -(-wanted.size // _CHUNK) or 1):
+            if len(some):
+                one, own, other = (values[some].astype(np.float64) for values in (wanted, allowed, found))
+                self._add(one, own, other, margin)
+
+    def _add(self, wanted: Array, allowed: Array, found: Array, margin: float) -> None:
         if not (highest := _largest_divergence(wanted, found)) <= self.kl:  # true for NaN, too
             self.kl = highest
         self.torch_kl = max(self.torch_kl, _largest_divergence(wanted, allowed))

@@ -16,7 +16,7 @@ from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS,
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import check_shape, valid_positions
-from zoo_export.parity.metrics import Distribution, sampled, sampled_rows
+from zoo_export.parity.metrics import Distribution, sampled_rows
 
 __all__ = ["RULE", "WIDE", "Findings", "Judges", "Key"]
 
@@ -31,8 +31,8 @@ WIDE = 2
 of a graph, so that rows at which the graph alone jumps are rare."""
 Key = tuple[str, str, str]
 """Level, graph and output."""
-Logits = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
-"""The mask of valid rows, and a sample of them by the reference, the yardstick and the graph: (rows, vocabulary)."""
+Sample = np.ndarray[Any, Any]
+"""Some valid rows of logits, of shape (rows, vocabulary)."""
 Judges = Mapping[Key, Errors] | Mapping[Key, Distribution]
 
 
@@ -73,20 +73,42 @@ class Findings:
         self.compared: set[str] = set()
         """Levels that were compared at one point at least."""
 
+    def add_torch(
+        self, level: str, exact: Mapping[str, Arrays], allowed: Mapping[str, Arrays], feeds: Feeds, point: Point
+    ) -> dict[Key, Sample]:
+        """Add the errors of PyTorch at one point. Returns a sample of its logits.
+
+        Args:
+            level: how the graphs are run.
+            exact: the outputs of each graph, by the reference.
+            allowed: the same by the yardstick.
+            feeds: the inputs.
+            point: their shape.
+        """
+        logits = {}
+        for graph in self.graphs:
+            for tensor in graph.output_tensors():
+                key = level, graph.name, tensor.name
+                (wanted, own), valid = _rows(graph, tensor, (exact, allowed), feeds, point)
+                self.errors[key].add_torch(wanted, own, valid, point)
+                if key in self.distributions:
+                    logits[key] = own[sampled_rows(valid)]
+        return logits
+
     def add(
-        self,
-        level: str,
-        results: tuple[Mapping[str, Arrays], Mapping[str, Arrays], Mapping[str, Arrays]],
-        feeds: Feeds,
-        point: Point,
-    ) -> dict[Key, Logits]:
-        """Add the errors at one point. Returns a sample of the logits, for :meth:`add_distributions`.
+        self, level: str, exact: Mapping[str, Arrays], found: Mapping[str, Arrays], feeds: Feeds, point: Point
+    ) -> dict[Key, Sample]:
+        """Add the errors of the graphs at one point, after those of PyTorch.
 
         Args:
             level: how the graphs were run.
-            results: the outputs of each graph, by the reference, the yardstick and the graphs.
+            exact: the outputs of each graph, by the reference.
+            found: the same by the graphs.
             feeds: the inputs.
             point: their shape.
+
+        Returns:
+            A sample of the graphs' logits.
 
         Raises:
             ValueError: an output does not have its declared shape.
@@ -94,22 +116,45 @@ class Findings:
         self.compared.add(level)
         known, logits = dict(feeds), {}
         for graph in self.graphs:
-            known |= results[2][graph.name]
+            known |= found[graph.name]
             for tensor in graph.output_tensors():
                 key = level, graph.name, tensor.name
-                check_shape(graph, tensor, results[2][graph.name][tensor.name].shape, known, point)
-                (exact, allowed, found), valid = _rows(graph, tensor, results, feeds, point)
-                self.errors[key].add(exact, allowed, found, valid, point)
+                check_shape(graph, tensor, found[graph.name][tensor.name].shape, known, point)
+                (wanted, result), valid = _rows(graph, tensor, (exact, found), feeds, point)
+                self.errors[key].add_graph(wanted, result, valid, point)
                 if key in self.distributions:
-                    logits[key] = valid, sampled(exact, valid), sampled(allowed, valid), sampled(found, valid)
+                    logits[key] = result[sampled_rows(valid)]
         return logits
 
-    def add_distributions(self, logits: Mapping[Key, Logits]) -> None:
-        """Add next-token distributions. The allowed errors say which rows are judged, and which are near-ties."""
-        for key, (valid, *arrays) in logits.items():
-            judged = self.errors[key].judged_rows(valid)[sampled_rows(valid)]
-            exact, allowed, found = (values[judged] for values in arrays)
-            self.distributions[key].add(exact, allowed, found, self._margin(key))
+    def add_distributions(
+        self,
+        exact: Mapping[str, Arrays],
+        torch: Mapping[Key, Sample],
+        graphs: Mapping[Key, Sample],
+        feeds: Feeds,
+        point: Point,
+    ) -> None:
+        """Add next-token distributions at one point.
+
+        The allowed errors say which rows are judged, and which are near-ties.
+
+        Args:
+            exact: the outputs of each graph, by the reference.
+            torch: samples of logits, from :meth:`add_torch`.
+            graphs: the same, from :meth:`add`.
+            feeds: the inputs.
+            point: their shape.
+        """
+        for graph in self.graphs:
+            for tensor in graph.output_tensors():
+                keys = [key for key in graphs if key[1:] == (graph.name, tensor.name)]
+                if keys:
+                    (wanted,), valid = _rows(graph, tensor, (exact,), feeds, point)
+                for key in keys:
+                    judged = self.errors[key].judged_rows(valid)[sampled_rows(valid)]
+                    samples = (wanted[sampled_rows(valid)], torch[key], graphs[key])
+                    one, own, found = (values[judged] for values in samples)
+                    self.distributions[key].add(one, own, found, self._margin(key))
 
     def doubtful(self, judges: Judges, levels: Collection[str]) -> list[Key]:
         """Return the keys of errors or distributions beyond a limit that another result of PyTorch may raise."""
@@ -201,5 +246,7 @@ def _rows(
 ) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
     """Return results for an output as (rows, channels), and whether each row is valid."""
     arrays = [outputs[graph.name][tensor.name] for outputs in results]
-    valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), arrays[0].shape)
-    return [as_rows(tensor, values) for values in arrays], np.asarray(as_rows(tensor, valid).any(axis=1))
+    channels = tuple(axis for axis, dim in enumerate(tensor.dims) if isinstance(dim, int))
+    valid = valid_positions(graph, tensor, feeds, point).any(axis=channels, keepdims=True)
+    shape = [1 if axis in channels else size for axis, size in enumerate(arrays[0].shape)]
+    return [as_rows(tensor, values) for values in arrays], as_rows(tensor, np.broadcast_to(valid, shape))[:, 0]

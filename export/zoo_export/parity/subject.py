@@ -21,7 +21,7 @@ from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, weights_of
 from zoo.probe.pipeline import Executor
 from zoo_export.coverage.outcomes import Conditions
-from zoo_export.graph.file import pointers, referenced_tensors, without_functions
+from zoo_export.graph.file import arrays_of, pointers, referenced_tensors, without_functions
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
@@ -141,6 +141,8 @@ class OnnxSubject(Subject):
     ) -> None:
         self.files, self.provider, self._moved = files, provider, moved
         self._in_float32 = in_float32
+        self._shares = load is None and not in_float32 and provider == "cpu"
+        """Whether the models have the weights that sessions read."""
         self._load = load = load or partial(persist.load_directory, stored)
         labels = {level: f"{label}, in float32" for level, label in PERTURBED_LABELS.items()} if in_float32 else _LABELS
         models = Models(lambda: load().float()) if in_float32 else Models(load)
@@ -212,9 +214,9 @@ class OnnxSubject(Subject):
                     optimize=optimize,
                     placements=True,
                     memory=memory,
-                    pool=False,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
                     replace=self._replaced(files[graph.name]),
+                    shared=self._shared(files[graph.name], optimize),
                 )
                 for graph in self.graphs
             }
@@ -223,7 +225,7 @@ class OnnxSubject(Subject):
         return self._executor(sessions)
 
     def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> OnnxExecutor:
-        return OnnxExecutor(sessions, self.models.yardstick.dtype)
+        return OnnxExecutor(sessions, self.models.yardstick.dtype, lean=True)
 
     def _replaced(self, file: bytes) -> dict[str, np.ndarray[Any, Any]] | None:
         """Return the weights for the initialisers of a graph whose dtype is not that of the weights' file.
@@ -239,6 +241,17 @@ class OnnxSubject(Subject):
             return None
         weights = self.models.state()
         return {name: weights[names[place]] for name, place in places.items()}
+
+    def _shared(self, file: bytes, optimize: bool) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the models' weights for the initialisers of a graph, whose pages are then mapped once.
+
+        Optimised sessions on the stored weights read the file, as users' sessions do.
+        """
+        if not self._shares or (optimize and self._scratch is None):
+            return {}
+        weights = self.models.state()
+        stored = {(place.file, place.offset): weights[name] for name, place in self.stored.layout.items()}
+        return arrays_of(file, stored)
 
     def _recall(self, level: str) -> None:
         """Give the models the weights with which ``level`` was compared."""

@@ -29,6 +29,10 @@ from zoo_export.parity.subject import FAINT, Subject
 
 __all__ = ["Magnitude", "Sweep", "running", "smallest_points", "typical_point"]
 
+_Allowed = tuple[Collection[str], Mapping[str, Arrays]]
+"""Levels, and the outputs of each graph by their yardstick."""
+_LARGE = 2**26
+"""Bytes of outputs from which freed memory is returned to the system between two runs. Most of it is fragmented."""
 _CANDIDATES, _CONSTANTS = 300, 12
 """Number of inputs that are tried to cover conditions, and of the graphs' constants around which they lie."""
 
@@ -184,14 +188,16 @@ class Sweep:
         """
         for point in at_magnitudes(self.subject.graphs, smallest_points(points)[0]):
             magnitude = self.magnitudes.setdefault(point, Magnitude(self._new_findings()))
+            feeds = self._feeds(point)
             try:
-                references = self._run_torch(point, runtimes)
+                exact = self._run_reference(feeds, point)
+                allowed = list(self._run_yardsticks(runtimes, feeds, point))
             except Exception as error:  # a model may raise any at numbers that it does not expect
                 magnitude.left_out |= dict.fromkeys(runtimes, f"PyTorch fails ({error})")
                 continue
-            magnitude.left_out |= self._unstable(point, references)
+            magnitude.left_out |= self._unstable(feeds, exact, allowed, point)
             stable = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
-            self._compare(magnitude.findings, point, stable, references)
+            self._compare(magnitude.findings, point, stable, feeds, exact, allowed)
 
     def _longer(self, points: Sequence[Point]) -> list[Point]:
         """Return the point with the longest past, or else the longest input, among those that cost little."""
@@ -200,30 +206,37 @@ class Sweep:
 
     def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
         """Compare executors, by level, at one point."""
-        with running(f"at {point}", self.subject.stored.path):
-            references = self._run_torch(point, runtimes)
-        self._compare(self.findings, point, runtimes, references)
-
-    def _run_torch(self, point: Point, levels: Iterable[str]) -> _References:
-        """Run the reference, and the yardstick of each level."""
-        graphs, reference = self.subject.graphs, self.subject.models.reference
         feeds = self._feeds(point)
+        with running(f"at {point}", self.subject.stored.path):
+            exact = self._run_reference(feeds, point)
+        allowed = self._run_yardsticks(runtimes, feeds, point)
+        self._compare(self.findings, point, runtimes, feeds, exact, allowed)
+
+    def _run_reference(self, feeds: Feeds, point: Point) -> dict[str, Arrays]:
+        """Return the outputs of each graph in float64."""
+        graphs, reference = self.subject.graphs, self.subject.models.reference
         exact = run_pipeline(reference, graphs, feeds, point, split=True)
         if self._is_new_split(point):
             whole = run_pipeline(reference, graphs, feeds, point, split=False)
             check_split(graphs, whole, exact, feeds, point)
-        yardsticks = {level: self.subject.yardstick(level) for level in levels}
-        allowed = {
-            executor: run_pipeline(executor, graphs, feeds, point, split=True) for executor in {*yardsticks.values()}
-        }
-        return _References(feeds, exact, {level: allowed[executor] for level, executor in yardsticks.items()})
+        return exact
 
-    def _unstable(self, point: Point, references: _References) -> dict[str, str]:
+    def _run_yardsticks(self, levels: Iterable[str], feeds: Feeds, point: Point) -> Iterator[_Allowed]:
+        """Yield some levels, and the outputs of each graph by the yardstick of these levels."""
+        levels = list(levels)
+        for executor in dict.fromkeys(self.subject.yardstick(level) for level in levels):
+            some = [level for level in levels if self.subject.yardstick(level) is executor]
+            yield some, run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
+
+    def _unstable(
+        self, feeds: Feeds, exact: Mapping[str, Arrays], allowed: Iterable[_Allowed], point: Point
+    ) -> dict[str, str]:
         """Return the levels at which PyTorch itself breaks the rule, and how."""
-        feeds, exact, own = references.feeds, references.exact, references.allowed
         findings = self._new_findings()
-        for level, outputs in own.items():
-            findings.add(level, (exact, outputs, outputs), feeds, point)
+        for levels, outputs in allowed:
+            for level in levels:
+                findings.add_torch(level, exact, outputs, feeds, point)
+                findings.add(level, exact, outputs, feeds, point)
         return {
             level: f"{name} of {graph} {failure}"
             for (level, graph, name), errors in findings.errors.items()
@@ -231,22 +244,40 @@ class Sweep:
         }
 
     def _compare(
-        self, findings: Findings, point: Point, runtimes: Mapping[str, Executor], references: _References
+        self,
+        findings: Findings,
+        point: Point,
+        runtimes: Mapping[str, Executor],
+        feeds: Feeds,
+        exact: Mapping[str, Arrays],
+        allowed: Iterable[_Allowed],
     ) -> None:
-        """Compare executors, by level, with PyTorch at one point, and add the errors to findings."""
-        subject, feeds, exact = self.subject, references.feeds, references.exact
+        """Compare executors, by level, with PyTorch at one point, and add the errors to findings.
+
+        The outputs for a long text are large, so only those in float64 are kept.
+        """
+        subject = self.subject
+        large = sum(values.nbytes for outputs in exact.values() for values in outputs.values()) > _LARGE
         with running(f"at {point}", subject.stored.path):
-            logits: dict[Key, Any] = {}
+            torch: dict[Key, Any] = {}
+            graphs: dict[Key, Any] = {}
+            for levels, outputs in allowed:
+                for level in levels:
+                    torch |= findings.add_torch(level, exact, outputs, feeds, point) if level in runtimes else {}
+                del outputs
+                if large:
+                    release_memory()
             for level, runtime in runtimes.items():
                 with running(f"at {point}, {subject.labels[level]}", subject.stored.path):
                     found = run_pipeline(runtime, subject.graphs, feeds, point, split=True)
-                results = exact, references.allowed[level], found
-                logits |= findings.add(level, results, feeds, point)
-                del found, results  # of a long text, they are large
+                graphs |= findings.add(level, exact, found, feeds, point)
+                del found
+                if large:
+                    release_memory()
             self._settle(findings, findings.errors, runtimes, exact, feeds, point)
             self._settle_constants(findings, findings.errors, runtimes, exact, feeds, point)
             self._settle(findings, findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
-            findings.add_distributions(logits)
+            findings.add_distributions(exact, torch, graphs, feeds, point)
             self._settle(findings, findings.distributions, runtimes, exact, feeds, point)
             self._settle_constants(findings, findings.distributions, runtimes, exact, feeds, point)
 
@@ -345,17 +376,6 @@ class Sweep:
             if modules is not None:
                 return None
         return None
-
-
-@dataclass(frozen=True)
-class _References:
-    """Results of PyTorch at one point."""
-
-    feeds: Feeds
-    exact: Mapping[str, Arrays]
-    """The outputs of each graph in float64."""
-    allowed: Mapping[str, Mapping[str, Arrays]]
-    """The same by the yardstick of each level."""
 
 
 @dataclass
