@@ -77,12 +77,12 @@ class ChatTemplate:
         try:
             from jinja2 import TemplateSyntaxError
 
-            from zoo.tokenizers.sandbox import environment
+            from zoo.tokenizers.sandbox import compile_template
         except ImportError as error:
             raise MissingPackageError("chat templates need Jinja", where, "pip install attention-zoo[chat]") from error
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
         try:
-            self._template = environment(now=lambda form: datetime.now().strftime(form)).from_string(source)
+            self._template = compile_template(source, now=lambda form: datetime.now().strftime(form))
         except TemplateSyntaxError as error:
             raise ArtifactError(f"not a chat template ({error.message} in line {error.lineno})", where) from error
         except RecursionError as error:
@@ -107,11 +107,13 @@ class ChatTemplate:
         Raises:
             ArtifactError: the messages are not a chat, or the template refuses them.
         """
+        from zoo.tokenizers.sandbox import render
+
         where = where or self.where
         chat = _checked(messages, where)
         known = {"tools": None, "documents": None, **self.tokens, **values}
         try:
-            return str(self._template.render(messages=chat, add_generation_prompt=add_generation_prompt, **known))
+            return render(self._template, known | {"messages": chat, "add_generation_prompt": add_generation_prompt})
         except Exception as error:  # a template can raise any exception
             raise ArtifactError(f"the chat template refuses it ({error})", where) from error
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-__all__ = ["environment"]
+__all__ = ["compile_template", "render"]
+
+_MAX_STEPS = 10**7
+"""Number of steps of all loops of a template together."""
+_MAX_LENGTH = 10**7
+"""Length of a repeated text or list, and number of digits of a power."""
+_STEPS = "zoo:steps"
+"""The variable that counts steps. No template can name it."""
 
 
 class _Generation(Extension):
@@ -40,16 +49,52 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
 
-def environment(*, now: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
-    """Return an environment for chat templates.
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which products and powers have a limited size."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            length = left.bit_length() * right
+        else:
+            sizes = (len(item) if isinstance(item, str | list | tuple) else item for item in (left, right))
+            one, other = (size if isinstance(size, int) else 0 for size in sizes)
+            length = 0 if isinstance(left, int) and isinstance(right, int) else one * other
+        if length > _MAX_LENGTH:
+            raise SecurityError(f"a result is longer than {_MAX_LENGTH}")
+        return super().call_binop(context, operator, left, right)
+
+
+def compile_template(source: str, *, now: Callable[[str], str]) -> Template:
+    """Compile a chat template, to be rendered by :func:`render`.
 
     Args:
+        source: the program.
         now: the template's function ``strftime_now``, which formats the current time.
     """
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    made.filters["tojson"] = _to_json
+    made = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made.filters |= {"tojson": _to_json, _STEPS: _counted}
     made.globals |= {"raise_exception": _raise, "strftime_now": now, "namespace": _Namespace, "dict": _dict}
-    return made
+    program = made.parse(source)
+    for loop in program.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, _STEPS, [], [], None, None)
+    return made.from_string(program)
+
+
+def render(template: Template, values: dict[str, Any]) -> str:
+    """Render a template. Raises :class:`jinja2.exceptions.SecurityError` if its loops take too many steps."""
+    return template.render({**values, _STEPS: itertools.count(1)})
+
+
+@pass_context
+def _counted(context: Context, items: Any) -> Iterator[Any]:
+    """Yield the items of a loop, until all loops together have taken too many steps."""
+    steps = context.resolve(_STEPS)
+    for item in items:
+        if next(steps) > _MAX_STEPS:
+            raise SecurityError(f"its loops take more than {_MAX_STEPS} steps")
+        yield item
 
 
 def _raise(message: str) -> NoReturn:
