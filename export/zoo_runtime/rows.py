@@ -264,6 +264,8 @@ class Results:
         self, path: Path, *, force: bool = False, resume: bool = False, types: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         self.path, self.types = path, types
+        self.metadata: dict[str, str] = {}
+        """Key-value metadata for a parquet file."""
         self.parquet = path.suffix.lower() == _PARQUET
         if not self.parquet and path.suffix.lower() not in _LINES:
             raise UsageError("unknown file type", path, f"name it *{', *'.join((*_LINES, _PARQUET))}")
@@ -346,7 +348,9 @@ class Results:
                 schema = self._schema(arrow, rows)
             table = arrow.Table.from_pylist(rows, schema=schema)
             if self._writer is None:
-                self._writer = pyarrow_module("parquet").ParquetWriter(self._file, table.schema)
+                self._writer = pyarrow_module("parquet").ParquetWriter(
+                    self._file, table.schema.with_metadata(self.metadata)
+                )
             self._writer.write_table(table)
         except (arrow.ArrowException, ValueError) as error:
             raise StorageError(f"parquet cannot hold these results ({error})", self.path, "write .jsonl") from error

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, UsageError, nearest
 from zoo_runtime.rows import EMBEDDING, open_parquet, pyarrow_module
 
-__all__ = ["Match", "search_vectors"]
+__all__ = ["Match", "check_source", "search_vectors", "source"]
 
 Array = np.ndarray[Any, Any]
 _BATCH = 8192
@@ -59,6 +62,24 @@ def search_vectors(
             seen += len(vectors)
         found = dict(_columns(file, np.sort(rows), column, path))
     return [Match(float(score), row + 1, found[row]) for score, row in zip(scores, rows.tolist(), strict=True)]
+
+
+_MODEL = "zoo.model"
+
+
+def source(stored: ModelDirectory) -> dict[str, str]:
+    """Return the metadata of a file of vectors: a digest of the model's weights and configuration."""
+    described = json.dumps([stored.config_digest(), stored.weight_digests()], sort_keys=True)
+    return {_MODEL: hashlib.sha256(described.encode()).hexdigest()}
+
+
+def check_source(path: str | os.PathLike[str], stored: ModelDirectory) -> None:
+    """Raise :class:`UsageError` if a file says that another model, or other weights, made its vectors."""
+    with open_parquet(str(path)) as file:
+        made_by = (file.schema_arrow.metadata or {}).get(_MODEL.encode())
+    if made_by is not None and made_by.decode(errors="replace") != source(stored)[_MODEL]:
+        remedy = "search with the model that made the vectors, or make them again"
+        raise UsageError(f"the vectors of {path} were made by another model or other weights", stored.path, remedy)
 
 
 def _check_column(schema: Any, column: str, path: object) -> None:

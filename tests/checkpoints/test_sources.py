@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,40 @@ def test_numpy_file_is_read(hub: Path, theirs: PreTrainedModel, tmp_path: Path) 
     (hub / "model.safetensors").unlink()
     import_checkpoint(hub / "weights.npz", tmp_path / "ours")
     same(tmp_path / "ours", theirs)
+
+
+def test_single_file_comes_before_shards(hub: Path, theirs: PreTrainedModel, tmp_path: Path) -> None:
+    """As in transformers."""
+    single = (hub / "model.safetensors").read_bytes()
+    others = {name: tensor + 1 for name, tensor in load_file(hub / "model.safetensors").items()}
+    save_file(others, hub / "model.safetensors")
+    shard(hub, "safetensors")
+    (hub / "model.safetensors").write_bytes(single)
+    import_checkpoint(hub, tmp_path / "ours")
+    same(tmp_path / "ours", theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: {**tensors, 5: torch.zeros(2)}, "not a mapping of names to tensors"),
+        (lambda tensors: {name: tensor.to("meta") for name, tensor in tensors.items()}, "not a plain tensor.*meta"),
+        (
+            lambda tensors: {name: tensor.to_sparse() for name, tensor in tensors.items()},
+            "not a plain tensor.*sparse_coo",
+        ),
+        (lambda tensors: {name: tensor + 3j for name, tensor in tensors.items()}, "not a plain tensor.*complex64"),
+        (lambda tensors: {name: (50 * tensor).to(torch.int8) for name, tensor in tensors.items()}, "int8 values"),
+    ],
+    ids=["a number as a name", "meta", "sparse", "complex", "int8"],
+)
+def test_other_tensors_are_refused(
+    hub: Path, tmp_path: Path, zoo: Callable[..., Any], change: Callable[[dict[str, Tensor]], Any], message: str
+) -> None:
+    pickle(hub, "pytorch_model.bin", change)
+    result = zoo("import", hub, "-o", tmp_path / "ours", "--dtype", "float32")
+    assert re.search(message, result.failed(3)), result.err
+    assert not (tmp_path / "ours").exists()
 
 
 def shard(hub: Path, form: str) -> dict[str, str]:

@@ -93,6 +93,18 @@ def test_search(bert: Path, zoo: Zoo) -> None:
     assert shown.out == "1.0000 an arrow\n"
 
 
+def test_vectors_of_other_weights_are_refused(bert: Path, exported_with: Exported, zoo: Zoo) -> None:
+    """Their cosines would mean nothing. Files of other programs do not say what made them."""
+    zoo("run", bert, *TEXTS, *EMBED, "-o", "vectors.parquet")
+    other = exported_with("bert-tiny", noise=True)
+    assert zoo("verify", other).status == 0
+    search = ("search", "vectors.parquet", "x", "--model", other)
+    zoo(*search).failed(2, "made by another model or other weights", "vectors.parquet")
+    table = pq.read_table("vectors.parquet")
+    pq.write_table(table.replace_schema_metadata(None), "vectors.parquet")
+    assert zoo(*search).status == 0
+
+
 @pytest.mark.parametrize("type", [pa.float32(), pa.float16(), pa.float64()])
 @pytest.mark.parametrize("kind", ["fixed", "list", "large"])
 @pytest.mark.parametrize("group", [7, 10_000])

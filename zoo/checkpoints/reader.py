@@ -134,7 +134,10 @@ class TensorReader:
             self._last = ("", {})  # frees its memory before the next tensor is read
             self._last = (file, dict(zip(origin.group, self._ours(file, origin), strict=True)))
         mine = next(alias for alias in self.groups[name][1] if alias in self._last[1])
-        value = self._last[1][mine].to(self.groups[name][0].dtype)
+        read, value = self._last[1][mine], self._last[1][mine].to(self.groups[name][0].dtype)
+        if value.is_floating_point() and not read.is_floating_point():
+            what = f"{file} has {str(read.dtype).removeprefix('torch.')} values, not floating-point numbers"
+            raise ArtifactError(what, self.checkpoint.where)
         if value.is_floating_point() and not all(part.isfinite().all() for part in value.reshape(-1).split(_PART)):
             raise ArtifactError(f"{file} has values that are not finite in {value.dtype}", self.checkpoint.where)
         return value

@@ -150,7 +150,9 @@ class Checkpoint:
         """Return the tensors without those of other modules."""
         if self.file is not None:
             return _read_file(self.path / self.file)
-        if (self.path / SINGLE).exists() or (self.path / INDEX).exists():
+        if (self.path / SINGLE).exists():  # as transformers does, if there are shards beside it
+            return _read_file(self.path / SINGLE)
+        if (self.path / INDEX).exists():
             return source_tensors(self.path, read_layout(self.path))
         if (self.path / LEGACY).exists():
             return _read_file(self.path / LEGACY)
@@ -227,8 +229,14 @@ def _unpickle(path: Path) -> Mapping[str, Tensor]:
         raise ArtifactError("not a checkpoint of plain tensors", path) from error
     if isinstance(data, dict):
         data = next((data[key] for key in _WRAPPERS if isinstance(data.get(key), dict)), data)
-    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
+    if not isinstance(data, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in data.items()
+    ):
         raise ArtifactError("not a mapping of names to tensors", path)
+    for name, tensor in data.items():
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
+            kind = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}".replace("torch.", "")
+            raise ArtifactError(f"{name} is not a plain tensor of numbers ({kind})", path)
     return data
 
 

@@ -132,6 +132,7 @@ def command(
     from zoo_runtime.adapters import number_of
     from zoo_runtime.augmented import AugmentedRows
     from zoo_runtime.rows import Results, column_types
+    from zoo_runtime.vectors import source
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
     options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
@@ -192,6 +193,8 @@ def command(
             if pieces is not None:
                 _stream(session, runner, texts[0], pieces)
                 return
+        if isinstance(results, Results):
+            results.metadata = source(session.stored)
         report = _Report(quiet=len(given) == 1)
         done = results.done if results is not None else set()
         earlier = len(done)

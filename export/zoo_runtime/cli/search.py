@@ -38,10 +38,11 @@ def command(
     from zoo_runtime import load_session
     from zoo_runtime.generation.text import printable
     from zoo_runtime.rows import open_parquet, plain
-    from zoo_runtime.vectors import search_vectors
+    from zoo_runtime.vectors import check_source, search_vectors
 
     open_parquet(str(vectors)).close()  # reported before the model is loaded
     with load_session(directory, task=TASK) as session:
+        check_source(vectors, session.stored)
         options = session.options(TASK).parse_settings(settings)
         embedding = session.run(query, task=TASK, **options)["embedding"]
     matches = search_vectors(vectors, embedding, top_k=top_k, column=column)
