@@ -9,9 +9,10 @@ from typing import Any
 from zoo.artifact import GENERATION
 from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.config import Config
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.load import find_tokenizer, read_tokenizer
+from zoo.tokenizers.load import read_tokenizer
 
 __all__ = ["RESAMPLING", "generation_config", "read_common", "task_prefixes", "write_common", "write_token_files"]
 
@@ -29,7 +30,7 @@ _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token
             "mask_token_id": "mask_token"}  # fmt: skip
 
 
-def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
+def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: CheckpointTokenizer | None) -> dict[str, Any]:
     """Read the common values of a checkpoint for which zoo's configuration has fields."""
     fields, hub = cls.field_types(), checkpoint.config
     generation, images = checkpoint.json(GENERATION), checkpoint.json("preprocessor_config.json")
@@ -41,7 +42,7 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
     if "image_mean" in fields:
         found |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
     if "mask_token_id" in fields:
-        found["mask_token_id"] = _mask_token(checkpoint)
+        found["mask_token_id"] = _mask_token(checkpoint, tokenizer)
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         if labels not in ((), _numbered(len(labels))):
@@ -181,12 +182,11 @@ def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
     return implied
 
 
-def _mask_token(checkpoint: Checkpoint) -> int | None:
-    path = find_tokenizer(checkpoint.path) if checkpoint.config else None
-    if path is None:
+def _mask_token(checkpoint: Checkpoint, tokenizer: CheckpointTokenizer | None) -> int | None:
+    if tokenizer is None:
         return None
     said = {**checkpoint.json("tokenizer_config.json"), **checkpoint.json("special_tokens_map.json")}
     token = said.get("mask_token")
     names = _MASKS if "mask_token" not in said else (token["content"] if isinstance(token, dict) else token,)
-    tokenizer = read_tokenizer(path)
-    return next((number for name in names if name and (number := tokenizer.token_to_id(name)) is not None), None)
+    known = tokenizer.backend
+    return next((number for name in names if name and (number := known.token_to_id(name)) is not None), None)

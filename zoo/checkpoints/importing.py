@@ -32,6 +32,7 @@ from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
 from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
 from zoo.errors import PluginError, UsageError, Wording, argument
@@ -41,7 +42,7 @@ from zoo.models.heads import HeadChange
 from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, config_class, load_reference
-from zoo.tokenizers.load import find_tokenizer, write_tokenizer
+from zoo.tokenizers.load import write_tokenizer
 from zoo.tokenizers.sentencepiece import MARIAN
 
 __all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
@@ -116,7 +117,7 @@ def import_checkpoint(
         config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
     if (checkpoint.path / PROMPTS).exists():
         read_prompts(checkpoint.path / PROMPTS)
-    tokenizer = find_tokenizer(checkpoint.path) if checkpoint.config else None
+    tokenizer = CheckpointTokenizer.find(checkpoint, layout)
     own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
     original = create.build_on_meta(own, dtype or _dtype(checkpoint))
     read = whole = TensorReader(own, original, layout, checkpoint, allow_missing, seed=seed)
@@ -133,10 +134,10 @@ def import_checkpoint(
         tensors, aliases = stored_tensors(model)
         digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
         if tokenizer is not None:
-            write_tokenizer(tokenizer, stage / TOKENIZER, getattr(config, "vocab_size", None))
-            if tokenizer.name == MARIAN[0]:
+            tokenizer.write(stage / TOKENIZER, getattr(config, "vocab_size", None))
+            if tokenizer.path.name == MARIAN[0]:
                 size = getattr(config, "target_vocab_size", None)
-                write_tokenizer(tokenizer.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
+                write_tokenizer(tokenizer.path.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
         for companion in COMPANIONS:
             if _has(checkpoint, companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
@@ -231,7 +232,7 @@ def _read_values(
     layout: Layout, checkpoint: Checkpoint, cls: type[Config], chosen: Mapping[str, Any], allow_keys: Sequence[str]
 ) -> tuple[Config, str | None]:
     """Read zoo's configuration, and the problem type that is stated or None."""
-    known = {**read_common(checkpoint, cls), **chosen}
+    known = {**read_common(checkpoint, cls, CheckpointTokenizer.find(checkpoint, layout)), **chosen}
     values = layout.read_config(checkpoint, allowed=allow_keys, chosen=known)
     return cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
 
