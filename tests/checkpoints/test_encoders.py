@@ -439,7 +439,7 @@ def test_classifier_without_a_pooler_has_no_layout(tmp_path: Path) -> None:
     """The original classes all have one, with weights that this model lacks."""
     ours = library.create_model("bert-tiny", task="text-classification", pooler=False, pooling="cls")
     library.save(ours, tmp_path / "ours", tokenizer="bytes")
-    with pytest.raises(UsageError, match=r"bert: cannot represent pooler False"):
+    with pytest.raises(UsageError, match=r"bert: cannot represent pooling 'cls', pooler False"):
         export_checkpoint(tmp_path / "ours", tmp_path / "hub")
 
 

@@ -49,6 +49,10 @@ SIZES = {
     "decoder_start_token_id": 5,
 }
 OURS = {
+    "normalize_first": False,
+    "projection_activation": "tanh",
+    "projection_bias": True,
+    "projection_sizes": (),
     "num_classes": 2,
     "labels": (),
     "problem_type": None,
