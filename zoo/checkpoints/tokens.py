@@ -9,12 +9,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from zoo.artifact import TOKENIZER
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import find_tokenizer, read_tokenizer, require_ids, tokenizer_json, write_tokenizer
 from zoo.tokenizers.pieces import pieces_tokenizer
 from zoo.tokenizers.sentencepiece import M2M100
+from zoo.tokenizers.settings import apply_settings
 
 __all__ = ["CheckpointTokenizer"]
 
@@ -48,13 +50,25 @@ class CheckpointTokenizer:
 
     @cached_property
     def backend(self) -> Tokenizer:
-        """The tokenizer.
+        """The tokenizer, with those settings in tokenizer_config.json that transformers applies over tokenizer.json.
 
         Raises:
             ArtifactError: it is broken, or a setting cannot be represented.
-            UsageError: it is a SentencePiece model, and the layout does not say how the family numbers its pieces.
+            UsageError: a setting contradicts tokenizer.json and cannot be applied, or the layout does not say how the
+                family numbers the pieces of a SentencePiece model.
         """
-        return self._read_pieces() if self._has_pieces else read_tokenizer(self.path)
+        return self._read[0]
+
+    @cached_property
+    def _read(self) -> tuple[Tokenizer, bool]:
+        """The tokenizer, and whether it differs from the file."""
+        if self._has_pieces:
+            return self._read_pieces(), True
+        tokenizer = read_tokenizer(self.path)
+        changed = self.path.name == TOKENIZER and apply_settings(
+            tokenizer, self.settings, self.path.with_name("tokenizer_config.json")
+        )
+        return tokenizer, changed
 
     @property
     def _has_pieces(self) -> bool:
@@ -82,8 +96,9 @@ class CheckpointTokenizer:
 
     def write(self, target: Path, vocab_size: int | None) -> None:
         """Write tokenizer.json. Raises :class:`UsageError` for ids beyond the model's ``vocab_size``."""
-        if not self._has_pieces:
+        tokenizer, changed = self._read
+        if not changed:
             write_tokenizer(self.path, target, vocab_size)
             return
-        require_ids(self.backend, vocab_size, self.path)
-        target.write_text(tokenizer_json(self.backend), encoding="utf-8")
+        require_ids(tokenizer, vocab_size, self.path)
+        target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
