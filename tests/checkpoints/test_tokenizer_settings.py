@@ -29,8 +29,13 @@ WORDS = {
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 400, "n_embd": 8, "n_layer": 1, "n_head": 2}, "GPT2Tokenizer"),
 }  # fmt: skip
 NO_ENDS = {"bos_id": -1, "eos_id": -1, "unk_id": 1, "pad_id": 0}
-PIECES = {"albert": {**NO_ENDS, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}, "camembert": {}, "mbart": {}, "t5": FIRST,
-          "xlm-roberta": {}}  # fmt: skip
+PIECES = {
+    "albert": {**NO_ENDS, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]},
+    "camembert": {},
+    "mbart": {},
+    "t5": FIRST,
+    "xlm-roberta": {},
+}
 
 
 def save(folder: Path, name: str, **settings: Any) -> Path:

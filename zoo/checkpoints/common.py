@@ -157,7 +157,11 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of classes, in order."""
     names = hub.get("id2label") or {}
     try:
-        return tuple(str(names[key]) for key in sorted(names, key=int))
+        numbers = sorted(names, key=int)
+        if [int(key) for key in numbers] != list(range(len(numbers))):
+            what = f"id2label has the classes {', '.join(map(str, numbers))}, not 0 to {len(numbers) - 1}"
+            raise ArtifactError(what, checkpoint.config_file)
+        return tuple(str(names[key]) for key in numbers)
     except (TypeError, ValueError) as error:
         raise ArtifactError("id2label does not map numbers to names", checkpoint.config_file) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
-from zoo.errors import PluginError, UsageError, Wording, argument
+from zoo.errors import ArtifactError, PluginError, UsageError, Wording, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
 from zoo.models.heads import HeadChange
@@ -46,6 +47,9 @@ from zoo.tokenizers.load import write_tokenizer
 from zoo.tokenizers.sentencepiece import MARIAN
 
 __all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
+
+_MAX_RATIO = 100
+"""Parameters of a configuration per element of the files, beyond which the two cannot belong together."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ def import_checkpoint(
         read_prompts(checkpoint.path / PROMPTS)
     tokenizer = CheckpointTokenizer.find(checkpoint, layout)
     own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
+    _check_size(own, checkpoint)
     original = create.build_on_meta(own, dtype or _dtype(checkpoint))
     read = whole = TensorReader(own, original, layout, checkpoint, allow_missing, seed=seed)
     spec, model = own, original
@@ -165,6 +170,15 @@ def import_checkpoint(
             model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
         )
     return Imported(spec, head, comparison)
+
+
+def _check_size(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    """Raise :class:`ArtifactError` for a configuration of far more parameters than the files have, before the model is
+    built; otherwise the tensors that do not fit are listed later."""
+    stored = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    if spec.cost is not None and spec.cost.parameters > _MAX_RATIO * max(stored, 1):
+        what = f"the configuration requires {spec.cost.parameters:,} parameters, but the files have {stored:,}"
+        raise ArtifactError(what, checkpoint.config_file, "correct the sizes")
 
 
 def _has(checkpoint: Checkpoint, companion: str) -> bool:
