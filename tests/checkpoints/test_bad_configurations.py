@@ -74,6 +74,22 @@ def test_surrogates_in_other_files(tmp_path: Path, zoo: Zoo, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "said", [{"forced_bos_token_id": 60}, {"forced_eos_token_id": 99}, {"suppress_tokens": [1, 60]}]
+)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_tokens_that_generation_would_choose_outside_the_vocabulary(
+    tmp_path: Path, name: str, said: dict[str, Any]
+) -> None:
+    """Every run would fail."""
+    hub = save(tmp_path / "hub", "GPTNeoForCausalLM", GPT_NEO)
+    before = json.loads((hub / name).read_text())
+    (hub / name).write_text(json.dumps({**before, **said}))
+    with pytest.raises(UsageError, match=rf"{next(iter(said))} .* lies outside vocab_size 60: .*{name}"):
+        import_checkpoint(hub, tmp_path / "ours", verify=False)
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
     "command", [("show", "gpt-tiny"), ("build", "gpt-tiny", "-o", "x"), ("show", "perceiver-tiny")]
 )
 def test_numbers_of_layers_have_a_limit(zoo: Zoo, command: tuple[str, ...]) -> None:

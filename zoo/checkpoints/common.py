@@ -14,9 +14,18 @@ from zoo.config import Config
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import read_tokenizer
 
-__all__ = ["RESAMPLING", "generation_config", "read_common", "task_prefixes", "write_common", "write_token_files"]
+__all__ = [
+    "RESAMPLING",
+    "generation_config",
+    "read_common",
+    "require_tokens",
+    "task_prefixes",
+    "write_common",
+    "write_token_files",
+]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_CHOSEN_TOKENS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
 _IMAGES = ("image_mean", "image_std")
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Filters of Pillow, by number."""
@@ -119,6 +128,20 @@ def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     chosen = {} if (checkpoint.path / GENERATION).exists() else chosen_values(checkpoint.config)
     known = {**checkpoint.config, **write_common(config)}
     return {key: known[key] for key in _TOKENS if known.get(key) is not None} | chosen if chosen else {}
+
+
+def require_tokens(checkpoint: Checkpoint, config: Config) -> None:
+    """Raise :class:`UsageError` if generation would force or suppress tokens outside the vocabulary."""
+    size = getattr(config, "target_vocab_size", None) or getattr(config, "vocab_size", None)
+    for where, said in (
+        (checkpoint.config_file, checkpoint.config),
+        (checkpoint.path / GENERATION, checkpoint.json(GENERATION)),
+    ):
+        for key in _CHOSEN_TOKENS:
+            value = said.get(key)
+            for token in value if isinstance(value, list) else [value]:
+                if size is not None and isinstance(token, int) and token >= size:
+                    raise UsageError(f"{key} {token} lies outside vocab_size {size}", where)
 
 
 def task_prefixes(checkpoint: Checkpoint) -> dict[str, str]:

@@ -28,7 +28,7 @@ from zoo.artifact.card import model_card
 from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
-from zoo.checkpoints.common import generation_config, read_common, task_prefixes
+from zoo.checkpoints.common import generation_config, read_common, require_tokens, task_prefixes
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
@@ -124,6 +124,7 @@ def import_checkpoint(
     tokenizer = CheckpointTokenizer.find(checkpoint, layout)
     own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
     _check_size(own, checkpoint)
+    require_tokens(checkpoint, config)
     original = create.build_on_meta(own, dtype or _dtype(checkpoint))
     read = whole = TensorReader(own, original, layout, checkpoint, allow_missing, seed=seed)
     spec, model = own, original
