@@ -26,6 +26,7 @@ Norm = Literal["layer", "annotated"]
 Initializer = Literal["normal", "truncated_normal", "xavier_uniform", "xavier_normal", "lecun_uniform", "lecun_normal"]
 """The distributions of initial weights: see :func:`zoo.nn.initialize`."""
 T = TypeVar("T")
+_MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +181,19 @@ class Config(Settings):
     """Modules of heads that are initialised anew for another task, even if it has a module of this name and shape."""
     unstored_fields: ClassVar[tuple[str, ...]] = ("initializer",)
     """Fields that do not affect what a model computes, and that files of other libraries may leave out."""
+
+    @classmethod
+    def check_field(cls, key: str, value: Any, where: object = None) -> Any:
+        """Return ``value`` converted for the field ``key``: see :meth:`Settings.check_field`.
+
+        Raises :class:`UsageError` also for more than 4096 layers, each of which is a module and a part of the graph.
+        """
+        checked = super().check_field(key, value, where)
+        if re.fullmatch(r"num_(\w+_)?(layers|repeats)", key):
+            for count in checked if isinstance(checked, tuple) else (checked,):
+                if isinstance(count, int) and count > _MAX_LAYERS:
+                    raise UsageError(f"{key} must be at most {_MAX_LAYERS}, got {count}", where)
+        return checked
 
     @property
     def task(self) -> str:

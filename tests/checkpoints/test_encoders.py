@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import zoo as library
-from tests.tokenizers.test_tokenizer import sentencepiece_file
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.config import Config
@@ -372,17 +371,6 @@ def test_the_mask_token(tmp_path: Path, said: dict[str, Any], mask: int | None) 
     Tokenizer(WordLevel(words, unk_token="<unk>")).save(str(tmp_path / "hub" / "tokenizer.json"))
     (tmp_path / "hub" / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 18, **said}))
     assert import_checkpoint(tmp_path / "hub", tmp_path / "ours").spec.config.mask_token_id == mask
-
-
-@pytest.mark.parametrize("name", ["albert", "xlm-roberta"])
-def test_sentencepiece_model_without_tokenizer_json_is_rejected(tmp_path: Path, zoo: Zoo, name: str) -> None:
-    """Its ids differ from those that the model was trained with."""
-    FAMILIES[name].make("Model").save_pretrained(tmp_path / "hub")
-    sentencepiece_file(tmp_path / "hub" / "spiece.model")
-    zoo("import", tmp_path / "hub", "-o", tmp_path / "ours").failed(2, "a SentencePiece model alone", "spiece.model")
-    Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(tmp_path / "hub" / "tokenizer.json"))
-    assert zoo("import", tmp_path / "hub", "-o", tmp_path / "ours").status == 0
-    assert (tmp_path / "ours" / "tokenizer.json").exists()
 
 
 def test_more_classes_than_names(tmp_path: Path) -> None:

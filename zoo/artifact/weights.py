@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ _ITEM_SIZES = {
     "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 """Bytes per element, in the order in which the safetensors library sorts dtypes."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""The start of an escaped half of a character."""
 _MAX_JSON = 100_000_000
 _PART = 1 << 22
 Shard = TypeVar("Shard")
@@ -83,7 +86,10 @@ def plain_name(name: object) -> bool:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse UTF-8 JSON strictly: no duplicate keys, no NaN. Raises ``ValueError`` or ``RecursionError``."""
+    """Parse UTF-8 JSON strictly: no duplicate keys, no NaN, no text that is not Unicode.
+
+    Raises ``ValueError`` or ``RecursionError``.
+    """
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -94,7 +100,10 @@ def parse_json(data: bytes) -> Any:
     def no_constant(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
-    return json.loads(data.decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    parsed = json.loads(data.decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    if _SURROGATE.search(data):  # two in a row are a character
+        json.dumps(parsed, ensure_ascii=False).encode()
+    return parsed
 
 
 def load_json(path: Path) -> dict[str, Any]:

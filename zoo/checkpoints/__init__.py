@@ -6,9 +6,11 @@ from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
 from zoo.checkpoints.original import Comparison, Exact
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
+from zoo.tokenizers.pieces import FAIRSEQ_TOKENS, PieceTokens
 
 __all__ = [
     "ACTIVATIONS",
+    "FAIRSEQ_TOKENS",
     "REQUIRED",
     "RESAMPLING",
     "Checkpoint",
@@ -18,6 +20,7 @@ __all__ = [
     "Field",
     "Imported",
     "Layout",
+    "PieceTokens",
     "Rule",
     "SourceModule",
     "SourceTensor",

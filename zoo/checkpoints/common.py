@@ -9,13 +9,23 @@ from typing import Any
 from zoo.artifact import GENERATION
 from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.config import Config
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.load import find_tokenizer, read_tokenizer
+from zoo.tokenizers.load import read_tokenizer
 
-__all__ = ["RESAMPLING", "generation_config", "read_common", "task_prefixes", "write_common", "write_token_files"]
+__all__ = [
+    "RESAMPLING",
+    "generation_config",
+    "read_common",
+    "require_tokens",
+    "task_prefixes",
+    "write_common",
+    "write_token_files",
+]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_CHOSEN_TOKENS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
 _IMAGES = ("image_mean", "image_std")
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Filters of Pillow, by number."""
@@ -29,7 +39,7 @@ _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token
             "mask_token_id": "mask_token"}  # fmt: skip
 
 
-def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
+def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: CheckpointTokenizer | None) -> dict[str, Any]:
     """Read the common values of a checkpoint for which zoo's configuration has fields."""
     fields, hub = cls.field_types(), checkpoint.config
     generation, images = checkpoint.json(GENERATION), checkpoint.json("preprocessor_config.json")
@@ -41,7 +51,7 @@ def read_common(checkpoint: Checkpoint, cls: type[Config]) -> dict[str, Any]:
     if "image_mean" in fields:
         found |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
     if "mask_token_id" in fields:
-        found["mask_token_id"] = _mask_token(checkpoint)
+        found["mask_token_id"] = _mask_token(checkpoint, tokenizer)
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         if labels not in ((), _numbered(len(labels))):
@@ -120,6 +130,20 @@ def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     return {key: known[key] for key in _TOKENS if known.get(key) is not None} | chosen if chosen else {}
 
 
+def require_tokens(checkpoint: Checkpoint, config: Config) -> None:
+    """Raise :class:`UsageError` if generation would force or suppress tokens outside the vocabulary."""
+    size = getattr(config, "target_vocab_size", None) or getattr(config, "vocab_size", None)
+    for where, said in (
+        (checkpoint.config_file, checkpoint.config),
+        (checkpoint.path / GENERATION, checkpoint.json(GENERATION)),
+    ):
+        for key in _CHOSEN_TOKENS:
+            value = said.get(key)
+            for token in value if isinstance(value, list) else [value]:
+                if size is not None and isinstance(token, int) and token >= size:
+                    raise UsageError(f"{key} {token} lies outside vocab_size {size}", where)
+
+
 def task_prefixes(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the prefixes of ``task_specific_params`` in config.json, as T5 has them, by the name of the task."""
     tasks = checkpoint.config.get("task_specific_params")
@@ -156,7 +180,11 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of classes, in order."""
     names = hub.get("id2label") or {}
     try:
-        return tuple(str(names[key]) for key in sorted(names, key=int))
+        numbers = sorted(names, key=int)
+        if [int(key) for key in numbers] != list(range(len(numbers))):
+            what = f"id2label has the classes {', '.join(map(str, numbers))}, not 0 to {len(numbers) - 1}"
+            raise ArtifactError(what, checkpoint.config_file)
+        return tuple(str(names[key]) for key in numbers)
     except (TypeError, ValueError) as error:
         raise ArtifactError("id2label does not map numbers to names", checkpoint.config_file) from error
 
@@ -181,12 +209,11 @@ def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
     return implied
 
 
-def _mask_token(checkpoint: Checkpoint) -> int | None:
-    path = find_tokenizer(checkpoint.path) if checkpoint.config else None
-    if path is None:
+def _mask_token(checkpoint: Checkpoint, tokenizer: CheckpointTokenizer | None) -> int | None:
+    if tokenizer is None:
         return None
     said = {**checkpoint.json("tokenizer_config.json"), **checkpoint.json("special_tokens_map.json")}
     token = said.get("mask_token")
     names = _MASKS if "mask_token" not in said else (token["content"] if isinstance(token, dict) else token,)
-    tokenizer = read_tokenizer(path)
-    return next((number for name in names if name and (number := tokenizer.token_to_id(name)) is not None), None)
+    known = tokenizer.backend
+    return next((number for name in names if name and (number := known.token_to_id(name)) is not None), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,24 +28,28 @@ from zoo.artifact.card import model_card
 from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
-from zoo.checkpoints.common import generation_config, read_common, task_prefixes
+from zoo.checkpoints.common import generation_config, read_common, require_tokens, task_prefixes
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
 from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
-from zoo.errors import PluginError, UsageError, Wording, argument
+from zoo.errors import ArtifactError, PluginError, UsageError, Wording, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
 from zoo.models.heads import HeadChange
 from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, config_class, load_reference
-from zoo.tokenizers.load import find_tokenizer, write_tokenizer
+from zoo.tokenizers.load import write_tokenizer
 from zoo.tokenizers.sentencepiece import MARIAN
 
 __all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
+
+_MAX_RATIO = 100
+"""Parameters of a configuration per element of the files, beyond which the two cannot belong together."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,10 @@ def import_checkpoint(
         config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
     if (checkpoint.path / PROMPTS).exists():
         read_prompts(checkpoint.path / PROMPTS)
-    tokenizer = find_tokenizer(checkpoint.path) if checkpoint.config else None
+    tokenizer = CheckpointTokenizer.find(checkpoint, layout)
     own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
+    _check_size(own, checkpoint)
+    require_tokens(checkpoint, config)
     original = create.build_on_meta(own, dtype or _dtype(checkpoint))
     read = whole = TensorReader(own, original, layout, checkpoint, allow_missing, seed=seed)
     spec, model = own, original
@@ -133,10 +140,10 @@ def import_checkpoint(
         tensors, aliases = stored_tensors(model)
         digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
         if tokenizer is not None:
-            write_tokenizer(tokenizer, stage / TOKENIZER, getattr(config, "vocab_size", None))
-            if tokenizer.name == MARIAN[0]:
+            tokenizer.write(stage / TOKENIZER, getattr(config, "vocab_size", None))
+            if tokenizer.path.name == MARIAN[0]:
                 size = getattr(config, "target_vocab_size", None)
-                write_tokenizer(tokenizer.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
+                write_tokenizer(tokenizer.path.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
         for companion in COMPANIONS:
             if _has(checkpoint, companion):
                 (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
@@ -164,6 +171,15 @@ def import_checkpoint(
             model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
         )
     return Imported(spec, head, comparison)
+
+
+def _check_size(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    """Raise :class:`ArtifactError` for a configuration of far more parameters than the files have, before the model is
+    built; otherwise the tensors that do not fit are listed later."""
+    stored = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    if spec.cost is not None and spec.cost.parameters > _MAX_RATIO * max(stored, 1):
+        what = f"the configuration requires {spec.cost.parameters:,} parameters, but the files have {stored:,}"
+        raise ArtifactError(what, checkpoint.config_file, "correct the sizes")
 
 
 def _has(checkpoint: Checkpoint, companion: str) -> bool:
@@ -231,7 +247,7 @@ def _read_values(
     layout: Layout, checkpoint: Checkpoint, cls: type[Config], chosen: Mapping[str, Any], allow_keys: Sequence[str]
 ) -> tuple[Config, str | None]:
     """Read zoo's configuration, and the problem type that is stated or None."""
-    known = {**read_common(checkpoint, cls), **chosen}
+    known = {**read_common(checkpoint, cls, CheckpointTokenizer.find(checkpoint, layout)), **chosen}
     values = layout.read_config(checkpoint, allowed=allow_keys, chosen=known)
     return cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
 

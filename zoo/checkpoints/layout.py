@@ -21,6 +21,7 @@ from zoo.errors import UsageError, Wording
 
 if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
+    from zoo.tokenizers.pieces import PieceTokens
 
 __all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule"]
 
@@ -175,6 +176,9 @@ class Layout:
     positions_skip_padding: bool = False
     """Whether the original gives no position to padding tokens inside a text. zoo counts all tokens that are not
     masked, so the texts that are compared have none inside."""
+    sentencepiece: Mapping[str, Callable[[Mapping[str, Any]], PieceTokens]] = field(default_factory=dict)
+    """Numbering of a SentencePiece model without a tokenizer.json, given the content of tokenizer_config.json, by the
+    class of the tokenizer. The first class is the default; others that are not listed are refused."""
     original: Callable[[Checkpoint, Any], nn.Module] | None = None
     """Constructs the original model for comparison from a checkpoint and zoo's configuration. The model takes inputs by
     zoo's names and returns a mapping. Raises ``ImportError`` if it is not installed. By default, the transformers class

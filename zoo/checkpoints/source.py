@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,16 @@ import torch
 from torch import Tensor
 
 from zoo.artifact import CARD
-from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_layout, read_shards
+from zoo.artifact.weights import (
+    INDEX,
+    SINGLE,
+    StoredTensor,
+    load_json,
+    parse_json,
+    read_header,
+    read_layout,
+    read_shards,
+)
 from zoo.errors import ArtifactError
 from zoo.models.dtypes import STORED_DTYPES
 
@@ -115,7 +123,7 @@ class Checkpoint:
         if self.file is not None or not path.exists():
             return ()
         try:
-            listed = json.loads(path.read_text(encoding="utf-8"))
+            listed = parse_json(path.read_bytes())
             found = [
                 SourceModule(str(entry["type"]).rpartition(".")[2], str(entry.get("path", ""))) for entry in listed
             ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "is_tokenizer_json",
     "parse_tokenizer",
     "read_tokenizer",
+    "require_ids",
     "tokenizer_json",
     "write_tokenizer",
 ]
@@ -165,16 +166,38 @@ def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None) ->
     Raises :class:`UsageError` if it has more tokens than the model's ``vocab_size``.
     """
     tokenizer = read_tokenizer(source)
-    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
-    if vocab_size is not None and needed > vocab_size:
-        count = tokenizer.get_vocab_size()
-        has = f"{count} tokens" if count == needed else f"token {needed - 1}"
-        raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", source)
+    require_ids(tokenizer, vocab_size, source)
     path = None if source == BYTES else _file_of(Path(source))
     if path is not None and _reader(path)[1] is _read_json:
         shutil.copyfile(path, target)
     else:
         target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
+
+
+def require_ids(tokenizer: Tokenizer, vocab_size: int | None, where: object) -> None:
+    """Raise :class:`UsageError` if a tokenizer has more tokens than a model, or puts others around a text."""
+    if vocab_size is None:
+        return
+    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if needed > vocab_size:
+        count = tokenizer.get_vocab_size()
+        has = f"{count} tokens" if count == needed else f"token {needed - 1}"
+        raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", where)
+    for name, number in _added_around(json.loads(tokenizer.to_str())["post_processor"]):
+        if number >= vocab_size:
+            what = f"the tokenizer's post_processor adds {name} with the id {number}, the model has {vocab_size} tokens"
+            raise UsageError(what, where)
+
+
+def _added_around(processor: Any) -> Iterator[tuple[str, int]]:
+    """Yield the tokens that a post-processor of a tokenizer.json puts around texts, and their ids."""
+    if not processor:
+        return
+    for part in processor.get("processors", ()):
+        yield from _added_around(part)
+    for token in processor.get("special_tokens", {}).values():
+        yield from ((token["id"], number) for number in token["ids"])
+    yield from (tuple(processor[role]) for role in ("cls", "sep") if role in processor)
 
 
 def _file_of(source: Path) -> Path:

@@ -17,8 +17,10 @@ __all__ = [
     "KNOWN",
     "M2M100",
     "MARIAN",
+    "convert",
     "m2m100_tokenizer",
     "marian_tokenizer",
+    "piece_scores",
     "sentencepiece_file",
     "sentencepiece_proto",
     "sentencepiece_tokenizer",
@@ -74,7 +76,7 @@ def sentencepiece_tokenizer(model: Any, where: object) -> Tokenizer:
     """
     kinds = model.SentencePiece
     special = [piece.piece for piece in model.pieces if piece.type in (kinds.CONTROL, kinds.UNKNOWN)]
-    return _tokenizer(model, where, _scores(model), model.trainer_spec.unk_id, special)
+    return convert(model, where, piece_scores(model), model.trainer_spec.unk_id, special)
 
 
 def _check_table(table: normalizers.Normalizer, where: object) -> None:
@@ -87,12 +89,12 @@ def _check_table(table: normalizers.Normalizer, where: object) -> None:
         raise ArtifactError("a SentencePiece model with a damaged character table", where, KNOWN) from error
 
 
-def _tokenizer(
+def convert(
     model: Any,
     where: object,
     pieces: Sequence[tuple[str, float]],
     unknown: int,
-    special: Iterable[str],
+    special: Iterable[str | AddedToken],
     *,
     may_merge: bool = False,
 ) -> Tokenizer:
@@ -144,7 +146,7 @@ def _tokenizer(
     return tokenizer
 
 
-def _scores(model: Any) -> list[tuple[str, float]]:
+def piece_scores(model: Any) -> list[tuple[str, float]]:
     """Return the pieces of a ``ModelProto`` and the logarithms of their probabilities, in order of their ids."""
     kinds = model.SentencePiece
     best = max((piece.score for piece in model.pieces if piece.type == kinds.NORMAL), default=0.0)
@@ -251,7 +253,7 @@ def _numbered_tokenizer(
     """
     _, special = _vocabulary(where, settings)
     model = sentencepiece_proto().ModelProto.FromString(path.read_bytes())
-    scores = dict(_scores(model))
+    scores = dict(piece_scores(model))
     absent = [piece.piece for piece in model.pieces if piece.type == piece.NORMAL and piece.piece not in vocabulary]
     if absent:
         what = f"{len(absent)} of {len(scores)} pieces are not in {where.name}, such as {absent[0]!r}"
@@ -261,7 +263,7 @@ def _numbered_tokenizer(
     least = min(scores.values(), default=0.0) - _PENALTY
     ordered = sorted(vocabulary, key=vocabulary.__getitem__)
     pieces = [(_UNREAD + name, 0.0) if name in unread else (name, scores.get(name, least)) for name in ordered]
-    tokenizer = _tokenizer(model, path, pieces, vocabulary[special[1]], kept, may_merge=path.name == M2M100[0])
+    tokenizer = convert(model, path, pieces, vocabulary[special[1]], kept, may_merge=path.name == M2M100[0])
     tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(_UNREAD, "\U000f0001"), tokenizer.normalizer])
     tokenizer.decoder = decoders.Sequence([decoders.Replace(_UNREAD, ""), tokenizer.decoder])
     return tokenizer

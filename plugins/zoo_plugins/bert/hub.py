@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from zoo import UsageError
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.checkpoints import ACTIVATIONS, FAIRSEQ_TOKENS, Checkpoint, Field, Layout, PieceTokens, Rule
 from zoo_plugins.bert.config import BERTConfig
 from zoo_plugins.bert.hub_shared import (
     BASE,
@@ -24,7 +24,6 @@ from zoo_plugins.bert.hub_shared import (
     embedding_rules,
     fields_of,
     has_tensor,
-    require_tokenizer,
     require_types,
     unread_bias,
 )
@@ -92,7 +91,6 @@ BERT = Layout(
 def derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     """Read what RoBERTa and families derived from it do not share with BERT."""
     require_types(checkpoint, values)
-    require_tokenizer(checkpoint)
     pad = checkpoint.config.get("pad_token_id", 1)
     rows = checkpoint.config.get("max_position_embeddings", 512)
     if not isinstance(pad, int) or not isinstance(rows, int) or rows <= pad + 1:
@@ -140,9 +138,21 @@ ROBERTA = Layout(
     outputs=OUTPUTS,
 )
 """``model_type`` roberta."""
-XLM_ROBERTA = replace(ROBERTA, classes=classes_of("XLMRoberta"), constant={"model_type": "xlm-roberta"})
+_PIECES = PieceTokens(**FAIRSEQ_TOKENS, last=("<mask>",), single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>")
+XLM_ROBERTA = replace(
+    ROBERTA,
+    classes=classes_of("XLMRoberta"),
+    sentencepiece={"XLMRobertaTokenizer": lambda _: _PIECES},
+    constant={"model_type": "xlm-roberta"},
+)
 """``model_type`` xlm-roberta."""
-CAMEMBERT = replace(ROBERTA, classes=classes_of("Camembert"), constant={"model_type": "camembert"})
+_CAMEMBERT_FIRST = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
+CAMEMBERT = replace(
+    ROBERTA,
+    classes=classes_of("Camembert"),
+    sentencepiece={"CamembertTokenizer": lambda _: replace(_PIECES, first=_CAMEMBERT_FIRST, replaced=1)},
+    constant={"model_type": "camembert"},
+)
 """``model_type`` camembert."""
 
 
@@ -207,7 +217,6 @@ DISTILBERT = Layout(
 
 def _derive_albert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     require_types(checkpoint, values)
-    require_tokenizer(checkpoint)
     found = {
         "project_embeddings": True,
         "share_layers": True,

@@ -26,7 +26,6 @@ __all__ = [
     "embedding_rules",
     "fields_of",
     "has_tensor",
-    "require_tokenizer",
     "require_types",
     "unread_bias",
 ]
@@ -127,14 +126,3 @@ def require_types(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
     """Raise :class:`UsageError` if there are no segment types: the original classes have at least one."""
     if values["type_vocab_size"] == 0:
         raise UsageError("type_vocab_size 0 is not supported", checkpoint.config_file)
-
-
-def require_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raise :class:`UsageError` if the tokenizer consists of a SentencePiece model only.
-
-    It lacks the special tokens around a text, and the shifted ids of XLM-RoBERTa and CamemBERT.
-    """
-    models = sorted(checkpoint.path.glob("*.model"))
-    if models and not (checkpoint.path / "tokenizer.json").exists():
-        what = "a SentencePiece model alone is not a complete tokenizer of this family"
-        raise UsageError(what, models[0], "save tokenizer.json beside it with transformers, or move it away")

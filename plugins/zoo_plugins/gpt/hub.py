@@ -89,14 +89,16 @@ def _derive_gpt_neo(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
     hub, where = checkpoint.config, checkpoint.config_file
     types, window = hub.get("attention_types") or [[["global", "local"], 12]], hub.get("window_size", _WINDOW)
     try:
+        total = sum(len(kinds) * count for kinds, count in types)
+        if total != values["num_layers"]:
+            raise UsageError(f"attention_types has {total} layers, but num_layers is {values['num_layers']}", where)
+        GPTConfig.check_field("num_layers", total, where)
         layers = [kind for kinds, count in types for _ in range(count) for kind in kinds]
         windows = tuple({"global": 0, "local": window}[kind] for kind in layers)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"attention_types {types!r} does not list layers", where, 'write [[["global", "local"], 12]]'
         ) from error
-    if len(layers) != values["num_layers"]:
-        raise UsageError(f"attention_types has {len(layers)} layers, but num_layers is {values['num_layers']}", where)
     sizes = {"attention_bias": False, "attention_scale": 1.0, "sliding_windows": windows}
     return {**sizes, **sentence_encoder(checkpoint)}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from zoo import UsageError
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, PieceTokens, Rule
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.t5.config import T5Config
 
@@ -104,6 +104,19 @@ def _rules(c: T5Config) -> Sequence[Rule]:
     )
 
 
+def _tokens(settings: Mapping[str, Any]) -> PieceTokens:
+    """Return the numbering of tokens: masked spans, last first, follow the pieces."""
+    count = settings.get("extra_ids", 100)
+    if not isinstance(count, int) or count < 0:
+        raise UsageError(f"extra_ids must be a number of tokens, got {count!r}", "tokenizer_config.json")
+    return PieceTokens(
+        last=tuple(f"<extra_id_{number}>" for number in reversed(range(count))),
+        single="$A </s>",
+        pair="$A </s> $B </s>",
+        roles={"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
+    )
+
+
 T5 = Layout(
     classes={
         "T5ForConditionalGeneration": "text2text-generation",
@@ -141,6 +154,7 @@ T5 = Layout(
     ),
     read_extra=_derive_with("relu", may_scale=True),
     write_extra=_restore,
+    sentencepiece={"T5Tokenizer": _tokens},
     constant={"model_type": "t5"},
 )  # fmt: skip
 """``model_type`` t5: versions 1.0 and 1.1, and models trained from them."""
@@ -154,6 +168,7 @@ MT5 = replace(
     },
     read_extra=_derive_with("gated-gelu", may_scale=False),
     write_extra=_restore_mt5,
+    sentencepiece={"T5Tokenizer": _tokens, "MT5Tokenizer": _tokens},
     constant={"model_type": "mt5"},
 )
 """``model_type`` mt5, whose head is never scaled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from zoo import ArtifactError, UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.transformer.config import TransformerConfig
+from zoo_plugins.transformer.tokens import mbart50_tokens, mbart_tokens
 
 __all__ = ["BART", "M2M100", "MARIAN", "MBART", "TORCH"]
 
@@ -171,12 +173,15 @@ BART = _family(
     classifier="BartForSequenceClassification",
 )
 """``model_type`` bart."""
-MBART = _family(
-    "mbart",
-    ("MBartForConditionalGeneration",),
-    {**_LEARNED, "norm_first": True, "final_norm": True},
-    tokens={"decoder_start_token_id": None, "eos_token_id": 2, "pad_token_id": 1},
-    required_values={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False},
+MBART = replace(
+    _family(
+        "mbart",
+        ("MBartForConditionalGeneration",),
+        {**_LEARNED, "norm_first": True, "final_norm": True},
+        tokens={"decoder_start_token_id": None, "eos_token_id": 2, "pad_token_id": 1},
+        required_values={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False},
+    ),
+    sentencepiece={"MBartTokenizer": mbart_tokens, "MBart50Tokenizer": mbart50_tokens},
 )
 """``model_type`` mbart."""
 M2M100 = _family(

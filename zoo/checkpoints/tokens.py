@@ -1,0 +1,104 @@
+"""The tokenizer of a checkpoint, read with the settings beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from zoo.artifact import TOKENIZER
+from zoo.checkpoints.layout import Layout
+from zoo.checkpoints.source import Checkpoint
+from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.load import find_tokenizer, read_tokenizer, require_ids, tokenizer_json, write_tokenizer
+from zoo.tokenizers.pieces import pieces_tokenizer
+from zoo.tokenizers.sentencepiece import M2M100
+from zoo.tokenizers.settings import apply_settings
+
+__all__ = ["CheckpointTokenizer"]
+
+
+@dataclass(frozen=True)
+class CheckpointTokenizer:
+    """A tokenizer beside the weights of a checkpoint."""
+
+    path: Path
+    """Its file, or the first of its files."""
+    checkpoint: Checkpoint
+    layout: Layout
+
+    @classmethod
+    def find(cls, checkpoint: Checkpoint, layout: Layout) -> CheckpointTokenizer | None:
+        """Return the tokenizer of a checkpoint, without reading it; None if it has none."""
+        if not checkpoint.config:
+            return None
+        path = find_tokenizer(checkpoint.path)
+        if path is None and len(models := sorted(checkpoint.path.glob("*.model"))) > 1:
+            names = ", ".join(model.name for model in models)
+            raise ArtifactError(f"several SentencePiece models: {names}", checkpoint.path, "move all but one away")
+        return None if path is None else cls(path, checkpoint, layout)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The content of tokenizer_config.json and special_tokens_map.json, and the class that config.json names."""
+        said = self.checkpoint.json("tokenizer_config.json") | self.checkpoint.json("special_tokens_map.json")
+        stated = said.get("tokenizer_class") or self.checkpoint.config.get("tokenizer_class")
+        return {**said, "tokenizer_class": str(stated or "").removesuffix("Fast")}
+
+    @cached_property
+    def backend(self) -> Tokenizer:
+        """The tokenizer, with those settings in tokenizer_config.json that transformers applies over tokenizer.json.
+
+        Raises:
+            ArtifactError: it is broken, or a setting cannot be represented.
+            UsageError: a setting contradicts tokenizer.json and cannot be applied, or the layout does not say how the
+                family numbers the pieces of a SentencePiece model.
+        """
+        return self._read[0]
+
+    @cached_property
+    def _read(self) -> tuple[Tokenizer, bool]:
+        """The tokenizer, and whether it differs from the file."""
+        if self._has_pieces:
+            return self._read_pieces(), True
+        tokenizer = read_tokenizer(self.path)
+        changed = self.path.name == TOKENIZER and apply_settings(
+            tokenizer, self.settings, self.path.with_name("tokenizer_config.json")
+        )
+        return tokenizer, changed
+
+    @property
+    def _has_pieces(self) -> bool:
+        """Whether it is a SentencePiece model alone."""
+        own_ids = self.path.name == M2M100[0] and self.path.with_name(M2M100[1]).exists()
+        return self.path.suffix == ".model" and not own_ids
+
+    def _read_pieces(self) -> Tokenizer:
+        classes, settings = self.layout.sentencepiece, self.settings
+        written_by = settings["tokenizer_class"] or next(iter(classes), "")
+        if written_by not in classes:
+            what = "a SentencePiece model alone is not a complete tokenizer of this family"
+            if classes:
+                what = f"tokenizer_class {written_by!r} is not supported, only {', '.join(classes)}"
+            raise UsageError(what, self.path, "save tokenizer.json beside it with transformers, or move it away")
+        if self.checkpoint.json("added_tokens.json"):
+            where = self.path.with_name("added_tokens.json")
+            raise ArtifactError("tokens added to a vocabulary are not supported", where)
+        try:
+            return pieces_tokenizer(self.path, classes[written_by](settings), settings)
+        except (ArtifactError, UsageError):
+            raise
+        except Exception as error:  # protobuf and the tokenizers library raise their own errors
+            raise ArtifactError(f"not a SentencePiece model ({error})", self.path) from error
+
+    def write(self, target: Path, vocab_size: int | None) -> None:
+        """Write tokenizer.json. Raises :class:`UsageError` for ids beyond the model's ``vocab_size``."""
+        tokenizer, changed = self._read
+        if not changed:
+            write_tokenizer(self.path, target, vocab_size)
+            return
+        require_ids(tokenizer, vocab_size, self.path)
+        target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
