@@ -444,6 +444,7 @@ UNSAID = {"_name_or_path", "transformers_version", "architectures", "dtype", "n_
 """Keys that are redundant or affect training only; zoo has a single dropout."""
 
 
+@pytest.mark.slow
 def test_family_is_chosen_automatically(tmp_path: Path) -> None:
     """Without a model type, the first layout that can represent the configuration is used."""
     for name, family in FAMILIES.items():

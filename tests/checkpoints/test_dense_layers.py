@@ -206,6 +206,7 @@ def test_recent_pooling_config(tmp_path: Path) -> None:
     assert import_checkpoint(tmp_path / "hub", tmp_path / "ours").spec.config.pooling == "last"
 
 
+@pytest.mark.slow
 def test_prompts(tmp_path: Path, zoo: Zoo) -> None:
     """A prompt is put before each text; the default one if none is chosen."""
     write(tmp_path / "hub", "bert", "LaBSE")

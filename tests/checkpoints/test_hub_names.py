@@ -261,7 +261,7 @@ def test_presets_without_usable_weights(zoo: Any, monkeypatch: pytest.MonkeyPatc
     }.items()
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "offline", "status", "fragment"),
     [

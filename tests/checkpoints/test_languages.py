@@ -63,7 +63,7 @@ def session(checkpoint: Path) -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), [("en_XX", "ro_RO"), ("de_DE", "en_XX")])
 def test_languages_equal_transformers(checkpoint: Path, session: Session, source: str, target: str) -> None:
     """The tokens of the source and of the target are those of transformers."""
@@ -85,7 +85,7 @@ def _is(checkpoint: Path, kind: type) -> bool:
     return json.loads((checkpoint / "hub/tokenizer_config.json").read_text())["tokenizer_class"] == kind.__name__
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 def test_truncated_sources_keep_their_language(checkpoint: Path) -> None:
     """Of a source that is longer than the model, as many tokens are kept as transformers' tokenizer keeps."""
     tokenizer: Any = next(kind for kind in KINDS.values() if _is(checkpoint, kind)).from_pretrained(checkpoint / "hub")
@@ -95,7 +95,7 @@ def test_truncated_sources_keep_their_language(checkpoint: Path) -> None:
     assert read == tokenizer("a" * 60, truncation=True, max_length=32)["input_ids"]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 def test_unknown_languages_are_refused(session: Session) -> None:
     with pytest.raises(UsageError, match=r"the tokenizer has no language 'ro_R0': .*did you mean 'ro_RO'"):
         session.run(TEXTS, target="ro_R0")
@@ -103,7 +103,7 @@ def test_unknown_languages_are_refused(session: Session) -> None:
         session.run(TEXTS, source="abc", target="ro_RO")
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 def test_tokenizers_without_a_language_around_texts(checkpoint: Path, tmp_path: Path) -> None:
     """Tokens such as __en__ of M2M100 are put before the source, or after its end in the first mBART."""
     tokens = ["__en__", "__ro__", "</s>", "<unk>", "a", "bc"]

@@ -22,6 +22,7 @@ SIZES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_translations_equal_transformers(tmp_path: Path) -> None:
     """Sources have the token of their language, and targets begin with theirs."""
     hub = tmp_path / "hub"

@@ -77,6 +77,7 @@ def test_targets_are_read_by_the_target_tokenizer(tmp_path: Path, zoo: Zoo, sepa
     assert library.load_tokenizer(tmp_path / "again").target.backend.to_str() == tokenizer.target.backend.to_str()
 
 
+@pytest.mark.slow
 def test_translations_of_another_vocabulary(tmp_path: Path) -> None:
     """Generated ids and texts are those of transformers, with the target's vocabulary."""
     oracle: Any = write(tmp_path / "hub", separate=True)

@@ -135,7 +135,7 @@ def rows() -> str:
     return "rows.jsonl"
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "lora"),
     [

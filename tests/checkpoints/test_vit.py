@@ -343,7 +343,7 @@ def test_other_preprocessing_is_refused(tmp_path: Path, changes: dict[str, Any],
         import_checkpoint(hub, tmp_path / "ours")
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "deit, two heads", "deit, pooled"])
 def test_imported_model_is_exported_and_verified(tmp_path: Path, name: str) -> None:
     kind, options, _ = KINDS[name]

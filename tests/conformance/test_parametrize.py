@@ -49,7 +49,7 @@ def test_each_check_is_a_test_and_collecting_them_builds_nothing(install, tmp_pa
     assert "heavy: []" in lines
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", ["true", "false"])
 def test_expected_failure_that_passes_is_a_failure(strict: str, install, tmp_path: Path) -> None:
     """The project's ``xfail_strict`` setting has no effect."""

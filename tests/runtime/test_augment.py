@@ -76,6 +76,7 @@ def refilled(folder: Path, original: Sequence[int], places: Sequence[int]) -> tu
 # Replacements.
 
 
+@pytest.mark.slow
 def test_masks_are_filled_one_at_a_time(session: Session, model: Path) -> None:
     """Each prediction sees the earlier ones: filling all masks in one pass would give another result."""
     original, apart = list(TEXTS[0].encode()), 0

@@ -152,6 +152,7 @@ def test_prompts_hold_the_columns(session: Session) -> None:
     assert len({tuple(variant["ids"]) for variant in several}) == 6
 
 
+@pytest.mark.slow
 def test_variants_do_not_depend_on_the_batch(session: Session) -> None:
     rows = [{"text": text, "label": label} for text, label in (("time flies", 1), ("an arrow", 0), ("x", 1))]
     options = {"task": "augment", "prompt": "{label}: {text}\n{label}:", "num_variants": 2, "max_new_tokens": 4}

@@ -153,6 +153,7 @@ def test_growing_buffers_does_not_change_results(long_model: Callable[[str], Pat
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_buffers_are_reused_between_tokens(long_model: Callable[[str], Path]) -> None:
     """Steps reuse the same buffers until these are full."""
     with load_session(long_model("gpt-tiny"), variant="cpu", unverified=True, threads=1) as session:

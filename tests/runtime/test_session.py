@@ -160,6 +160,7 @@ def test_threads_memory_and_batches_do_not_change_results(exported_model: Export
             np.testing.assert_allclose(a["last_hidden_state"], b["last_hidden_state"], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_rows_are_read_one_window_ahead(exported_model: Exported) -> None:
     """No more than needed for the requested results."""
     read = 0

@@ -218,7 +218,7 @@ def test_classes_of_tokens(exported_model: Exported, zoo: Zoo, names: tuple[str,
     )
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
 def test_tokens_with_several_labels_or_numbers(
     exported_model: Exported, redeclared: Exported, zoo: Zoo, problem: str
@@ -374,6 +374,7 @@ def test_generation_ends_at_the_last_position(exported_with: Exported, length: i
 # Lengths and inputs.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
 def test_longest_input_runs_and_longer_ones_fail(exported_model: Exported, zoo: Zoo, name: str) -> None:
     folder = exported_model(name)

@@ -32,6 +32,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return folder
 
 
+@pytest.mark.slow_after(1)
 def test_states_of_vectors(directory: Path, tmp_path: Path, zoo: Zoo) -> None:
     """Inputs of different lengths share a batch; files and JSON give the states of the module."""
     model = library.load(directory)

@@ -182,7 +182,7 @@ def test_adapter_is_small_and_merged(zoo: Zoo, corpus: Path, base: Path) -> None
     assert rerun.json["loss"] < losses[0] - 0.1
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [8, 0, 3, 11])
 def test_interrupted_run_continues_to_the_same_bits(
     zoo: Zoo, corpus: Path, base: Path, monkeypatch: pytest.MonkeyPatch, number: int

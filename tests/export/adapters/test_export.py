@@ -119,6 +119,7 @@ def test_wrong_lora_file_is_found(adapted_model: Path, given: AdaptedGraphs) -> 
     assert all("from its file" in line for line in found)
 
 
+@pytest.mark.slow
 def test_graph_without_adapters_is_that_of_the_model(adapted_model: Path) -> None:
     stored = ModelDirectory.open(adapted_model)
     plain = parse(make_graphs(stored, Options(functions=False))["model"]).graph
@@ -206,6 +207,7 @@ def test_adapter_of_other_weights_is_refused(adapted_copy: Path, zoo: Zoo, seal:
     assert "the adapter was trained on other weights" in said
 
 
+@pytest.mark.slow
 def test_adapter_with_a_head_of_its_own_is_refused(zoo: Zoo, built: Callable[..., Path]) -> None:
     base = shutil.copytree(built("bert-tiny", "--tokenizer", "bytes"), "base")
     Path("rows.csv").write_text("text,label\n" + "good,yes\nbad,no\n" * 8)

@@ -48,6 +48,7 @@ def feeds(graph: Any, rows: int, dtype: Any = np.float32) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), **past}
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_equal_their_adapter_alone(adapted_model: Path, merged: list[torch.nn.Module]) -> None:
     with load_session(adapted_model, variant="adapters") as session:
         assert session.adapters == ("first", "second")

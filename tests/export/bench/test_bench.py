@@ -110,6 +110,7 @@ def test_compile_failures_are_reported(
     assert all(list(case["backends"]) == ["onnxruntime", "torch"] for case in done.json["cases"])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_wrong_results_are_not_timed(name: str, exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here torch is wrong, which is detected as well."""

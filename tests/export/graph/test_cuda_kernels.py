@@ -117,6 +117,7 @@ def test_each_kernel_of_a_graph_is_looked_up(made_graphs: Graphs, monkeypatch: p
         assert missing(data) == [operator] * count
 
 
+@pytest.mark.slow
 def test_functions_are_examined(made_graphs: Graphs) -> None:
     graph = onnx.load_model_from_string(made_graphs("gpt-tiny")["model"])
     assert graph.functions

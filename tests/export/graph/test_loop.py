@@ -252,6 +252,7 @@ def test_samples_follow_the_distribution(
     assert len(set(found[:, 0].tolist())) == top_k or top_k == 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_noise_determines_the_tokens(generate: Callable[..., Array], name: str) -> None:
     """Equal noise gives equal tokens, other noise others; each row reads its own noise, or all share one row."""

@@ -376,6 +376,7 @@ def test_cuda_profile(exported_build: Exported, zoo: Zoo) -> None:
     assert "verified on cuda" in zoo("export", folder, "--onnx", "--profile", "cuda").out
 
 
+@pytest.mark.slow
 def test_conflicting_options_are_rejected(exported_cpu: Exported, zoo: Zoo) -> None:
     folder = exported_cpu("gpt-tiny")
     zoo("export", folder, "--onnx", "--profile", "cpu", "--option", "opset=23").failed(

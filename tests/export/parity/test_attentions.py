@@ -220,6 +220,7 @@ def test_attentions_of_source_and_target(showing: Callable[..., Path]) -> None:
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(showing: Callable[..., Path], zoo: Zoo) -> None:
     folder = showing("bert-tiny")
     options = ("--variant", "attentions", "--task", "attentions")
@@ -251,6 +252,7 @@ def test_task_is_rejected_for_models_without_attention(exported_model: Callable[
     zoo("run", folder, "ab", "--task", "attentions").failed(2, "rnn declares no attention weights")
 
 
+@pytest.mark.slow
 def test_missing_attentions_name_the_command(exported_build: Callable[..., Path], zoo: Zoo) -> None:
     folder = exported_build("bert-tiny", "num_layers=1")
     export_model(folder)
