@@ -23,8 +23,9 @@ class PieceTokens:
     """How a family numbers the pieces of its SentencePiece model, and which special tokens it adds."""
 
     first: tuple[str, ...] = ()
-    """Tokens that replace the model's first :attr:`replaced` pieces."""
+    """Tokens that replace the first pieces of the model."""
     replaced: int = 0
+    """Number of those pieces."""
     last: tuple[str, ...] = ()
     """Special tokens that follow the pieces, in the order of their ids."""
     single: str
