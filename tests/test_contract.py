@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -106,3 +108,62 @@ def test_unsupported_declaration(declared: dict[str, Any], said: str) -> None:
     inputs = (zoo.token_ids("ids", 9), MELS)
     with pytest.raises(ValueError, match=said):
         zoo.Graph(**{"inputs": inputs, "outputs": (MELS,), **declared})
+
+
+HIDDEN = zoo.floats("hidden", "batch", 4)
+STATES = zoo.States(num_layers=2, states=(HIDDEN, zoo.TensorSpec(name="count", dims=("batch", 1), dtype="int64")))
+IDS = zoo.token_ids("input_ids", 9)
+
+
+def test_a_past_may_hold_states_beside_keys_and_values() -> None:
+    graph = zoo.Graph(inputs=(IDS,), outputs=(zoo.floats("logits", "batch", "sequence", 9),), past=(PAST, STATES))
+    keys = ["past_key_values.0.key", "past_key_values.0.value"]
+    assert [tensor.name for tensor in graph.past_tensors()] == [
+        *keys, "past_states.0.hidden", "past_states.0.count", "past_states.1.hidden", "past_states.1.count",
+    ]  # fmt: skip
+    assert [tensor.name for tensor in graph.present_tensors()][-2:] == [
+        "present_states.1.hidden",
+        "present_states.1.count",
+    ]
+    assert [past.name for past, _ in graph.growing_pairs()] == keys
+    assert (graph.past_length, graph.total_length) == ("past_sequence", "past_sequence + sequence")
+    assert graph.input_tensors() == (IDS, *graph.past_tensors())
+    assert STATES.elements() == 2 * 5
+
+
+def test_a_past_of_states_has_no_length() -> None:
+    graph = zoo.Graph(inputs=(IDS,), outputs=(zoo.floats("logits", "batch", "sequence", 9),), past=STATES)
+    assert (graph.past_length, graph.total_length, graph.growing_pairs()) == (None, "sequence", ())
+    assert graph.dim_names() == ("batch", "sequence")
+    with pytest.raises(ValueError, match="declares sizes of 'sequence', which must be free"):
+        dataclasses.replace(graph, sizes={"sequence": zoo.Size(max=4)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "states"}, "bad name of states 'states': write 'past_states', or 'past_' and another word"),
+        ({"name": "past_key_values"}, "bad name of states 'past_key_values'"),
+        ({"num_layers": 0}, "past_states must have layers and states"),
+        ({"states": ()}, "past_states must have layers and states"),
+        ({"states": (HIDDEN, HIDDEN)}, "two states of past_states have the same name"),
+        ({"states": (zoo.floats("0.hidden", "batch", 4),)}, "bad name of a state '0.hidden'"),
+        ({"states": (zoo.floats("hidden", "batch", "sequence"),)}, "hidden of past_states must have the dimensions"),
+        (
+            {"states": (zoo.floats("hidden", 4),)},
+            "hidden of past_states must have the dimensions batch and fixed sizes",
+        ),
+        ({"states": (zoo.floats("hidden", "batch", 0),)}, "hidden of past_states must have the dimensions"),
+    ],
+)
+def test_malformed_states_are_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        dataclasses.replace(STATES, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_parts_of_a_past_have_one_length_and_distinct_names() -> None:
+    other = dataclasses.replace(PAST, name="past_window", length="window")
+    for past, message in (((PAST, other), "must have one length"), ((STATES, STATES), "have the same name")):
+        with pytest.raises(ValueError, match=message):
+            zoo.Graph(inputs=(IDS,), outputs=(HIDDEN,), past=past)

@@ -7,6 +7,7 @@ declarations. The module is torch-free, so describing a model never loads torch.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ __all__ = [
     "KeyValues",
     "Objective",
     "Size",
+    "States",
     "Task",
     "TensorSpec",
     "Tracker",
@@ -230,9 +232,59 @@ class KeyValues:
         """Return two tensors per layer, key before value."""
         return _key_value_tensors(self)
 
+    def present_tensors(self) -> tuple[TensorSpec, ...]:
+        """Return the tensors of a past after a call: longer by its tokens, ``present`` for ``past_key_values``."""
+        return _present_tensors(self)
+
     def elements_per_token(self) -> int:
         """Return the number of elements stored per token of one sequence."""
         return self.num_layers * self.num_heads * (self.head_dim + (self.value_head_dim or self.head_dim))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class States:
+    """States of every layer, which a call replaces by new ones of the same size: tensors ``NAME.N.STATE``.
+
+    They are what a recurrent layer keeps of a text: the hidden state of an LSTM, the last inputs of a convolution, the
+    matrix of a state-space model. At the start of a text they are zero.
+
+    >>> states = States(num_layers=2, states=(floats("hidden", "batch", 64),))
+    >>> [(tensor.name, tensor.dims) for tensor in states.tensors()]
+    [('past_states.0.hidden', ('batch', 64)), ('past_states.1.hidden', ('batch', 64))]
+    """
+
+    name: str = "past_states"
+    """Begins with ``past``. The states after a call have ``present`` in its place."""
+    num_layers: int
+    states: tuple[TensorSpec, ...]
+    """The states of one layer, by their names in it: the first dimension is ``batch``, the others are fixed."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a malformed state or name."""
+        if not re.fullmatch(r"past_\w+", self.name) or self.name == "past_key_values":
+            raise ValueError(f"bad name of states {self.name!r}: write 'past_states', or 'past_' and another word")
+        if self.num_layers < 1 or not self.states:
+            raise ValueError(f"{self.name} must have layers and states")
+        for tensor in self.states:
+            if not re.fullmatch(r"\w+", tensor.name):
+                raise ValueError(f"bad name of a state {tensor.name!r} of {self.name}: use letters, digits and '_'")
+            if tensor.dims[:1] != ("batch",) or not all(type(size) is int and size > 0 for size in tensor.dims[1:]):
+                what = f"the state {tensor.name} of {self.name} must have the dimensions batch and fixed sizes"
+                raise ValueError(f"{what}, got {tensor.dims}")
+        if len({tensor.name for tensor in self.states}) < len(self.states):
+            raise ValueError(f"two states of {self.name} have the same name")
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Return the states of all layers, in the order of layers."""
+        return _state_tensors(self, self.name)
+
+    def present_tensors(self) -> tuple[TensorSpec, ...]:
+        """Return the states after a call, named ``present_states`` for ``past_states``."""
+        return _state_tensors(self, _present_name(self.name))
+
+    def elements(self) -> int:
+        """Return the number of elements that are stored for one sequence, whatever its length."""
+        return self.num_layers * sum(math.prod(tensor.shape({"batch": 1})) for tensor in self.states)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,10 +295,13 @@ class Graph:
     :class:`zoo.nn.Cache`. It returns a tensor if it has a single output, otherwise a mapping from output names to
     tensors (or caches).
 
-    ``past`` declares a decoder's cache. It adds the inputs ``past_key_values.N.key`` and ``.value``, passed to the
-    method as ``past_key_values``, which the method extends in place, and the outputs ``present.N.key`` and
-    ``.value``. For a graph with a past, the export checks that a call on a prefix followed by a call on the rest
-    equals one call on the whole sequence. The tokens of a call lie along a dimension named ``sequence``.
+    ``past`` declares what a decoder keeps of earlier tokens: keys and values, states of fixed size, or a tuple of them.
+    :class:`KeyValues` add the inputs ``past_key_values.N.key`` and ``.value``, passed to the method as one cache
+    ``past_key_values``, which the method extends in place, and the outputs ``present.N.key`` and ``.value``.
+    :class:`States` add the inputs ``past_states.N.STATE``, passed as one :class:`zoo.nn.LayerStates` for each layer in
+    the list ``past_states``, whose states the method replaces, and the outputs ``present_states.N.STATE``. For a graph
+    with a past, the export checks that a call on a prefix followed by a call on the rest equals one call on the whole
+    sequence. The tokens of a call lie along a dimension named ``sequence``.
 
     >>> graph = Graph(
     ...     inputs=(token_ids("input_ids", 260), mask("attention_mask")),
@@ -262,7 +317,7 @@ class Graph:
     method: str = "forward"
     inputs: tuple[TensorSpec | KeyValues, ...]
     outputs: tuple[TensorSpec | KeyValues, ...]
-    past: KeyValues | None = None
+    past: KeyValues | States | tuple[KeyValues | States, ...] | None = None
     causal: bool | None = None
     """Whether outputs at a position depend on earlier positions alone (True), or on later ones or none (False).
     None leaves it unspecified; a graph with a past is always causal."""
@@ -277,8 +332,14 @@ class Graph:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if dimensions are restricted, divided or padded in a way that is not supported."""
         where = f"graph {self.name!r}"
-        if self.past is not None and dim_names(self.past.length) != (self.past.length,):
-            raise ValueError(f"the length of the past of {where} must be a name, got {self.past.length!r}")
+        lengths = {item.length for item in self.pasts if isinstance(item, KeyValues)}
+        for length in lengths:
+            if dim_names(length) != (length,):
+                raise ValueError(f"the length of the past of {where} must be a name, got {length!r}")
+        if len(lengths) > 1:
+            raise ValueError(f"the keys and values of the past of {where} must have one length, got {sorted(lengths)}")
+        if len({item.name for item in self.pasts}) < len(self.pasts):
+            raise ValueError(f"two parts of the past of {where} have the same name")
         for name in self.sizes:
             if name not in self.dim_names():
                 raise ValueError(f"{where} declares sizes of {name!r}, which is no dimension of its inputs")
@@ -297,19 +358,46 @@ class Graph:
 
     def _any_size(self) -> set[str]:
         """Return the names of dimensions that can be neither restricted nor divided."""
-        return {"batch", "sequence", self.past.length} if self.past else {"batch"}
+        return {"batch", *(["sequence"] if self.pasts else []), *filter(None, [self.past_length])}
+
+    @property
+    def pasts(self) -> tuple[KeyValues | States, ...]:
+        """The parts of the past; empty for a graph without one."""
+        return () if self.past is None else self.past if isinstance(self.past, tuple) else (self.past,)
+
+    @property
+    def past_length(self) -> str | None:
+        """The name of the length of past keys and values; None if there are none."""
+        return next((item.length for item in self.pasts if isinstance(item, KeyValues)), None)
+
+    @property
+    def total_length(self) -> str:
+        """The length of all tokens that a call attends to: ``sequence``, after that of past keys and values."""
+        return f"{self.past_length} + sequence" if self.past_length else "sequence"
 
     def input_tensors(self) -> tuple[TensorSpec, ...]:
         """Return every input tensor in the order of the exported signature, the past last."""
-        return _flatten((*self.inputs, *([self.past] if self.past else [])))
+        return (*_flatten(self.inputs), *self.past_tensors())
 
     def output_tensors(self) -> tuple[TensorSpec, ...]:
         """Return every output tensor in the order of the exported signature, the present last."""
         return (*_flatten(self.outputs), *self.present_tensors())
 
+    def past_tensors(self) -> tuple[TensorSpec, ...]:
+        """Return the tensors of the past, such as ``past_key_values.N.key`` and ``past_key_values.N.value``."""
+        return tuple(tensor for item in self.pasts for tensor in item.tensors())
+
     def present_tensors(self) -> tuple[TensorSpec, ...]:
-        """Return the past after this call, named ``present.N.key`` and ``present.N.value``."""
-        return () if self.past is None else _present_tensors(self.past)
+        """Return the past after this call, in the order of :meth:`past_tensors`: ``present.N.key``, for example."""
+        return tuple(tensor for item in self.pasts for tensor in item.present_tensors())
+
+    def past_pairs(self) -> tuple[tuple[TensorSpec, TensorSpec], ...]:
+        """Return each tensor of the past, with the one that it becomes in this call."""
+        return tuple(zip(self.past_tensors(), self.present_tensors(), strict=True))
+
+    def growing_pairs(self) -> tuple[tuple[TensorSpec, TensorSpec], ...]:
+        """Return the keys and values of :meth:`past_pairs`, which grow by the tokens of a call."""
+        return tuple(pair for pair in self.past_pairs() if self.past_length in pair[0].dims)
 
     def with_attentions(self) -> Graph:
         """Return the graph with its attention weights added as last outputs."""
@@ -382,10 +470,24 @@ def _key_value_tensors(item: KeyValues) -> tuple[TensorSpec, ...]:
 def _present_tensors(past: KeyValues) -> tuple[TensorSpec, ...]:
     return tuple(
         floats(
-            tensor.name.replace(past.name, "present", 1),
+            tensor.name.replace(past.name, _present_name(past.name), 1),
             *(f"{dim} + sequence" if dim == past.length else dim for dim in tensor.dims),
         )
         for tensor in past.tensors()
+    )
+
+
+def _present_name(name: str) -> str:
+    """Return the name of a past after a call."""
+    return name.replace("past", "present", 1) if name.startswith("past_") and name != "past_key_values" else "present"
+
+
+@lru_cache(maxsize=256)
+def _state_tensors(item: States, name: str) -> tuple[TensorSpec, ...]:
+    return tuple(
+        replace(tensor, name=f"{name}.{layer}.{tensor.name}")
+        for layer in range(item.num_layers)
+        for tensor in item.states
     )
 
 

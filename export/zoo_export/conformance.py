@@ -72,7 +72,7 @@ def onnx_dynamic(subject: Subject) -> None:
     from zoo_export.parity.subject import OnnxSubject
     from zoo_export.parity.sweep import Sweep
 
-    past = 2 if any(graph.past for graph in subject.graphs) else 0
+    past = 2 if any(graph.pasts for graph in subject.graphs) else 0
     allowed = [set(sides(mask)) for mask, _ in masks(subject.graphs)]
     padding = next((side for side in ("left", "right") if allowed and all(side in each for each in allowed)), "none")
     points = [

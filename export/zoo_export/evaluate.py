@@ -154,9 +154,8 @@ class ExportedModel(nn.Module):
 
     def _feeds(self, graph: Graph, known: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         rows = next(iter(known.values())).shape[0]
-        past = empty_past(graph, rows, self._session.dtype) if graph.past is not None else {}
-        sizes = {"batch": rows, **({graph.past.length: 0} if graph.past is not None else {})}
-        feeds: dict[str, np.ndarray[Any, Any]] = dict(past)
+        sizes = {"batch": rows, str(graph.past_length): 0}
+        feeds: dict[str, np.ndarray[Any, Any]] = empty_past(graph, rows, self._session.dtype)
         for tensor in graph.input_tensors():
             if tensor.name in known:
                 feeds[tensor.name] = known[tensor.name]

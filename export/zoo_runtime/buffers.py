@@ -71,15 +71,14 @@ class Buffers:
 def run_in_place(
     session: ort.InferenceSession, graph: Graph, arrays: dict[str, Array], buffers: Buffers | None
 ) -> tuple[dict[str, Array], Buffers]:
-    """Run a graph with its caches in ``buffers`` if the call continues from them, else in new buffers.
+    """Run a graph with its keys and values in ``buffers`` if the call continues from them, else in new buffers.
 
     Returns:
-        The outputs, whose present tensors are views of the buffers, and the buffers.
+        The outputs, whose present keys and values are views of the buffers, and the buffers.
     """
-    assert graph.past is not None
-    specs = graph.past.tensors()
-    past, present = ([tensor.name for tensor in tensors] for tensors in (specs, graph.present_tensors()))
-    axis = specs[0].dims.index(graph.past.length)
+    pairs = graph.growing_pairs()
+    past, present = ([tensor.name for tensor in tensors] for tensors in zip(*pairs, strict=True))
+    axis = pairs[0][0].dims.index(str(graph.past_length))
     tokens = next(tensor for tensor in graph.input_tensors() if "sequence" in tensor.dims)
     start = arrays[past[0]].shape[axis]
     total = start + arrays[tokens.name].shape[tokens.dims.index("sequence")]

@@ -466,7 +466,7 @@ class Session:
         Raises :class:`ArtifactError` for an input of a size that the model does not declare.
         """
         _check_sizes(graph, feeds)
-        if graph.past is not None and graph.past.tensors()[0].name not in feeds:
+        if graph.pasts and graph.past_tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
         outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)

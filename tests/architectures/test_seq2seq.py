@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from tests.conftest import THIRD_PARTY
 from zoo import UsageError
 from zoo.models.count import parameter_count
-from zoo.nn import Cache
+from zoo.nn import LayerStates
 from zoo.registry import registry
 from zoo_plugins.seq2seq.config import Seq2SeqConfig
 from zoo_plugins.seq2seq.model import Seq2Seq
@@ -169,12 +169,11 @@ def test_calls_on_parts_equal_one_call(variant: dict[str, Any], cuts: tuple[int,
     model = make(**variant)
     generator = torch.Generator().manual_seed(0)
     source, target = torch.randint(23, (2, 4), generator=generator), torch.randint(23, (2, 6), generator=generator)
-    encoded, cache = model.encode(source), Cache.empty(model.config.num_layers)
+    encoded, states = model.encode(source), LayerStates.empty(model.config.num_layers)
     parts = [
-        model.decode(target[:, start:stop], **encoded, past_key_values=cache) for start, stop in pairwise((0, *cuts, 6))
+        model.decode(target[:, start:stop], **encoded, past_states=states) for start, stop in pairwise((0, *cuts, 6))
     ]
     assert_close(torch.cat(parts, 1), model(source, target))
-    assert cache.length == 6
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -119,7 +119,7 @@ def test_steps_and_row_moves_equal_full_passes(long_model: Callable[[str], Path]
             feeds |= session.execute(session.graphs[0], feeds)
             known = {key: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for key, value in feeds.items()}
         decode = Decoder(session.sessions[graph.name], graph, known, 3, np.dtype(np.float32))
-        assert isinstance(decode.caches, Buffers) == (variant == "cpu")
+        assert isinstance(decode.buffers, Buffers) == (variant == "cpu")
         rows, new, given = np.arange(3), ids, mask
         wholes: set[int] = set()
         while True:
@@ -128,8 +128,8 @@ def test_steps_and_row_moves_equal_full_passes(long_model: Callable[[str], Path]
                 full, seen = torch.tensor(ids), torch.tensor(mask)
                 wanted = model(torch.tensor(source[rows]), full) if known else model(full, seen)
             np.testing.assert_allclose(found, wanted[:, -1].numpy(), rtol=0, atol=2e-3)
-            if isinstance(decode.caches, Buffers):
-                wholes.add(decode.caches.capacity)
+            if decode.buffers is not None:
+                wholes.add(decode.buffers.capacity)
             if ids.shape[1] > 90:
                 break
             moved = [np.arange(len(rows)), rng.permutation(len(rows)), rng.integers(0, len(rows), len(rows))]
@@ -159,13 +159,13 @@ def test_buffers_are_reused_between_tokens(long_model: Callable[[str], Path]) ->
     with load_session(long_model("gpt-tiny"), variant="cpu", unverified=True, threads=1) as session:
         decode = Decoder(session.sessions["model"], session.graphs[0], {}, 2, np.dtype(np.float32))
         decode(np.ones((2, 4), np.int64))
-        assert isinstance(decode.caches, Buffers)
-        places = [value.data_ptr() for value in decode.caches.values]
+        assert decode.buffers is not None
+        places = [value.data_ptr() for value in decode.buffers.values]
         logits = decode.logits.ctypes.data
         for _ in range(25):
             decode(np.ones((2, 1), np.int64))
             decode.take(np.array([1, 0]))
-        assert [value.data_ptr() for value in decode.caches.values] == places
+        assert [value.data_ptr() for value in decode.buffers.values] == places
         assert decode.logits.ctypes.data == logits
 
 

@@ -12,7 +12,7 @@ from zoo.artifact import ADAPTER, coverage_summary, find_records
 from zoo.cli.model_argument import find_model
 from zoo.cli.options import json_option
 from zoo.cli.report import bytes_text, columns, emit_json
-from zoo.contract import Graph
+from zoo.contract import Graph, KeyValues, States
 from zoo.errors import ArtifactError, UsageError
 from zoo.figures.drawing import write_figure
 from zoo.models.count import parameter_count
@@ -27,7 +27,9 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def describe(spec: ModelSpec) -> dict[str, Any]:
     """Describe a model without allocating its weights."""
     parameters = parameter_count(spec)
-    kept = sum(graph.past.elements_per_token() for graph in spec.graphs if graph.past)
+    pasts = [item for graph in spec.graphs for item in graph.pasts]
+    kept = sum(item.elements_per_token() for item in pasts if isinstance(item, KeyValues))
+    fixed = sum(item.elements() for item in pasts if isinstance(item, States))
     return {
         "name": spec.name,
         "description": spec.description,
@@ -43,6 +45,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "parameters": parameters,
         "bytes": {dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
         "kv_cache_bytes_per_token": {dtype: kept * size for dtype, size in ITEM_BYTES.items()} if kept else None,
+        "state_bytes": {dtype: fixed * size for dtype, size in ITEM_BYTES.items()} if fixed else None,
         "flops_per_token": spec.cost.flops if spec.cost else None,
         "graphs": [_graph(graph) for graph in spec.graphs],
     }
@@ -146,14 +149,9 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
     rows = [("parameters", f"{facts['parameters']:,}"), ("weights", sizes)]
     if facts["source"]:
         rows.append(("published weights", f"{facts['source']} (zoo get {facts['name']})"))
-    if facts["kv_cache_bytes_per_token"]:
-        kept = facts["kv_cache_bytes_per_token"]
-        rows.append(
-            (
-                "KV cache per token",
-                ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in kept.items()),
-            )
-        )
+    for title, key in (("KV cache per token", "kv_cache_bytes_per_token"), ("states per sequence", "state_bytes")):
+        if facts[key]:
+            rows.append((title, ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in facts[key].items())))
     if facts["flops_per_token"]:
         rows.append(("FLOPs per token", f"{facts['flops_per_token']:,} forward, at full context"))
     if facts["objectives"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from zoo.contract import Dim, KeyValues, TensorSpec
+from zoo.contract import Dim, KeyValues, States, TensorSpec
 from zoo.errors import UsageError
 from zoo.registry import ModelSpec
 from zoo.storage import check_file_target, new_file
@@ -82,11 +82,12 @@ def figure(spec: ModelSpec, *, standalone: bool = True) -> str:
     for graph in graphs:
         if len(graphs) > 1:
             lines.append(_Line(f"graph {graph.graph.name}", "", "", "", boxed=False))
-        lines += _ends("in", [*graph.graph.inputs, *([graph.graph.past] if graph.graph.past else [])])
+        lines += _ends("in", [*graph.graph.inputs, *graph.graph.pasts])
         lines += [_line(part, 1) for part in graph.parts]
         lines += _ends("out", graph.graph.outputs)
-        if graph.graph.past:
-            lines.append(_Line("out", "present", _end_shape(graph.graph.present_tensors()[0]), "", boxed=False))
+        for past in graph.graph.pasts:
+            first = past.present_tensors()[0]
+            lines.append(_Line("out", first.name.partition(".")[0], _end_shape(first), "", boxed=False))
     return _draw(lines, _alternative(spec, graphs, total), standalone)
 
 
@@ -132,10 +133,10 @@ def _line(part: Part, depth: int) -> _Line:
     )
 
 
-def _ends(side: str, tensors: Iterable[TensorSpec | KeyValues]) -> Iterator[_Line]:
+def _ends(side: str, tensors: Iterable[TensorSpec | KeyValues | States]) -> Iterator[_Line]:
     """Yield the rows of a graph's inputs or outputs."""
     for item in tensors:
-        shape = _end_shape(item.tensors()[0] if isinstance(item, KeyValues) else item)
+        shape = _end_shape(item if isinstance(item, TensorSpec) else item.tensors()[0])
         yield _Line(side, item.name, shape, "", boxed=False)
 
 

@@ -2,7 +2,7 @@
 
 from zoo.nn.additive import AdditiveAttention
 from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention, soft_cap
-from zoo.nn.cache import Cache, LayerCache
+from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.encoder_attention import EncoderAttention
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
@@ -55,6 +55,7 @@ __all__ = [
     "GraphModule",
     "LSHAttention",
     "LayerCache",
+    "LayerStates",
     "LinformerAttention",
     "LocalAttention",
     "LongformerAttention",

@@ -1,4 +1,4 @@
-"""Key-value caches."""
+"""Key-value caches, and states of fixed size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["Cache", "LayerCache"]
+__all__ = ["Cache", "LayerCache", "LayerStates"]
 
 
 class LayerCache:
@@ -25,6 +25,24 @@ class LayerCache:
             key, value = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
         self.key, self.value = key, value
         return key, value
+
+
+class LayerStates(dict[str, Tensor]):
+    """One layer's states by name, (B, ...) each; empty before the first token.
+
+    A layer replaces them in each call by those after its last token. ``LayerStates.empty(n)`` starts a sequence.
+
+    >>> first, second = LayerStates.empty(2)
+    >>> hidden = first.get("hidden")  # None stands for zeros
+    >>> first["hidden"] = torch.zeros(1, 16)
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def empty(cls, num_layers: int) -> list[LayerStates]:
+        """Return the states of all layers before the first token."""
+        return [cls() for _ in range(num_layers)]
 
 
 class Cache:

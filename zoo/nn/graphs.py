@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.contract import Graph, KeyValues
-from zoo.nn.cache import Cache
+from zoo.contract import Graph, KeyValues, States, TensorSpec
+from zoo.nn.cache import Cache, LayerStates
 from zoo.nn.recording import recorded_attentions
 
 __all__ = ["GraphModule", "call_graph"]
@@ -24,12 +24,8 @@ def call_graph(
 
     Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares.
     """
-    arguments: dict[str, Any] = {
-        item.name: _gather(item, feeds) if isinstance(item, KeyValues) else feeds[item.name] for item in graph.inputs
-    }
-    past = _gather(graph.past, feeds) if graph.past else None
-    if graph.past is not None:
-        arguments[graph.past.name] = past
+    arguments = {item.name: _gather(item, feeds) for item in (*graph.inputs, *graph.pasts)}
+    pasts = {item.name: arguments[item.name] for item in graph.pasts}
     recorded = graph.recorded()
     with ExitStack() as stack:
         weights = stack.enter_context(recorded_attentions()) if recorded else []
@@ -42,22 +38,35 @@ def call_graph(
     result = {**result, **{tensor.name: weight for tensor, weight in zip(recorded, weights, strict=True)}}
     outputs: dict[str, Tensor] = {}
     for item in graph.outputs:
-        outputs |= (
-            _scatter(item.name, result[item.name]) if isinstance(item, KeyValues) else {item.name: result[item.name]}
-        )
-    return outputs | (_scatter("present", past) if past is not None else {})
+        specs = item.tensors() if isinstance(item, KeyValues) else (item,)
+        outputs |= _scatter(item, specs, result[item.name])
+    for past in graph.pasts:
+        outputs |= _scatter(past, past.present_tensors(), pasts[past.name])
+    return outputs
 
 
-def _gather(item: KeyValues, feeds: Mapping[str, Tensor]) -> Cache:
-    return Cache((feeds[f"{item.name}.{n}.key"], feeds[f"{item.name}.{n}.value"]) for n in range(item.num_layers))
+def _gather(item: TensorSpec | KeyValues | States, feeds: Mapping[str, Tensor]) -> Any:
+    """Return the argument for an input: a tensor, a cache, or the states of every layer."""
+    if isinstance(item, TensorSpec):
+        return feeds[item.name]
+    tensors = [feeds[tensor.name] for tensor in item.tensors()]
+    if isinstance(item, KeyValues):
+        return Cache(zip(tensors[::2], tensors[1::2], strict=True))
+    names, count = [tensor.name for tensor in item.states], len(item.states)
+    return [
+        LayerStates(zip(names, tensors[start : start + count], strict=True)) for start in range(0, len(tensors), count)
+    ]
 
 
-def _scatter(name: str, cache: Cache) -> dict[str, Tensor]:
-    return {
-        f"{name}.{layer}.{part}": tensor
-        for layer, pair in enumerate(cache.pairs())
-        for part, tensor in zip(("key", "value"), pair, strict=True)
-    }
+def _scatter(item: TensorSpec | KeyValues | States, specs: Sequence[TensorSpec], value: Any) -> dict[str, Tensor]:
+    """Return the tensors of an output by name; ``specs`` are their declarations."""
+    if isinstance(item, TensorSpec):
+        tensors = [value]
+    elif isinstance(item, KeyValues):
+        tensors = [tensor for pair in value.pairs() for tensor in pair]
+    else:
+        tensors = [layer[state.name] for layer in value for state in item.states]
+    return {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True)}
 
 
 class GraphModule(nn.Module):

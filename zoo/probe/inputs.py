@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo.config import Settings
-from zoo.contract import Graph, Size, TensorSpec, dim_size, fit_sizes, sizes_of
+from zoo.contract import Graph, Size, TensorSpec, fit_sizes, sizes_of
 
 __all__ = [
     "CHEAP",
@@ -111,7 +111,7 @@ def make_grid(
     ``fixed`` has the sizes of dimensions that have only one.
     """
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
-    has_past = any(graph.past for graph in graphs)
+    has_past = any(graph.pasts for graph in graphs)
     paddings: tuple[Padding, ...] = ("none", "left", "right", "empty row") if has_mask else ("none",)
     free = {name for graph in graphs for name in graph.dim_names()} - {"batch"}
     allowed = sizes_of(graphs).get("sequence", Size())
@@ -193,7 +193,7 @@ def at_magnitudes(graphs: Sequence[Graph], point: Point) -> list[Point]:
 def _given(graphs: Sequence[Graph]) -> dict[str, TensorSpec]:
     """Return the inputs by name that are neither outputs of a graph nor a past."""
     made = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
-    made |= {tensor.name for graph in graphs if graph.past for tensor in graph.past.tensors()}
+    made |= {tensor.name for graph in graphs for tensor in graph.past_tensors()}
     return {tensor.name: tensor for graph in graphs for tensor in graph.input_tensors() if tensor.name not in made}
 
 
@@ -232,7 +232,7 @@ def make_feeds(
     others: dict[str, int] = {}
     declared = sizes_of(graphs)
     for graph in graphs:
-        lengths = {graph.past.length} if graph.past else set()
+        lengths = {graph.past_length} if graph.past_length else set()
         for name in graph.dim_names():
             if name not in {"batch", "sequence", *lengths}:
                 allowed = declared.get(name, Size())
@@ -284,7 +284,6 @@ def _make_mask(shape: tuple[int, ...], point: Point) -> np.ndarray[Any, Any]:
 
 def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Yield the inputs of a call on tokens ``start`` to ``stop``, with the tokens before ``start`` as past."""
-    past_length = graph.past.length if graph.past else None
     for tensor in graph.input_tensors():
         if tensor.name not in feeds:
             continue
@@ -293,24 +292,20 @@ def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[t
             before = (slice(None),) * axis
             if dim == "sequence":
                 value = value[(*before, slice(start, stop))]
-            elif past_length and dim == f"{past_length} + sequence":
+            elif dim == graph.total_length:
                 value = value[(*before, slice(stop))]
         yield tensor.name, value
 
 
 def empty_past(graph: Graph, batch: int, dtype: np.dtype[Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return a past without tokens."""
-    if graph.past is None:
-        return {}
-    sizes = {"batch": batch, graph.past.length: 0}
+    """Return a past without tokens: keys and values of no tokens, and states of zeros."""
+    sizes = {"batch": batch, str(graph.past_length): 0}
     return {
-        tensor.name: np.zeros([dim_size(dim, sizes) for dim in tensor.dims], dtype) for tensor in graph.past.tensors()
+        tensor.name: np.zeros(tensor.shape(sizes), np.int64 if tensor.dtype == "int64" else dtype)
+        for tensor in graph.past_tensors()
     }
 
 
 def next_past(graph: Graph, outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the past of the next call: this call's present under the past's names."""
-    if graph.past is None:
-        return {}
-    pairs = zip(graph.past.tensors(), graph.present_tensors(), strict=True)
-    return {past.name: outputs[present.name] for past, present in pairs}
+    return {past.name: outputs[present.name] for past, present in graph.past_pairs()}

@@ -45,7 +45,7 @@ def run_pipeline(
     results = {}
     for graph in graphs:
         inputs = {tensor.name: known[tensor.name] for tensor in graph.input_tensors() if tensor.name in known}
-        if graph.past is None:
+        if not graph.pasts:
             outputs = executor(graph, inputs)
         else:
             stop = point.past + point.length
@@ -80,5 +80,6 @@ def decoder_inputs(graph: Graph) -> tuple[str, str | None]:
     tensors, ids = graph.input_tensors(), token_input(graph)
     if ids is None:
         raise UsageError(f"graph {graph.name!r} reads no token ids, so it cannot generate text")
-    total = f"{graph.past.length} + sequence" if graph.past else "sequence"
-    return ids, next((tensor.name for tensor in tensors if tensor.is_mask and tensor.dims[1] == total), None)
+    return ids, next(
+        (tensor.name for tensor in tensors if tensor.is_mask and tensor.dims[1] == graph.total_length), None
+    )

@@ -24,9 +24,9 @@ def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds:
         if isinstance(dim, str)
     }
     sizes["batch"] = point.batch
-    if graph.past:
+    if graph.pasts:
         total = point.length + point.past
-        sizes |= {"sequence": point.length, graph.past.length: point.past, f"{graph.past.length} + sequence": total}
+        sizes |= {str(graph.past_length): point.past, graph.total_length: total, "sequence": point.length}
     declared = tuple(_size(dim, sizes) for dim in tensor.dims)
     if None in declared:
         dim = tensor.dims[declared.index(None)]
@@ -51,8 +51,8 @@ def _size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
 def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:
     """Return a boolean array, True where an output is defined: in rows with tokens in every mask, outside padding."""
     masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in graph.input_tensors() if item.is_mask}
-    if graph.past and f"{graph.past.length} + sequence" in masks:
-        masks["sequence"] = masks[f"{graph.past.length} + sequence"][:, -point.length :]
+    if graph.pasts and graph.total_length in masks:
+        masks["sequence"] = masks[graph.total_length][:, -point.length :]
     rank = len(tensor.dims)
     valid = np.ones([1] * rank, dtype=bool)
     if "batch" not in tensor.dims:

@@ -210,7 +210,7 @@ def _check_parameters(model: nn.Module, graph: Graph) -> None:
     if not callable(method):
         fail(expected, f"{type(model).__name__} has no method {graph.method}")
     parameters = inspect.signature(method).parameters
-    wanted = [item.name for item in graph.inputs] + ([graph.past.name] if graph.past else [])
+    wanted = [item.name for item in graph.inputs] + [item.name for item in graph.pasts]
     for name in wanted:
         if name not in parameters or parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY:
             fail(expected, f"it has no parameter {name}")

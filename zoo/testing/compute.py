@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from zoo.contract import Graph, TensorSpec, dim_names
-from zoo.nn import Cache, call_graph
+from zoo.nn import call_graph
 from zoo.testing.check import fail
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def make_inputs(
 
 def length_of(graph: Graph, tensor: TensorSpec) -> str:
     """Return the name of the length that a mask applies to."""
-    return "sequence" if graph.past else str(tensor.dims[1])
+    return "sequence" if graph.pasts else str(tensor.dims[1])
 
 
 def masks(graphs: Sequence[Graph]) -> list[tuple[TensorSpec, str]]:
@@ -124,7 +124,7 @@ def run(execute: Executor, graphs: Sequence[Graph], feeds: Feeds, cuts: Sequence
     results = {}
     for graph in graphs:
         inputs = {tensor.name: known[tensor.name] for tensor in graph.input_tensors() if tensor.name in known}
-        results[graph.name] = _in_calls(execute, graph, inputs, cuts) if graph.past else execute(graph, inputs)
+        results[graph.name] = _in_calls(execute, graph, inputs, cuts) if graph.pasts else execute(graph, inputs)
         known |= results[graph.name]
     return results
 
@@ -167,10 +167,10 @@ class Recorder:
         return outputs
 
 
-def first_call(model: nn.Module, graph: Graph, feeds: Feeds, **past: Cache | None) -> Arrays:
+def first_call(model: nn.Module, graph: Graph, feeds: Feeds, **past: Any) -> Arrays:
     """Call a graph that has a past on the first tokens of a text, and return its own outputs.
 
-    ``past`` is the argument for the cache by name, or nothing.
+    ``past`` has the arguments for the past by name, or nothing.
     """
     from zoo.probe.module import as_array, as_tensor
 
@@ -242,7 +242,7 @@ def check_finite(graphs: Sequence[Graph], results: Results, expected: str, situa
 
 def check_shapes(graph: Graph, inputs: Feeds, outputs: Feeds, expected: str, situation: str) -> None:
     """Fail unless all outputs have the declared dimensions, with the sizes of the inputs."""
-    sizes = {graph.past.length: 0} if graph.past else {}
+    sizes = {graph.past_length: 0} if graph.past_length else {}
     for tensor in graph.input_tensors():
         if tensor.name in inputs:
             sizes |= {dim: inputs[tensor.name].shape[axis] for axis, dim in enumerate(tensor.dims) if type(dim) is str}

@@ -233,5 +233,5 @@ def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:
     for tensor in graph.attentions:
         if len(tensor.dims) != 4:
             fail("attention weights are (batch, heads, queries, keys)", f"{tensor.name} of {where} is {tensor.dims}")
-    if graph.past and all("sequence" not in tensor.dims for tensor in inputs):
+    if graph.pasts and all("sequence" not in tensor.dims for tensor in inputs):
         fail("a graph with a past has an input with the dimension 'sequence'", f"{where} has none")

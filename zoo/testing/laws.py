@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names, dim_size, is_quotient, sizes_of
+from zoo.contract import Dim, Graph, KeyValues, Size, TensorSpec, dim_names, dim_size, is_quotient, sizes_of
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
@@ -93,24 +93,25 @@ def empty_past(subject: Subject) -> None:
     The first call of a text may be made in any of these ways. The exported graph knows only a past of no tokens.
 
     Decide nothing by whether ``past_key_values`` is None, except whether to extend it. Its default must be None: a
-    cache as default would be shared by all calls.
+    cache as default would be shared by all calls. States that are missing from ``past_states`` stand for zeros.
     """
-    from zoo.nn import Cache
+    from zoo.nn import Cache, LayerStates
     from zoo.testing.compute import check_equal, counting, executor, first_call, make_inputs, run
 
-    if not any(graph.past for graph in subject.graphs):
+    if not any(graph.pasts for graph in subject.graphs):
         raise Inapplicable("no graph has a past")
     known = make_inputs(subject.graphs, subject.longest)
     wanted = run(executor(subject.exact), subject.graphs, known)
     expected = "a first call gives the same outputs as one with a past of no tokens"
     for graph in subject.graphs:
-        if graph.past is not None:
-            name = graph.past.name
-            calls: list[tuple[str, dict[str, Cache | None]]] = [
-                ("with an empty cache", {name: Cache.empty(graph.past.num_layers)}),
-            ]
-            parameter = inspect.signature(getattr(subject.exact, graph.method)).parameters.get(name)
-            if parameter is not None and parameter.default is not inspect.Parameter.empty:
+        if graph.pasts:
+            empty = {
+                item.name: (Cache if isinstance(item, KeyValues) else LayerStates).empty(item.num_layers)
+                for item in graph.pasts
+            }
+            calls: list[tuple[str, dict[str, Any]]] = [("with an empty cache", empty)]
+            parameters = inspect.signature(getattr(subject.exact, graph.method)).parameters
+            if all(parameters[name].default is not inspect.Parameter.empty for name in empty if name in parameters):
                 calls += [("without a past", {}), ("without a past for the second time", {})]
             for words, past in calls:
                 try:
@@ -328,7 +329,7 @@ def causality(subject: Subject) -> None:
     checked = False
     for graph in subject.graphs:
         for length in _lengths_of_outputs(graph):
-            if graph.past is not None or graph.causal is not None:
+            if graph.pasts or graph.causal is not None:
                 _check_order(subject, graph, length)
                 checked = True
     if not checked:
@@ -339,7 +340,7 @@ def _lengths_of_outputs(graph: Graph) -> list[str]:
     from zoo.testing.compute import outputs_of
 
     names = {dim for tensor in outputs_of(graph) for dim in tensor.dims if isinstance(dim, str) and dim != "batch"}
-    return ["sequence"] if graph.past and "sequence" in names else sorted(names & set(graph.dim_names()))
+    return ["sequence"] if graph.pasts and "sequence" in names else sorted(names & set(graph.dim_names()))
 
 
 def _check_order(subject: Subject, graph: Graph, length: str) -> None:
@@ -418,7 +419,7 @@ def cache(subject: Subject) -> None:
     """
     from zoo.testing.compute import LENGTH, check_equal, counting, executor, make_inputs, masks, run
 
-    pasts = [graph for graph in subject.graphs if graph.past]
+    pasts = [graph for graph in subject.graphs if graph.pasts]
     if not pasts:
         raise Inapplicable("no graph has a past")
     if subject.longest < 2:

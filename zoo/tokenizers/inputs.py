@@ -54,7 +54,7 @@ class TextInputs:
     @property
     def side(self) -> Side:
         """The side of padding: the left before tokens to be generated, otherwise the right, if the mask allows it."""
-        preferred: Side = "right" if self.graph.past is None else "left"
+        preferred: Side = "left" if self.graph.pasts else "right"
         other: Side = "left" if preferred == "right" else "right"
         return other if not self.can_pad(preferred) and self.can_pad(other) else preferred
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.config import Config, Settings
+from zoo.contract import KeyValues
 from zoo.errors import ArtifactError, PluginError
-from zoo.nn import Cache
+from zoo.nn import Cache, LayerStates
 from zoo.training.data.examples import Example
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Criterion(ABC):
         graph = config.graphs()[-1]
         tensors = [tensor for item in config.graphs() for tensor in item.input_tensors()]
         self._inputs = {tensor.name for tensor in tensors}
-        self._layers = graph.past.num_layers if graph.past is not None else 0
+        self._pasts = {item.name: item for item in graph.pasts}
         self._masks = {tensor.name for tensor in tensors if tensor.is_mask}
         self._output = graph.output_tensors()[0].name
 
@@ -165,8 +166,9 @@ class Criterion(ABC):
         given: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name in self._inputs}
         for name in _required(model) - given.keys():
             like = next(iter(given.values()))
-            if name == "past_key_values" and self._layers:
-                given[name] = Cache.empty(self._layers)
+            if name in self._pasts:
+                past = self._pasts[name]
+                given[name] = (Cache if isinstance(past, KeyValues) else LayerStates).empty(past.num_layers)
             else:
                 given[name] = torch.full_like(like, int(name in self._masks))
         return self.named(model(**given))

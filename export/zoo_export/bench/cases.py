@@ -17,7 +17,6 @@ from zoo.errors import UsageError
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import Arrays, decoder_inputs
 from zoo_runtime import Session
-from zoo_runtime.buffers import Buffers
 from zoo_runtime.generation.decoder import Decoder
 from zoo_runtime.providers import device_of
 from zoo_runtime.values import to_value
@@ -56,7 +55,7 @@ class Case:
     @property
     def compared(self) -> list[str]:
         """Outputs on which backends must agree; for a decoder, the logits (B, vocabulary) of the last position."""
-        return ["logits"] if self.graph.past else [tensor.name for tensor in self.graph.output_tensors()]
+        return ["logits"] if self.graph.pasts else [tensor.name for tensor in self.graph.output_tensors()]
 
 
 Backend = Callable[[Case, Arrays], Call]
@@ -76,9 +75,9 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
         raise UsageError(
             "a graph with the whole decoding loop cannot be measured by phase", where, "choose another variant"
         )
-    if any(graph.past and all(tensor.name != "logits" for tensor in graph.output_tensors()) for graph in graphs):
+    if any(graph.pasts and all(tensor.name != "logits" for tensor in graph.output_tensors()) for graph in graphs):
         raise UsageError("a decoder without logits cannot be measured", where)
-    positions, after = session.option("max_seq_len"), any(graph.past for graph in graphs)
+    positions, after = session.option("max_seq_len"), any(graph.pasts for graph in graphs)
     longest = None if positions is None else positions - after
     if lengths is None:
         lengths = [_LENGTH if longest is None else min(_LENGTH, longest)]
@@ -105,13 +104,13 @@ def check_declared(graphs: Sequence[Graph], length: int, where: str) -> None:
 
 
 def _phases(graph: Graph) -> tuple[Literal["encode", "prefill", "decode"], ...]:
-    return ("prefill", "decode") if graph.past else ("encode",)
+    return ("prefill", "decode") if graph.pasts else ("encode",)
 
 
 def feeds_of(session: Session, case: Case) -> Arrays:
     """Return the inputs of a case's graph, running the preceding graphs whose outputs it needs."""
     graphs = session.graphs
-    point = Point(case.batch, case.length, int(any(graph.past for graph in graphs)), "none")
+    point = Point(case.batch, case.length, int(any(graph.pasts for graph in graphs)), "none")
     feeds = make_feeds(graphs, point, _SEED, 0, other=case.length)
     for graph in graphs[: graphs.index(case.graph)]:
         feeds |= session.execute(graph, feeds)
@@ -130,7 +129,7 @@ class OnnxBackend:
 
     def __call__(self, case: Case, feeds: Arrays) -> Call:
         session, graph = self.session, case.graph
-        if graph.past is None:
+        if not graph.pasts:
 
             def encode() -> list[Any]:
                 outputs = session.execute(graph, feeds)
@@ -151,13 +150,11 @@ class OnnxBackend:
             return prefill
         decoder = start()
         decoder(ids[:, : case.length])
-        caches = decoder.caches
-        decoder(ids[:, case.length :])
-        if isinstance(decoder.caches, Buffers):  # may have grown, which should not be timed
-            caches = decoder.caches
+        values = decoder.values
+        decoder(ids[:, case.length :])  # buffers may grow, which should not be timed
 
         def decode() -> list[Any]:
-            decoder.caches, decoder.length = caches, case.length  # decode the same token each time
+            decoder.values, decoder.length = values, case.length  # decode the same token each time
             return [decoder(ids[:, case.length :])]
 
         return decode

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.contract import KeyValues
 from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case
@@ -99,7 +100,10 @@ def _product(session: Session, sizes: tuple[int, int, int], dtype: np.dtype[Any]
 def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
     """Return the minimum bytes that a call reads: weights, caches and encoder outputs."""
     graph = case.graph
-    past = graph.past.elements_per_token() * case.batch * case.past if graph.past else 0
+    past = case.batch * sum(
+        item.elements_per_token() * case.past if isinstance(item, KeyValues) else item.elements()
+        for item in graph.pasts
+    )
     handed = sum(value.nbytes for value in feeds.values() if value.dtype != np.int64)
     return weight_bytes(session.export.read()[graph.name]) + handed + past * session.dtype.itemsize
 

@@ -106,7 +106,7 @@ def _measure(call: Call, seconds: float) -> dict[str, Any]:
 def _text(session: Session, length: int) -> Call:
     """Return a pass over one text through each graph in turn."""
     backend = OnnxBackend(session)
-    cases = [Case(graph, "prefill" if graph.past else "encode", 1, length) for graph in session.graphs]
+    cases = [Case(graph, "prefill" if graph.pasts else "encode", 1, length) for graph in session.graphs]
     calls = [backend(case, feeds_of(session, case)) for case in cases]
 
     def call() -> list[Any]:

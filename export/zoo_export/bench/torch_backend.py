@@ -72,7 +72,7 @@ class TorchBackend:
     def _inputs(self, case: Case, feeds: Arrays) -> list[Tensor]:
         """Return the inputs of the call, in declaration order."""
         graph, known = case.graph, self._tensors(feeds)
-        if graph.past is not None:
+        if graph.pasts:
             known |= self._tensors(empty_past(graph, case.batch, np.dtype(np.float32)))
             if case.past:
                 known |= next_past(graph, self._run(graph, known | self._part(graph, feeds, 0, case.past)))
@@ -102,7 +102,7 @@ def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
             outputs = dict(zip(names, module(*inputs), strict=True))
             compared = [outputs[name] for name in case.compared]
             # On a GPU this waits for the results, as a real caller would.
-            return [as_array((value[:, -1].float() if case.graph.past else value).cpu()) for value in compared]
+            return [as_array((value[:, -1].float() if case.graph.pasts else value).cpu()) for value in compared]
 
     return call
 
@@ -111,8 +111,7 @@ def count_flops(spec: ModelSpec, case: Case) -> int:
     """Count the FLOPs of a case's matrix products with torch's counter, on the meta device."""
     graph = case.graph
     sizes = dict.fromkeys(graph.dim_names(), case.length) | {"batch": case.batch, "sequence": case.new}
-    if graph.past is not None:
-        sizes[graph.past.length] = case.past
+    sizes[str(graph.past_length)] = case.past
     feeds = {
         tensor.name: torch.empty(
             tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else torch.float32, device="meta"

@@ -52,7 +52,7 @@ class Bounds:
         for name, size in declared.sizes.items():  # in units of the number that it is a multiple of
             high = min(sizes[name][1], math.inf if size.max is None else size.max)
             sizes[name] = (size.nearest(size.min) / size.multiple_of, high // size.multiple_of)
-        self._past = declared.past.length if declared.past else ""
+        self._past = declared.past_length or ""
         sizes[self._past] = (0.0, most - 1)
         self._intervals = Intervals(sizes)
         self._known: dict[ir.Value, _Numbers] = {}

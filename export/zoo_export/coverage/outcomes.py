@@ -124,7 +124,7 @@ class Conditions:
 
         Conditions that depend on activations are left out unless the point is ``cheap``.
         """
-        call = "" if self.graph.past is None else _kind_of_call(point)
+        call = "" if not self.graph.pasts else _kind_of_call(point)
         found: set[Outcome] = set()
         for part in self._parts:
             if part.is_heavy and not cheap:
@@ -141,11 +141,11 @@ class Conditions:
         self, names: Collection[str], feeds: Feeds, point: Point, dtype: np.dtype[Any]
     ) -> Iterator[dict[str, Array]]:
         """Yield the inputs ``names`` of the last call at a point, as an executor makes them."""
-        past, inputs = self.graph.past, self._inputs(names, feeds, point, dtype)
-        if past is not None and self._in_place:
-            for tensor in past.tensors():
+        inputs = self._inputs(names, feeds, point, dtype)
+        if self._in_place:
+            for tensor, _ in self.graph.growing_pairs():
                 if tensor.name in names:
-                    axis = tensor.dims.index(past.length)
+                    axis = tensor.dims.index(str(self.graph.past_length))
                     buffers = Buffers([inputs[tensor.name]], point.past + point.length, axis, "cpu")
                     inputs[tensor.name] = buffers.arrays[0]
         if PAST_LENGTH in names:
@@ -155,7 +155,7 @@ class Conditions:
 
     def _inputs(self, names: Collection[str], feeds: Feeds, point: Point, dtype: np.dtype[Any]) -> dict[str, Array]:
         """Return inputs of the last call, with random numbers for a past and for the outputs of other graphs."""
-        past = self.graph.past
+        past = bool(self.graph.pasts)
         tensors = self.graph.input_tensors()
         own = {tensor.name: feeds[tensor.name] for tensor in tensors if tensor.name in feeds}
         given = dict(slice_feeds(self.graph, own, point.past, point.past + point.length)) if past else own
@@ -164,8 +164,7 @@ class Conditions:
         for tensor in tensors:
             if tensor.name in given:
                 sizes |= {dim: given[tensor.name].shape[n] for n, dim in enumerate(tensor.dims) if isinstance(dim, str)}
-        if past:
-            sizes[past.length] = point.past
+        sizes[str(self.graph.past_length)] = point.past
         rng = np.random.default_rng(0)
         return {
             tensor.name: array.astype(np.int64 if tensor.dtype == "int64" else dtype, copy=False)
@@ -262,7 +261,7 @@ def turning_points(graphs: Sequence[Graph], longest: int, constants: Iterable[in
     All batches up to ``LARGEST_BATCH`` are tried.
     """
     near = sorted({value + change for value in constants for change in (-1, 0, 1)})
-    few, has_past = min(ODD, longest), any(graph.past for graph in graphs)
+    few, has_past = min(ODD, longest), any(graph.pasts for graph in graphs)
     found = [Point(batch, few, 0, "none") for batch in range(1, LARGEST_BATCH + 1)]
     found += [Point(2, length, 0, "none") for length in near if 1 <= length <= longest]
     if has_past:
@@ -286,7 +285,7 @@ def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) 
     allowed = sizes_of(graphs).get("sequence", Size())
     lengths = sorted({allowed.nearest(size) for size in lengths})
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
-    pasts = sorted({0, 1, *(size for size in lengths if size < longest)}) if any(g.past for g in graphs) else [0]
+    pasts = sorted({0, 1, *(size for size in lengths if size < longest)}) if any(g.pasts for g in graphs) else [0]
     paddings: tuple[Padding, ...] = ("none", "left", "right") if has_mask else ("none",)
     found = [
         Point(batch, length, past, padding)
@@ -308,7 +307,7 @@ def many_lengths(graphs: Sequence[Graph], longest: int, parameters: int, *, batc
     spread = np.linspace(_ALL_LENGTHS, longest, _SPREAD + 1).astype(int).tolist()
     lengths = {allowed.nearest(min(size, longest)) for size in (*range(1, _ALL_LENGTHS + 1), *spread)}
     found = [Point(batch, length, 0, "none") for length in sorted(lengths)]
-    if any(graph.past for graph in graphs):
+    if any(graph.pasts for graph in graphs):
         found += [Point(batch, 1, length - 1, "none") for length in sorted(lengths) if length > 1]
     found.sort(key=lambda point: point.tokens)
     work = np.cumsum([point.tokens * parameters for point in found])

@@ -115,10 +115,9 @@ class _Loop:
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
         self.opsets: dict[str, int] = {}
         self.op = _Nodes(count())
-        first = plan.decoder.past.tensors()[0].name if plan.decoder.past else ""
         decoder = self.parts[plan.decoder.name].graph
-        self.real = next(value.dtype for value in decoder.inputs if value.name == first) or ir.DataType.FLOAT
-        """The dtype of the past."""
+        self.dtypes = {value.name: value.dtype or ir.DataType.FLOAT for value in decoder.inputs}
+        """The dtypes of the decoder's inputs."""
 
     def build(self) -> ir.Model:
         """Build the model."""
@@ -279,21 +278,20 @@ class _Loop:
                 self.initializers[name] = value
 
     def _empty_past(self, batch: ir.Value) -> list[ir.Value]:
-        assert self.plan.decoder.past is not None
-        sizes = {"batch": batch, self.plan.decoder.past.length: self.op.constant([0])}
+        decoder = self.plan.decoder
+        sizes = {"batch": batch, str(decoder.past_length): self.op.constant([0])}
         made: dict[tuple[Any, ...], ir.Value] = {}
-        for tensor in self.plan.decoder.past.tensors():
-            if tensor.dims not in made:
+        for tensor in decoder.past_tensors():
+            dtype = self.dtypes[tensor.name]
+            if (tensor.dims, dtype) not in made:
                 shape = [self.op.constant([dim]) if isinstance(dim, int) else sizes[dim] for dim in tensor.dims]
-                zero = ir.tensor(np.zeros(1, self.real.numpy()))
-                made[tensor.dims] = self.op("ConstantOfShape", self.op("Concat", *shape, axis=0), value=zero)
-        return [made[tensor.dims] for tensor in self.plan.decoder.past.tensors()]
+                zero = ir.tensor(np.zeros(1, dtype.numpy()))
+                made[tensor.dims, dtype] = self.op("ConstantOfShape", self.op("Concat", *shape, axis=0), value=zero)
+        return [made[tensor.dims, self.dtypes[tensor.name]] for tensor in decoder.past_tensors()]
 
     def _body(self, masked: bool) -> ir.Graph:
         """Build the loop's body: run the decoder on the newest tokens, then choose the next."""
         plan, op = self.plan, self.op.inner()
-        past = plan.decoder.past
-        assert past is not None
         integer, boolean = ir.DataType.INT64, ir.DataType.BOOL
 
         def state(name: str, dtype: ir.DataType, *dims: str | int) -> ir.Value:
@@ -303,7 +301,7 @@ class _Loop:
         ids = state("ids", integer, "batch", "step_tokens")
         mask = state("mask", integer, "batch", "seen") if masked else None
         done, generated = state("done", boolean, "batch"), state("generated", integer, "batch", "so_far")
-        pasts = {t.name: state(t.name, self.real, *t.dims) for t in past.tensors()}
+        pasts = {t.name: state(t.name, self.dtypes[t.name], *t.dims) for t in plan.decoder.past_tensors()}
         given = self.known | pasts | {plan.ids: ids} | ({plan.mask: mask} if plan.mask and mask else {})
         nodes, outputs = self._take(plan.decoder, given)
         op.made += nodes

@@ -46,7 +46,7 @@ def specialise(graph: bytes, declared: Graph, profile: str) -> bytes:
     """
     model = ir.from_proto(parse(graph))
     notes = {}
-    if declared.past is not None:
+    if declared.pasts:
         for key, rewrite in (("zoo.cache", _write_in_place), ("zoo.logits", _keep_logits)):
             changed = model.clone()
             try:
@@ -64,12 +64,14 @@ def specialise(graph: bytes, declared: Graph, profile: str) -> bytes:
 
 def _write_in_place(model: ir.Model, declared: Graph) -> None:
     """Write new keys and values into the buffers of the past, after ``past_length`` positions."""
-    assert declared.past is not None
-    specs = declared.past.tensors()
+    pairs = declared.growing_pairs()
+    if not pairs:
+        raise _MisfitError("the past has no keys and values")
+    specs = [spec for spec, _ in pairs]
     named = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
     buffers = [named[spec.name] for spec in specs]
     readers = [tuple(buffer.uses()) for buffer in buffers]
-    axis = specs[0].dims.index(declared.past.length)
+    axis = specs[0].dims.index(str(declared.past_length))
     caches = _Caches(model, buffers[0], axis, len(specs[0].dims))
     for buffer, nodes in zip(buffers, readers, strict=True):
         for node, _ in nodes:
@@ -80,7 +82,7 @@ def _write_in_place(model: ir.Model, declared: Graph) -> None:
             else:
                 raise _MisfitError(f"{buffer.name} is read by {node.op_type}")
     outputs = {value.name: value for value in model.graph.outputs}
-    for spec, buffer, present in zip(specs, buffers, declared.present_tensors(), strict=True):
+    for (spec, present), buffer in zip(pairs, buffers, strict=True):
         written = outputs[present.name]
         maker = written.producer()
         if maker is None or maker.op_type != "TensorScatter" or maker.inputs[0] is not buffer:

@@ -119,8 +119,9 @@ class _Model:
     def __call__(self, feeds: Mapping[str, Array]) -> Arrays:
         known, outputs = dict(feeds), Arrays()
         for graph in self._graphs:
-            past = graph.past.tensors() if graph.past else ()
-            wanted = {tensor.name for tensor in graph.input_tensors()} - {tensor.name for tensor in past}
+            wanted = {tensor.name for tensor in graph.input_tensors()} - {
+                tensor.name for tensor in graph.past_tensors()
+            }
             if wanted <= known.keys():
                 outputs |= _execute(self._executor, graph, {name: known[name] for name in wanted})
                 known |= outputs
@@ -128,7 +129,7 @@ class _Model:
 
 
 def _execute(executor: Executor, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
-    if graph.past is not None and graph.past.tensors()[0].name not in feeds:
+    if graph.pasts and graph.past_tensors()[0].name not in feeds:
         feeds = {**feeds, **empty_past(graph, len(next(iter(feeds.values()))), executor.dtype)}
     return executor(graph, feeds)
 

@@ -55,7 +55,7 @@ def greedy_agreement(
     the two best logits differ by ``margin`` or less: either token is a correct choice there.
     """
     decoder = graphs[-1]
-    if decoder.past is None or all(tensor.name != "logits" for tensor in decoder.output_tensors()):
+    if not decoder.pasts or all(tensor.name != "logits" for tensor in decoder.output_tensors()):
         return None
     if token_input(decoder) is None:
         return None

@@ -413,7 +413,7 @@ def _short(error: Exception) -> str:
 
 def typical_point(graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int] = MappingProxyType({})) -> Point:
     """Return a point with two rows, several tokens, a past and padding, as far as the graphs have them."""
-    past = PAST if any(graph.past for graph in graphs) and longest > PAST else 0
+    past = PAST if any(graph.pasts for graph in graphs) and longest > PAST else 0
     padded = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     length = fixed.get("sequence", min(ODD, longest - past))
     return Point(fixed.get("batch", 2), length, past, "left" if padded else "none")

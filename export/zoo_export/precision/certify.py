@@ -219,7 +219,7 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
     graphs = stored.spec.graphs
     ids = next((t for graph in graphs for t in graph.input_tensors() if t.upper is not None and not t.is_mask), None)
     longest = min(WINDOW, longest_length(stored.spec.config, graphs))
-    stream = any(graph.past for graph in graphs)
+    stream = any(graph.pasts for graph in graphs)
     if TOKENIZER not in stored.files or ids is None:
         source = RANDOM if ids is not None else NOISE
         if text is not None:
@@ -302,7 +302,7 @@ def certify(
                 if isinstance(item, Likeness):
                     item.add(one, other)
                 else:
-                    ids = token_input(graph) if graph.past else None
+                    ids = token_input(graph) if graph.pasts else None
                     follows = feeds[ids][0, 1:] if ids else None
                     item.add(one.reshape(-1, one.shape[-1]), other.reshape(-1, other.shape[-1]), follows)
     limit = bound.kl if max_kl is None else max_kl

@@ -283,7 +283,7 @@ def _plan(
     stored: ModelDirectory, graphs: Mapping[str, ir.Model], scheme: Scheme
 ) -> tuple[dict[str, Packing], dict[str, str]]:
     """Choose the weights to quantise; return them, and the reasons for those that stay float32."""
-    has_past = {graph.name: graph.past is not None for graph in stored.spec.graphs}
+    has_past = {graph.name: bool(graph.pasts) for graph in stored.spec.graphs}
     in_loops = {node for model in graphs.values() for inner in model.graph.subgraphs() for node in inner}
     plan: dict[str, Packing] = {}
     kept: dict[str, str] = {}

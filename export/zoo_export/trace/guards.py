@@ -343,7 +343,7 @@ def _sizes(
     names: Sequence[str], graph: Graph, allowed: Mapping[str, Size], constants: set[int]
 ) -> Iterator[Mapping[str, int]]:
     """Yield sizes of the named dimensions, small ones first."""
-    past = graph.past.length if graph.past else None
+    past = graph.past_length
     values = [[0] * (name == past) + _near(allowed[name], constants) for name in names]
     longest = allowed["sequence"].max if past else None
     for chosen in sorted(itertools.product(*values), key=lambda sizes: (math.prod(sizes), sizes)):

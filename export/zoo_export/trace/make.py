@@ -122,7 +122,7 @@ def _check_fixed(spec: ModelSpec, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         if name not in free:
             raise UsageError(f"{spec.name} has no free dimension {name!r}", argument("fix"), nearest(name, free))
-        if name != "batch" and any(graph.past for graph in spec.graphs):
+        if name != "batch" and any(graph.pasts for graph in spec.graphs):
             what = f"{name} cannot be fixed: the calls that generate a text differ in length"
             raise UsageError(what, argument("fix"), "fix batch alone")
         declared = sizes_of(spec.graphs).get(name, Size())

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from zoo.contract import Graph
-from zoo.nn import GraphModule, LayerCache
+from zoo.nn import GraphModule, LayerCache, LayerStates
 
 __all__ = ["CALL", "DOMAIN", "ENTER", "LEAVE", "Block", "CallOutput", "CallSite", "GraphInput", "Outline", "Outside"]
 
@@ -383,7 +383,7 @@ class _Call:
     def __init__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._bound = inspect.signature(type(module).forward).bind(module, *arguments, **named)
         found: list[tuple[str, Tensor]] = []
-        self._caches: list[tuple[str, LayerCache]] = []
+        self._caches: list[tuple[str, _Cache]] = []
         form = [_flatten(name, value, found, self._caches) for name, value in list(self._bound.arguments.items())[1:]]
         self.names = _distinct([name for name, _ in found])
         self.tensors = [tensor for _, tensor in found]
@@ -399,14 +399,15 @@ class _Call:
     def outputs(self, result: Any) -> tuple[tuple[str, ...], list[Tensor]]:
         """Return names and tensors of the result and of the updated caches."""
         found: list[tuple[str, Tensor]] = []
-        returned: list[tuple[str, LayerCache]] = []
+        returned: list[tuple[str, _Cache]] = []
         _flatten("output", result, found, returned)
         if returned or not found:
             raise _UnfitError("returns other values than tensors")
         for name, cache in self._caches:
-            if cache.key is None or cache.value is None:
-                raise _UnfitError("leaves a cache empty")
-            found += [(f"present_{name}_key", cache.key), (f"present_{name}_value", cache.value)]
+            for part, tensor in _parts(cache):
+                if tensor is None:
+                    raise _UnfitError("leaves a cache empty")
+                found.append((f"present_{name}_{part}", tensor))
         return _distinct([name for name, _ in found]), [tensor for _, tensor in found]
 
     def accept(self, result: Any, tensors: Iterable[Tensor]) -> Any:
@@ -414,21 +415,36 @@ class _Call:
         rest = iter(tensors)
         result = _replace(result, rest)
         for _, cache in self._caches:
-            cache.key, cache.value = next(rest), next(rest)
+            _store(cache, [next(rest) for _ in _parts(cache)])
         return result
 
 
-def _flatten(
-    name: str, value: Any, tensors: list[tuple[str, Tensor]], caches: list[tuple[str, LayerCache]]
-) -> Hashable:
+_Cache = LayerCache | LayerStates
+
+
+def _parts(cache: _Cache) -> list[tuple[str, Tensor | None]]:
+    """Return the tensors of a cache by name; the order of states does not depend on that in which a layer sets them."""
+    return [("key", cache.key), ("value", cache.value)] if isinstance(cache, LayerCache) else sorted(cache.items())
+
+
+def _store(cache: _Cache, tensors: Sequence[Any]) -> None:
+    """Replace the tensors of a cache, in the order of :func:`_parts`."""
+    if isinstance(cache, LayerCache):
+        cache.key, cache.value = tensors
+    else:
+        cache.update(zip([name for name, _ in _parts(cache)], tensors, strict=True))
+
+
+def _flatten(name: str, value: Any, tensors: list[tuple[str, Tensor]], caches: list[tuple[str, _Cache]]) -> Hashable:
     """Collect tensors and caches, named by their position; return the remaining structure."""
     if isinstance(value, Tensor):
         tensors.append((name, value))
         return Tensor
-    if isinstance(value, LayerCache):
+    if isinstance(value, _Cache):
         caches.append((name, value))
-        parts = (("key", value.key), ("value", value.value))
-        return LayerCache, tuple(_flatten(f"{name}_{part}", item, tensors, caches) for part, item in parts)
+        return type(value), tuple(
+            (part, _flatten(f"{name}_{part}", item, tensors, caches)) for part, item in _parts(value)
+        )
     if type(value) in (tuple, list):
         return type(value), tuple(_flatten(f"{name}_{n}", item, tensors, caches) for n, item in enumerate(value))
     if type(value) is dict:
@@ -444,8 +460,8 @@ def _replace(value: Any, tensors: Iterator[Tensor]) -> Any:
     """Replace the tensors in a structure, in the order of :func:`_flatten`."""
     if isinstance(value, Tensor):
         return next(tensors)
-    if isinstance(value, LayerCache):
-        value.key, value.value = _replace(value.key, tensors), _replace(value.value, tensors)
+    if isinstance(value, _Cache):
+        _store(value, [_replace(item, tensors) for _, item in _parts(value)])
         return value
     if type(value) in (tuple, list):
         return type(value)(_replace(item, tensors) for item in value)

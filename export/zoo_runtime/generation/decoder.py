@@ -1,8 +1,8 @@
-"""Token-by-token execution of a decoder graph, with caches kept in ONNX Runtime's memory.
+"""Token-by-token execution of a decoder graph, with its past kept in ONNX Runtime's memory.
 
-There are two kinds of graphs: with preallocated cache buffers (``zoo export --profile``), which are extended in place,
-and without, which return a longer cache each time, to be passed to the next call. Caches are not copied between tokens.
-Only the logits of the last position are used.
+There are two kinds of graphs: with preallocated buffers for keys and values (``zoo export --profile``), which are
+extended in place, and without, which return longer ones each time, to be passed to the next call. States of fixed size
+are passed on in both. Nothing is copied between tokens. Only the logits of the last position are used.
 
 B rows, T new tokens, V vocabulary.
 """
@@ -37,7 +37,7 @@ class Decoder:
         graph: the graph's declaration, with a past.
         constants: inputs that do not change between steps, by name, one row per continuation.
         rows: B.
-        dtype: dtype of the caches.
+        dtype: dtype of the past.
 
     Raises:
         UsageError: the graph has an unsupported input.
@@ -51,32 +51,36 @@ class Decoder:
         rows: int,
         dtype: np.dtype[Any],
     ) -> None:
-        assert graph.past is not None
         self.session, self.graph, self.dtype = session, graph, dtype
         self.length = 0
-        """Number of positions in the caches."""
+        """Number of tokens in the past."""
         self.device = device_of(session)
         self.ids_name, self.mask_name = decoder_inputs(graph)
         inputs = {item.name for item in session.get_inputs()}
-        self.past, self.present = (
-            [tensor.name for tensor in tensors] for tensors in (graph.past.tensors(), graph.present_tensors())
-        )
-        known = {self.ids_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *self.past}
+        empty = empty_past(graph, rows, dtype)
+        known = {self.ids_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
         self.constants = {name: constants[name] for name in inputs - known if name in constants}
         unknown = sorted(inputs - known - set(self.constants))
         if unknown:
             raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {graph.name}")
         self.in_place, self.cuts_logits = PAST_LENGTH in inputs, LOGITS_TO_KEEP in inputs
-        self.axis = graph.past.tensors()[0].dims.index(graph.past.length)
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
         self.vocabulary = dim_size(logits.dims[-1], {})
         self.binding = session.io_binding()
-        empty = list(empty_past(graph, rows, dtype).values())
-        self.caches: Buffers | list[ort.OrtValue]
+        self.buffers: Buffers | None = None
+        """Keys and values that the graph extends in place."""
+        self.extended: list[tuple[str, str]] = []
+        """Names of the past and the present of each buffer."""
         if self.in_place:
-            self.caches = Buffers(empty, 1, self.axis, self.device)
-        else:
-            self.caches = [to_value(array, self.device) for array in empty]
+            growing = graph.growing_pairs()
+            self.extended = [(past.name, present.name) for past, present in growing]
+            axis = growing[0][0].dims.index(str(graph.past_length))
+            self.buffers = Buffers([empty[past] for past, _ in self.extended], 1, axis, self.device)
+        pairs = [(past.name, present.name) for past, present in graph.past_pairs()]
+        self.passed = [pair for pair in pairs if pair not in self.extended]
+        """Names of the past and the present of each of ``values``."""
+        self.values = [to_value(empty[past], self.device) for past, _ in self.passed]
+        """The rest of the past: outputs of the last call."""
         self.mask = np.zeros((rows, 0), np.int64)
         self.origins = np.arange(rows)
         """Index of the initial row that each row comes from. Rows with the same origin have the same constants."""
@@ -101,11 +105,9 @@ class Decoder:
             self._make_room(total)
         for name, array in fed.items():
             binding.bind_cpu_input(name, array)
-        if not self.in_place:
-            assert isinstance(self.caches, list)
-            for old, new, value in zip(self.past, self.present, self.caches, strict=True):
-                binding.bind_ortvalue_input(old, value)
-                binding.bind_output(new, self.device)
+        for (past, present), value in zip(self.passed, self.values, strict=True):
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_output(present, self.device)
         one = count == 1 or self.cuts_logits
         if one:
             binding.bind_ortvalue_output("logits", self.logits_value)
@@ -113,10 +115,9 @@ class Decoder:
             binding.bind_output("logits")
         with refusing_sizes():
             self.session.run_with_iobinding(binding)
-        if not self.in_place or not one:
+        if self.passed or not one:
             made = dict(zip(self.outputs, binding.get_outputs(), strict=True))
-            if not self.in_place:
-                self.caches = [made[name] for name in self.present]
+            self.values = [made[present] for _, present in self.passed]
             if not one:
                 self.logits[:, 0] = to_array(made["logits"])[:, -1]
         self.length = total
@@ -133,14 +134,14 @@ class Decoder:
         if not np.array_equal(origins, self.origins):
             self.constants = {name: take_rows(value, rows, self.device) for name, value in self.constants.items()}
             self.origins = origins
-        if not isinstance(self.caches, Buffers):
-            self.caches = [take_rows(value, rows, self.device) for value in self.caches]
-        elif as_many and self.device == "cpu":
-            self.caches.move(rows, self.length)
-        else:
-            filled = [array[rows] for array in self.caches.filled(self.length)]
-            self.caches = Buffers(filled, self.caches.capacity, self.axis, self.device, room=0)
-            as_many = False
+        self.values = [take_rows(value, rows, self.device) for value in self.values]
+        if self.buffers is not None:
+            if as_many and self.device == "cpu":
+                self.buffers.move(rows, self.length)
+            else:
+                filled = [array[rows] for array in self.buffers.filled(self.length)]
+                self.buffers = Buffers(filled, self.buffers.capacity, self.buffers.axis, self.device, room=0)
+                as_many = False
         if as_many:
             self._bind_constants()
         else:
@@ -159,26 +160,24 @@ class Decoder:
             self.binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(1))
         self.logits = np.empty((rows, 1, self.vocabulary), self.dtype)
         self.logits_value = to_value(self.logits)
-        self.outputs = ["logits", *self.present]
+        self.outputs = ["logits", *(present for _, present in (*self.extended, *self.passed))]
         self.binding.bind_ortvalue_output("logits", self.logits_value)
-        if isinstance(self.caches, Buffers):
-            self._bind_buffers(self.caches)
-        else:
-            for name in self.present:
-                self.binding.bind_output(name, self.device)
+        if self.buffers is not None:
+            self._bind_buffers(self.buffers)
+        for _, present in self.passed:
+            self.binding.bind_output(present, self.device)
 
     def _bind_buffers(self, buffers: Buffers) -> None:
-        for old, new, value in zip(self.past, self.present, buffers.values, strict=True):
-            self.binding.bind_ortvalue_input(old, value)
-            self.binding.bind_ortvalue_output(new, value)
+        for (past, present), value in zip(self.extended, buffers.values, strict=True):
+            self.binding.bind_ortvalue_input(past, value)
+            self.binding.bind_ortvalue_output(present, value)
 
     def _make_room(self, total: int) -> None:
-        """Copy the caches to larger buffers if new tokens do not fit. Buffers grow by an eighth to make this rare."""
-        assert isinstance(self.caches, Buffers)
-        if total > self.caches.capacity:
-            filled = self.caches.filled(self.length)
-            self.caches = Buffers(filled, total, self.axis, self.device, room=max(_ROOM, total // 8))
-            self._bind_buffers(self.caches)
+        """Copy the past to larger buffers if new tokens do not fit. Buffers grow by an eighth to make this rare."""
+        if self.buffers is not None and total > self.buffers.capacity:
+            filled = self.buffers.filled(self.length)
+            self.buffers = Buffers(filled, total, self.buffers.axis, self.device, room=max(_ROOM, total // 8))
+            self._bind_buffers(self.buffers)
 
     def _extend_mask(self, mask: Array | None, total: int) -> None:
         rows, width = self.mask.shape

@@ -52,16 +52,16 @@ def plan_loop(spec: ModelSpec) -> LoopPlan:
     """Plan the generation loop of a model. Raise :class:`UsageError` if the model does not support one."""
     *earlier, decoder = spec.graphs
     logits = [tensor for tensor in decoder.output_tensors() if tensor.name == "logits"]
-    if decoder.past is None or not logits or any(graph.past for graph in earlier):
+    if not decoder.pasts or not logits or any(graph.pasts for graph in earlier):
         raise UsageError(f"{spec.name} cannot generate: its last graph needs logits and a past", _LOOP)
     if len(logits[0].dims) != 3 or logits[0].dims[:2] != ("batch", "sequence"):
         raise UsageError(f"the logits of {spec.name} do not have the dimensions (batch, sequence, vocabulary)", _LOOP)
     if token_input(decoder) is None:
         raise UsageError(f"the decoder of {spec.name} does not read token ids", _LOOP)
     ids, mask = decoder_inputs(decoder)
-    past = {tensor.name for tensor in decoder.past.tensors()}
+    past = {tensor.name for tensor in decoder.past_tensors()}
     constants = tuple(t for t in decoder.input_tensors() if t.name not in {ids, mask, *past})
-    moving = {"sequence", decoder.past.length}
+    moving = {"sequence", decoder.past_length}
     for tensor in constants:
         if any(moving & set(dim_names(dim)) for dim in tensor.dims):
             raise UsageError(f"a loop cannot extend the input {tensor.name!r} of {spec.name}", _LOOP)

@@ -63,7 +63,7 @@ class _Generate(TextRunner):
         super().__init__(session, chosen)
         _check_tokens(chosen.to_dict(), session, session.path)
         decoder = session.graphs[-1]
-        if decoder.past is None:
+        if not decoder.pasts:
             raise UsageError(f"graph {decoder.name} cannot generate: it declares no past", session.path)
         self.ends = frozenset(_ends(session))
         self.choose = Choices(chosen, self.ends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Config, Cost, Graph, KeyValues, TensorSpec, attentions, cost, floats, mask, token_ids
+from zoo import Config, Cost, Graph, States, TensorSpec, attentions, cost, floats, mask, token_ids
 
 _GATES = {"gru": 3, "lstm": 4}
 """Gates per cell, each with a product of input and state."""
@@ -98,9 +98,8 @@ class Seq2SeqConfig(Config):
     def graphs(self) -> tuple[Graph, ...]:
         """Declare an encoder, which also projects the attention keys, and a decoder.
 
-        The decoder's past is declared as the keys and values of one head: the two halves of a layer's state after each
-        step so far. The decoder reads only the last; earlier states are kept because a past grows by one entry per
-        token.
+        The decoder's past is its recurrent state. At the start of a text, when ``started`` is 0, it is the ``state``
+        that the encoder returns.
         """
         source_mask = mask("attention_mask", length="encoder_sequence")
         state = floats("state", "batch", self.num_layers, self.state_size)
@@ -125,12 +124,12 @@ class Seq2SeqConfig(Config):
                 *((source_mask, *attended) if attended else ()),
             ),
             outputs=(floats("logits", "batch", "sequence", self.target_vocab_size or 0),),
-            past=KeyValues(
-                name="past_key_values",
+            past=States(
                 num_layers=self.num_layers,
-                num_heads=1,
-                head_dim=self.state_size - self.state_size // 2,
-                value_head_dim=self.state_size // 2,
+                states=(
+                    floats("hidden", "batch", self.state_size),
+                    TensorSpec(name="started", dims=("batch", 1), dtype="int64", upper=2),
+                ),
             ),
             attentions=attentions(1, 1, keys="encoder_sequence", name="cross_attentions") if attended else (),
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.nn import (
     AdditiveAttention,
-    Cache,
+    LayerStates,
     is_recording,
     run_padded,
     scaled_dot_product_attention,
@@ -119,7 +119,7 @@ class Seq2Seq(nn.Module):
         last_hidden_state: Tensor | None = None,
         attention_keys: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_states: list[LayerStates] | None = None,
     ) -> Tensor:
         """Return the logits of the next target token.
 
@@ -129,7 +129,8 @@ class Seq2Seq(nn.Module):
             last_hidden_state: (B, S, M).
             attention_keys: (B, S, A).
             attention_mask: (B, S), of the source.
-            past_key_values: the states after each token of earlier calls, split in halves; extended in place.
+            past_states: the state of each layer after the last token of earlier calls, (B, W), and whether there were
+                any, (B, 1); replaced.
 
         Returns:
             (B, T, V).
@@ -156,36 +157,29 @@ class Seq2Seq(nn.Module):
             return after, torch.cat((after.flatten(1), context), -1)
 
         tokens = self.dropout(self.target_embedding(decoder_input_ids))  # (B, T, E)
-        before = self._latest(state, past_key_values)
+        before = self._latest(state, past_states)
         with unrecorded_attentions():
-            _, steps = scan_steps(step, before, tokens)
+            last, steps = scan_steps(step, before, tokens)
         states, context = steps.split((c.num_layers * c.state_size, c.context_size), -1)
         states = states.unflatten(-1, (c.num_layers, c.state_size))  # (B, T, L, W)
         if is_recording() and last_hidden_state is not None:  # recompute all steps at once
             queries = torch.cat((before.unsqueeze(1), states[:, :-1]), 1)[:, :, -1, : c.hidden_size]  # (B, T, D)
             self.attention(queries, last_hidden_state, keys=attention_keys, mask=seen)
-        if past_key_values is not None:
-            for layer in range(c.num_layers):
-                past_key_values[layer].extend(*self._halves(states[:, None, :, layer]))
+        for layer, kept in enumerate(past_states or ()):
+            kept["hidden"] = last[:, layer]
+            kept["started"] = torch.ones_like(decoder_input_ids[:, :1])
         parts = [states[:, :, -1, : c.hidden_size], context]
         if self.readout is None:
             return self.head(self.dropout(torch.cat(parts, -1)))
         return self.head(self.dropout(self.readout(torch.cat((*parts, tokens), -1))))
 
-    def _halves(self, state: Tensor) -> tuple[Tensor, ...]:
-        """Split states (..., W) into the keys and values of a past; for an LSTM, hidden state and cell state."""
-        size = self.config.state_size
-        return state.split((size - size // 2, size // 2), -1)
-
-    def _latest(self, first: Tensor, past: Cache | None) -> Tensor:
+    def _latest(self, first: Tensor, past: list[LayerStates] | None) -> Tensor:
         """Return the states (B, L, W) after the last token of earlier calls, or the initial ones."""
-        if past is None or past[0].key is None:
+        if not past or not past[0]:
             return first
-        latest = []
-        for layer, pair in enumerate(past.pairs()):
-            begin = self._halves(first[:, None, None, layer])  # (B, 1, 1, half) each
-            whole = [torch.cat(parts, 2)[:, 0, -1] for parts in zip(begin, pair, strict=True)]
-            latest.append(torch.cat(whole, -1))
+        latest = [
+            torch.where(kept["started"].bool(), kept["hidden"], first[:, layer]) for layer, kept in enumerate(past)
+        ]
         return torch.stack(latest, 1)
 
     def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -157,9 +157,8 @@ class Decoder:
         self.session = open_session(folder / "model.cpu.onnx", spin=False)
 
     def feeds(self, ids: Array, past: int, capacity: int, keep: int, fill: float) -> dict[str, Array]:
-        assert self.graph.past is not None
-        sizes = {"batch": len(ids), self.graph.past.length: capacity}
-        caches = {spec.name: np.full(spec.shape(sizes), fill, np.float32) for spec in self.graph.past.tensors()}
+        sizes = {"batch": len(ids), str(self.graph.past_length): capacity}
+        caches = {spec.name: np.full(spec.shape(sizes), fill, np.float32) for spec in self.graph.past_tensors()}
         mask = np.ones((len(ids), past + ids.shape[1]), np.int64)
         numbers = {PAST_LENGTH: np.array(past), LOGITS_TO_KEEP: np.array(keep)}
         return {"input_ids": ids, "attention_mask": mask, **caches, **numbers}
@@ -185,7 +184,7 @@ def test_step_depends_only_on_filled_positions(
     whole = decoder.run(decoder.feeds(ids, 0, past + length, 0, 0.0))
     first = decoder.run(decoder.feeds(ids[:, :past], 0, capacity, 0, fill)) if past else None
     feeds = decoder.feeds(ids[:, past:], past, capacity, keep, fill)
-    for spec, name in zip(decoder.graph.past.tensors(), decoder.graph.present_tensors(), strict=True):  # type: ignore[union-attr]
+    for spec, name in decoder.graph.past_pairs():
         if first is not None:
             feeds[spec.name] = first[name.name]
     second = decoder.run(feeds)

@@ -139,12 +139,12 @@ CACHED = {"past beyond a threshold", "length of the call beyond a threshold", "l
 
 def _applies(name: str, graph: Graph, method: Callable[..., Any]) -> bool:
     if name == "no cache":
-        return graph.past is not None and (
-            inspect.signature(method).parameters[graph.past.name].default is not inspect.Parameter.empty
+        return bool(graph.pasts) and (
+            inspect.signature(method).parameters[graph.pasts[0].name].default is not inspect.Parameter.empty
         )
     if name == "amount of padding":
         return any(tensor.is_mask for tensor in graph.input_tensors())
-    return name not in CACHED or graph.past is not None
+    return name not in CACHED or bool(graph.pasts)
 
 
 def judge_broken(study: Study, seed: int) -> Iterator[tuple[str, str, Verdict]]:
@@ -189,7 +189,7 @@ def _broken(kind: type[nn.Module], graph: Graph, change: Break, threshold: int, 
     @functools.wraps(method)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         inputs = inspect.signature(method).bind(self, *args, **kwargs).arguments
-        cache = inputs.get(graph.past.name) if graph.past else None
+        cache = inputs.get(graph.pasts[0].name) if graph.pasts else None
         call = Call(self, inputs, masks, None if cache is None else cache.length, threshold, amount)
         result = method(self, *args, **kwargs)
         if isinstance(result, Tensor):

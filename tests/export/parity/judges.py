@@ -361,9 +361,8 @@ class Exact:
         run = self.runs[graph.name]
         arrays, total = dict(feeds), 0
         if PAST_LENGTH in run.input_names:
-            assert graph.past is not None
             ids = next(tensor.name for tensor in graph.input_tensors() if "sequence" in tensor.dims)
-            for tensor in graph.past.tensors():
+            for tensor in graph.past_tensors():
                 start = feeds[tensor.name].shape[2]
                 total = start + feeds[ids].shape[1]
                 arrays[tensor.name] = np.pad(

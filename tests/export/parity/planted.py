@@ -33,6 +33,7 @@ from tests.export.parity.witnesses import (
     without_a_cache,
 )
 from zoo.artifact import ModelDirectory
+from zoo.contract import KeyValues
 from zoo.models import create, persist
 from zoo.probe.inputs import Point
 from zoo.probe.pipeline import Arrays
@@ -509,7 +510,7 @@ def tokens(**places: Mapping[int, int]) -> Callable[[Arrays], None]:
 def three_logits(planted: Planted) -> float:
     """Ask for the logits of the last three tokens."""
     graph = planted.stored.spec.graphs[-1]
-    assert graph.past is not None
+    assert isinstance(graph.past, KeyValues)
     point = Point(2, 7, 0, "none")
     session = planted.sessions[graph.name]
     empty = np.zeros((2, graph.past.num_heads, 7, graph.past.head_dim), np.float32)

@@ -41,7 +41,6 @@ from zoo_export.precision.parity import _as_model
 from zoo_export.precision.quantize import make_variant
 from zoo_export.trace.make import Options, make_graphs
 from zoo_runtime import load_session
-from zoo_runtime.buffers import Buffers
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.generation.decoder import Decoder, take_rows
 from zoo_runtime.providers import loading_problem, open_session
@@ -245,7 +244,7 @@ def test_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], pro
     rng = np.random.default_rng(3)
     ids = rng.integers(0, 256, (3, 5))
     decode = Decoder(session, graph, {}, 3, BFLOAT16)
-    assert isinstance(decode.caches, Buffers) == (profile == "cuda")
+    assert (decode.buffers is not None) == (profile == "cuda")
     new = ids
     for order in ([2, 0, 1], [0, 0, 2], [1, 2], [0, 1], [1, 0]):
         found = decode(new)

@@ -165,8 +165,8 @@ def test_emulated_activations_equal_the_runtimes(make: Maker) -> None:
         feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         graph = stored.spec.graphs[0]
         feeds |= {t.name: np.zeros_like(ids) for t in graph.input_tensors() if t.name == "token_type_ids"}
-        if graph.past:
-            feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past.tensors()}
+        if graph.pasts:
+            feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past_tensors()}
         model = dequantized_model(stored, variant)
         plain = persist.load_directory(stored)
         runtime = open_variant(variant)(graph, feeds)
@@ -529,9 +529,8 @@ def test_exported_precision_runs_from_its_directory(gpt: Path) -> None:
 
     session = onnxruntime.InferenceSession(str(gpt / "model.int4.onnx"))  # its own pointers
     graph = stored.spec.graphs[0]
-    assert graph.past is not None
     feeds = {"input_ids": np.arange(6)[None], "attention_mask": np.ones((1, 6), np.int64)}
-    feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past.tensors()}
+    feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past_tensors()}
     np.testing.assert_array_equal(
         OnnxExecutor({graph.name: session}, np.dtype(np.float32))(graph, feeds)["logits"],
         open_variant(read_variant(stored, "int4"))(graph, feeds)["logits"],
