@@ -103,6 +103,12 @@ FAMILIES = {
         "Phi3ForCausalLM", {**_DECODER, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
     ),
     "SmolLM3": Family("SmolLM3ForCausalLM", {**_DECODER, "no_rope_layer_interval": 2}),
+    "Mamba-2": Family(
+        "Mamba2ForCausalLM",
+        {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 6, "head_dim": 8, "state_size": 5,
+         "n_groups": 3, "conv_kernel": 3, "layer_norm_epsilon": 1e-3, "time_step_limit": (0.05, 0.4),
+         "eos_token_id": 2},
+    ),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

@@ -41,6 +41,7 @@ from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
 from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
+from zoo.nn.state_space import CausalConvolution, GatedRMSNorm, segment_sums, state_space
 
 __all__ = [
     "ACTIVATIONS",
@@ -48,10 +49,12 @@ __all__ = [
     "AdditiveAttention",
     "AnnotatedLayerNorm",
     "Cache",
+    "CausalConvolution",
     "EmbeddingHead",
     "EncoderAttention",
     "FeedForward",
     "GatedFeedForward",
+    "GatedRMSNorm",
     "GraphModule",
     "LSHAttention",
     "LayerCache",
@@ -98,8 +101,10 @@ __all__ = [
     "run_reversible",
     "scaled_dot_product_attention",
     "scan_steps",
+    "segment_sums",
     "sinusoids",
     "soft_cap",
+    "state_space",
     "tied_linear",
     "truncate_positions",
     "unrecorded_attentions",

@@ -39,6 +39,7 @@ BUILT_IN = {
     "linformer": "zoo_plugins.linformer",
     "llama": "zoo_plugins.llama",
     "longformer": "zoo_plugins.longformer",
+    "mamba2": "zoo_plugins.mamba2",
     "modernbert": "zoo_plugins.modernbert",
     "onnx": "zoo_export.plugin",
     "perceiver": "zoo_plugins.perceiver",

@@ -321,7 +321,7 @@ class _Loop:
         results = [
             op("Not", op("Cast", all_done, to=boolean)),
             column,
-            *([op("Concat", mask, op("Expand", op.constant(1), op("Shape", column)), axis=1)] if mask else []),
+            *([self._next_mask(op, mask, column)] if mask else []),
             now_done,
             op("Concat", generated, column, axis=1),
             *(outputs[tensor.name] for tensor in plan.decoder.present_tensors()),
@@ -333,6 +333,11 @@ class _Loop:
                 [dim if dim == "batch" or isinstance(dim, int) else None for dim in like.shape or ()]
             )
         return ir.Graph(inputs, results, nodes=op.made, name="step")
+
+    def _next_mask(self, op: _Nodes, mask: ir.Value, column: ir.Value) -> ir.Value:
+        """Create the mask of the next step: that of all tokens, or of the new one if the past has no keys."""
+        new = op("Expand", op.constant(1), op("Shape", column))
+        return op("Concat", mask, new, axis=1) if self.plan.decoder.past_length else new
 
     def _choose(self, op: _Nodes, logits: ir.Value, step: ir.Value, done: ir.Value) -> ir.Value:
         """Choose the next token of each row, (batch,), from logits (batch, vocabulary)."""

@@ -34,7 +34,8 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
     wanted = {tensor.name for tensor in graph.input_tensors()}
     constant = {name: value for name, value in known.items() if name in wanted}
     while True:
-        outputs = execute(graph, constant | {ids_name: ids} | ({mask_name: mask} if mask_name else {}) | past)
+        given = mask if graph.past_length else mask[:, -ids.shape[1] :]
+        outputs = execute(graph, constant | {ids_name: ids} | ({mask_name: given} if mask_name else {}) | past)
         last = outputs["logits"][:, -1]
         yield last
         ids = last.argmax(-1)[:, None].astype(np.int64)

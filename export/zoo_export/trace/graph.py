@@ -182,10 +182,11 @@ def _example_sizes(graph: Graph, declared: Mapping[str, Size], longest: int | No
     constant. They are below the largest number of tokens, because it takes a slice of all rows for a constant, too.
     """
     names = graph.dim_names()
-    sizes = _distinct_sizes(graph, names, declared, 11)
-    if longest is not None and sum(size for name, size in sizes.items() if name != "batch") >= longest:
-        sizes = _distinct_sizes(graph, sorted(names, key=lambda name: name == "batch"), declared, 3)
-    return sizes
+    for smallest in (37, 11):
+        sizes = _distinct_sizes(graph, names, declared, smallest)
+        if longest is None or sum(size for name, size in sizes.items() if name != "batch") < longest:
+            return sizes
+    return _distinct_sizes(graph, sorted(names, key=lambda name: name == "batch"), declared, 3)
 
 
 def _distinct_sizes(graph: Graph, names: Iterable[str], declared: Mapping[str, Size], smallest: int) -> dict[str, int]:

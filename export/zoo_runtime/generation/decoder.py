@@ -99,7 +99,8 @@ class Decoder:
         binding = self.binding
         fed = {self.ids_name: np.ascontiguousarray(ids, np.int64)}
         if self.mask_name:
-            fed[self.mask_name] = np.ascontiguousarray(self.mask[:, :total])
+            first = 0 if self.graph.past_length else self.length
+            fed[self.mask_name] = np.ascontiguousarray(self.mask[:, first:total])
         if self.in_place:
             fed[PAST_LENGTH] = np.array(self.length)
             self._make_room(total)

@@ -111,7 +111,8 @@ class Mixer(nn.Module):
         x = self.embedding(input_ids)
         length = input_ids.shape[1]
         if attention_mask is not None:
-            x = x * attention_mask[:, -length:, None]
+            own = attention_mask[:, -length:] if self.config.attends else attention_mask
+            x = x * own[:, :, None]
         x = self.recurrence(x, past_states[0] if past_states else {})
         if self.attention is not None:
             total = length + (past_key_values.length if past_key_values is not None else 0)
@@ -189,7 +190,7 @@ def test_generation_loop_keeps_states(build: Build, zoo: Zoo) -> None:
     [
         ('states["inputs"] = window[:, :, -2:]', 'states["inputs"] = window[:, :, -3:-1]', "cut after"),
         ('states["hidden"] = last', 'states["hidden"] = first', "cut after"),
-        ("x = x * attention_mask[:, -length:, None]", "pass", "padding on the left"),
+        ("x = x * own[:, :, None]", "pass", "padding on the left"),
         ('states["hidden"] = last', 'states["hidden"] = last.mean(0, keepdim=True).expand_as(last)', "row"),
         ('states["hidden"] = last', 'states["hidden"] = last.mul_(1.0) if length_of(last) else last', "length_of"),
         ('first = states.get("hidden", torch.zeros_like(x[:, 0]))',
