@@ -95,7 +95,7 @@ def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int,
     parts = [model(tokens[:, start:stop], past_states=states) for start, stop in pairwise((0, *cuts, 37))]
     assert_close(torch.cat(parts, 1), model(tokens))
     assert [value.shape for value in states[0].values()] == [
-        (2, model.config.channels, 2), (2, model.config.num_heads, 4, 5),
+        (2, model.config.channels, 2), (2, model.config.num_heads, 5, 4),
     ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def inputs(rows: int, length: int, seed: int = 0) -> dict[str, Tensor]:
         "decay": -3 * random(rows, length, HEADS, seed=seed + 1).square(),
         "key": random(rows, length, GROUPS, STATE, seed=seed + 2),
         "query": random(rows, length, GROUPS, STATE, seed=seed + 3),
-        "state": random(rows, HEADS, SIZE, STATE, seed=seed + 4),
+        "state": random(rows, HEADS, STATE, SIZE, seed=seed + 4),
     }
 
 
@@ -37,14 +37,14 @@ def step_by_step(x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Te
         for head in range(HEADS):
             group = head // (HEADS // GROUPS)
             kept = decay[:, t, head].exp()[:, None, None] * state[:, head]
-            heads.append(kept + torch.einsum("bp,bn->bpn", x[:, t, head], key[:, t, group]))
+            heads.append(kept + torch.einsum("bp,bn->bnp", x[:, t, head], key[:, t, group]))
         state = torch.stack(heads, 1)
         read = query[:, t].repeat_interleave(HEADS // GROUPS, 1)
-        results.append(torch.einsum("bhpn,bhn->bhp", state, read))
+        results.append(torch.einsum("bhnp,bhn->bhp", state, read))
     return torch.stack(results, 1), state
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 32, 50])
+@pytest.mark.parametrize("length", [1, 2, 32, 33, 34, 65, 100])
 def test_chunks_equal_the_recurrence(length: int) -> None:
     given_ = inputs(2, length)
     for ours, theirs in zip(state_space(**given_), step_by_step(**given_), strict=True):
@@ -52,7 +52,7 @@ def test_chunks_equal_the_recurrence(length: int) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(length=st.integers(2, 60), data=st.data())
+@given(length=st.integers(2, 80), data=st.data())
 def test_a_text_may_be_cut_anywhere(length: int, data: st.DataObject) -> None:
     whole = inputs(2, length, seed=data.draw(st.integers(0, 9)))
     cut = data.draw(st.integers(1, length - 1))
@@ -81,7 +81,7 @@ def test_state_is_zero_if_everything_is_forgotten() -> None:
     y, state = state_space(**given_)
     assert torch.isfinite(y).all()
     key = given_["key"][:, -1].repeat_interleave(HEADS // GROUPS, 1)
-    assert_close(state, torch.einsum("bhp,bhn->bhpn", given_["x"][:, -1], key))
+    assert_close(state, torch.einsum("bhp,bhn->bhnp", given_["x"][:, -1], key))
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8))

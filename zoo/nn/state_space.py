@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.cache import LayerStates
-from zoo.nn.recurrent import scan_steps
 
 __all__ = ["CausalConvolution", "GatedRMSNorm", "segment_sums", "state_space"]
 
-_CHUNK = 16
-"""Tokens per chunk: small, because a call on one token computes a whole chunk."""
+_CHUNK = 32
+"""Tokens per chunk. The work within chunks grows with it, and the work between chunks with T / C."""
 
 
 class CausalConvolution(nn.Module):
@@ -94,42 +93,51 @@ def segment_sums(x: Tensor) -> Tensor:
 
 
 def state_space(x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute S_t = exp(decay_t) S_{t-1} + x_t key_t^T and y_t = S_t query_t (Dao and Gu 2024, equation 1).
+    """Compute S_t = exp(decay_t) S_{t-1} + key_t x_t^T and y_t = S_t^T query_t (Dao and Gu 2024, equation 1).
 
-    Tokens are processed in chunks: as in attention within a chunk, and through the state between chunks (section 6).
+    All tokens but the last are processed in chunks, as in attention within a chunk and through the states between
+    chunks (section 6), and the last one by the recurrence: a call on one token has no chunks.
 
     Args:
         x: (B, T, H, P), the inputs, already multiplied by their step sizes.
         decay: (B, T, H), not positive.
         key: (B, T, G, N), the paper's B. Each group of H / G heads shares one.
         query: (B, T, G, N), the paper's C.
-        state: (B, H, P, N), the state before the first token.
+        state: (B, H, N, P), the state before the first token.
 
     Returns:
-        y, (B, T, H, P), and the state after the last token, (B, H, P, N).
+        y, (B, T, H, P), and the state after the last token, (B, H, N, P).
     """
-    length, heads, groups = x.shape[1], x.shape[2], key.shape[2]
+    groups = key.shape[2]
+    x, decay = (part.unflatten(2, (groups, x.shape[2] // groups)) for part in (x, decay))  # (B, T, G, R, ...)
+    state = state.unflatten(1, (groups, -1))  # (B, G, R, N, P)
+    earlier, state = _in_chunks(x[:, :-1], decay[:, :-1], key[:, :-1], query[:, :-1], state)
+    x, decay, key, query = x[:, -1], decay[:, -1], key[:, -1], query[:, -1]
+    state = state * decay.exp()[..., None, None] + key[:, :, None, :, None] * x.unsqueeze(-2)
+    last = (query[:, :, None, None] @ state).squeeze(-2)  # (B, G, R, P)
+    return torch.cat((earlier, last.flatten(1, 2).unsqueeze(1)), 1), state.flatten(1, 2)
+
+
+def _in_chunks(x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Process any number of tokens: (B, T, G, R, P), (B, T, G, R), twice (B, T, G, N), (B, G, R, N, P)."""
+    length = x.shape[1]
     count = (length + _CHUNK - 1) // _CHUNK
     missing = count * _CHUNK - length  # added steps of zeros leave the state as it is
 
     def chunks(part: Tensor) -> Tensor:
-        """(B, T, A, ...) -> (B, M, A, C, ...)."""
-        part = F.pad(part, (0, 0) * (part.ndim - 2) + (0, missing))
-        return part.unflatten(1, (count, _CHUNK)).transpose(2, 3)
+        """(B, T, A, ...) -> (B, A, ..., M, C), for T a multiple of C."""
+        part = torch.cat((part, part.new_zeros(part.shape[0], missing, *part.shape[2:])), 1)
+        return part.unflatten(1, (count, _CHUNK)).movedim((1, 2), (-2, -1))
 
-    key, query = chunks(key).unsqueeze(3), chunks(query).unsqueeze(3)  # (B, M, G, 1, C, N)
-    x, decay = (chunks(part).unflatten(2, (groups, heads // groups)) for part in (x, decay))  # (B, M, G, R, C, ...)
-    within = segment_sums(decay).exp()  # (B, M, G, R, C, C)
-    y = ((query @ key.transpose(-2, -1)) * within) @ x  # (B, M, G, R, C, P)
-    added = (x * within[..., -1, :].unsqueeze(-1)).transpose(-2, -1) @ key  # (B, M, G, R, P, N), at the chunk's end
-    passed = decay.cumsum(-1).exp().unsqueeze(-1)  # (B, M, G, R, C, 1), of the state before the chunk
-
-    def step(before: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, G, R, P, N) and what a chunk adds, with its decay in the last place -> the next state, and this one."""
-        return before * chunk[..., :1, -1:] + chunk[..., :-1], before
-
-    through = passed[..., -1:, :].expand(*added.shape[:-1], 1)
-    last, before = scan_steps(step, state.unflatten(1, (groups, heads // groups)), torch.cat((added, through), -1))
-    y = y + (query @ before.transpose(-2, -1)) * passed
-    y = y.flatten(2, 3).transpose(2, 3).flatten(1, 2)  # (B, M, H, C, P) -> (B, T, H, P)
-    return y[:, :length], last.flatten(1, 2)
+    key, query = (chunks(part).movedim(2, -1).unsqueeze(2) for part in (key, query))  # (B, G, 1, M, C, N)
+    x, decay = chunks(x).movedim(3, -1), chunks(decay)  # (B, G, R, M, C, P) and (B, G, R, M, C)
+    within = segment_sums(decay).exp()  # (B, G, R, M, C, C)
+    y = ((query @ key.transpose(-2, -1)) * within) @ x
+    added = key.transpose(-2, -1) @ (x * within[..., -1, :].unsqueeze(-1))  # (B, G, R, M, N, P), at a chunk's end
+    states = torch.cat((state.unsqueeze(3), added), 3)
+    sums = torch.cat((torch.zeros_like(state[..., :1, 0]), decay.sum(-1)), -1)
+    between = segment_sums(sums).exp()  # (B, G, R, 1 + M, 1 + M)
+    states = (between @ states.flatten(-2)).unflatten(-1, state.shape[-2:])
+    passed = decay.cumsum(-1).exp().unsqueeze(-1)  # of the state before a chunk
+    y = y + (query @ states[:, :, :, :-1]) * passed
+    return y.flatten(1, 2).movedim(1, 3).flatten(1, 2)[:, :length], states[:, :, :, -1]

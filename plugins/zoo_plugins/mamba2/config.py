@@ -88,7 +88,7 @@ class Mamba2Config(Config):
             num_layers=self.num_layers,
             states=(
                 floats("convolution", "batch", self.channels, self.kernel_size - 1),
-                floats("recurrence", "batch", self.num_heads, self.head_dim, self.state_size),
+                floats("recurrence", "batch", self.num_heads, self.state_size, self.head_dim),
             ),
         )
         graph = Graph(

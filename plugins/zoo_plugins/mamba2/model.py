@@ -60,7 +60,7 @@ class Mamba2Mixer(nn.Module):
         key, query = (part.to(wide).unflatten(-1, (c.num_groups, c.state_size)) for part in (key, query))
         before = states.get("recurrence") if states is not None else None
         if before is None:
-            before = x.new_zeros(x.shape[0], c.num_heads, c.head_dim, c.state_size)
+            before = x.new_zeros(x.shape[0], c.num_heads, c.state_size, c.head_dim)
         decay = -self.log_decay.to(wide).exp() * steps
         y, after = state_space(heads * steps.unsqueeze(-1), decay, key, query, before.to(wide))
         if states is not None:

@@ -139,7 +139,7 @@ def build(install: Callable[..., Path], zoo: Zoo) -> Build:
     return make
 
 
-@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize("attends", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_states_are_exported_and_continue_a_text(build: Build, zoo: Zoo, attends: bool) -> None:
     path = build(attends=attends)
     for options in ([], ["--profile", "cpu"]):
