@@ -32,6 +32,7 @@ __all__ = [
     "recurrent",
     "rms_norm",
     "span_attention",
+    "state_space",
     "tied_linear",
 ]
 
@@ -90,6 +91,28 @@ def feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = True)
 def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = False) -> Cost:
     """Three dense layers; the product of two of them is not counted."""
     return linear(hidden_size, intermediate_size, bias=bias) + feed_forward(hidden_size, intermediate_size, bias=bias)
+
+
+def state_space(
+    hidden_size: int,
+    width: int,
+    *,
+    head_dim: int,
+    state_size: int,
+    num_groups: int = 1,
+    kernel_size: int = 4,
+    bias: bool = False,
+    convolution_bias: bool = True,
+) -> Cost:
+    """:class:`zoo.nn.StateSpaceMixer`. Its FLOPs are those of the dense layers, and of the recurrence step by step."""
+    heads, channels = width // head_dim, width + 2 * num_groups * state_size
+    return (
+        linear(hidden_size, width + channels + heads, bias=bias)
+        + Cost(channels * (kernel_size + convolution_bias), 2 * channels * kernel_size)
+        + Cost(3 * heads, 5 * width * state_size)
+        + rms_norm(width)
+        + linear(width, hidden_size, bias=bias)
+    )
 
 
 def recurrent(inputs: int, hidden_size: int, *, gates: int) -> Cost:

@@ -41,7 +41,7 @@ from zoo.nn.relative import RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
 from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
-from zoo.nn.state_space import CausalConvolution, GatedRMSNorm, segment_sums, state_space
+from zoo.nn.state_space import CausalConvolution, GatedRMSNorm, StateSpaceMixer, segment_sums, state_space
 
 __all__ = [
     "ACTIVATIONS",
@@ -74,6 +74,7 @@ __all__ = [
     "Rotation",
     "SinusoidalPositions",
     "SpanAttention",
+    "StateSpaceMixer",
     "TensorToTensorPositions",
     "apply_rotary",
     "attention_weights",

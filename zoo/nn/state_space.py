@@ -1,19 +1,25 @@
-"""State-space layers: a causal convolution with a state, and the recurrence of Mamba-2.
+"""State-space layers: a causal convolution with a state, and the sequence layer of Mamba-2.
 
 B batch, T tokens of this call, H heads, P head size, G groups of heads, R heads per group, N state size, K kernel size,
-D channels, C tokens per chunk, M chunks.
+D channels, C tokens per chunk, M chunks, E hidden size.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.config import Activation
 from zoo.nn.cache import LayerStates
+from zoo.nn.feed_forward import ACTIVATIONS
 
-__all__ = ["CausalConvolution", "GatedRMSNorm", "segment_sums", "state_space"]
+__all__ = ["CausalConvolution", "GatedRMSNorm", "StateSpaceMixer", "segment_sums", "state_space"]
 
+_STEPS = (1e-3, 1e-1)
+"""Range of initial step sizes."""
 _CHUNK = 32
 """Tokens per chunk. The work within chunks grows with it, and the work between chunks with T / C."""
 
@@ -75,6 +81,85 @@ class GatedRMSNorm(nn.Module):
         if self.num_groups > 1:
             y = y.flatten(-2)
         return self.weight * y.to(x.dtype)
+
+
+class StateSpaceMixer(nn.Module):
+    """The sequence layer of Mamba-2 (Dao and Gu 2024, section 7): projection, convolution, recurrence, gated norm.
+
+    Between calls, it keeps the states ``convolution``, (B, D, K - 1) with D = H P + 2 G N, and ``recurrence``,
+    (B, H, N, P). In narrower dtypes, it computes decays and the recurrence in float32.
+
+    Args:
+        hidden_size: E.
+        width: H P, the width of all heads.
+        head_dim: P.
+        state_size: N.
+        num_groups: G.
+        kernel_size: K.
+        activation: the activation after the convolution. The gate's is SiLU.
+        bias: whether the projections have biases.
+        convolution_bias: whether the convolution has a bias.
+        steps: the smallest and the largest step size; None for no limit.
+        eps: added to the mean of squares in the norm.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        width: int,
+        *,
+        head_dim: int,
+        state_size: int,
+        num_groups: int = 1,
+        kernel_size: int = 4,
+        activation: Activation = "silu",
+        bias: bool = False,
+        convolution_bias: bool = True,
+        steps: tuple[float, float | None] = (0.0, None),
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.width, self.head_dim, self.state_size = width, head_dim, state_size
+        self.num_groups, self.num_heads, self.steps = num_groups, width // head_dim, steps
+        self.activation = ACTIVATIONS[activation]
+        channels = width + 2 * num_groups * state_size
+        self.input = nn.Linear(hidden_size, width + channels + self.num_heads, bias=bias)
+        self.convolution = CausalConvolution(channels, kernel_size, bias=convolution_bias)
+        self.step_bias = nn.Parameter(torch.empty(self.num_heads))
+        self.log_decay = nn.Parameter(torch.empty(self.num_heads))
+        self.skip = nn.Parameter(torch.ones(self.num_heads))
+        self.norm = GatedRMSNorm(width, num_groups=num_groups, eps=eps)
+        self.output = nn.Linear(width, hidden_size, bias=bias)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw step sizes that are uniform in their logarithm, and set the decays to 1, 2, ... H."""
+        low, high = map(math.log, _STEPS)
+        steps = (low + (high - low) * torch.rand(self.num_heads, device=self.step_bias.device)).exp()
+        self.step_bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+        self.log_decay.copy_(torch.arange(1, self.num_heads + 1, device=self.log_decay.device).log())
+
+    def forward(self, x: Tensor, tokens: Tensor | None = None, states: LayerStates | None = None) -> Tensor:
+        """(B, T, E), and (B, T), 1 for a token and 0 for padding on the left -> (B, T, E). The states are replaced."""
+        shared = self.num_groups * self.state_size
+        gate, x, steps = self.input(x).split((self.width, self.width + 2 * shared, self.num_heads), -1)
+        mask = None if tokens is None else tokens.unsqueeze(-1).to(x.dtype)
+        x = self.activation(self.convolution(x if mask is None else x * mask, states))
+        x, key, query = (x if mask is None else x * mask).split((self.width, shared, shared), -1)
+        wide = torch.promote_types(x.dtype, torch.float32)  # errors of decays accumulate over all tokens
+        steps = F.softplus(steps.to(wide) + self.step_bias.to(wide)).clamp(*self.steps)  # (B, T, H)
+        heads = x.to(wide).unflatten(-1, (self.num_heads, self.head_dim))  # (B, T, H, P)
+        key, query = (part.to(wide).unflatten(-1, (self.num_groups, self.state_size)) for part in (key, query))
+        before = states.get("recurrence") if states is not None else None
+        if before is None:
+            before = x.new_zeros(x.shape[0], self.num_heads, self.state_size, self.head_dim)
+        decay = -self.log_decay.to(wide).exp() * steps
+        y, after = state_space(heads * steps.unsqueeze(-1), decay, key, query, before.to(wide))
+        if states is not None:
+            states["recurrence"] = after.to(x.dtype)
+        y = (y + self.skip.to(wide).unsqueeze(-1) * heads).flatten(2)
+        return self.output(self.norm(y.to(x.dtype), gate))
 
 
 def segment_sums(x: Tensor) -> Tensor:

@@ -100,14 +100,16 @@ class Mamba2Config(Config):
 
     def cost(self) -> Cost:
         """Return the closed-form cost. The FLOPs are those of the dense layers, and of the recurrence step by step."""
-        norm, heads = cost.rms_norm(self.hidden_size), self.num_heads
-        block = (
-            norm
-            + cost.linear(self.hidden_size, self.width + self.channels + heads, bias=self.projection_bias)
-            + Cost(self.channels * (self.kernel_size + self.convolution_bias), 2 * self.channels * self.kernel_size)
-            + Cost(3 * heads, 5 * self.width * self.state_size)
-            + cost.rms_norm(self.width)
-            + cost.linear(self.width, self.hidden_size, bias=self.projection_bias)
+        norm = cost.rms_norm(self.hidden_size)
+        block = norm + cost.state_space(
+            self.hidden_size,
+            self.width,
+            head_dim=self.head_dim,
+            state_size=self.state_size,
+            num_groups=self.num_groups,
+            kernel_size=self.kernel_size,
+            bias=self.projection_bias,
+            convolution_bias=self.convolution_bias,
         )
         embedding = cost.embedding(self.vocab_size, self.hidden_size)
         head = cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
