@@ -20,8 +20,6 @@ __all__ = ["CausalConvolution", "GatedRMSNorm", "StateSpaceMixer", "segment_sums
 
 _STEPS = (1e-3, 1e-1)
 """Range of initial step sizes."""
-_CHUNK = 32
-"""Tokens per chunk. The work within chunks grows with it, and the work between chunks with T / C."""
 
 
 class CausalConvolution(nn.Module):
@@ -101,6 +99,7 @@ class StateSpaceMixer(nn.Module):
         convolution_bias: whether the convolution has a bias.
         steps: the smallest and the largest step size; None for no limit.
         eps: added to the mean of squares in the norm.
+        chunk_size: C, at most half of the longest text: the number of chunks is traced as a constant if it is always 1.
     """
 
     def __init__(
@@ -117,8 +116,10 @@ class StateSpaceMixer(nn.Module):
         convolution_bias: bool = True,
         steps: tuple[float, float | None] = (0.0, None),
         eps: float = 1e-5,
+        chunk_size: int = 32,
     ) -> None:
         super().__init__()
+        self.chunk_size = chunk_size
         self.width, self.head_dim, self.state_size = width, head_dim, state_size
         self.num_groups, self.num_heads, self.steps = num_groups, width // head_dim, steps
         self.activation = ACTIVATIONS[activation]
@@ -155,7 +156,7 @@ class StateSpaceMixer(nn.Module):
         if before is None:
             before = x.new_zeros(x.shape[0], self.num_heads, self.state_size, self.head_dim)
         decay = -self.log_decay.to(wide).exp() * steps
-        y, after = state_space(heads * steps.unsqueeze(-1), decay, key, query, before.to(wide))
+        y, after = state_space(heads * steps.unsqueeze(-1), decay, key, query, before.to(wide), self.chunk_size)
         if states is not None:
             states["recurrence"] = after.to(x.dtype)
         y = (y + self.skip.to(wide).unsqueeze(-1) * heads).flatten(2)
@@ -177,7 +178,9 @@ def segment_sums(x: Tensor) -> Tensor:
     return sums.masked_fill(~until, float("-inf"))
 
 
-def state_space(x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def state_space(
+    x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Tensor, chunk_size: int = 32
+) -> tuple[Tensor, Tensor]:
     """Compute S_t = exp(decay_t) S_{t-1} + key_t x_t^T and y_t = S_t^T query_t (Dao and Gu 2024, equation 1).
 
     All tokens but the last are processed in chunks, as in attention within a chunk and through the states between
@@ -189,6 +192,7 @@ def state_space(x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Ten
         key: (B, T, G, N), the paper's B. Each group of H / G heads shares one.
         query: (B, T, G, N), the paper's C.
         state: (B, H, N, P), the state before the first token.
+        chunk_size: C. The work within chunks grows with it, and the work between chunks with T / C.
 
     Returns:
         y, (B, T, H, P), and the state after the last token, (B, H, N, P).
@@ -196,23 +200,25 @@ def state_space(x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Ten
     groups = key.shape[2]
     x, decay = (part.unflatten(2, (groups, x.shape[2] // groups)) for part in (x, decay))  # (B, T, G, R, ...)
     state = state.unflatten(1, (groups, -1))  # (B, G, R, N, P)
-    earlier, state = _in_chunks(x[:, :-1], decay[:, :-1], key[:, :-1], query[:, :-1], state)
+    earlier, state = _in_chunks(x[:, :-1], decay[:, :-1], key[:, :-1], query[:, :-1], state, chunk_size)
     x, decay, key, query = x[:, -1], decay[:, -1], key[:, -1], query[:, -1]
     state = state * decay.exp()[..., None, None] + key[:, :, None, :, None] * x.unsqueeze(-2)
     last = (query[:, :, None, None] @ state).squeeze(-2)  # (B, G, R, P)
     return torch.cat((earlier, last.flatten(1, 2).unsqueeze(1)), 1), state.flatten(1, 2)
 
 
-def _in_chunks(x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _in_chunks(
+    x: Tensor, decay: Tensor, key: Tensor, query: Tensor, state: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor]:
     """Process any number of tokens: (B, T, G, R, P), (B, T, G, R), twice (B, T, G, N), (B, G, R, N, P)."""
     length = x.shape[1]
-    count = (length + _CHUNK - 1) // _CHUNK
-    missing = count * _CHUNK - length  # added steps of zeros leave the state as it is
+    count = (length + chunk_size - 1) // chunk_size
+    missing = count * chunk_size - length  # added steps of zeros leave the state as it is
 
     def chunks(part: Tensor) -> Tensor:
         """(B, T, A, ...) -> (B, A, ..., M, C), for T a multiple of C."""
         part = torch.cat((part, part.new_zeros(part.shape[0], missing, *part.shape[2:])), 1)
-        return part.unflatten(1, (count, _CHUNK)).movedim((1, 2), (-2, -1))
+        return part.unflatten(1, (count, chunk_size)).movedim((1, 2), (-2, -1))
 
     key, query = (chunks(part).movedim(2, -1).unsqueeze(2) for part in (key, query))  # (B, G, 1, M, C, N)
     x, decay = chunks(x).movedim(3, -1), chunks(decay)  # (B, G, R, M, C, P) and (B, G, R, M, C)

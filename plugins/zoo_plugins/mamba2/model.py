@@ -32,6 +32,7 @@ class Mamba2Block(nn.Module):
             convolution_bias=c.convolution_bias,
             steps=(c.min_step, c.max_step),
             eps=c.norm_eps,
+            chunk_size=max(1, min(32, c.max_seq_len // 8)),
         )
 
     def forward(self, x: Tensor, tokens: Tensor | None, states: LayerStates | None) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 
 import zoo as api
 from tests.conftest import Result
+from zoo_export import export_model
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]
@@ -206,3 +207,10 @@ def test_wrong_state_is_refused(build: Build, zoo: Zoo, old: str, new: str, caus
     assert result.status in (4, 5), said
     assert re.search(cause, said), said
     assert not list(path.glob("*.onnx"))
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("length", [41, 5, 15, 65])
+def test_mamba2_of_short_texts_is_exported(exported_build: Callable[..., Path], length: int) -> None:
+    # A number of chunks that is 1 at every traced length would become a constant.
+    assert export_model(exported_build("mamba2-tiny", f"max_seq_len={length}", "num_layers=1")).passed
