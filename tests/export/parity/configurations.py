@@ -236,7 +236,9 @@ def _draw_other(rng: random.Random, seed: int) -> Configuration:
     heads = max(heads, 4 // head_dim)  # a LayerNorm of two numbers returns their signs alone
     length = rng.randint(5, 40)
     values: dict[str, object] = {"vocab_size": rng.randint(7, 200), "max_seq_len": length}
-    if preset not in ("rnn-tiny", "seq2seq-tiny", "textcnn-tiny"):
+    if preset == "mamba2-tiny":
+        values["hidden_size"] = rng.randint(4, 24)
+    elif preset not in ("rnn-tiny", "seq2seq-tiny", "textcnn-tiny"):
         values |= {"num_heads": heads, "hidden_size": heads * head_dim}
         values |= {"intermediate_size": rng.randint(3, 40)} if preset != "all-attention-tiny" else {}
     if preset not in ("reformer-tiny", "textcnn-tiny"):
@@ -287,6 +289,29 @@ _OTHERS: dict[str, Callable[[random.Random, int, int], dict[str, object]]] = {
     "longformer-tiny": lambda rng, *_: {
         "attention_window": rng.choice((2, 4, 8)),
         "global_tokens": rng.choice((0, 1)),
+        "mask_token_id": 1,
+    },
+    "mamba2-tiny": lambda rng, *_: {
+        "intermediate_size": rng.choice((8, 16, 24)),
+        "head_dim": rng.choice((2, 4)),
+        "state_size": rng.randint(2, 8),
+        "num_groups": rng.choice((1, 2)),
+        "kernel_size": rng.randint(2, 5),
+        "projection_bias": rng.choice(("true", "false")),
+        "convolution_bias": rng.choice(("true", "false")),
+        "activation": rng.choice(("silu", "gelu", "relu")),
+        "tie_embeddings": rng.choice(("true", "false")),
+        "eos_token_id": 1,
+    },
+    "modernbert-tiny": lambda rng, *_: {
+        "task": rng.choice(("feature-extraction", "sentence-embedding", "fill-mask", "text-classification")),
+        "sliding_windows": rng.choice(("[0]", "[0, 4]", "[4]")),
+        "norm_bias": rng.choice(("true", "false")),
+        "attention_bias": rng.choice(("true", "false")),
+        "mlp_bias": rng.choice(("true", "false")),
+        "head_bias": rng.choice(("true", "false")),
+        "pooling": rng.choice(("cls", "mean")),
+        "num_classes": rng.randint(1, 5),
         "mask_token_id": 1,
     },
     "perceiver-tiny": lambda rng, *_: {
