@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from zoo_runtime.providers import open_session
     from zoo_runtime.runner import Answer, Pair, Runner, TextRunner, Tokens
     from zoo_runtime.session import Session, load_session
+    from zoo_runtime.stepper import Stepper
     from zoo_runtime.vectors import Match, search_vectors
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Pair",
     "Runner",
     "Session",
+    "Stepper",
     "TextRunner",
     "Tokens",
     "load_session",
@@ -32,6 +34,7 @@ _HOMES = {
     "Pair": "zoo_runtime.runner",
     "Runner": "zoo_runtime.runner",
     "Session": "zoo_runtime.session",
+    "Stepper": "zoo_runtime.stepper",
     "TextRunner": "zoo_runtime.runner",
     "Tokens": "zoo_runtime.runner",
     "load_session": "zoo_runtime.session",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zoo.tokenizers.chat import ChatTemplate
     from zoo.tokenizers.tokenizer import Tokenizer
     from zoo_runtime.onnx_runtime import ort
+    from zoo_runtime.stepper import Stepper
 
 __all__ = [
     "Answer",
@@ -141,6 +142,10 @@ class Context(Protocol):
 
     def execute(self, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
         """Run one graph on arrays."""
+        ...
+
+    def stepper(self, feeds: Mapping[str, Array] = ..., *, rows: int | None = None) -> Stepper:
+        """Open the decoder, to be run token by token."""
         ...
 
 

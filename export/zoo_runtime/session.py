@@ -46,10 +46,12 @@ from zoo.tokenizers.truncation import text_limit
 from zoo_runtime.adapters import number_of
 from zoo_runtime.batching import batches
 from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.generation.opening import open_stepper
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
 from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
 from zoo_runtime.runner import Answer, Pair, Runner, TextRunner
+from zoo_runtime.stepper import Stepper
 
 if TYPE_CHECKING:
     import torch
@@ -471,6 +473,22 @@ class Session:
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
         outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
         return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+
+    def stepper(
+        self, feeds: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}), *, rows: int | None = None
+    ) -> Stepper:
+        """Open the decoder, the last graph, to be run token by token. Its past is empty.
+
+        Args:
+            feeds: the inputs of the earlier graphs, such as the source of an encoder-decoder; or their outputs, in
+                place of running them; and inputs of the decoder that do not change between steps. Others are ignored,
+                so these may be the whole batch that :meth:`zoo_runtime.TextRunner.feed` returns.
+            rows: number of texts; by default the rows of ``feeds``, or 1 without any.
+
+        Raises:
+            UsageError: the decoder has no past or no logits, or an input is missing or unsupported.
+        """
+        return open_stepper(self, feeds, rows)
 
     def _fixed_batch(self) -> int | None:
         """Return the batch size that the graphs require, or None if they take any."""

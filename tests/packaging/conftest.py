@@ -52,7 +52,7 @@ def pt2(environment: Path) -> None:
     install(environment, "zoo-pt2")
 
 
-@pytest.fixture(scope="module", params=["aft", "mixer", "scores"])
+@pytest.fixture(scope="module", params=["aft", "decoding", "mixer", "scores"])
 def described(environment: Path, request: pytest.FixtureRequest) -> str:
     """Install each third-party distribution that has its own tests with pip."""
     install(environment, f"zoo-{request.param}")

@@ -123,7 +123,7 @@ def test_steps_and_row_moves_equal_full_passes(long_model: Callable[[str], Path]
         rows, new, given = np.arange(3), ids, mask
         wholes: set[int] = set()
         while True:
-            found = decode(new, given)
+            found = decode.step(new, given)
             with torch.inference_mode():
                 full, seen = torch.tensor(ids), torch.tensor(mask)
                 wanted = model(torch.tensor(source[rows]), full) if known else model(full, seen)
@@ -158,12 +158,12 @@ def test_buffers_are_reused_between_tokens(long_model: Callable[[str], Path]) ->
     """Steps reuse the same buffers until these are full."""
     with load_session(long_model("gpt-tiny"), variant="cpu", unverified=True, threads=1) as session:
         decode = Decoder(session.sessions["model"], session.graphs[0], {}, 2, np.dtype(np.float32))
-        decode(np.ones((2, 4), np.int64))
+        decode.step(np.ones((2, 4), np.int64))
         assert decode.buffers is not None
         places = [value.data_ptr() for value in decode.buffers.values]
         logits = decode.logits.ctypes.data
         for _ in range(25):
-            decode(np.ones((2, 1), np.int64))
+            decode.step(np.ones((2, 1), np.int64))
             decode.take(np.array([1, 0]))
         assert [value.data_ptr() for value in decode.buffers.values] == places
         assert decode.logits.ctypes.data == logits

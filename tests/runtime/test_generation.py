@@ -508,14 +508,14 @@ class Scripted:
     """A decoder whose logits depend only on the step; some are not finite."""
 
     def __init__(self, rows: int, broken: dict[tuple[int, int], float]) -> None:
-        self.rows, self.broken, self.step = list(range(rows)), broken, -1
+        self.rows, self.broken, self.steps = list(range(rows)), broken, -1
 
-    def __call__(self, ids: Array, mask: Array | None = None) -> Array:
-        self.step += 1
+    def step(self, ids: Array, mask: Array | None = None) -> Array:
+        self.steps += 1
         logits = np.tile(np.arange(6, dtype=np.float32), (len(self.rows), 1))
         for place, row in enumerate(self.rows):
-            if (row, self.step) in self.broken:
-                logits[place, 2] = self.broken[row, self.step]
+            if (row, self.steps) in self.broken:
+                logits[place, 2] = self.broken[row, self.steps]
         return logits
 
     def take(self, rows: Array) -> None:

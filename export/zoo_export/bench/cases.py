@@ -141,7 +141,7 @@ class OnnxBackend:
         constants = {name: to_value(np.ascontiguousarray(value), device_of(runtime)) for name, value in feeds.items()}
 
         def prefill() -> list[Any]:
-            return [start()(ids[:, : case.length])]
+            return [start().step(ids[:, : case.length])]
 
         def start() -> Decoder:
             return Decoder(runtime, graph, constants, case.batch, session.dtype)
@@ -149,12 +149,12 @@ class OnnxBackend:
         if case.phase == "prefill":
             return prefill
         decoder = start()
-        decoder(ids[:, : case.length])
+        decoder.step(ids[:, : case.length])
         values = decoder.values
-        decoder(ids[:, case.length :])  # buffers may grow, which should not be timed
+        decoder.step(ids[:, case.length :])  # buffers may grow, which should not be timed
 
         def decode() -> list[Any]:
             decoder.values, decoder.length = values, case.length  # decode the same token each time
-            return [decoder(ids[:, case.length :])]
+            return [decoder.step(ids[:, case.length :])]
 
         return decode

@@ -2,35 +2,49 @@
 
 There are two kinds of graphs: with preallocated buffers for keys and values (``zoo export --profile``), which are
 extended in place, and without, which return longer ones each time, to be passed to the next call. States of fixed size
-are passed on in both. Nothing is copied between tokens. Only the logits of the last position are used.
+are passed on in both. Nothing is copied between tokens.
 
-B rows, T new tokens, V vocabulary.
+B rows, T new tokens, V vocabulary, H width of an embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from zoo.contract import Graph, dim_size
 from zoo.errors import UsageError
 from zoo.probe.inputs import empty_past
-from zoo.probe.pipeline import decoder_inputs
+from zoo.probe.pipeline import decoder_inputs, token_input
 from zoo_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.values import refusing_sizes, to_array, to_value
 
-__all__ = ["Array", "Decoder", "take_rows"]
+__all__ = ["Array", "Decoder", "Saved", "take_rows"]
 
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class Saved:
+    """The past of a :class:`Decoder` at some length."""
+
+    length: int
+    mask: Array
+    origins: Array
+    constants: Mapping[str, ort.OrtValue]
+    values: Sequence[ort.OrtValue]
+    filled: Sequence[Array]
+    """Copies of the keys and values that the graph extends in place."""
+
+
 class Decoder:
-    """Decoder for one batch.
+    """Decoder for one batch, a :class:`zoo_runtime.Stepper`.
 
     Args:
         session: a session on the graph.
@@ -38,9 +52,10 @@ class Decoder:
         constants: inputs that do not change between steps, by name, one row per continuation.
         rows: B.
         dtype: dtype of the past.
+        positions: maximum length of the past, if there is one.
 
     Raises:
-        UsageError: the graph has an unsupported input.
+        UsageError: the graph has an unsupported input, or reads neither token ids nor embeddings.
     """
 
     def __init__(
@@ -50,15 +65,18 @@ class Decoder:
         constants: Mapping[str, ort.OrtValue],
         rows: int,
         dtype: np.dtype[Any],
+        *,
+        positions: int | None = None,
     ) -> None:
-        self.session, self.graph, self.dtype = session, graph, dtype
+        self.session, self.graph, self.dtype, self.positions = session, graph, dtype, positions
         self.length = 0
         """Number of tokens in the past."""
+        self.closed = False
         self.device = device_of(session)
-        self.ids_name, self.mask_name = decoder_inputs(graph)
+        self.input_name, self.embedding_size, self.mask_name = _text_inputs(graph)
         inputs = {item.name for item in session.get_inputs()}
         empty = empty_past(graph, rows, dtype)
-        known = {self.ids_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
+        known = {self.input_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
         self.constants = {name: constants[name] for name in inputs - known if name in constants}
         unknown = sorted(inputs - known - set(self.constants))
         if unknown:
@@ -86,18 +104,33 @@ class Decoder:
         """Index of the initial row that each row comes from. Rows with the same origin have the same constants."""
         self._bind_rows(rows)
 
-    def __call__(self, ids: Array, mask: Array | None = None) -> Array:
-        """Return the logits of the last position, (B, V) in float32. The next call overwrites them.
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.mask)
 
-        Args:
-            ids: the new tokens, (B, T).
-            mask: (B, T), 0 for padding; all 1 by default.
+    @property
+    def room(self) -> int | None:
+        """Number of positions that still fit; None without a limit."""
+        return None if self.positions is None else self.positions - self.length
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether the past consists of keys and values only."""
+        return len(self.graph.growing_pairs()) == len(self.graph.past_pairs())
+
+    def step(self, tokens: Array, mask: Array | None = None, *, every: bool = False) -> Array:
+        """Read tokens, (B, T) or (B, T, H); return the logits of the last position, (B, V), or all, (B, T, V).
+
+        See :meth:`zoo_runtime.Stepper.step`.
         """
-        count = ids.shape[1]
+        self._check(tokens, mask)
+        count = tokens.shape[1]
         total = self.length + count
         self._extend_mask(mask, total)
         binding = self.binding
-        fed = {self.ids_name: np.ascontiguousarray(ids, np.int64)}
+        dtype = np.int64 if self.embedding_size is None else self.dtype
+        fed = {self.input_name: np.ascontiguousarray(tokens, dtype)}
         if self.mask_name:
             first = 0 if self.graph.past_length else self.length
             fed[self.mask_name] = np.ascontiguousarray(self.mask[:, first:total])
@@ -109,7 +142,9 @@ class Decoder:
         for (past, present), value in zip(self.passed, self.values, strict=True):
             binding.bind_ortvalue_input(past, value)
             binding.bind_output(present, self.device)
-        one = count == 1 or self.cuts_logits
+        one = count == 1 or (self.cuts_logits and not every)
+        if self.cuts_logits:
+            binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(0 if every else 1))
         if one:
             binding.bind_ortvalue_output("logits", self.logits_value)
         else:
@@ -119,11 +154,11 @@ class Decoder:
         if self.passed or not one:
             made = dict(zip(self.outputs, binding.get_outputs(), strict=True))
             self.values = [made[present] for _, present in self.passed]
-            if not one:
-                self.logits[:, 0] = to_array(made["logits"])[:, -1]
         self.length = total
-        last: Array = self.logits[:, 0]
-        return last if last.dtype == np.float32 else last.astype(np.float32)
+        logits = self.logits if one else to_array(made["logits"])
+        if not every:
+            logits = logits[:, -1]
+        return logits if logits.dtype == np.float32 else logits.astype(np.float32)
 
     def take(self, rows: Array) -> None:
         """Continue with the given rows, in the given order. Rows may repeat."""
@@ -148,6 +183,62 @@ class Decoder:
         else:
             self._bind_rows(len(rows))
 
+    def roll_back(self, count: int) -> None:
+        """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
+        if not 0 <= count <= self.length:
+            raise UsageError(f"cannot roll back {count} of {self.length} positions", f"graph {self.graph.name}")
+        if count and not self.can_roll_back:
+            what = "the past holds states, which cannot be rolled back"
+            raise UsageError(what, f"graph {self.graph.name}", "save the past before, and restore it")
+        self.length -= count
+        if count and self.buffers is None:
+            axis = self.graph.growing_pairs()[0][0].dims.index(str(self.graph.past_length))
+            kept = (*[slice(None)] * axis, slice(self.length))
+            self.values = [to_value(np.ascontiguousarray(to_array(value)[kept]), self.device) for value in self.values]
+
+    def save(self) -> Saved:
+        """Return the past. Buffers are copied; values that the graph returns anew each time are not."""
+        filled = [] if self.buffers is None else [array.copy() for array in self.buffers.filled(self.length)]
+        mask = self.mask[:, : self.length].copy()
+        return Saved(self.length, mask, self.origins, dict(self.constants), list(self.values), filled)
+
+    def restore(self, saved: Saved) -> None:
+        """Return to a saved past and its rows."""
+        self.length, self.mask, self.origins = saved.length, saved.mask.copy(), saved.origins
+        self.constants, self.values = dict(saved.constants), list(saved.values)
+        if self.buffers is not None:
+            room = max(_ROOM, self.length // 8)
+            self.buffers = Buffers(saved.filled, self.length, self.buffers.axis, self.device, room=room)
+        self._bind_rows(len(self.mask))
+
+    def close(self) -> None:
+        """Release the past."""
+        self.closed = True
+        self.binding.clear_binding_inputs()
+        self.binding.clear_binding_outputs()
+        self.buffers, self.values, self.constants = None, [], {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self, tokens: Array, mask: Array | None) -> None:
+        """Raise :class:`UsageError` unless a step can read the tokens."""
+        where = f"graph {self.graph.name}"
+        if self.closed:
+            raise UsageError("the stepper is closed", where, "open another")
+        wanted = (self.rows, *tokens.shape[1:2], *([] if self.embedding_size is None else [self.embedding_size]))
+        if tokens.shape != wanted or not tokens.shape[1]:
+            kind = "token ids (rows, tokens)" if self.embedding_size is None else "embeddings (rows, tokens, width)"
+            raise UsageError(f"{self.input_name} must be {kind} of {self.rows} rows, got {tokens.shape}", where)
+        if mask is not None and mask.shape != tokens.shape[:2]:
+            raise UsageError(f"the mask must be {tokens.shape[:2]} like the tokens, got {mask.shape}", where)
+        if self.room is not None and tokens.shape[1] > self.room:
+            what = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
+            raise UsageError(what, where)
+
     def _bind_constants(self) -> None:
         for name, value in self.constants.items():
             self.binding.bind_ortvalue_input(name, value)
@@ -157,8 +248,6 @@ class Decoder:
         self.binding.clear_binding_inputs()
         self.binding.clear_binding_outputs()
         self._bind_constants()
-        if self.cuts_logits:
-            self.binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(1))
         self.logits = np.empty((rows, 1, self.vocabulary), self.dtype)
         self.logits_value = to_value(self.logits)
         self.outputs = ["logits", *(present for _, present in (*self.extended, *self.passed))]
@@ -191,6 +280,17 @@ class Decoder:
 
 _ROOM = 64
 """Minimum spare positions. Kept small, because attention also computes over unused positions."""
+
+
+def _text_inputs(graph: Graph) -> tuple[str, int | None, str | None]:
+    """Return the input that reads a step's tokens, the width of its embeddings or None, and the mask or None."""
+    tensors = graph.input_tensors()
+    embedded = [tensor for tensor in tensors if tensor.dtype == "float" and tensor.dims[:-1] == ("batch", "sequence")]
+    if token_input(graph) is not None or len(embedded) != 1:
+        ids, mask = decoder_inputs(graph)
+        return ids, None, mask
+    masks = (tensor.name for tensor in tensors if tensor.is_mask and tensor.dims[1] == graph.total_length)
+    return embedded[0].name, dim_size(embedded[0].dims[-1], {}), next(masks, None)
 
 
 def take_rows(value: ort.OrtValue, rows: Array, device: str) -> ort.OrtValue:

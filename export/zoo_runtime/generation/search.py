@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError
+from zoo_runtime.stepper import Stepper
 
 __all__ = [
     "NEW_TOKENS",
@@ -22,7 +23,6 @@ __all__ = [
     "Choices",
     "Continuation",
     "Generation",
-    "Steps",
     "continue_rows",
     "draw",
     "log_softmax",
@@ -33,14 +33,6 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 NEW_TOKENS = 32
 """Default number of new tokens."""
-
-
-class Steps(Protocol):
-    """The decoder interface, implemented by :class:`zoo_runtime.generation.decoder.Decoder`."""
-
-    def __call__(self, ids: Array, mask: Array | None = None) -> Array: ...
-
-    def take(self, rows: Array) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,19 +165,19 @@ class Continuation:
 
 
 def continue_rows(
-    decode: Steps, ids: Array, mask: Array, rows: Sequence[Continuation], choose: Choices
+    stepper: Stepper, ids: Array, mask: Array, rows: Sequence[Continuation], choose: Choices
 ) -> Iterator[Continuation]:
     """Generate until all rows have ended; yield each row after each of its tokens.
 
     Args:
-        decode: a decoder with empty caches.
+        stepper: a decoder with an empty past.
         ids: (B, T), the prompts, padded on the left.
         mask: (B, T).
         rows: B continuations; those that have already ended stay unchanged.
         choose: picks a token from logits.
     """
     live = list(rows)
-    logits = decode(ids, mask)
+    logits = stepper.step(ids, mask)
     while any(row.open for row in live):
         tokens = choose(logits, live)
         for row, token in zip(live, tokens.tolist(), strict=True):
@@ -196,9 +188,9 @@ def continue_rows(
         if not left:
             return
         if 2 * len(left) <= len(live):  # finished rows cost as much as others
-            decode.take(np.array(left))
+            stepper.take(np.array(left))
             live, tokens = [live[place] for place in left], tokens[left]
-        logits = decode(tokens[:, None])
+        logits = stepper.step(tokens[:, None])
 
 
 _PENALTIES = (
@@ -312,7 +304,7 @@ class Beam:
 
 
 def search_beams(
-    decode: Steps,
+    stepper: Stepper,
     ids: Array,
     mask: Array,
     rows: Sequence[Continuation],
@@ -325,7 +317,7 @@ def search_beams(
     ends when no beam's score at its current length beats the worst of K finished texts.
 
     Args:
-        decode: a decoder with empty caches.
+        stepper: a decoder with an empty past.
         ids: (B, T), the prompts, padded on the left.
         mask: (B, T).
         rows: B continuations.
@@ -333,17 +325,17 @@ def search_beams(
     """
     beams = choose.options.num_beams
     live = [_Search(row, choose) for row in rows]
-    logits = np.repeat(decode(ids, mask), beams, axis=0)
-    decode.take(np.repeat(np.arange(len(rows)), beams))
+    logits = np.repeat(stepper.step(ids, mask), beams, axis=0)
+    stepper.take(np.repeat(np.arange(len(rows)), beams))
     while True:
         origins = [search.step(logits[place * beams : (place + 1) * beams]) for place, search in enumerate(live)]
         yield from ((search.row, search.finished) for search in live if not search.open)
         left = [place for place, search in enumerate(live) if search.open]
         if not left:
             return
-        decode.take(np.concatenate([origins[place] + place * beams for place in left]))
+        stepper.take(np.concatenate([origins[place] + place * beams for place in left]))
         live = [live[place] for place in left]
-        logits = decode(np.array([token for search in live for token in search.last])[:, None])
+        logits = stepper.step(np.array([token for search in live for token in search.last])[:, None])
 
 
 class _Search:

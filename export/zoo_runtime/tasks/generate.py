@@ -13,14 +13,12 @@ from zoo.artifact import GENERATION, LOOP
 from zoo.contract import dim_size
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo.probe.pipeline import decoder_inputs
-from zoo_runtime.generation.decoder import Array, Decoder
 from zoo_runtime.generation.search import Choices, Continuation, Generation, continue_rows, search_beams
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.text import GrowingText, printable
-from zoo_runtime.providers import device_of
-from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, chosen_adapters, require_outputs
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, require_outputs
+from zoo_runtime.stepper import Array, Stepper
 from zoo_runtime.tasks.sources import Languages, TranslateOptions, task_prefix
-from zoo_runtime.values import to_value
 
 __all__ = ["Continue", "Translate"]
 
@@ -143,8 +141,8 @@ class _Generate(TextRunner):
         return room
 
     @abstractmethod
-    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
-        """Create a decoder; return it with the ids and the mask of its first call."""
+    def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:
+        """Open the decoder; return it with the ids and the mask of its first call."""
 
     @abstractmethod
     def prompt(self, item: Tokens) -> list[int]:
@@ -220,14 +218,11 @@ class Continue(_Generate):
     def prompt(self, item: Tokens) -> list[int]:
         return item.ids
 
-    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
+    def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:
         feeds = self.feed(items, left=True)
-        session = self.session.sessions[self.graph.name]
         ids_name, mask_name = decoder_inputs(self.graph)
         ids = feeds[ids_name]
-        mask = feeds[mask_name] if mask_name else np.ones_like(ids)
-        constants = {name: to_value(array) for name, array in chosen_adapters(self.session, items).items()}
-        return Decoder(session, self.graph, constants, len(items), self.session.dtype), ids, mask
+        return self.session.stepper(feeds), ids, feeds[mask_name] if mask_name else np.ones_like(ids)
 
     def lead(self, text: str) -> str:
         return text if self.session.chat is None else ""
@@ -272,23 +267,9 @@ class Translate(_Generate):
     def prompt(self, item: Tokens) -> list[int]:
         return [self.first]
 
-    def start(self, items: Sequence[Tokens]) -> tuple[Decoder, Array, Array]:
-        *encoders, graph = self.session.graphs
-        sessions = self.session.sessions
-        feeds = {name: np.ascontiguousarray(array) for name, array in self.feed(items).items()}
-        known = {name: to_value(array) for name, array in feeds.items()}
-        for encoder in encoders:
-            session = sessions[encoder.name]
-            binding = session.io_binding()
-            for given in session.get_inputs():
-                binding.bind_ortvalue_input(given.name, known[given.name])
-            names = [made.name for made in session.get_outputs()]
-            for name in names:
-                binding.bind_output(name, device_of(session))
-            session.run_with_iobinding(binding)
-            known |= dict(zip(names, binding.get_outputs(), strict=True))
+    def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:
         ids = np.array([self.prompt(item) for item in items], np.int64)
-        return Decoder(sessions[graph.name], graph, known, len(items), self.session.dtype), ids, np.ones_like(ids)
+        return self.session.stepper(self.feed(items)), ids, np.ones_like(ids)
 
 
 def _ends(session: Context) -> tuple[int, ...]:

@@ -247,7 +247,7 @@ def test_decoder_keeps_caches_in_bfloat16(half_model: Callable[[str], Path], pro
     assert (decode.buffers is not None) == (profile == "cuda")
     new = ids
     for order in ([2, 0, 1], [0, 0, 2], [1, 2], [0, 1], [1, 0]):
-        found = decode(new)
+        found = decode.step(new)
         with torch.inference_mode():
             wanted = model(torch.tensor(ids))[:, -1].numpy()
         assert found.dtype == np.float32

@@ -1,0 +1,49 @@
+"""Opening the decoder of a session, after running the graphs before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from zoo.errors import UsageError
+from zoo_runtime.generation.decoder import Decoder
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.providers import device_of
+from zoo_runtime.runner import Context
+from zoo_runtime.stepper import Array, Stepper
+from zoo_runtime.values import to_value
+
+__all__ = ["open_stepper"]
+
+
+def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None = None) -> Stepper:
+    """Open a stepper on the last graph of a session: see :meth:`zoo_runtime.Session.stepper`."""
+    *encoders, graph = session.graphs
+    if not graph.pasts or all(tensor.name != "logits" for tensor in graph.output_tensors()):
+        raise UsageError(f"graph {graph.name} cannot be stepped through: it needs logits and a past", session.path)
+    if rows is None:
+        rows = len(next(iter(feeds.values()))) if feeds else 1
+    for name, array in feeds.items():
+        if len(array) != rows:
+            raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
+    known = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
+    for encoder in encoders:
+        if not {tensor.name for tensor in encoder.output_tensors()} <= known.keys():
+            known |= _run(session.sessions[encoder.name], encoder.name, known)
+    opened = session.sessions[graph.name]
+    return Decoder(opened, graph, known, rows, session.dtype, positions=session.option("max_seq_len"))
+
+
+def _run(session: ort.InferenceSession, name: str, known: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+    """Run the graph ``name``, and leave its outputs on its device."""
+    binding = session.io_binding()
+    for given in session.get_inputs():
+        if given.name not in known:
+            raise UsageError(f"missing input {given.name}", f"graph {name}")
+        binding.bind_ortvalue_input(given.name, known[given.name])
+    names = [made.name for made in session.get_outputs()]
+    for made in names:
+        binding.bind_output(made, device_of(session))
+    session.run_with_iobinding(binding)
+    return dict(zip(names, binding.get_outputs(), strict=True))
