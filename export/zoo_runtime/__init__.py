@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo_runtime.generation.search import Generation
+    from zoo_runtime.generation.options import Generation
     from zoo_runtime.providers import open_session
     from zoo_runtime.runner import Answer, Pair, Runner, TextRunner, Tokens
     from zoo_runtime.session import Session, load_session
@@ -29,7 +29,7 @@ __all__ = [
 
 _HOMES = {
     "Answer": "zoo_runtime.runner",
-    "Generation": "zoo_runtime.generation.search",
+    "Generation": "zoo_runtime.generation.options",
     "Match": "zoo_runtime.vectors",
     "Pair": "zoo_runtime.runner",
     "Runner": "zoo_runtime.runner",

@@ -148,6 +148,10 @@ class Context(Protocol):
         """Open the decoder, to be run token by token."""
         ...
 
+    def draft(self, directory: str) -> Context:
+        """Open another exported model, which drafts tokens for this one."""
+        ...
+
 
 class Runner(ABC, Generic[Item]):
     """Performs one task on one session: reads inputs, and answers them in batches."""

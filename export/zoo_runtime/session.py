@@ -249,6 +249,7 @@ class Session:
         self.threads, self.memory, self.provider_options = threads, memory, provider_options
         self._tokenizer_file = tokenizer
         self._sessions: dict[str, ort.InferenceSession] = {}
+        self._drafts: dict[Path, Session] = {}
         self._warnings: set[str] = set()
         self._opening = threading.Lock()
         self._closed = False
@@ -490,6 +491,22 @@ class Session:
         """
         return open_stepper(self, feeds, rows)
 
+    def draft(self, directory: str | os.PathLike[str]) -> Session:
+        """Open another exported model, which drafts tokens for this one. It closes with this session."""
+        path = Path(directory).resolve()
+        with self._opening:
+            self._check_open()
+            if path not in self._drafts:
+                self._drafts[path] = load_session(
+                    path,
+                    provider=self.provider,
+                    threads=self.threads,
+                    memory=self.memory,
+                    provider_options=self.provider_options,
+                    special_tokens=self.special_tokens,
+                )
+            return self._drafts[path]
+
     def _fixed_batch(self) -> int | None:
         """Return the batch size that the graphs require, or None if they take any."""
         opened = self.sessions.get(self.graphs[0].name)
@@ -587,6 +604,8 @@ class Session:
         with self._opening:
             self._closed = True
             self._sessions = {}
+            for draft in self._drafts.values():
+                draft.close()
 
     def __enter__(self) -> Self:
         return self

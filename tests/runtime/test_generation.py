@@ -33,7 +33,10 @@ from tests.exported import LIVELY
 from zoo.checkpoints import Exact
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import Session, load_session
-from zoo_runtime.generation.search import Choices, Continuation, Generation, continue_rows, probabilities, search_beams
+from zoo_runtime.generation.beams import search_beams
+from zoo_runtime.generation.choices import Choices, Continuation, probabilities
+from zoo_runtime.generation.options import Generation
+from zoo_runtime.generation.search import continue_rows
 
 Exported = Callable[..., Path]
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo_runtime.generation.search import log_softmax
+from zoo_runtime.generation.choices import log_softmax
 
 __all__ = ["Distribution", "divergences", "sampled", "sampled_rows"]
 

@@ -33,6 +33,10 @@ GENERATION = (
     ("--repetition-penalty", float, "Make tokens that are already in the text less likely."),
     ("--seed", int, "Random seed for sampling.  [default: 0]"),
     ("--num-beams", int, "Use beam search with this many beams."),
+    ("--draft", str, "Exported model with the same tokenizer that drafts tokens, to need fewer calls."),
+    ("--prompt-lookup", int, "Draft this many tokens from earlier places of the text, to need fewer calls."),
+    ("--json-schema", click.Path(path_type=Path), "Generate JSON that satisfies the schema in this file."),
+    ("--regex", str, "Generate a text that matches this regular expression."),
     ("--length-penalty", float, "Divide a beam's log-probability by its length to this power.  [default: 1]"),
 )
 """Common task options with flags of their own. All others are set with ``--option``."""
@@ -136,6 +140,8 @@ def command(
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
     options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
+    if "json_schema" in options:
+        options["json_schema"] = _read_text(options["json_schema"], "--json-schema")
     column = column or ("messages" if chat else "text")
     if training_data is not None and (output is not None or as_json or resume):
         raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
@@ -224,6 +230,13 @@ def command(
         if len(given) == 1:
             raise report.errors[0]
         raise ArtifactError(report.summary, directory, "see the warnings above")
+
+
+def _read_text(path: Path, option: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read ({getattr(error, 'strerror', None) or error})", f"{option} {path}") from error
 
 
 def _parse_option(text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from zoo.artifact.generation_config import DEFAULTS, chosen_values
 from zoo.artifact.weights import load_json
 from zoo.errors import UsageError
-from zoo_runtime.generation.search import NEW_TOKENS, Generation
+from zoo_runtime.generation.options import NEW_TOKENS, Generation
 
 __all__ = ["read_generation_config", "without_contradictions"]
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime.generation.search import Array, Generation, draw, probabilities
+from zoo_runtime.generation.choices import Array, draw, probabilities
+from zoo_runtime.generation.options import Generation
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, label
 from zoo_runtime.tasks.classification import softmax
 from zoo_runtime.tasks.text import mask_token
@@ -155,7 +156,7 @@ class Augment(TextRunner):
             if self.sampling is None:
                 new = int(scores.argmax())
             else:
-                new = draw(probabilities(scores, self.sampling), draft.random)
+                new = draw(probabilities(scores, self.sampling), draft.random.random())
         draft.ids[place] = new
         draft.changes.append(
             {"place": place, "token": old, "text": self.decode([old]), "new_token": new, "new_text": self.decode([new]),

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
 
-import numpy as np
-
 from zoo.errors import ArtifactError, ZooError
-from zoo_runtime.generation.search import Continuation, Generation
+from zoo_runtime.generation.choices import Continuation
+from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.runner import Answer, Context, Tokens, label
 from zoo_runtime.tasks.generate import Continue
@@ -119,8 +118,8 @@ class AugmentByPrompt(Continue):
 
     def _row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
         row = super()._row(item, text)
-        if row.random is not None and isinstance(item, Prompt):
-            row.random = np.random.default_rng((self.chosen.seed, item.number, item.variant))
+        if isinstance(item, Prompt):
+            row.seed = (self.chosen.seed, item.number, item.variant)
         return row
 
 

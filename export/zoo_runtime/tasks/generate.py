@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zoo.artifact import GENERATION, LOOP
-from zoo.contract import dim_size
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo.probe.pipeline import decoder_inputs
-from zoo_runtime.generation.search import Choices, Continuation, Generation, continue_rows, search_beams
+from zoo_runtime.generation.beams import Beam, search_beams
+from zoo_runtime.generation.choices import Choices, Continuation
+from zoo_runtime.generation.options import CONSTRAINTS, Generation
+from zoo_runtime.generation.search import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
+from zoo_runtime.generation.speculation import Counts
 from zoo_runtime.generation.text import GrowingText, printable
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, require_outputs
 from zoo_runtime.stepper import Array, Stepper
+from zoo_runtime.tasks.drafting import Drafting, vocabulary_of
 from zoo_runtime.tasks.sources import Languages, TranslateOptions, task_prefix
+
+if TYPE_CHECKING:
+    from zoo_runtime.generation.constraints import Constraint
 
 __all__ = ["Continue", "Translate"]
 
@@ -26,8 +33,9 @@ __all__ = ["Continue", "Translate"]
 class _Generate(TextRunner):
     """Generates ``generated``, a text, and ``generated_ids``, with the options of :class:`Generation`.
 
-    ``finish_reason`` is ``end`` for an end token, ``stop`` for a stop string or token, ``length`` otherwise. The ids
-    include the end token; the text ends before it, and before a stop string.
+    ``finish_reason`` is ``end`` for an end token, ``stop`` for a stop string or token, ``complete`` if the constraint
+    allows nothing more, and ``length`` otherwise. The ids include the end token; the text ends before it, and before a
+    stop string.
 
     Unset options come from the model's generation_config.json, if it has one.
     """
@@ -74,6 +82,9 @@ class _Generate(TextRunner):
         if chosen.stop and session.tokenizer is None:
             raise UsageError("stop texts need a tokenizer", session.path, "give stop_token_ids")
 
+        self.constraint = self._compile() if any(getattr(chosen, name) is not None for name in CONSTRAINTS) else None
+        self.drafting = Drafting(self) if chosen.draft is not None or chosen.prompt_lookup else None
+
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         results: list[Any] = [self._result(item, [], "length") for item in items]
         places = [place for place, item in enumerate(items) if self.room(item) > 0]
@@ -81,6 +92,8 @@ class _Generate(TextRunner):
         if not fitting:
             return results
         generate = self._search if self.chosen.num_beams > 1 else self._continue
+        if self.drafting is not None:
+            generate = self._speculate
         if self.in_one_graph:
             generate = self._run_loop
         for place, result in zip(places, generate(fitting), strict=True):
@@ -97,14 +110,25 @@ class _Generate(TextRunner):
             for item, row, text in zip(items, rows, texts, strict=True)
         ]
 
+    def _speculate(self, items: Sequence[Tokens]) -> list[Any]:
+        """Generate the texts one by one, since each accepts another number of drafts."""
+        results: list[Any] = []
+        for item in items:
+            text = self._text(item) if self.chosen.stop else None
+            row, counts = self._row(item, text), Counts()
+            assert self.drafting is not None
+            for _ in self.drafting.steps(item, row, counts):
+                pass
+            result = self._result(item, row.ids, row.finish, text)
+            results.append(row.error or result | {"speculation": asdict(counts)})
+        return results
+
     def _search(self, items: Sequence[Tokens]) -> list[Any]:
         rows = [self._row(item) for item in items]
         found = dict(search_beams(*self.start(items), rows, self.choose))
         results: list[Any] = []
         for item, row in zip(items, rows, strict=True):
-            texts = [
-                {**self._result(item, beam.ids, self._reason(beam.ids)), "score": beam.score} for beam in found[row]
-            ]
+            texts = [{**self._result(item, beam.ids, self._reason(beam)), "score": beam.score} for beam in found[row]]
             results.append(row.error or {**texts[0], "beams": texts[1:]})
         return results
 
@@ -123,7 +147,11 @@ class _Generate(TextRunner):
     def _pieces(self, item: Tokens) -> Iterator[str]:
         text = self._text(item)
         row = self._row(item, text)
-        for _ in continue_rows(*self.start([item]), [row], self.choose):
+        if self.drafting is not None:
+            steps = self.drafting.steps(item, row, Counts())
+        else:
+            steps = continue_rows(*self.start([item]), [row], self.choose)
+        for _ in steps:
             yield text.new()
         if row.error is not None:
             raise row.error
@@ -148,17 +176,29 @@ class _Generate(TextRunner):
     def prompt(self, item: Tokens) -> list[int]:
         """Return the tokens before the generated ones."""
 
+    def _compile(self) -> Constraint:
+        from zoo_runtime.generation.constraints import Constraint
+
+        if self.session.tokenizer is None:
+            raise UsageError(
+                "constraints need a tokenizer", self.session.path, argument("tokenizer", text="attach one with {}")
+            )
+        return Constraint(self.chosen, self.tokenizer.target, vocabulary_of(self.session), self.ends)
+
     def _row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
         grow = text.append if text is not None else None
-        return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow)
+        matcher = None if self.constraint is None else self.constraint.start()
+        return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow, matcher)
 
     def _text(self, item: Tokens) -> GrowingText:
         return GrowingText(self.tokenizer.target.backend, self.prompt(item), self.chosen.stop)
 
-    def _reason(self, ids: Sequence[int]) -> str:
-        if ids[-1] in self.ends:
+    def _reason(self, beam: Beam) -> str:
+        if beam.ids[-1] in self.ends:
             return "end"
-        return "stop" if ids[-1] in self.chosen.stop_token_ids else "length"
+        if beam.ids[-1] in self.chosen.stop_token_ids:
+            return "stop"
+        return "complete" if beam.is_complete else "length"
 
     def _result(
         self, item: Tokens, ids: list[int], reason: str | None, text: GrowingText | None = None
@@ -168,7 +208,9 @@ class _Generate(TextRunner):
             shown = text.text()
             reason = "stop" if text.stopped else reason
         elif self.session.tokenizer is not None:
-            shown = self.tokenizer.target.continuation(self.prompt(item), ids if reason == "length" else ids[:-1])
+            shown = self.tokenizer.target.continuation(
+                self.prompt(item), ids if reason in ("length", "complete") else ids[:-1]
+            )
         return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
 
     def _run_loop(self, items: Sequence[Tokens]) -> list[Any]:
@@ -282,8 +324,7 @@ def _check_tokens(options: Mapping[str, Any], session: Context, where: object) -
     """Raise :class:`UsageError` if an option contains a token outside the vocabulary."""
     decoder = session.graphs[-1]
     require_outputs(decoder, ("logits",), session.path)
-    logits = next(tensor for tensor in decoder.output_tensors() if tensor.name == "logits")
-    vocabulary = dim_size(logits.dims[-1], {})
+    vocabulary = vocabulary_of(session)
     for name in ("stop_token_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
         value = options.get(name)
         for token in value if isinstance(value, tuple) else () if value is None else (value,):

@@ -10,7 +10,7 @@ from zoo.artifact.prefixes import read_prefixes
 from zoo.config import Settings
 from zoo.errors import UsageError, nearest
 from zoo.tokenizers.tokenizer import Tokenizer
-from zoo_runtime.generation.search import Generation
+from zoo_runtime.generation.options import Generation
 from zoo_runtime.runner import Context, Tokens
 
 __all__ = ["Languages", "PrefixOptions", "TranslateOptions", "task_prefix"]

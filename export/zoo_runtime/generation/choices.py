@@ -1,0 +1,222 @@
+"""Choice of the next token from logits: penalties, sampling, and the end of a text.
+
+B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from zoo.errors import ArtifactError
+from zoo_runtime.generation.options import Generation
+
+if TYPE_CHECKING:
+    from zoo_runtime.generation.constraints import Matcher
+
+__all__ = ["Array", "Choices", "Continuation", "draw", "log_softmax", "probabilities"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Continuation:
+    """One text being generated.
+
+    Args:
+        number: the input's number, from 1, which is part of the random seed.
+        prompt: token ids of the prompt, which penalties include.
+        room: maximum number of tokens that can follow the prompt, at least 1.
+        options: options of generation.
+        ends: end tokens.
+        text: called with every new token, for stop strings and streaming; whether a stop string has appeared.
+        matcher: the constraint of the text, if there is one.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        prompt: Sequence[int],
+        room: int,
+        options: Generation,
+        ends: frozenset[int],
+        text: Callable[[int], bool] | None = None,
+        matcher: Matcher | None = None,
+    ) -> None:
+        self.number = number
+        self.ids: list[int] = []
+        self.finish: str | None = None
+        """Why generation ended: ``length``, ``end`` (an end token), ``stop`` (a stop string or token), or ``complete``
+        (the constraint allows nothing more)."""
+        self.error: ArtifactError | None = None
+        self.text = list(prompt)
+        """Token ids of the prompt and the continuation."""
+        self.seed: tuple[int, ...] = (options.seed, number)
+        """Seed of the text's random numbers."""
+        self.limit, self._ends, self._on_token = min(room, options.max_new_tokens or room), ends, text
+        self._stops = frozenset(options.stop_token_ids)
+        self.matcher = matcher
+        """The state of the constraint."""
+
+    def fork(self) -> Self:
+        """Return a copy that goes on independently, without stop strings and streaming."""
+        other = copy(self)
+        other.ids, other.text, other._on_token = list(self.ids), list(self.text), None
+        other.matcher = None if self.matcher is None else self.matcher.copy()
+        return other
+
+    def uniform(self) -> float:
+        """Return the random number in [0, 1) of the next token, a function of the seed and of the token's place."""
+        bits = np.random.PCG64(np.random.SeedSequence(self.seed))
+        bits.advance(len(self.ids))
+        return float(np.random.Generator(bits).random())
+
+    @property
+    def open(self) -> bool:
+        """Whether generation continues."""
+        return self.finish is None and self.error is None
+
+    def append(self, token: int) -> None:
+        """Add the next token, and finish if it ends the text."""
+        self.ids.append(token)
+        self.text.append(token)
+        if token in self._stops or token in self._ends:
+            self.finish = "end" if token in self._ends else "stop"
+            return
+        if self.matcher is not None:
+            self.matcher.append(token)
+            if (problem := self.matcher.problem) is not None:
+                self.error = ArtifactError(f"the constraint fails ({problem})", f"input {self.number}")
+        if self._on_token is not None and self._on_token(token):
+            self.finish = "stop"
+        elif self.matcher is not None and self.matcher.is_complete:
+            self.finish = "complete"
+        elif len(self.ids) >= self.limit:
+            self.finish = "length"
+
+    def fail(self, step: int, value: float) -> None:
+        """End with an error because the logits of new token ``step`` (from 1) are not finite."""
+        what = f"the logits of new token {step} are not finite (the largest is {value})"
+        self.error = ArtifactError(what, f"input {self.number}", "check the weights")
+
+    def block(self, step: int) -> None:
+        """End with an error because the options forbid every choice of new token ``step`` (from 1)."""
+        what = f"the options forbid every token as new token {step}"
+        self.error = ArtifactError(what, f"input {self.number}", "forbid fewer tokens")
+
+
+_PENALTIES = (
+    "min_new_tokens", "min_length", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens",
+    "forced_bos_token_id", "forced_eos_token_id",
+)  # fmt: skip
+"""Options that change logits before a token is chosen."""
+
+
+class Choices:
+    """Picks one token per row from logits, according to the options.
+
+    Args:
+        options: options of generation.
+        ends: end tokens, which are suppressed until ``min_new_tokens``.
+    """
+
+    def __init__(self, options: Generation, ends: frozenset[int]) -> None:
+        self.options = options
+        self.held = sorted(ends.union(options.stop_token_ids))
+        default = Generation()
+        self._penalises = any(getattr(options, name) != getattr(default, name) for name in _PENALTIES)
+
+    def __call__(self, logits: Array, rows: Sequence[Continuation]) -> Array:
+        """Pick tokens (B,) from logits (B, V). A row with non-finite logits fails, and its token is meaningless."""
+        best = logits.argmax(-1)  # argmax returns the first NaN
+        plain = not (self.options.temperature or self._penalises)
+        for place, (row, value) in enumerate(zip(rows, logits[np.arange(len(rows)), best].tolist(), strict=True)):
+            if not row.open:
+                continue
+            if not math.isfinite(value):
+                row.fail(len(row.ids) + 1, value)
+            elif not plain or row.matcher is not None:
+                best[place] = self._pick(self.scores(logits[place], row), row)
+        return best
+
+    def scores(self, logits: Array, row: Continuation) -> Array:
+        """Return the logits (V,) of a row's next token with penalties, and with its constraint."""
+        scores = self.penalise(logits, row.text, len(row.ids), row.limit)
+        return scores if row.matcher is None else row.matcher.forbid(scores)
+
+    def penalise(self, logits: Array, text: Sequence[int], count: int, limit: int) -> Array:
+        """Apply penalties to the logits (V,) of a text's next token.
+
+        Args:
+            logits: logits or log-probabilities, (V,).
+            text: the tokens so far.
+            count: number of new tokens so far.
+            limit: maximum number of new tokens.
+        """
+        if not self._penalises:
+            return logits
+        options, logits, tokens = self.options, logits.copy(), np.array(text)
+        values, size = logits[tokens], options.no_repeat_ngram_size
+        logits[tokens] = np.where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty)
+        if 0 < size <= len(text):
+            runs = np.lib.stride_tricks.sliding_window_view(tokens, size)
+            alike = (runs[:, :-1] == tokens[len(text) - size + 1 :]).all(-1)
+            logits[runs[alike, -1]] = -np.inf
+        if count < options.min_new_tokens or len(text) < options.min_length:
+            logits[self.held] = -np.inf
+        logits[list(options.suppress_tokens)] = -np.inf
+        forced = options.forced_eos_token_id if count == limit - 1 else None
+        if forced is None and len(text) == 1:
+            forced = options.forced_bos_token_id
+        if forced is not None:
+            logits[:] = -np.inf
+            logits[forced] = 0
+        return logits
+
+    def _pick(self, scores: Array, row: Continuation) -> int:
+        best = int(scores.argmax())
+        if scores[best] == -np.inf:
+            row.block(len(row.ids) + 1)
+        if not self.options.temperature or row.error is not None:
+            return best
+        return draw(probabilities(scores, self.options), row.uniform())
+
+
+def probabilities(scores: Array, options: Generation) -> Array:
+    """Return the sampling distribution (V,) in float64."""
+    scores = scores.astype(np.float64)
+    with np.errstate(over="ignore"):  # a tiny temperature overflows to -inf, which is harmless
+        scores = (scores - scores.max()) / options.temperature
+    if options.top_k is not None and options.top_k < len(scores):
+        scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
+    chances = np.exp(scores)
+    if options.top_p is not None and options.top_p < 1:
+        total = chances.sum()
+        # These cannot be in the nucleus; without them, fewer are sorted.
+        chances[chances < (1 - options.top_p) * total / len(chances)] = 0
+        left = np.flatnonzero(chances)
+        order = left[np.argsort(-chances[left], kind="stable")]
+        before = chances[order].cumsum() - chances[order]  # total weight of the likelier tokens
+        chances[order[before >= options.top_p * total]] = 0
+    if options.min_p:
+        chances[chances < options.min_p * chances.max()] = 0
+    result: Array = chances / chances.sum()
+    return result
+
+
+def draw(chances: Array, uniform: float) -> int:
+    """Draw a token from a distribution (V,), never one of probability 0, by a random number in [0, 1)."""
+    cumulative = chances.cumsum()
+    drawn = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0))
+    return int(cumulative.searchsorted(drawn, side="right"))
+
+
+def log_softmax(logits: Array) -> Array:
+    """Log-softmax along the last dimension, in float64."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result

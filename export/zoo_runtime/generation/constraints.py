@@ -1,0 +1,137 @@
+"""Constrained decoding: texts that match a JSON schema, a regular expression or a grammar, by llguidance.
+
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from zoo.errors import MissingPackageError, UsageError, argument
+from zoo.tokenizers.tokenizer import Tokenizer
+from zoo_runtime.generation.choices import Array
+from zoo_runtime.generation.options import CONSTRAINTS, Generation
+
+__all__ = ["Constraint", "Matcher"]
+
+_SPACE = r" ?|\n[ \t]{0,32}"
+"""Space between the parts of a JSON text: bounded, because models may repeat it without end."""
+_VOCABULARIES: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Any]] = WeakKeyDictionary()
+
+
+class Constraint:
+    """The constraint of the options, compiled for a tokenizer.
+
+    Args:
+        options: options of generation, one of which is a constraint.
+        tokenizer: the tokenizer of the generated texts.
+        vocabulary: V.
+        ends: end tokens.
+
+    Raises:
+        MissingPackageError: llguidance is not installed.
+        UsageError: the constraint is invalid or not supported, or the bytes of the tokens are not known.
+    """
+
+    def __init__(self, options: Generation, tokenizer: Tokenizer, vocabulary: int, ends: Iterable[int]) -> None:
+        try:
+            import llguidance
+        except ImportError as error:
+            what, remedy = "constraints need llguidance", "pip install attention-zoo[constraints]"
+            raise MissingPackageError(what, None, remedy) from error
+        kind = next(name for name in CONSTRAINTS if getattr(options, name) is not None)
+        self._matcher = llguidance.LLMatcher
+        self._ends = frozenset(ends)
+        self._tokens = _read_vocabulary(tokenizer, vocabulary, tuple(sorted(self._ends)))
+        value = getattr(options, kind)
+        if kind == "json_schema":
+            self._grammar = self._matcher.grammar_from_json_schema(_read_schema(value), {"whitespace_pattern": _SPACE})
+        elif kind == "regex":
+            self._grammar = self._matcher.grammar_from_regex(value)
+        else:
+            self._grammar = self._matcher.grammar_from_lark(value)
+        if reason := self._matcher.validate_grammar(self._grammar, self._tokens):
+            lines = [line.strip() for line in reason.splitlines()]
+            line = next((line for line in lines if line.startswith("error: ")), lines[0])
+            raise UsageError(f"invalid or not supported ({line.removeprefix('error: ')})", argument(kind))
+
+    def start(self) -> Matcher:
+        """Return the state at the start of a text."""
+        return Matcher(self._matcher(self._tokens, self._grammar, log_level=0), self._ends)
+
+
+class Matcher:
+    """The state of a constraint after a part of a text."""
+
+    def __init__(self, matcher: Any, ends: frozenset[int]) -> None:
+        self._matcher, self._ends = matcher, ends
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text satisfies the constraint, and no token may follow."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def problem(self) -> str | None:
+        """Why the constraint cannot be followed any more, such as a limit of the parser; None if it can."""
+        return str(self._matcher.get_error()).partition("\n")[0] if self._matcher.is_error() else None
+
+    def forbid(self, scores: Array) -> Array:
+        """Return scores (V,) with minus infinity for tokens that may not follow. End tokens may if the text may end."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.zeros(len(scores), bool)
+        found = np.unpackbits(bits, bitorder="little")[: len(scores)].astype(bool)
+        allowed[: len(found)] = found
+        ends = [token for token in self._ends if token < len(scores)]
+        allowed[ends] = self._matcher.is_accepting()
+        return np.where(allowed, scores, -np.inf).astype(scores.dtype)
+
+    def append(self, token: int) -> None:
+        """Add a token of the text, which must be allowed and no end token; a limit of the parser sets ``problem``."""
+        self._matcher.consume_token(token)
+
+    def copy(self) -> Matcher:
+        """Return a state that goes on independently."""
+        return Matcher(self._matcher.deep_copy(), self._ends)
+
+
+def _read_schema(text: str) -> dict[str, Any]:
+    """Parse a JSON schema; the library checks its content."""
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"not JSON ({error})", argument("json_schema")) from error
+    if not isinstance(schema, dict):
+        raise UsageError(f"not a JSON schema, but {schema!r:.40}", argument("json_schema"))
+    return schema
+
+
+def _read_vocabulary(tokenizer: Tokenizer, vocabulary: int, ends: tuple[int, ...]) -> Any:
+    """Return llguidance's table of the tokens' bytes, which takes a while for large vocabularies."""
+    import llguidance
+
+    known = _VOCABULARIES.setdefault(tokenizer, {})
+    if (vocabulary, ends) not in known:
+        description = json.loads(tokenizer.backend.to_str())
+        decoder = description.get("decoder") or {}
+        if decoder.get("type") == "Metaspace":
+            space = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
+            description["decoder"] = {
+                "type": "Sequence",
+                "decoders": [space, {"type": "ByteFallback"}, {"type": "Fuse"}],
+            }
+        count = tokenizer.backend.get_vocab_size(with_added_tokens=True)
+        # Without an end token, a special token marks the end; if there is none, the last token is never generated.
+        marks = [token for token in ends if token < count] or sorted(tokenizer.special_ids)[:1] or [count - 1]
+        size = max(vocabulary, count)
+        try:
+            known[vocabulary, ends] = llguidance.LLTokenizer(json.dumps(description), n_vocab=size, eos_token=marks)
+        except ValueError as error:
+            what = f"the bytes of the tokens are not known, so texts cannot be constrained ({error})"
+            raise UsageError(what, "tokenizer") from error
+    return known[vocabulary, ends]

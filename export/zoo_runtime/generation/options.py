@@ -1,0 +1,114 @@
+"""Options of text generation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zoo.config import Settings
+
+__all__ = ["CONSTRAINTS", "NEW_TOKENS", "Generation"]
+
+CONSTRAINTS = ("json_schema", "regex", "grammar")
+"""Options that constrain texts; at most one is set."""
+NEW_TOKENS = 32
+"""Default number of new tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(Settings):
+    """Options of text generation, with the usual names and meanings. They apply in the order below."""
+
+    max_new_tokens: int | None = None
+    """Maximum new tokens, also limited by the model's positions. By default ``max_length`` if set, else 32."""
+    max_length: int | None = None
+    """Maximum length, including the prompt (or the decoder's start token)."""
+    min_new_tokens: int = 0
+    """Minimum new tokens before an end token."""
+    min_length: int = 0
+    """Minimum length before an end token, including the prompt (or the decoder's start token)."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens already in the text (Keskar et al. 2019)."""
+    no_repeat_ngram_size: int = 0
+    """Forbid repeating n-grams of this size (Paulus et al. 2018). 0 allows repetition."""
+    suppress_tokens: tuple[int, ...] = ()
+    """Tokens that are never chosen, unless forced."""
+    forced_bos_token_id: int | None = None
+    """Token forced at the second position, if the text so far has one token: the first token of a target."""
+    forced_eos_token_id: int | None = None
+    """Token forced at the last position, when the maximum length is reached."""
+    temperature: float = 0.0
+    """Divides logits before sampling. 0 takes the likeliest token each time."""
+    top_k: int | None = None
+    """Sample from the k likeliest tokens (Fan et al. 2018)."""
+    top_p: float | None = None
+    """Sample from the likeliest tokens that together have this probability (Holtzman et al. 2020)."""
+    min_p: float | None = None
+    """Sample from tokens with at least this fraction of the likeliest one's probability (Nguyen et al. 2024)."""
+    seed: int = 0
+    """Random seed for sampling. A text depends on the seed, the prompt and the input's number, never on its batch."""
+    num_beams: int = 1
+    """Number of beams; above 1, use beam search."""
+    length_penalty: float = 1.0
+    """A beam's score is its log-probability divided by its length to this power (Wu et al. 2016)."""
+    early_stopping: bool = False
+    """End as soon as there are ``num_beams`` finished texts, even if better ones could follow."""
+    renormalize_logits: bool = False
+    """Renormalise the probabilities that score beams after applying penalties."""
+    stop: tuple[str, ...] = ()
+    """Stop strings: the text ends before the first of them."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a text, in addition to the model's end tokens."""
+    json_schema: str | None = None
+    """JSON schema of the text, as JSON, or as a dictionary in Python."""
+    regex: str | None = None
+    """Regular expression that the whole text matches, in the syntax of Rust's regex crate."""
+    grammar: str | None = None
+    """Context-free grammar of the text, in llguidance's variant of Lark."""
+    prompt_lookup: int = 0
+    """Draft this many tokens from the last place in the text where its last tokens also occur (Saxena 2023)."""
+    draft: str | None = None
+    """Directory of a smaller exported model with the same tokenizer, which drafts tokens (Leviathan et al. 2023)."""
+    draft_tokens: int = 4
+    """Number of tokens that the smaller model drafts at a time."""
+
+    @classmethod
+    def check_field(cls, key: str, value: Any, where: object = None) -> Any:
+        """Return ``value`` converted for the field ``key``; dictionaries are accepted where their text is stored."""
+        if key == "json_schema" and isinstance(value, Mapping):
+            value = json.dumps(value)
+        return super().check_field(key, value, where)
+
+    def __post_init__(self) -> None:
+        self.default("max_new_tokens", NEW_TOKENS if self.max_length is None else self.max_length)
+        self.require_positive("max_new_tokens", "max_length", "repetition_penalty", "top_k", "top_p", "num_beams")
+        self.require_positive("draft_tokens")
+        for name in ("temperature", "min_new_tokens", "min_length", "no_repeat_ngram_size", "seed", "prompt_lookup"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if abs(self.length_penalty) > 100:
+            raise ValueError(f"length_penalty must lie in [-100, 100], got {self.length_penalty}")
+        for name in ("top_p", "min_p"):
+            if not 0 <= (getattr(self, name) or 0) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not self.temperature:
+            for name in ("top_k", "top_p", "min_p"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} requires sampling, but temperature is 0: set a temperature")
+        if self.num_beams > 1 and self.temperature:
+            raise ValueError(
+                f"beam search cannot sample: num_beams is {self.num_beams}, temperature is {self.temperature}"
+            )
+        if self.num_beams > 1 and self.stop:
+            raise ValueError("beam search does not support stop strings: num_beams is above 1 and stop is set")
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"texts can have one constraint only, got {' and '.join(given)}")
+        if self.draft is not None and self.prompt_lookup:
+            raise ValueError(f"tokens are drafted in one way only: prompt_lookup is {self.prompt_lookup}, draft is set")
+        if self.num_beams > 1 and (self.draft is not None or self.prompt_lookup):
+            raise ValueError("beam search cannot use drafts: num_beams is above 1, draft or prompt_lookup is set")
+        if "" in self.stop:
+            raise ValueError("a stop string must not be empty")
