@@ -37,6 +37,7 @@ GENERATION = (
     ("--prompt-lookup", int, "Draft this many tokens from earlier places of the text, to need fewer calls."),
     ("--json-schema", click.Path(path_type=Path), "Generate JSON that satisfies the schema in this file."),
     ("--regex", str, "Generate a text that matches this regular expression."),
+    ("--logprobs", int, "Add log-probabilities to results, of each new token and of this many likeliest ones."),
     ("--length-penalty", float, "Divide a beam's log-probability by its length to this power.  [default: 1]"),
 )
 """Common task options with flags of their own. All others are set with ``--option``."""
@@ -75,6 +76,8 @@ def generation_options(command: Any) -> Any:
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
 @generation_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop string: end before this text. May be repeated.")
+@click.option("--logit-bias", multiple=True, metavar="TOKEN=VALUE",
+              help="Add a value to the logit of a token, a number or a text. May be repeated.")  # fmt: skip
 @click.option(
     "--stream/--no-stream",
     default=None,
@@ -121,6 +124,7 @@ def command(
     task: str | None,
     settings: tuple[str, ...],
     stop: tuple[str, ...],
+    logit_bias: tuple[str, ...],
     stream: bool | None,
     batch_size: int | None,
     provider_texts: tuple[str, ...],
@@ -139,7 +143,8 @@ def command(
     from zoo_runtime.vectors import source
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
-    options = {name: value for name, value in options.items() if value is not None} | ({"stop": stop} if stop else {})
+    options = {name: value for name, value in options.items() if value is not None}
+    options |= {name: value for name, value in {"stop": stop, "logit_bias": logit_bias}.items() if value}
     if "json_schema" in options:
         options["json_schema"] = _read_text(options["json_schema"], "--json-schema")
     column = column or ("messages" if chat else "text")

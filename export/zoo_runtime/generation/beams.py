@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zoo_runtime.generation.choices import Array, Choices, Continuation, log_softmax
+from zoo_runtime.generation.choices import Array, Choices, Continuation, Ranked, log_softmax, rank
 from zoo_runtime.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Beam:
     ids: list[int]
     score: float
     """Log-probability divided by length to the power of ``length_penalty``."""
+    ranks: list[Ranked] = field(default_factory=list)
+    """The probabilities of each token, if the options ask for them."""
     is_complete: bool = False
     """Whether the constraint allows nothing more."""
 
@@ -76,6 +78,7 @@ class _Search:
         self.running: list[list[int]] = [[] for _ in range(beams)]
         self.scores = np.full(beams, -np.inf)
         self.scores[0] = 0  # all beams start identical, so only one counts
+        self.ranks: list[list[Ranked]] = [[] for _ in range(beams)]
         self.matchers = [row.matcher] * beams
         """The states of the constraint, which are not changed but replaced."""
         self.finished: list[Beam] = []
@@ -112,20 +115,23 @@ class _Search:
         order = order[np.lexsort((order, -totals[order]))]
         length = len(self.running[0]) + 1
         full = length >= self.row.limit
-        going: list[tuple[float, int, list[int], Matcher | None]] = []
+        going: list[tuple[float, int, list[int], Matcher | None, list[Ranked]]] = []
         already = len(self.finished) >= beams
-        for rank, (beam, token) in enumerate(zip(*divmod(order, logits.shape[1]), strict=True)):
+        for place, (beam, token) in enumerate(zip(*divmod(order, logits.shape[1]), strict=True)):
             ids = [*self.running[beam], int(token)]
-            total = float(totals[order[rank]])
-            if len(going) == beams and rank >= beams:
+            total = float(totals[order[place]])
+            if len(going) == beams and place >= beams:
                 break
             matcher = None if token in self.choose.held else self._follow(beam, int(token))
             complete = matcher is not None and matcher.is_complete
+            ranks = self.ranks[beam]
+            if options.logprobs is not None:
+                ranks = [*ranks, rank(scores[beam], int(token), options.logprobs)]
             if full or complete or token in self.choose.held:
-                if rank < beams and not (already and options.early_stopping):
-                    self.finished.append(Beam(ids, total / length**options.length_penalty, complete))
+                if place < beams and not (already and options.early_stopping):
+                    self.finished.append(Beam(ids, total / length**options.length_penalty, ranks, complete))
             elif len(going) < beams:
-                going.append((total, int(beam), ids, matcher))
+                going.append((total, int(beam), ids, matcher, ranks))
         self.finished = sorted(self.finished, key=lambda item: -item.score)[:beams]
         if full or not going or self._is_settled(going[0][0], length):
             self.open = False
@@ -134,8 +140,9 @@ class _Search:
             return np.arange(beams)
         going += [(-math.inf, *going[0][1:])] * (beams - len(going))
         self.scores = np.array([total for total, *_ in going])
-        self.running = [ids for _, _, ids, _ in going]
-        self.matchers = [matcher for *_, matcher in going]
+        self.running = [ids for _, _, ids, *_ in going]
+        self.matchers = [matcher for *_, matcher, _ in going]
+        self.ranks = [ranks for *_, ranks in going]
         return np.array([beam for _, beam, *_ in going])
 
     def _follow(self, beam: int, token: int) -> Matcher | None:

@@ -8,19 +8,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from zoo.errors import ArtifactError
+from zoo_runtime.generation.bias import Bias
 from zoo_runtime.generation.options import Generation
 
 if TYPE_CHECKING:
     from zoo_runtime.generation.constraints import Matcher
 
-__all__ = ["Array", "Choices", "Continuation", "draw", "log_softmax", "probabilities"]
+__all__ = ["Array", "Choices", "Continuation", "Ranked", "draw", "log_softmax", "probabilities", "rank"]
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A token with the likeliest ones in its place, each with its log-probability."""
+
+    token: int
+    log_probability: float
+    likeliest: list[tuple[int, float]]
 
 
 class Continuation:
@@ -58,6 +69,8 @@ class Continuation:
         """Seed of the text's random numbers."""
         self.limit, self._ends, self._on_token = min(room, options.max_new_tokens or room), ends, text
         self._stops = frozenset(options.stop_token_ids)
+        self.ranks: list[Ranked] = []
+        """The probabilities of each new token, if the options ask for them."""
         self.matcher = matcher
         """The state of the constraint."""
 
@@ -65,6 +78,7 @@ class Continuation:
         """Return a copy that goes on independently, without stop strings and streaming."""
         other = copy(self)
         other.ids, other.text, other._on_token = list(self.ids), list(self.text), None
+        other.ranks = []
         other.matcher = None if self.matcher is None else self.matcher.copy()
         return other
 
@@ -121,18 +135,20 @@ class Choices:
     Args:
         options: options of generation.
         ends: end tokens, which are suppressed until ``min_new_tokens``.
+        bias: the option ``logit_bias`` in token ids.
     """
 
-    def __init__(self, options: Generation, ends: frozenset[int]) -> None:
-        self.options = options
+    def __init__(self, options: Generation, ends: frozenset[int], bias: Bias | None = None) -> None:
+        self.options, self.bias = options, bias
         self.held = sorted(ends.union(options.stop_token_ids))
         default = Generation()
         self._penalises = any(getattr(options, name) != getattr(default, name) for name in _PENALTIES)
+        self._penalises |= bias is not None
 
     def __call__(self, logits: Array, rows: Sequence[Continuation]) -> Array:
         """Pick tokens (B,) from logits (B, V). A row with non-finite logits fails, and its token is meaningless."""
         best = logits.argmax(-1)  # argmax returns the first NaN
-        plain = not (self.options.temperature or self._penalises)
+        plain = not (self.options.temperature or self._penalises or self.options.logprobs is not None)
         for place, (row, value) in enumerate(zip(rows, logits[np.arange(len(rows)), best].tolist(), strict=True)):
             if not row.open:
                 continue
@@ -159,6 +175,8 @@ class Choices:
         if not self._penalises:
             return logits
         options, logits, tokens = self.options, logits.copy(), np.array(text)
+        if self.bias is not None:
+            self.bias.add(logits, text)
         values, size = logits[tokens], options.no_repeat_ngram_size
         logits[tokens] = np.where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty)
         if 0 < size <= len(text):
@@ -180,9 +198,17 @@ class Choices:
         best = int(scores.argmax())
         if scores[best] == -np.inf:
             row.block(len(row.ids) + 1)
-        if not self.options.temperature or row.error is not None:
+        if row.error is not None:
             return best
-        return draw(probabilities(scores, self.options), row.uniform())
+        token, chances = best, None
+        if self.options.temperature:
+            chances = probabilities(scores, self.options)
+            token = draw(chances, row.uniform())
+        if self.options.logprobs is not None:
+            row.ranks.append(
+                rank(log_softmax(scores) if chances is None else _log(chances), token, self.options.logprobs)
+            )
+        return token
 
 
 def probabilities(scores: Array, options: Generation) -> Array:
@@ -205,6 +231,20 @@ def probabilities(scores: Array, options: Generation) -> Array:
         chances[chances < options.min_p * chances.max()] = 0
     result: Array = chances / chances.sum()
     return result
+
+
+def rank(scores: Array, token: int, count: int) -> Ranked:
+    """Rank the likeliest tokens that are possible at all, by their log-probabilities (V,)."""
+    count = min(count, len(scores))
+    best = np.argpartition(-scores, count - 1)[:count] if count else np.zeros(0, np.int64)
+    best = best[np.lexsort((best, -scores[best]))]
+    likeliest = [(int(other), float(scores[other])) for other in best if scores[other] > -np.inf]
+    return Ranked(token, float(scores[token]), likeliest)
+
+
+def _log(chances: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return np.log(chances)
 
 
 def draw(chances: Array, uniform: float) -> int:

@@ -14,11 +14,11 @@ import numpy as np
 
 from zoo.errors import MissingPackageError, UsageError, argument
 from zoo.tokenizers.tokenizer import Tokenizer
-from zoo_runtime.generation.choices import Array
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 
 __all__ = ["Constraint", "Matcher"]
 
+Array = np.ndarray[Any, Any]
 _SPACE = r" ?|\n[ \t]{0,32}"
 """Space between the parts of a JSON text: bounded, because models may repeat it without end."""
 _VOCABULARIES: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Any]] = WeakKeyDictionary()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zoo.config import Settings
+from zoo.errors import UsageError
+from zoo_runtime.generation.bias import bias_settings, read_bias
 
 __all__ = ["CONSTRAINTS", "NEW_TOKENS", "Generation"]
 
@@ -29,6 +31,9 @@ class Generation(Settings):
     """Minimum new tokens before an end token."""
     min_length: int = 0
     """Minimum length before an end token, including the prompt (or the decoder's start token)."""
+    logit_bias: tuple[str, ...] = ()
+    """Values that are added to logits, each ``TOKEN=VALUE`` with a token id or a text; in Python also a dictionary.
+    The value of several ids, ``1,2=VALUE``, or of a text of several tokens, is added to the last after the others."""
     repetition_penalty: float = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens already in the text (Keskar et al. 2019)."""
     no_repeat_ngram_size: int = 0
@@ -73,12 +78,19 @@ class Generation(Settings):
     """Directory of a smaller exported model with the same tokenizer, which drafts tokens (Leviathan et al. 2023)."""
     draft_tokens: int = 4
     """Number of tokens that the smaller model drafts at a time."""
+    logprobs: int | None = None
+    """Add to results the log-probability of each new token, and of this many likeliest ones in its place."""
 
     @classmethod
     def check_field(cls, key: str, value: Any, where: object = None) -> Any:
         """Return ``value`` converted for the field ``key``; dictionaries are accepted where their text is stored."""
         if key == "json_schema" and isinstance(value, Mapping):
             value = json.dumps(value)
+        if key == "logit_bias" and isinstance(value, Mapping):
+            try:
+                value = bias_settings(value)
+            except ValueError as error:
+                raise UsageError(str(error), where) from error
         return super().check_field(key, value, where)
 
     def __post_init__(self) -> None:
@@ -103,6 +115,9 @@ class Generation(Settings):
             )
         if self.num_beams > 1 and self.stop:
             raise ValueError("beam search does not support stop strings: num_beams is above 1 and stop is set")
+        if (self.logprobs or 0) < 0:
+            raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
+        read_bias(self.logit_bias)
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"texts can have one constraint only, got {' and '.join(given)}")

@@ -46,6 +46,11 @@ def read_generation_config(path: Path, *, causal: bool, ends: Sequence[int]) -> 
         stored["forced_eos_token_id"] = forced[0] if len(forced) == 1 else None
         lost |= {"forced_eos_token_id"} if len(forced) > 1 else set()
     options = {key: Generation.check_field(key, stored[key], path) for key in _SHARED if key in stored}
+    if "sequence_bias" in stored:
+        options["logit_bias"] = Generation.check_field(
+            "logit_bias", _sequence_bias(stored["sequence_bias"], path), path
+        )
+        lost.discard("sequence_bias")
     words = stored.get("bad_words_ids", [])
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise UsageError(f"bad_words_ids must be lists of token ids, got {words!r}", path)
@@ -69,6 +74,13 @@ def read_generation_config(path: Path, *, causal: bool, ends: Sequence[int]) -> 
         options["top_k"] = options["top_k"] or None  # 0 means no limit
     Generation.from_dict(options, path)
     return options, lost
+
+
+def _sequence_bias(pairs: Any, path: Path) -> dict[tuple[int, ...], float]:
+    try:
+        return {tuple(map(int, ids)): float(value) for ids, value in pairs}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"sequence_bias must be pairs of token ids and a number, got {pairs!r:.60}", path) from error
 
 
 def without_contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zoo.tokenizers.stream import TextStream
+from zoo_runtime.generation.choices import Ranked
 
-__all__ = ["GrowingText", "printable"]
+if TYPE_CHECKING:
+    from zoo.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["GrowingText", "described", "printable"]
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -17,6 +21,16 @@ def printable(text: str, keep: str = "") -> str:
         c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def described(ranked: Ranked, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return a token and the likeliest ones in its place as a part of a result."""
+
+    def token(number: int, log_probability: float) -> dict[str, Any]:
+        text = None if tokenizer is None else tokenizer.target.decode([number], special_tokens=True)
+        return {"token": number, "text": text, "log_probability": log_probability}
+
+    return {**token(ranked.token, ranked.log_probability), "top": [token(*pair) for pair in ranked.likeliest]}
 
 
 class GrowingText:

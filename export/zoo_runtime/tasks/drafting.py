@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from zoo.contract import dim_size
 from zoo.errors import UsageError
 from zoo_runtime.generation.choices import Choices, Continuation
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.speculation import TOLERANCES, Counts, Drafts, ModelDrafts, Reader, look_up, speculate
 from zoo_runtime.runner import Context, Tokens
 from zoo_runtime.stepper import Array, Stepper
+from zoo_runtime.tasks.vocabulary import vocabulary_of
 
-__all__ = ["Drafting", "vocabulary_of"]
+__all__ = ["Drafting"]
 
 
 class GenerationTask(Protocol):
@@ -68,12 +68,6 @@ class Drafting:
     def _reader(self, task: GenerationTask, item: Tokens) -> Reader:
         stepper, ids, mask = task.start([item])
         return Reader(stepper, task.prompt(item), ids, mask, self.count)
-
-
-def vocabulary_of(session: Context) -> int:
-    """Return the number of tokens that the model can generate."""
-    logits = next(tensor for tensor in session.graphs[-1].output_tensors() if tensor.name == "logits")
-    return dim_size(logits.dims[-1], {})
 
 
 def _require_same_tokens(draft: Context, session: Context) -> None:

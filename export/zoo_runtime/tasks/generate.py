@@ -13,16 +13,18 @@ from zoo.artifact import GENERATION, LOOP
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.generation.beams import Beam, search_beams
-from zoo_runtime.generation.choices import Choices, Continuation
+from zoo_runtime.generation.bias import make_bias
+from zoo_runtime.generation.choices import Choices, Continuation, Ranked
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 from zoo_runtime.generation.search import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.speculation import Counts
-from zoo_runtime.generation.text import GrowingText, printable
-from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, require_outputs
+from zoo_runtime.generation.text import GrowingText, described, printable
+from zoo_runtime.runner import Answer, Context, TextRunner, Tokens
 from zoo_runtime.stepper import Array, Stepper
-from zoo_runtime.tasks.drafting import Drafting, vocabulary_of
+from zoo_runtime.tasks.drafting import Drafting
 from zoo_runtime.tasks.sources import Languages, TranslateOptions, task_prefix
+from zoo_runtime.tasks.vocabulary import check_tokens, end_tokens, vocabulary_of
 
 if TYPE_CHECKING:
     from zoo_runtime.generation.constraints import Constraint
@@ -52,8 +54,8 @@ class _Generate(TextRunner):
             return {}
         path = session.path / GENERATION
         try:
-            stored, lost = read_generation_config(path, causal=cls.causal, ends=_ends(session))
-            _check_tokens(stored, session, path)
+            stored, lost = read_generation_config(path, causal=cls.causal, ends=end_tokens(session))
+            check_tokens(stored, session, path)
         except UsageError as error:
             raise ArtifactError(str(error)) from error
         if session.export.variant == LOOP:  # always decodes greedily
@@ -67,12 +69,13 @@ class _Generate(TextRunner):
 
     def __init__(self, session: Context, chosen: Generation) -> None:
         super().__init__(session, chosen)
-        _check_tokens(chosen.to_dict(), session, session.path)
+        check_tokens(chosen.to_dict(), session, session.path)
         decoder = session.graphs[-1]
         if not decoder.pasts:
             raise UsageError(f"graph {decoder.name} cannot generate: it declares no past", session.path)
-        self.ends = frozenset(_ends(session))
-        self.choose = Choices(chosen, self.ends)
+        self.ends = frozenset(end_tokens(session))
+        bias = make_bias(chosen.logit_bias, session.tokenizer, vocabulary_of(session))
+        self.choose = Choices(chosen, self.ends, bias)
         self.in_one_graph = session.export.variant == LOOP
         plain = Generation(max_new_tokens=chosen.max_new_tokens).to_dict()
         if self.in_one_graph and any(getattr(chosen, name) != value for name, value in plain.items()):
@@ -106,7 +109,7 @@ class _Generate(TextRunner):
         for _ in continue_rows(*self.start(items), rows, self.choose):
             pass
         return [
-            row.error or self._result(item, row.ids, row.finish, text)
+            row.error or self._result(item, row.ids, row.finish, text, row.ranks)
             for item, row, text in zip(items, rows, texts, strict=True)
         ]
 
@@ -119,7 +122,7 @@ class _Generate(TextRunner):
             assert self.drafting is not None
             for _ in self.drafting.steps(item, row, counts):
                 pass
-            result = self._result(item, row.ids, row.finish, text)
+            result = self._result(item, row.ids, row.finish, text, row.ranks)
             results.append(row.error or result | {"speculation": asdict(counts)})
         return results
 
@@ -128,7 +131,10 @@ class _Generate(TextRunner):
         found = dict(search_beams(*self.start(items), rows, self.choose))
         results: list[Any] = []
         for item, row in zip(items, rows, strict=True):
-            texts = [{**self._result(item, beam.ids, self._reason(beam)), "score": beam.score} for beam in found[row]]
+            texts = []
+            for beam in found[row]:
+                result = self._result(item, beam.ids, self._reason(beam), ranks=beam.ranks)
+                texts.append({**result, "score": beam.score})
             results.append(row.error or {**texts[0], "beams": texts[1:]})
         return results
 
@@ -201,7 +207,12 @@ class _Generate(TextRunner):
         return "complete" if beam.is_complete else "length"
 
     def _result(
-        self, item: Tokens, ids: list[int], reason: str | None, text: GrowingText | None = None
+        self,
+        item: Tokens,
+        ids: list[int],
+        reason: str | None,
+        text: GrowingText | None = None,
+        ranks: Sequence[Ranked] = (),
     ) -> dict[str, Any]:
         shown: str | None = None
         if text is not None:
@@ -211,7 +222,10 @@ class _Generate(TextRunner):
             shown = self.tokenizer.target.continuation(
                 self.prompt(item), ids if reason in ("length", "complete") else ids[:-1]
             )
-        return {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
+        result = {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
+        if self.chosen.logprobs is not None:
+            result["logprobs"] = [described(ranked, self.session.tokenizer) for ranked in ranks]
+        return result
 
     def _run_loop(self, items: Sequence[Tokens]) -> list[Any]:
         """Generate with a single graph that contains the greedy decoding loop."""
@@ -312,24 +326,6 @@ class Translate(_Generate):
     def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:
         ids = np.array([self.prompt(item) for item in items], np.int64)
         return self.session.stepper(self.feed(items)), ids, np.ones_like(ids)
-
-
-def _ends(session: Context) -> tuple[int, ...]:
-    """Return the model's end tokens."""
-    end = session.option("eos_token_id")
-    return () if end is None else end if isinstance(end, tuple) else (end,)
-
-
-def _check_tokens(options: Mapping[str, Any], session: Context, where: object) -> None:
-    """Raise :class:`UsageError` if an option contains a token outside the vocabulary."""
-    decoder = session.graphs[-1]
-    require_outputs(decoder, ("logits",), session.path)
-    vocabulary = vocabulary_of(session)
-    for name in ("stop_token_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
-        value = options.get(name)
-        for token in value if isinstance(value, tuple) else () if value is None else (value,):
-            if not 0 <= token < vocabulary:
-                raise UsageError(f"{name} contains {token}, outside the vocabulary of {vocabulary}", where)
 
 
 def _shown(result: dict[str, Any]) -> str:
