@@ -149,6 +149,15 @@ def test_model_without_an_end_token_ends_complete_texts(opened: Opened, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"temperature": 1.0, "prompt_lookup": 3}], ids=str)
+def test_constraint_begins_after_a_forced_token(opened: Opened, options: dict[str, Any]) -> None:
+    """A forced first token of a target is usually its language."""
+    result = opened("t5-tiny").run("x", regex="[0-9]{3}", forced_bos_token_id=65, **options)
+    assert re.fullmatch("A[0-9]{3}", result["generated"])
+    assert result["finish_reason"] == "complete"
+
+
+@pytest.mark.slow
 def test_options_that_leave_no_token_are_one_line(opened: Opened) -> None:
     session = opened("gpt-tiny")
     for beams in (1, 2):

@@ -525,6 +525,22 @@ class Scripted:
         self.rows = [self.rows[row] for row in rows]
 
 
+def test_too_many_beams_are_refused(sessions: Callable[[str], Session], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, and by the memory of their caches and candidates."""
+    session = sessions("gpt-tiny")
+    with pytest.raises(UsageError, match="num_beams must be at most 1024, got 100000"):
+        session.run("x", num_beams=100_000)
+    cache = 2 * 2 * 64 * 4 * 11  # keys and values of two layers of width 64, at 11 positions
+    needed = 2 * 3 * (2 * cache + 260 * 44)
+    for free in (needed - 1, needed):
+        monkeypatch.setattr("zoo.system.free_memory", lambda free=free: float(free))
+        if free < needed:
+            with pytest.raises(UsageError, match=r"^3 beams of 2 texts need about 0\.0 GB, and .*: num_beams"):
+                session.run(["xy", "zw"], num_beams=3, max_new_tokens=9)
+        else:
+            assert len(session.run(["xy", "zw"], num_beams=3, max_new_tokens=9)) == 2
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -200,7 +200,7 @@ def test_lookup_finds_the_most_recent_longest_run(text: list[int], count: int) -
     assert found == []
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_a_settled_token_is_chosen_for_all_close_logits(seed: int, data: st.DataObject) -> None:
     """Logits from a coarse grid have many ties and near-ties."""

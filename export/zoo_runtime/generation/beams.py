@@ -147,8 +147,8 @@ class _Search:
 
     def _follow(self, beam: int, token: int) -> Matcher | None:
         """Return the state of a beam's constraint after a token."""
-        if (before := self.matchers[beam]) is None:
-            return None
+        if (before := self.matchers[beam]) is None or self.choose.forces_first([*self.row.text, *self.running[beam]]):
+            return before
         after = before.copy()
         after.append(token)
         return after
@@ -157,7 +157,7 @@ class _Search:
         ids, matcher = self.running[beam], self.matchers[beam]
         scores = log_softmax(logits)
         scores = self.choose.penalise(scores, [*self.row.text, *ids], len(ids), self.row.limit)
-        if matcher is not None:
+        if matcher is not None and not self.choose.forces_first([*self.row.text, *ids]):
             scores = matcher.forbid(scores)
         return log_softmax(scores) if self.options.renormalize_logits and np.isfinite(scores).any() else scores
 

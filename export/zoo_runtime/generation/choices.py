@@ -68,7 +68,7 @@ class Continuation:
         self.seed: tuple[int, ...] = (options.seed, number)
         """Seed of the text's random numbers."""
         self.limit, self._ends, self._on_token = min(room, options.max_new_tokens or room), ends, text
-        self._stops = frozenset(options.stop_token_ids)
+        self._stops, self._forced = frozenset(options.stop_token_ids), options.forced_bos_token_id
         self.ranks: list[Ranked] = []
         """The probabilities of each new token, if the options ask for them."""
         self.matcher = matcher
@@ -100,7 +100,7 @@ class Continuation:
         if token in self._stops or token in self._ends:
             self.finish = "end" if token in self._ends else "stop"
             return
-        if self.matcher is not None:
+        if self.matcher is not None and not (token == self._forced and len(self.text) == 2):
             self.matcher.append(token)
             if (problem := self.matcher.problem) is not None:
                 self.error = ArtifactError(f"the constraint fails ({problem})", f"input {self.number}")
@@ -161,7 +161,11 @@ class Choices:
     def scores(self, logits: Array, row: Continuation) -> Array:
         """Return the logits (V,) of a row's next token with penalties, and with its constraint."""
         scores = self.penalise(logits, row.text, len(row.ids), row.limit)
-        return scores if row.matcher is None else row.matcher.forbid(scores)
+        return scores if row.matcher is None or self.forces_first(row.text) else row.matcher.forbid(scores)
+
+    def forces_first(self, text: Sequence[int]) -> bool:
+        """Return whether the next token is ``forced_bos_token_id``, such as a language, which no constraint covers."""
+        return self.options.forced_bos_token_id is not None and len(text) == 1
 
     def penalise(self, logits: Array, text: Sequence[int], count: int, limit: int) -> Array:
         """Apply penalties to the logits (V,) of a text's next token.
@@ -187,7 +191,7 @@ class Choices:
             logits[self.held] = -np.inf
         logits[list(options.suppress_tokens)] = -np.inf
         forced = options.forced_eos_token_id if count == limit - 1 else None
-        if forced is None and len(text) == 1:
+        if forced is None and self.forces_first(text):
             forced = options.forced_bos_token_id
         if forced is not None:
             logits[:] = -np.inf

@@ -11,10 +11,12 @@ from zoo.config import Settings
 from zoo.errors import UsageError
 from zoo_runtime.generation.bias import bias_settings, read_bias
 
-__all__ = ["CONSTRAINTS", "NEW_TOKENS", "Generation"]
+__all__ = ["CONSTRAINTS", "MOST_BEAMS", "NEW_TOKENS", "Generation"]
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Options that constrain texts; at most one is set."""
+MOST_BEAMS = 1024
+"""Largest number of beams: the time of a step grows with it."""
 NEW_TOKENS = 32
 """Default number of new tokens."""
 
@@ -100,6 +102,8 @@ class Generation(Settings):
         for name in ("temperature", "min_new_tokens", "min_length", "no_repeat_ngram_size", "seed", "prompt_lookup"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.num_beams > MOST_BEAMS:
+            raise ValueError(f"num_beams must be at most {MOST_BEAMS}, got {self.num_beams}")
         if abs(self.length_penalty) > 100:
             raise ValueError(f"length_penalty must lie in [-100, 100], got {self.length_penalty}")
         for name in ("top_p", "min_p"):

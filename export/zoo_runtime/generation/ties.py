@@ -46,16 +46,18 @@ def _draws_alike(scores: Array, options: Generation, uniform: float, error: floa
     shifted = (scores - scores.max()) / options.temperature
     whole, doubtful = np.exp(shifted), np.zeros(len(scores), bool)
     if options.top_k is not None and options.top_k < len(scores):
-        inside = shifted >= np.partition(shifted, -options.top_k)[-options.top_k]
-        doubtful |= _contested(shifted, inside, error)
-        whole[~inside & ~doubtful] = 0
+        high, low = np.partition(shifted, (-options.top_k - 1, -options.top_k))[[-options.top_k - 1, -options.top_k]]
+        doubtful |= _contested(shifted, low, high, error)
+        whole[(shifted < low) & ~doubtful] = 0
     if options.top_p is not None and options.top_p < 1:
         order = np.argsort(-whole, kind="stable")
         before = np.empty(len(whole))
         before[order] = (whole[order].cumsum() - whole[order]) / whole.sum()
         slack = change + whole[doubtful].sum() / whole.sum()
         doubtful |= (whole > 0) & (np.abs(before - options.top_p) <= slack)
-        doubtful |= (whole > 0) & _contested(shifted, before < options.top_p, error)
+        inside = before < options.top_p
+        low, high = shifted[inside].min(), shifted[~inside].max(initial=-np.inf)
+        doubtful |= (whole > 0) & _contested(shifted, low, high, error)
     if options.min_p:
         doubtful |= np.abs(shifted - np.log(options.min_p)) <= 2 * error
     chances = probabilities(scores, options)
@@ -67,8 +69,7 @@ def _draws_alike(scores: Array, options: Generation, uniform: float, error: floa
     return bool(not doubtful[token] and (first or uniform - start > slack) and ends[token] - uniform > slack)
 
 
-def _contested(scores: Array, inside: Array, error: float) -> Array:
-    """Return the tokens that may change sides between the likelier ones ``inside`` and the others."""
-    low, high = scores[inside].min(), scores[~inside].max(initial=-np.inf)
+def _contested(scores: Array, low: float, high: float, error: float) -> Array:
+    """Return the tokens that may change sides, between the lowest score inside and the highest outside."""
     near: Array = (scores >= low - 2 * error) & (scores <= high + 2 * error)
     return near

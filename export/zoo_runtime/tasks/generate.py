@@ -15,11 +15,13 @@ from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.generation.beams import Beam, search_beams
 from zoo_runtime.generation.bias import make_bias
 from zoo_runtime.generation.choices import Choices, Continuation, Ranked
+from zoo_runtime.generation.memory import beam_bytes, require_beam_memory
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 from zoo_runtime.generation.search import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.speculation import Counts
 from zoo_runtime.generation.text import GrowingText, described, printable
+from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens
 from zoo_runtime.stepper import Array, Stepper
 from zoo_runtime.tasks.drafting import Drafting
@@ -128,6 +130,11 @@ class _Generate(TextRunner):
 
     def _search(self, items: Sequence[Tokens]) -> list[Any]:
         rows = [self._row(item) for item in items]
+        graph = self.session.graphs[-1]
+        if device_of(self.session.sessions[graph.name]) == "cpu":
+            longest = max(len(row.text) + row.limit for row in rows)
+            size = beam_bytes(graph, self.session.dtype, longest, vocabulary_of(self.session))
+            require_beam_memory(len(rows), self.chosen.num_beams, size)
         found = dict(search_beams(*self.start(items), rows, self.choose))
         results: list[Any] = []
         for item, row in zip(items, rows, strict=True):

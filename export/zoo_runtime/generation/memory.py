@@ -1,0 +1,32 @@
+"""The memory of beam search, estimated before it starts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from zoo import system
+from zoo.contract import Graph
+from zoo.errors import UsageError, argument
+
+__all__ = ["beam_bytes", "require_beam_memory"]
+
+_COPIES = 5
+"""Arrays of a float64 or an int64 for each extension of a beam by a token: scores, totals, their order."""
+
+
+def beam_bytes(graph: Graph, dtype: np.dtype[Any], tokens: int, vocabulary: int) -> int:
+    """Return the memory of one beam with a past of a number of tokens: twice the past, which moves, and candidates."""
+    sizes = {"batch": 1, str(graph.past_length): tokens}
+    past = sum(math.prod(tensor.shape(sizes)) for tensor in graph.past_tensors()) * dtype.itemsize
+    return 2 * past + vocabulary * (dtype.itemsize + 8 * _COPIES)
+
+
+def require_beam_memory(rows: int, beams: int, size: int) -> None:
+    """Raise :class:`UsageError` if the beams of a batch, each of a number of bytes, do not fit in the free memory."""
+    needed, free = rows * beams * size, system.free_memory()
+    if needed > free:
+        what = f"{beams} beams of {rows} texts need about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        raise UsageError(what, argument("num_beams"), "lower it, or the batch size")
