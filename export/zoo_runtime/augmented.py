@@ -14,7 +14,8 @@ from typing import Any
 from zoo.errors import StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
 from zoo.tables import TABLES
-from zoo_runtime.rows import plain, pyarrow_module
+from zoo_runtime.results import plain
+from zoo_runtime.rows import pyarrow_module
 
 __all__ = ["AugmentedRows"]
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, UsageError, nearest
-from zoo_runtime.rows import EMBEDDING, open_parquet, pyarrow_module
+from zoo_runtime.results import EMBEDDING
+from zoo_runtime.rows import open_parquet, pyarrow_module
 
 __all__ = ["Match", "check_source", "search_vectors", "source"]
 

@@ -21,7 +21,8 @@ import pytest
 from tests.conftest import full, nth_call
 from zoo.errors import ArtifactError, StorageError
 from zoo_runtime import load_session
-from zoo_runtime.rows import Results, read_rows
+from zoo_runtime.results import Results
+from zoo_runtime.rows import read_rows
 from zoo_runtime.runner import TextRunner
 
 pa = pytest.importorskip("pyarrow")

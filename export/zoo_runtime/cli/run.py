@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import chain, cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
 from zoo.artifact import ADAPTERS
-from zoo.cli.options import THREADS, json_option, parse_ids
-from zoo.cli.progress import is_shown, show_progress
+from zoo.cli.options import THREADS, json_option
+from zoo.cli.progress import is_shown
 from zoo.cli.report import emit_json
-from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
 from zoo_runtime.cli.chats import as_chat, parse_chat
-
-if TYPE_CHECKING:
-    from zoo_runtime import Answer, Runner, Session
-
-Item = TypeVar("Item")
+from zoo_runtime.cli.inputs import adapted, count_inputs, parse_input, read_inputs
 
 GENERATION = (
     ("--max-new-tokens", int, "Maximum new tokens.  [default: 32]"),
@@ -139,7 +134,8 @@ def command(
     from zoo_runtime import Pair, load_session
     from zoo_runtime.adapters import number_of
     from zoo_runtime.augmented import AugmentedRows
-    from zoo_runtime.rows import Results, column_types
+    from zoo_runtime.results import Results
+    from zoo_runtime.rows import column_types
     from zoo_runtime.vectors import source
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
@@ -168,10 +164,10 @@ def command(
     elif output is not None:
         results = Results(output, force=force, resume=resume, types=column_types(input_file))
     prompts = [parse_chat(text) for text in texts] if chat else list(texts)
-    given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(_parse_input, id_lists)]
+    given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(parse_input, id_lists)]
     # An option such as a prompt may name columns.
     keep = bool(settings) or training_data is not None or (output is not None and output.suffix.lower() == ".parquet")
-    inputs = _inputs(given, input_file, column, id_column, pair_column, keep=keep)
+    inputs = read_inputs(given, input_file, column, id_column, pair_column, keep=keep)
     if chat and not given:
         inputs = map(as_chat, inputs)
     if adapters and rest["variant"] is rest["dtype"] is None:
@@ -190,30 +186,30 @@ def command(
             raise UsageError(f"the task {task or session.task} makes no variants", "--training-data", "--task augment")
         if len(gathered := runner.gather(texts)) != len(texts):
             given = [*gathered, *given[len(texts) :]]
-            inputs = _inputs(given, None, column, None, None)
+            inputs = read_inputs(given, None, column, None, None)
         if adapters:
             if len(adapters) not in (1, len(given)):
                 what = f"{len(adapters)} adapters for {len(given)} inputs"
                 raise UsageError(what, "--adapter", "give one, or one each")
-            inputs = _adapted(inputs, adapters)
+            inputs = adapted(inputs, adapters)
         alone = len(texts) == len(given) == 1 and results is None and not as_json and runner.streams
         if stream and not alone:
             raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
         if alone and (stream or (stream is None and sys.stdout.isatty())):
-            pieces = _pieces(session, runner, prompts[0], next(iter(adapters), None), wanted=bool(stream))
+            pieces = open_stream(session, runner, prompts[0], next(iter(adapters), None), wanted=bool(stream))
             if pieces is not None:
-                _stream(session, runner, texts[0], pieces)
+                print_stream(session, runner, texts[0], pieces)
                 return
         if isinstance(results, Results):
             results.metadata = source(session.stored)
-        report = _Report(quiet=len(given) == 1)
+        report = Report(quiet=len(given) == 1)
         done = results.done if results is not None else set()
         earlier = len(done)
         with results.writing() if results is not None else contextlib.nullcontext():
             pending = (item for item in inputs if item.error is not None or item.id not in done)
             answers = report.watch(session.answer(runner, pending, batch_size))
             if results is not None or not sys.stdout.isatty():  # on a terminal, results show the progress
-                answers = _count(answers, earlier, _total(given, input_file))
+                answers = show_counts(answers, earlier, count_inputs(given, input_file))
             if results is not None:
                 written = 0
                 for answer in answers:
@@ -222,9 +218,9 @@ def command(
                         written += 1
             elif as_json:
                 facts = {"task": task or session.task, "provider": session.provider}
-                emit_json("run", facts | {"results": [_described(answer) for answer in answers]})
+                emit_json("run", facts | {"results": [described(answer) for answer in answers]})
             else:
-                _print(session, runner, answers, together=bool(given))
+                print_answers(session, runner, answers, together=bool(given))
     if isinstance(results, AugmentedRows):
         lost = f", {results.empty} empty variants left out" if results.empty > 1 else ", 1 empty variant left out"
         click.echo(f"{training_data}: {results.rows} rows of {written} inputs{lost * bool(results.empty)}", err=True)
@@ -253,154 +249,3 @@ def _parse_option(text: str) -> tuple[str, str]:
 
 def _same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
-
-
-def _parse_input(text: str) -> Any:
-    """Parse ``1,2`` as token ids, and ``1,2/3,4`` as a pair of token id lists."""
-    from zoo_runtime import Pair
-
-    parts = text.split("/")
-    return Pair(*map(parse_ids, parts)) if len(parts) == 2 else parse_ids(text)
-
-
-def _inputs(
-    given: Sequence[Any],
-    file: str | None,
-    column: str,
-    id_column: str | None,
-    pair_column: str | None,
-    *,
-    keep: bool = False,
-) -> Iterator[Answer]:
-    """Return the inputs: those given on the command line, else the rows of a file, else the lines of stdin."""
-    from zoo_runtime import Answer
-    from zoo_runtime.rows import read_rows
-
-    if given and file is not None:
-        raise UsageError("inputs given both as texts and as a file", f"--input {file}", "leave out one of them")
-    if given and pair_column is not None:
-        raise UsageError("no input file with columns", f"--pair-column {pair_column}", "give --pair TEXT TEXT")
-    if given:
-        return iter(
-            [
-                Answer(number, value, id=number, columns={"text": value} if keep and isinstance(value, str) else {})
-                for number, value in enumerate(given, 1)
-            ]
-        )
-    listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
-    rows = read_rows(file or "-", column, id_column, pair_column, keep=keep) if listens else iter(())
-    first = next(rows, None)
-    if first is None:
-        raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")
-    return chain([first], rows)
-
-
-def _adapted(inputs: Iterator[Answer], adapters: Sequence[str]) -> Iterator[Answer]:
-    """Give each input its adapter: all the only one, or each its own."""
-    for answer, name in zip(inputs, cycle(adapters), strict=False):
-        answer.adapter = name
-        yield answer
-
-
-class _Report:
-    """Counts answers and collects their errors, printing a warning for each unless ``quiet``."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet = quiet
-        self.total = 0
-        self.errors: list[ZooError] = []
-
-    def watch(self, answers: Iterator[Answer]) -> Iterator[Answer]:
-        """Pass answers on."""
-        from zoo_runtime.generation.text import printable
-
-        for answer in _stdout_to_stderr(answers):
-            self.total += 1
-            if answer.error is not None:
-                self.errors.append(answer.error)
-                if not self.quiet:
-                    click.echo(f"warning: {printable(answer.error.command_line)}", err=True)
-            yield answer
-
-    @property
-    def summary(self) -> str:
-        """The number of failures, for messages."""
-        return f"{len(self.errors)} of {self.total} inputs failed"
-
-
-def _count(answers: Iterator[Answer], earlier: int, total: int | None) -> Iterator[Answer]:
-    """Pass answers on, showing progress, including the results of an earlier run."""
-    with show_progress("running") as show:
-        if show is not None:
-            show(earlier, total)
-        for number, answer in enumerate(answers, earlier + 1):
-            if show is not None:
-                show(number, total)
-            yield answer
-
-
-def _total(given: Sequence[Any], file: str | None) -> int | None:
-    """Number of inputs if progress is shown, else None. Also None for a stream."""
-    from zoo_runtime.rows import count_rows
-
-    if given or not is_shown():
-        return len(given) or None
-    return count_rows(file) if file is not None else None
-
-
-def _stdout_to_stderr(items: Iterator[Item]) -> Iterator[Item]:
-    """Pass items on, redirecting what a plugin prints meanwhile to stderr, since stdout is for results."""
-    while True:
-        with contextlib.redirect_stdout(sys.stderr):
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-        yield item
-
-
-def _described(answer: Answer) -> dict[str, Any]:
-    from zoo_runtime.rows import plain
-    from zoo_runtime.runner import texts_of
-
-    # Invalid UTF-8 bytes become lone surrogates, which cannot be printed.
-    texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts_of(answer.input)]
-    text = texts if len(texts) > 1 else next(iter(texts), None)
-    return {"text": text, **(plain(answer.result) if answer.error is None else {"error": answer.error.command_line})}
-
-
-def _print(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:
-    """Print human-readable lines, for all answers at once if ``together``, so that they can be compared."""
-    from zoo_runtime.generation.text import printable
-
-    sound = (answer for answer in answers if answer.error is None)
-    for group in [list(sound)] if together else ([answer] for answer in sound):
-        for line in _stdout_to_stderr(session.show(runner, group)) if group else ():
-            click.echo(printable(line, "\n\t"))
-
-
-def _pieces(
-    session: Session, runner: Runner[Any], text: Any, adapter: str | None, *, wanted: bool
-) -> Iterator[str] | None:
-    """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``wanted``."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            return session.pieces(runner, text, adapter)
-    except UsageError:
-        if wanted:
-            raise
-        return None
-
-
-def _stream(session: Session, runner: Runner[Any], text: str, pieces: Iterator[str]) -> None:
-    """Print a text as it is generated, preceded by its prompt if it continues one."""
-    from zoo_runtime.generation.text import printable
-
-    with contextlib.redirect_stdout(sys.stderr):
-        lead = session.lead(runner, text)
-    try:
-        click.echo(printable(lead, "\n\t"), nl=False)
-        for piece in _stdout_to_stderr(pieces):
-            click.echo(printable(piece, "\n\t"), nl=False)
-    finally:
-        click.echo()

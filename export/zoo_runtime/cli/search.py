@@ -37,7 +37,8 @@ def command(
     """
     from zoo_runtime import load_session
     from zoo_runtime.generation.text import printable
-    from zoo_runtime.rows import open_parquet, plain
+    from zoo_runtime.results import plain
+    from zoo_runtime.rows import open_parquet
     from zoo_runtime.vectors import check_source, search_vectors
 
     open_parquet(str(vectors)).close()  # reported before the model is loaded

@@ -92,6 +92,8 @@ class _Generate(TextRunner):
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         results: list[Any] = [self._result(item, [], "length") for item in items]
+        if self.drafting is not None:
+            results = [result | {"speculation": asdict(Counts())} for result in results]
         places = [place for place, item in enumerate(items) if self.room(item) > 0]
         fitting = [items[place] for place in places]
         if not fitting:

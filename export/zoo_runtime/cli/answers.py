@@ -1,0 +1,115 @@
+"""Answers of ``zoo run``: counted, printed and streamed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from zoo.cli.progress import show_progress
+from zoo.errors import UsageError, ZooError
+
+if TYPE_CHECKING:
+    from zoo_runtime import Answer, Runner, Session
+
+__all__ = ["Report", "described", "open_stream", "print_answers", "print_stream", "show_counts", "stdout_to_stderr"]
+
+Item = TypeVar("Item")
+
+
+class Report:
+    """Counts answers and collects their errors, printing a warning for each unless ``quiet``."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+        self.total = 0
+        self.errors: list[ZooError] = []
+
+    def watch(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """Pass answers on."""
+        from zoo_runtime.generation.text import printable
+
+        for answer in stdout_to_stderr(answers):
+            self.total += 1
+            if answer.error is not None:
+                self.errors.append(answer.error)
+                if not self.quiet:
+                    click.echo(f"warning: {printable(answer.error.command_line)}", err=True)
+            yield answer
+
+    @property
+    def summary(self) -> str:
+        """The number of failures, for messages."""
+        return f"{len(self.errors)} of {self.total} inputs failed"
+
+
+def show_counts(answers: Iterator[Answer], earlier: int, total: int | None) -> Iterator[Answer]:
+    """Pass answers on, showing progress, including the results of an earlier run."""
+    with show_progress("running") as show:
+        if show is not None:
+            show(earlier, total)
+        for number, answer in enumerate(answers, earlier + 1):
+            if show is not None:
+                show(number, total)
+            yield answer
+
+
+def stdout_to_stderr(items: Iterator[Item]) -> Iterator[Item]:
+    """Pass items on, redirecting what a plugin prints meanwhile to stderr, since stdout is for results."""
+    while True:
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
+def described(answer: Answer) -> dict[str, Any]:
+    from zoo_runtime.results import plain
+    from zoo_runtime.runner import texts_of
+
+    # Invalid UTF-8 bytes become lone surrogates, which cannot be printed.
+    texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts_of(answer.input)]
+    text = texts if len(texts) > 1 else next(iter(texts), None)
+    return {"text": text, **(plain(answer.result) if answer.error is None else {"error": answer.error.command_line})}
+
+
+def print_answers(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:
+    """Print human-readable lines, for all answers at once if ``together``, so that they can be compared."""
+    from zoo_runtime.generation.text import printable
+
+    sound = (answer for answer in answers if answer.error is None)
+    for group in [list(sound)] if together else ([answer] for answer in sound):
+        for line in stdout_to_stderr(session.show(runner, group)) if group else ():
+            click.echo(printable(line, "\n\t"))
+
+
+def open_stream(
+    session: Session, runner: Runner[Any], text: Any, adapter: str | None, *, wanted: bool
+) -> Iterator[str] | None:
+    """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``wanted``."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return session.pieces(runner, text, adapter)
+    except UsageError:
+        if wanted:
+            raise
+        return None
+
+
+def print_stream(session: Session, runner: Runner[Any], text: str, pieces: Iterator[str]) -> None:
+    """Print a text as it is generated, preceded by its prompt if it continues one."""
+    from zoo_runtime.generation.text import printable
+
+    with contextlib.redirect_stdout(sys.stderr):
+        lead = session.lead(runner, text)
+    try:
+        click.echo(printable(lead, "\n\t"), nl=False)
+        for piece in stdout_to_stderr(pieces):
+            click.echo(printable(piece, "\n\t"), nl=False)
+    finally:
+        click.echo()
