@@ -22,7 +22,8 @@ from zoo_runtime.stepper import Stepper
 __all__ = ["TOLERANCES", "Counts", "Drafts", "ModelDrafts", "Reader", "look_up", "speculate"]
 
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "int8": 2e-2, "int4": 2e-2}
-"""Assumed largest effect of the number of tokens in a call on a logit, relative to the largest logit."""
+"""Assumed largest effect of the number of tokens in a call on a logit, relative to the largest logit. In float32 it was
+at most 3e-6 for random gpt, llama and mamba2 models."""
 _LONGEST_RUN = 3
 """Number of last tokens that :func:`look_up` looks for first."""
 

@@ -42,7 +42,7 @@ def _draws_alike(scores: Array, options: Generation, uniform: float, error: floa
     error /= options.temperature
     if error > 0.1:
         return False
-    change = np.expm1(4 * error)  # of a probability and of a cumulative probability, relative to the total
+    change = error  # of a share F of the total, which changes by 2 error F (1 - F) at most, to first order
     shifted = (scores - scores.max()) / options.temperature
     whole, doubtful = np.exp(shifted), np.zeros(len(scores), bool)
     if options.top_k is not None and options.top_k < len(scores):
