@@ -407,7 +407,7 @@ class Session:
 
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
-        size = (self._fixed_batch() or runner.batch_size) if batch_size is None else batch_size
+        size = (self._fixed_batch(runner) or runner.batch_size) if batch_size is None else batch_size
         if size < 1:
             raise UsageError(f"batch_size must be at least 1, got {size}")
         runner.batch_size = size
@@ -472,12 +472,13 @@ class Session:
         outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
         return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
 
-    def _fixed_batch(self) -> int | None:
-        """Return the batch size that the graphs require, or None if they take any."""
-        opened = self.sessions.get(self.graphs[0].name)
+    def _fixed_batch(self, runner: Runner[Any]) -> int | None:
+        """Return the batch size that the graph of a task requires, or None if it takes any."""
+        graph: Graph = getattr(runner, "graph", self.graphs[0])
+        opened = self.sessions.get(graph.name)
         shapes = {item.name: item.shape for item in opened.get_inputs()} if opened else {}
-        for tensor in self.graphs[0].input_tensors():
-            if tensor.dims[0] == "batch" and isinstance(shapes.get(tensor.name, [None])[0], int):
+        for tensor in graph.input_tensors():
+            if tensor.dims[0] == graph.rows[0] and isinstance(shapes.get(tensor.name, [None])[0], int):
                 return int(shapes[tensor.name][0])
         return None
 
