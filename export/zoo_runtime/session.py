@@ -49,7 +49,7 @@ from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
 from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
-from zoo_runtime.runner import Answer, Pair, Runner, TextRunner
+from zoo_runtime.runner import Answer, Pair, Runner
 
 if TYPE_CHECKING:
     import torch
@@ -493,8 +493,9 @@ class Session:
         self._report_truncated(runner)
 
     def _report_truncated(self, runner: Runner[Any]) -> None:
-        if isinstance(runner, TextRunner) and runner.truncated:
-            warnings.warn(f"{runner.truncated}: {self.path}", ZooWarning, stacklevel=2)
+        truncated = getattr(runner, "truncated", None)
+        if truncated is not None:
+            warnings.warn(f"{truncated}: {self.path}", ZooWarning, stacklevel=2)
 
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""

@@ -65,6 +65,7 @@ OURS: dict[str, Any] = {
     "labels": (),
     "problem_type": "single_label_classification",
     "image_resample": "bilinear",
+    "image_resize": "stretch",
     "image_crop": 1.0,
     "gated": False,
     "layer_scale": None,
@@ -329,7 +330,7 @@ PROCESSORS = {
     "no scaling": ({"do_rescale": False}, "do_rescale False is not supported, only true"),
     "another scale": ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.00784"),
     "another crop": ({"do_center_crop": True, "size": 16, "crop_size": 9}, "crop_size 9 of size 16 does not fit image"),
-    "shortest edge": ({"size": {"shortest_edge": 16}}, "size {'shortest_edge': 16} is not supported, only squares"),
+    "shortest edge": ({"size": {"shortest_edge": 16}}, "size {'shortest_edge': 16} without do_center_crop is not"),
     "oblong": ({"size": {"height": 14, "width": 16}}, "only squares"),
     "filter": ({"resample": 9}, "resample 9 is not supported"),
 }

@@ -1,9 +1,9 @@
 """Import and export of foreign checkpoints, and the layouts that map them to zoo's models."""
 
-from zoo.checkpoints.common import RESAMPLING
+from zoo.checkpoints.common import RESAMPLING, image_processor
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint
-from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
+from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule, require_known_keys
 from zoo.checkpoints.original import Comparison, Exact
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
 from zoo.tokenizers.pieces import FAIRSEQ_TOKENS, PieceTokens
@@ -25,5 +25,7 @@ __all__ = [
     "SourceModule",
     "SourceTensor",
     "export_checkpoint",
+    "image_processor",
     "import_checkpoint",
+    "require_known_keys",
 ]

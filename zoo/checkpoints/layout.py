@@ -7,7 +7,7 @@ and exporting share the table, so each name is written once and an imported mode
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
     from zoo.tokenizers.pieces import PieceTokens
 
-__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule"]
+__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule", "require_known_keys"]
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "relu": "relu", "silu": "silu", "swish": "silu",
+    "quick_gelu": "gelu_sigmoid", "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip
 """zoo's activations by their transformers names. The first name of each activation is written."""
 REQUIRED = object()
@@ -173,6 +173,9 @@ class Layout:
     """Returns other JSON files of the checkpoint, by name, given zoo's configuration."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Original names of outputs, where they differ from zoo's; an output with an empty name is not compared."""
+    end_token: Callable[[Any], int] | None = None
+    """Returns the token whose state the original reads, given zoo's configuration. The texts that are compared end with
+    it. By default, those of text classification end with ``eos_token_id``."""
     positions_skip_padding: bool = False
     """Whether the original gives no position to padding tokens inside a text. zoo counts all tokens that are not
     masked, so the texts that are compared have none inside."""
@@ -210,17 +213,7 @@ class Layout:
         known = (
             {item.theirs for item in self.fields} | _NONE.keys() | self.required_values.keys() | self.constant.keys()
         )
-        patterns = (*_INERT, *self.ignored_keys, *allowed)
-        strange = [
-            key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)
-        ]
-        if strange:
-            keys = ", ".join(strange)
-            ways, then = (
-                (f"allow_keys=[{strange[0]!r}]", f"--allow-key {strange[0]}"),
-                "if it does not change the model",
-            )
-            raise UsageError(f"not understood: {keys}", where, Wording(*(f"pass {way} {then}" for way in ways)))
+        require_known_keys(hub, known, (*self.ignored_keys, *allowed), where)
         values: dict[str, Any] = {"task": self.task(checkpoint)}
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
         if self.read_extra is not None:
@@ -290,6 +283,16 @@ class Layout:
     def written_name(self, name: str, config: Config) -> str:
         """Return the name in a file of this task, given the name in the rules."""
         return name.removeprefix(self.prefix) if config.task in self.headless_tasks else name
+
+
+def require_known_keys(hub: Mapping[str, Any], known: Collection[str], ignored: Sequence[str], where: object) -> None:
+    """Raise :class:`UsageError` for keys that are neither known, nor ignored in any family, nor match ``ignored``."""
+    patterns = (*_INERT, *ignored)
+    strange = [key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)]
+    if strange:
+        ways = f"allow_keys=[{strange[0]!r}]", f"--allow-key {strange[0]}"
+        remedy = Wording(*(f"pass {way} if it does not change the model" for way in ways))
+        raise UsageError(f"not understood: {', '.join(strange)}", where, remedy)
 
 
 def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,221 @@
+"""CLIP and SigLIP checkpoints in the hub's layout, whose configuration has a section for each encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zoo import UsageError
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor, require_known_keys
+from zoo.tokenizers.load import read_tokenizer
+from zoo_plugins.clip.config import CLIPConfig
+
+__all__ = ["CLIP", "SIGLIP"]
+
+_TEXT, _IMAGE = "text_config", "vision_config"
+_LEGACY_END = 2
+"""``eos_token_id`` of old checkpoints, which is not the tokenizer's: transformers looks for the largest id instead."""
+_IGNORED = (
+    "add_cross_attention", "attention_type", "cross_attention_hidden_size", "dropout", "initializer_factor",
+    "is_decoder", "projection_dim", "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "tie_word_embeddings",
+)  # fmt: skip
+"""Keys of a section that do not affect what a model computes. The width of projections is at the top of the file."""
+_BLOCK = (
+    ("norm_1", "layer_norm1"),
+    ("attention.query", "self_attn.q_proj"),
+    ("attention.key", "self_attn.k_proj"),
+    ("attention.value", "self_attn.v_proj"),
+    ("attention.output", "self_attn.out_proj"),
+    ("norm_2", "layer_norm2"),
+    ("mlp.up", "mlp.fc1"),
+    ("mlp.down", "mlp.fc2"),
+)
+
+
+def _sections(*, siglip: bool) -> Mapping[str, Sequence[Field]]:
+    """Return the fields of both sections. Those that both have set one field of zoo, and must be equal."""
+    shared = (
+        Field("hidden_act", "activation", default="gelu_pytorch_tanh" if siglip else "quick_gelu", values=_KNOWN),
+        Field("layer_norm_eps", "norm_eps", default=1e-6 if siglip else 1e-5),
+        Field("attention_dropout", "dropout", default=0.0),
+    )
+    text = (
+        Field("vocab_size", default=32000 if siglip else 49408),
+        Field("max_position_embeddings", "max_seq_len", default=64 if siglip else 77),
+        Field("hidden_size", "text_hidden_size", default=768 if siglip else 512),
+        Field("num_hidden_layers", "text_num_layers", default=12),
+        Field("num_attention_heads", "text_num_heads", default=12 if siglip else 8),
+        Field("intermediate_size", "text_intermediate_size", default=3072 if siglip else 2048),
+        Field("pad_token_id", default=1),
+    )
+    image = (
+        Field("image_size", default=224),
+        Field("patch_size", default=16 if siglip else 32),
+        Field("num_channels", default=3),
+        Field("hidden_size", "image_hidden_size", default=768),
+        Field("num_hidden_layers", "image_num_layers", default=12),
+        Field("num_attention_heads", "image_num_heads", default=12),
+        Field("intermediate_size", "image_intermediate_size", default=3072),
+    )
+    return {_TEXT: (*text, *shared), _IMAGE: (*image, *shared)}
+
+
+_KNOWN = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
+_CLIP, _SIGLIP = _sections(siglip=False), _sections(siglip=True)
+
+
+def _section(checkpoint: Checkpoint, key: str, *extra: str, fields: Sequence[Field]) -> Mapping[str, Any]:
+    """Return a section of config.json. One named NAME_dict replaces it, as in transformers.
+
+    Raises :class:`UsageError` for a key that is not understood.
+    """
+    found = checkpoint.config.get(f"{key}_dict")
+    found = checkpoint.config.get(key) if found is None else found
+    where = f"{checkpoint.config_file}, {key}"
+    if not isinstance(found, Mapping | None):
+        raise UsageError(f"{key} must be an object, got {found!r}", checkpoint.config_file)
+    require_known_keys(found or {}, {item.theirs for item in fields}, (*_IGNORED, *extra), where)
+    return found or {}
+
+
+def _read(checkpoint: Checkpoint, sections: Mapping[str, Mapping[str, Any]], fields: Any) -> dict[str, Any]:
+    """Return the fields of zoo that both sections set."""
+    values: dict[str, Any] = {}
+    for key, section in sections.items():
+        for item in fields[key]:
+            name, value = item.ours or item.theirs, item.read(section, f"{checkpoint.config_file}, {key}")
+            if values.setdefault(name, value) != value:
+                what = f"{item.theirs} {value!r} of the images is not that of the texts, {values[name]!r}"
+                raise UsageError(what, checkpoint.config_file, "encoders that differ in it are not supported")
+    return values
+
+
+def _write(c: CLIPConfig, fields: Any) -> dict[str, dict[str, Any]]:
+    return {key: {item.theirs: item.write(c, key) for item in items} for key, items in fields.items()}
+
+
+def _read_clip(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    text = _section(checkpoint, _TEXT, "eos_token_id", fields=_CLIP[_TEXT])
+    image = _section(checkpoint, _IMAGE, fields=_CLIP[_IMAGE])
+    end = text.get("eos_token_id", 49407)
+    if type(end) is not int:
+        raise UsageError(f"eos_token_id must be a number, got {end!r}", f"{checkpoint.config_file}, {_TEXT}")
+    pooled = {"text_pooling": "largest"} if end == _LEGACY_END else {"text_pooling": "end", "end_token_id": end}
+    return _read(checkpoint, {_TEXT: text, _IMAGE: image}, _CLIP) | pooled
+
+
+def _write_clip(c: CLIPConfig) -> Mapping[str, Any]:
+    found = _write(c, _CLIP)
+    found[_TEXT] |= {
+        "eos_token_id": _LEGACY_END if c.end_token_id is None else c.end_token_id,
+        "projection_dim": c.embedding_size,
+    }
+    found[_IMAGE]["projection_dim"] = c.embedding_size
+    return found
+
+
+def _read_siglip(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    text = _section(checkpoint, _TEXT, "projection_size", fields=_SIGLIP[_TEXT])
+    image = _section(checkpoint, _IMAGE, "vision_use_head", fields=_SIGLIP[_IMAGE])
+    if image.get("vision_use_head", True) is not True:
+        raise UsageError("vision_use_head false is not supported", checkpoint.config_file)
+    found = _read(checkpoint, {_TEXT: text, _IMAGE: image}, _SIGLIP)
+    if (pad := _pad_token(checkpoint)) is not None:
+        found["pad_token_id"] = pad
+    size = text.get("projection_size")
+    half = (0.5,) * CLIPConfig.check_field("num_channels", found["num_channels"], checkpoint.config_file)
+    found |= {"image_mean": half, "image_std": half}
+    return {**_SIGLIP_VALUES, **found, "embedding_size": found["text_hidden_size"] if size is None else size}
+
+
+def _pad_token(checkpoint: Checkpoint) -> int | None:
+    """Return the token with which the tokenizer pads texts, and which the model reads; None if it does not say."""
+    token = checkpoint.json("tokenizer_config.json").get("pad_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    file = checkpoint.path / "tokenizer.json"
+    return read_tokenizer(file).token_to_id(token) if isinstance(token, str) and file.exists() else None
+
+
+def _write_siglip(c: CLIPConfig) -> Mapping[str, Any]:
+    found = _write(c, _SIGLIP)
+    found[_TEXT]["projection_size"] = c.embedding_size
+    return found
+
+
+_SIGLIP_VALUES: Mapping[str, Any] = {
+    "causal": False, "pad_texts": True, "text_pooling": "last", "text_head_bias": True, "patch_bias": True,
+    "pre_norm": False, "image_pooling": "attention", "image_head": False, "logit_bias": True,
+    "label_probabilities": "sigmoid", "image_resize": "stretch",
+}  # fmt: skip
+"""The differences from CLIP that config.json does not state."""
+
+
+def _rules(*own: Rule) -> tuple[Rule, ...]:
+    return (
+        Rule("text.token_embedding", "text_model.embeddings.token_embedding"),
+        Rule("text.position_embedding", "text_model.embeddings.position_embedding"),
+        Rule("text.norm", "text_model.final_layer_norm"),
+        Rule("image.patch", "vision_model.embeddings.patch_embedding"),
+        Rule("image.position_embedding", "vision_model.embeddings.position_embedding"),
+        Rule("image.norm", "vision_model.post_layernorm"),
+        *(
+            Rule(f"{ours}.blocks.*.{part}", f"{theirs}_model.encoder.layers.*.{its}")
+            for ours, theirs in (("text", "text"), ("image", "vision"))
+            for part, its in _BLOCK
+        ),
+        *own,
+    )
+
+
+_HEAD = "vision_model.head"
+CLIP = Layout(
+    classes={"CLIPModel": "zero-shot-image-classification"},
+    fields=(Field("projection_dim", "embedding_size", default=512),),
+    rules=_rules(
+        Rule("text.head", "text_projection"),
+        Rule("image.class_token", "vision_model.embeddings.class_embedding"),
+        Rule("image.pre_norm", "vision_model.pre_layrnorm"),
+        Rule("image.head", "visual_projection"),
+        Rule("logit_scale", "logit_scale"),
+    ),
+    ignored_tensors=(r"(text|vision)_model\.embeddings\.position_ids",),
+    ignored_keys=(
+        _TEXT, _IMAGE, f"{_TEXT}_dict", f"{_IMAGE}_dict", "logit_scale_init_value", "initializer_factor",
+        "tie_word_embeddings",
+    ),
+    read_extra=_read_clip,
+    write_extra=_write_clip,
+    files=lambda c: image_processor(c, "ViT"),
+    end_token=lambda c: c.vocab_size - 1 if c.end_token_id is None else c.end_token_id,
+    constant={"model_type": "clip"},
+)  # fmt: skip
+"""``model_type`` clip."""
+
+SIGLIP = Layout(
+    classes={"SiglipModel": "zero-shot-image-classification"},
+    fields=(),
+    rules=_rules(
+        Rule("text.head", "text_model.head"),
+        Rule("image.pooling.query", f"{_HEAD}.probe"),
+        *(
+            Rule(
+                tuple(f"image.pooling.attention.{part}.{kind}" for part in ("query", "key", "value")),
+                f"{_HEAD}.attention.in_proj_{kind}",
+            )
+            for kind in ("weight", "bias")
+        ),
+        Rule("image.pooling.attention.output", f"{_HEAD}.attention.out_proj"),
+        Rule("image.pooling.norm", f"{_HEAD}.layernorm"),
+        Rule("image.pooling.mlp.up", f"{_HEAD}.mlp.fc1"),
+        Rule("image.pooling.mlp.down", f"{_HEAD}.mlp.fc2"),
+        Rule("logit_scale", "logit_scale", leading_axes=1),
+        Rule("logit_bias", "logit_bias", leading_axes=1),
+    ),
+    ignored_tensors=(r"(text|vision)_model\.embeddings\.position_ids",),
+    ignored_keys=(_TEXT, _IMAGE, "initializer_factor", "tie_word_embeddings"),
+    read_extra=_read_siglip,
+    write_extra=_write_siglip,
+    files=lambda c: image_processor(c, "Siglip"),
+    constant={"model_type": "siglip"},
+)
+"""``model_type`` siglip."""
