@@ -3,7 +3,7 @@
 from zoo.checkpoints.common import RESAMPLING, image_processor
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint
-from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule, require_known_keys
+from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
 from zoo.checkpoints.original import Comparison, Exact
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
 from zoo.tokenizers.pieces import FAIRSEQ_TOKENS, PieceTokens
@@ -27,5 +27,4 @@ __all__ = [
     "export_checkpoint",
     "image_processor",
     "import_checkpoint",
-    "require_known_keys",
 ]

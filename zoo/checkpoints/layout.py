@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
     from zoo.tokenizers.pieces import PieceTokens
 
-__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule", "require_known_keys"]
+__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule"]
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -141,6 +141,9 @@ class Layout:
     unless ``read_extra`` sets another; a checkpoint that names no class has the first class."""
     fields: Sequence[Field]
     """Mapping of configuration values."""
+    sections: Mapping[str, Sequence[Field]] = field(default_factory=dict)
+    """Mapping of the values in sections of the configuration, such as ``text_config``, by the name of the section. A
+    field of zoo that is in several sections must have the same value in each."""
     rules: Sequence[Rule] | Callable[[Any], Sequence[Rule]]
     """Mapping of tensors; may depend on zoo's configuration. If several rules match one of zoo's tensors, a file may
     hold it under any of the names, or equal copies under several; the first name is written."""
@@ -166,7 +169,8 @@ class Layout:
     """Returns additional values of zoo's configuration, given the checkpoint and the values known so far, including
     those from the user."""
     write_extra: Callable[[Any], Mapping[str, Any]] | None = None
-    """Returns additional keys of the checkpoint's configuration, given zoo's. They override those of the fields."""
+    """Returns additional keys of the checkpoint's configuration, given zoo's. They override those of the fields; those
+    of a section are added to it."""
     constant: Mapping[str, Any] = field(default_factory=dict)
     """Constant keys of the checkpoint's configuration, such as ``model_type`` and ``is_encoder_decoder``."""
     files: Callable[[Any], Mapping[str, Any]] | None = None
@@ -213,12 +217,34 @@ class Layout:
         known = (
             {item.theirs for item in self.fields} | _NONE.keys() | self.required_values.keys() | self.constant.keys()
         )
-        require_known_keys(hub, known, (*self.ignored_keys, *allowed), where)
+        known |= {key for name in self.sections for key in (name, f"{name}_dict")}
+        _require_known(hub, known, (*self.ignored_keys, *allowed), where)
         values: dict[str, Any] = {"task": self.task(checkpoint)}
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
+        values |= self._read_sections(checkpoint, (*self.ignored_keys, *allowed))
         if self.read_extra is not None:
             values |= self.read_extra(checkpoint, values | dict(chosen or {}))
         return values | dict(chosen or {})
+
+    def section(self, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+        """Return a section of a configuration, empty if it is missing. One named NAME_dict replaces it."""
+        replacement = checkpoint.config.get(f"{name}_dict")
+        found = checkpoint.config.get(name) if replacement is None else replacement
+        if not isinstance(found, Mapping | None):
+            raise UsageError(f"{name} must be an object, got {found!r}", checkpoint.config_file)
+        return found or {}
+
+    def _read_sections(self, checkpoint: Checkpoint, ignored: Sequence[str]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, fields in self.sections.items():
+            section, where = self.section(checkpoint, name), f"{checkpoint.config_file}, {name}"
+            _require_known(section, {item.theirs for item in fields}, ignored, where)
+            for item in fields:
+                value = item.read(section, where)
+                if (other := values.setdefault(item.ours or item.theirs, value)) != value:
+                    what = f"{item.theirs} {value!r} differs from {other!r} in another section"
+                    raise UsageError(what, where, "such models are not supported")
+        return values
 
     def task(self, checkpoint: Checkpoint) -> str:
         """Return zoo's task, given the class that wrote the checkpoint."""
@@ -244,7 +270,12 @@ class Layout:
             raise UsageError(f"no original class supports {config.task}", where)
         hub = {"architectures": [written_by], **self.constant}
         hub |= {item.theirs: item.write(config, where) for item in self.fields}
-        return hub | dict(self.required_values) | dict(self.write_extra(config) if self.write_extra else {})
+        hub |= dict(self.required_values)
+        for name, fields in self.sections.items():
+            hub[name] = {item.theirs: item.write(config, where) for item in fields}
+        for key, value in (self.write_extra(config) if self.write_extra else {}).items():
+            hub[key] = {**hub[key], **value} if key in self.sections else value
+        return hub
 
     # Tensors.
 
@@ -285,7 +316,7 @@ class Layout:
         return name.removeprefix(self.prefix) if config.task in self.headless_tasks else name
 
 
-def require_known_keys(hub: Mapping[str, Any], known: Collection[str], ignored: Sequence[str], where: object) -> None:
+def _require_known(hub: Mapping[str, Any], known: Collection[str], ignored: Sequence[str], where: object) -> None:
     """Raise :class:`UsageError` for keys that are neither known, nor ignored in any family, nor match ``ignored``."""
     patterns = (*_INERT, *ignored)
     strange = [key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo import UsageError
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor, require_known_keys
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor
 from zoo.tokenizers.load import read_tokenizer
 from zoo_plugins.clip.config import CLIPConfig
 
@@ -17,9 +17,10 @@ _LEGACY_END = 2
 """``eos_token_id`` of old checkpoints, which is not the tokenizer's: transformers looks for the largest id instead."""
 _IGNORED = (
     "add_cross_attention", "attention_type", "cross_attention_hidden_size", "dropout", "initializer_factor",
-    "is_decoder", "projection_dim", "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "tie_word_embeddings",
+    "is_decoder", "output_scores", "projection_dim", "pruned_heads", "remove_invalid_values",
+    "return_dict_in_generate", "tf_legacy_loss", "tie_encoder_decoder", "tie_word_embeddings",
 )  # fmt: skip
-"""Keys of a section that do not affect what a model computes. The width of projections is at the top of the file."""
+"""Keys of sections that do not affect what a model computes. The width of projections is at the top of the file."""
 _BLOCK = (
     ("norm_1", "layer_norm1"),
     ("attention.query", "self_attn.q_proj"),
@@ -33,7 +34,7 @@ _BLOCK = (
 
 
 def _sections(*, siglip: bool) -> Mapping[str, Sequence[Field]]:
-    """Return the fields of both sections. Those that both have set one field of zoo, and must be equal."""
+    """Return the fields of both sections."""
     shared = (
         Field("hidden_act", "activation", default="gelu_pytorch_tanh" if siglip else "quick_gelu", values=_KNOWN),
         Field("layer_norm_eps", "norm_eps", default=1e-6 if siglip else 1e-5),
@@ -61,71 +62,34 @@ def _sections(*, siglip: bool) -> Mapping[str, Sequence[Field]]:
 
 
 _KNOWN = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
-_CLIP, _SIGLIP = _sections(siglip=False), _sections(siglip=True)
-
-
-def _section(checkpoint: Checkpoint, key: str, *extra: str, fields: Sequence[Field]) -> Mapping[str, Any]:
-    """Return a section of config.json. One named NAME_dict replaces it, as in transformers.
-
-    Raises :class:`UsageError` for a key that is not understood.
-    """
-    found = checkpoint.config.get(f"{key}_dict")
-    found = checkpoint.config.get(key) if found is None else found
-    where = f"{checkpoint.config_file}, {key}"
-    if not isinstance(found, Mapping | None):
-        raise UsageError(f"{key} must be an object, got {found!r}", checkpoint.config_file)
-    require_known_keys(found or {}, {item.theirs for item in fields}, (*_IGNORED, *extra), where)
-    return found or {}
-
-
-def _read(checkpoint: Checkpoint, sections: Mapping[str, Mapping[str, Any]], fields: Any) -> dict[str, Any]:
-    """Return the fields of zoo that both sections set."""
-    values: dict[str, Any] = {}
-    for key, section in sections.items():
-        for item in fields[key]:
-            name, value = item.ours or item.theirs, item.read(section, f"{checkpoint.config_file}, {key}")
-            if values.setdefault(name, value) != value:
-                what = f"{item.theirs} {value!r} of the images is not that of the texts, {values[name]!r}"
-                raise UsageError(what, checkpoint.config_file, "encoders that differ in it are not supported")
-    return values
-
-
-def _write(c: CLIPConfig, fields: Any) -> dict[str, dict[str, Any]]:
-    return {key: {item.theirs: item.write(c, key) for item in items} for key, items in fields.items()}
 
 
 def _read_clip(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    text = _section(checkpoint, _TEXT, "eos_token_id", fields=_CLIP[_TEXT])
-    image = _section(checkpoint, _IMAGE, fields=_CLIP[_IMAGE])
-    end = text.get("eos_token_id", 49407)
+    end = CLIP.section(checkpoint, _TEXT).get("eos_token_id", 49407)
     if type(end) is not int:
         raise UsageError(f"eos_token_id must be a number, got {end!r}", f"{checkpoint.config_file}, {_TEXT}")
-    pooled = {"text_pooling": "largest"} if end == _LEGACY_END else {"text_pooling": "end", "end_token_id": end}
-    return _read(checkpoint, {_TEXT: text, _IMAGE: image}, _CLIP) | pooled
+    return {"text_pooling": "largest"} if end == _LEGACY_END else {"text_pooling": "end", "end_token_id": end}
 
 
 def _write_clip(c: CLIPConfig) -> Mapping[str, Any]:
-    found = _write(c, _CLIP)
-    found[_TEXT] |= {
-        "eos_token_id": _LEGACY_END if c.end_token_id is None else c.end_token_id,
-        "projection_dim": c.embedding_size,
-    }
-    found[_IMAGE]["projection_dim"] = c.embedding_size
-    return found
+    end = _LEGACY_END if c.end_token_id is None else c.end_token_id
+    widths = {"projection_dim": c.embedding_size}
+    return {_TEXT: {"eos_token_id": end, **widths}, _IMAGE: widths}
 
 
 def _read_siglip(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    text = _section(checkpoint, _TEXT, "projection_size", fields=_SIGLIP[_TEXT])
-    image = _section(checkpoint, _IMAGE, "vision_use_head", fields=_SIGLIP[_IMAGE])
+    text, image = (SIGLIP.section(checkpoint, name) for name in (_TEXT, _IMAGE))
     if image.get("vision_use_head", True) is not True:
         raise UsageError("vision_use_head false is not supported", checkpoint.config_file)
-    found = _read(checkpoint, {_TEXT: text, _IMAGE: image}, _SIGLIP)
-    if (pad := _pad_token(checkpoint)) is not None:
-        found["pad_token_id"] = pad
-    size = text.get("projection_size")
-    half = (0.5,) * CLIPConfig.check_field("num_channels", found["num_channels"], checkpoint.config_file)
-    found |= {"image_mean": half, "image_std": half}
-    return {**_SIGLIP_VALUES, **found, "embedding_size": found["text_hidden_size"] if size is None else size}
+    size, pad = text.get("projection_size"), _pad_token(checkpoint)
+    half = (0.5,) * CLIPConfig.check_field("num_channels", values["num_channels"], checkpoint.config_file)
+    return {
+        **_SIGLIP_VALUES,
+        "embedding_size": values["text_hidden_size"] if size is None else size,
+        "image_mean": half,
+        "image_std": half,
+        **({} if pad is None else {"pad_token_id": pad}),
+    }
 
 
 def _pad_token(checkpoint: Checkpoint) -> int | None:
@@ -134,12 +98,6 @@ def _pad_token(checkpoint: Checkpoint) -> int | None:
     token = token.get("content") if isinstance(token, dict) else token
     file = checkpoint.path / "tokenizer.json"
     return read_tokenizer(file).token_to_id(token) if isinstance(token, str) and file.exists() else None
-
-
-def _write_siglip(c: CLIPConfig) -> Mapping[str, Any]:
-    found = _write(c, _SIGLIP)
-    found[_TEXT]["projection_size"] = c.embedding_size
-    return found
 
 
 _SIGLIP_VALUES: Mapping[str, Any] = {
@@ -171,6 +129,7 @@ _HEAD = "vision_model.head"
 CLIP = Layout(
     classes={"CLIPModel": "zero-shot-image-classification"},
     fields=(Field("projection_dim", "embedding_size", default=512),),
+    sections=_sections(siglip=False),
     rules=_rules(
         Rule("text.head", "text_projection"),
         Rule("image.class_token", "vision_model.embeddings.class_embedding"),
@@ -179,10 +138,7 @@ CLIP = Layout(
         Rule("logit_scale", "logit_scale"),
     ),
     ignored_tensors=(r"(text|vision)_model\.embeddings\.position_ids",),
-    ignored_keys=(
-        _TEXT, _IMAGE, f"{_TEXT}_dict", f"{_IMAGE}_dict", "logit_scale_init_value", "initializer_factor",
-        "tie_word_embeddings",
-    ),
+    ignored_keys=(*_IGNORED, "logit_scale_init_value"),
     read_extra=_read_clip,
     write_extra=_write_clip,
     files=lambda c: image_processor(c, "ViT"),
@@ -194,6 +150,7 @@ CLIP = Layout(
 SIGLIP = Layout(
     classes={"SiglipModel": "zero-shot-image-classification"},
     fields=(),
+    sections=_sections(siglip=True),
     rules=_rules(
         Rule("text.head", "text_model.head"),
         Rule("image.pooling.query", f"{_HEAD}.probe"),
@@ -212,9 +169,9 @@ SIGLIP = Layout(
         Rule("logit_bias", "logit_bias", leading_axes=1),
     ),
     ignored_tensors=(r"(text|vision)_model\.embeddings\.position_ids",),
-    ignored_keys=(_TEXT, _IMAGE, "initializer_factor", "tie_word_embeddings"),
+    ignored_keys=(*_IGNORED, "projection_size", "vision_use_head"),
     read_extra=_read_siglip,
-    write_extra=_write_siglip,
+    write_extra=lambda c: {_TEXT: {"projection_size": c.embedding_size}},
     files=lambda c: image_processor(c, "Siglip"),
     constant={"model_type": "siglip"},
 )

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from zoo.nn import FeedForward, MultiHeadAttention, build_mask, initialize, normalize
+from zoo.nn import FeedForward, MultiHeadAttention, build_mask, initialize, normalize, pool
 from zoo_plugins.clip.config import CLIPConfig
 
 INIT_STD = 0.02
@@ -62,12 +62,9 @@ class TextEncoder(nn.Module):
 
     def _pool(self, x: Tensor, ids: Tensor, padding: Tensor | None) -> Tensor:
         """Return the state of one token of each text, (M, T, E) -> (M, E)."""
-        if self.config.text_pooling == "last" and padding is None:
-            return x[:, -1]
         if self.config.text_pooling == "last":
-            scores = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        else:
-            scores = ids if self.config.text_pooling == "largest" else torch.eq(ids, self.config.end_token_id or 0).long()
+            return pool(x, padding, "last")
+        scores = ids if self.config.end_token_id is None else torch.eq(ids, self.config.end_token_id).long()  # (M, T)
         if padding is not None:
             scores = scores.masked_fill(padding == 0, -1)
         place = scores.argmax(-1)  # (M,), the first of equal ones
