@@ -125,6 +125,7 @@ def test_images_keep_their_proportions(
         ({"text_num_heads": 3}, "text_hidden_size 16 is not divisible by text_num_heads 3"),
         ({"patch_size": 9}, "patch_size 9 is larger than image_size 8"),
         ({"end_token_id": 50}, "end_token_id 50 lies outside vocab_size 50"),
+        ({"pad_token_id": None, "pad_texts": True}, "pad_texts needs pad_token_id, but it is None"),
         ({"pad_token_id": -1}, "pad_token_id -1 lies outside vocab_size 50"),
         ({"text_pooling": "last", "end_token_id": 3}, "end_token_id is for text_pooling 'end', but that is 'last'"),
         ({"image_head": False, "embedding_size": 9}, "embedding_size 9 and image_hidden_size 12 must be equal"),

@@ -50,6 +50,7 @@ CLIPS: dict[str, dict[str, Any]] = {
     "largest id": {"text": {"eos_token_id": 2}},
     "first end": {"projection_dim": 17},
     "an end before others": {"text": {"eos_token_id": 7, "hidden_act": "gelu"}, "image": {"hidden_act": "gelu"}},
+    "no padding": {"text": {"pad_token_id": None}},
     "other sizes": {"image": {"image_size": 12, "num_channels": 1, "intermediate_size": 80}, "projection_dim": 40},
 }
 SIGLIPS: dict[str, dict[str, Any]] = {
@@ -197,6 +198,7 @@ def test_old_configuration(tmp_path: Path) -> None:
         ("clip", None, {"vision_config": 3}, "vision_config must be an object, got 3"),
         ("siglip", "vision_config", {"vision_use_head": False}, "vision_use_head false is not supported"),
         ("siglip", "text_config", {"projection_size": 24}, "embedding_size 24 and image_hidden_size 20 must be equal"),
+        ("siglip", "text_config", {"pad_token_id": None}, "pad_texts needs pad_token_id, but it is None"),
         ("siglip", "vision_config", {"num_channels": None}, "num_channels must be int, got None"),
     ],
 )
@@ -362,3 +364,19 @@ def test_padding_of_siglip_is_that_of_its_tokenizer(tmp_path: Path) -> None:
     export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=False)
     again = PreTrainedTokenizerFast.from_pretrained(tmp_path / "back")
     assert (again.pad_token_id, again.model_input_names) == (0, ["input_ids"])
+
+
+@pytest.mark.parametrize(("kind", "name", "size"), [("clip", "first end", 22), ("siglip", "siglip", 9)])
+def test_another_image_size_equals_the_interpolation_of_the_original(
+    tmp_path: Path, kind: str, name: str, size: int
+) -> None:
+    theirs = make(kind, name)
+    theirs.save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    library.adapt(tmp_path / "ours", tmp_path / "other", image_size=size)
+    ours = library.load(tmp_path / "other").double().eval()
+    pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    features: Any = theirs.double()
+    with Exact(features), torch.inference_mode():
+        wanted = features.get_image_features(pixels, interpolate_pos_encoding=True).pooler_output
+        assert_close(ours.embed_images(pixels), wanted / wanted.norm(dim=-1, keepdim=True), rtol=1e-5, atol=1e-5)

@@ -43,8 +43,8 @@ class CLIPConfig(ImageConfig):
     end token if that is the last of the vocabulary; or the last token."""
     end_token_id: int | None = None
     """Id of the token that ends a text, for ``text_pooling`` end; by default the last of the vocabulary."""
-    pad_token_id: int = 1
-    """Id that pads texts."""
+    pad_token_id: int | None = 1
+    """Id that pads texts. None is for a model that masks padding."""
     text_head_bias: bool = False
     """Whether the projection of a text to ``embedding_size`` has a bias."""
     patch_size: int = 32
@@ -106,6 +106,8 @@ class CLIPConfig(ImageConfig):
             value = getattr(self, name)
             if value is not None and not 0 <= value < self.vocab_size:
                 raise ValueError(f"{name} {value} lies outside vocab_size {self.vocab_size}")
+        if self.pad_texts and self.pad_token_id is None:
+            raise ValueError("pad_texts needs pad_token_id, but it is None")
         if not self.image_head and self.embedding_size != self.image_hidden_size:
             what = f"embedding_size {self.embedding_size} and image_hidden_size {self.image_hidden_size}"
             raise ValueError(f"without image_head, {what} must be equal")

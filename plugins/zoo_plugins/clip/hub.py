@@ -7,7 +7,6 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor
-from zoo.tokenizers.load import read_tokenizer
 from zoo_plugins.clip.config import CLIPConfig
 
 __all__ = ["CLIP", "SIGLIP"]
@@ -81,7 +80,7 @@ def _read_siglip(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str,
     text, image = (SIGLIP.section(checkpoint, name) for name in (_TEXT, _IMAGE))
     if image.get("vision_use_head", True) is not True:
         raise UsageError("vision_use_head false is not supported", checkpoint.config_file)
-    size, pad = text.get("projection_size"), _pad_token(checkpoint)
+    size, pad = text.get("projection_size"), checkpoint.special_token("pad_token")
     half = (0.5,) * CLIPConfig.check_field("num_channels", values["num_channels"], checkpoint.config_file)
     return {
         **_SIGLIP_VALUES,
@@ -90,14 +89,6 @@ def _read_siglip(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str,
         "image_std": half,
         **({} if pad is None else {"pad_token_id": pad}),
     }
-
-
-def _pad_token(checkpoint: Checkpoint) -> int | None:
-    """Return the token with which the tokenizer pads texts, and which the model reads; None if it does not say."""
-    token = checkpoint.json("tokenizer_config.json").get("pad_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    file = checkpoint.path / "tokenizer.json"
-    return read_tokenizer(file).token_to_id(token) if isinstance(token, str) and file.exists() else None
 
 
 _SIGLIP_VALUES: Mapping[str, Any] = {

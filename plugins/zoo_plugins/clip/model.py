@@ -13,7 +13,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-from zoo.nn import FeedForward, MultiHeadAttention, build_mask, initialize, normalize, pool
+from zoo.nn import (
+    FeedForward,
+    MultiHeadAttention,
+    build_mask,
+    initialize,
+    normalize,
+    pool,
+    resize_grid,
+    truncate_positions,
+)
 from zoo_plugins.clip.config import CLIPConfig
 
 INIT_STD = 0.02
@@ -162,3 +171,13 @@ class CLIP(nn.Module):
         """
         texts, images = self.embed_texts(input_ids, attention_mask), self.embed_images(pixel_values)
         return {"logits_per_image": self.compare(images, texts), "text_embeds": texts, "image_embeds": images}
+
+    def adapt_tensor(self, name: str, tensor: Tensor, old: CLIPConfig) -> Tensor | None:
+        """Interpolate the positions of patches to another image size, and truncate those of texts."""
+        if name == "text.position_embedding.weight":
+            return truncate_positions(tensor, self.config.max_seq_len)
+        if name != "image.position_embedding.weight" or old.image_pooling != self.config.image_pooling:
+            return None
+        special, grid = tensor.split((old.num_image_tokens - old.num_patches, old.num_patches))
+        side = self.config.image_size // self.config.patch_size
+        return torch.cat((special, resize_grid(grid[None], side)[0]))
