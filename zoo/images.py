@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 
 _ROUNDING = 1e-6
 """Added before rounding down: the size before cropping is a quotient of two floats."""
+_MOST_PIXELS = 2**26
+"""Largest size of a resized image before it is cropped: a narrow strip would take all memory."""
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
 
@@ -124,8 +126,12 @@ class ImageReader:
         if not self.keeps_ratio:
             return whole
         if width <= height:
-            return whole[0], max(whole[1], whole[0] * height // width)
-        return max(whole[0], whole[1] * width // height), whole[1]
+            resized = whole[0], max(whole[1], whole[0] * height // width)
+        else:
+            resized = max(whole[0], whole[1] * width // height), whole[1]
+        if math.prod(resized) > _MOST_PIXELS:
+            raise ValueError(f"{width} x {height} pixels would become {resized[0]} x {resized[1]}: crop it")
+        return resized
 
 
 def white_of(array: Array) -> int:

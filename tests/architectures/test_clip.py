@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from zoo.errors import ArtifactError
 from zoo.images import ImageReader
 from zoo_plugins.clip.config import CLIPConfig
 from zoo_plugins.clip.model import CLIP
@@ -116,6 +117,14 @@ def test_images_keep_their_proportions(
     reader = ImageReader.of(lambda name: getattr(config, name), 3, 8, 8)
     expected = picture.resize(resized, image.Resampling.BICUBIC).crop((*crop, crop[0] + 8, crop[1] + 8))
     assert np.array_equal(reader.read(picture), np.asarray(expected))
+
+
+def test_a_narrow_strip_is_refused() -> None:
+    image = pytest.importorskip("PIL.Image")
+    config = CLIPConfig(**SIZES)
+    reader = ImageReader.of(lambda name: getattr(config, name), 3, 8, 8)
+    with pytest.raises(ArtifactError, match="2000000 x 1 pixels would become 16000000 x 8: crop it"):
+        reader.read(image.new("RGB", (2_000_000, 1)))
 
 
 @pytest.mark.parametrize(

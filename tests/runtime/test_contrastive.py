@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import zoo as library
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.plugins import ZooWarning
+from zoo_export import export_model
+from zoo_export.adapters.graph import make_adapted
+from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 
 pytest.importorskip("pyarrow")
@@ -132,6 +136,7 @@ def test_texts_of_any_length_share_a_batch(siglip: Path) -> None:
             session.run("b" * 33, task="sentence-embedding")
         runner: Any = session.runner("sentence-embedding")
         assert runner.feed([runner.read("ab", 1)])["input_ids"].tolist() == [[97, 98] + [1] * 30]
+    assert library.load_tokenizer(siglip)(["ab", "c"])["input_ids"].shape == (2, POSITIONS)
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one["embedding"], other["embedding"], atol=1e-5)
 
@@ -146,3 +151,23 @@ def test_wrong_answers_fail_the_gate(exported_model: Exported, tmp_path: Path, m
     monkeypatch.setattr(contrastive, "sigmoid", contrastive.softmax)
     with pytest.raises(ParityError, match="task zero-shot-image-classification, optimisations on: label is off by"):
         verify_model(directory)
+
+
+def test_adapters_need_rows_of_a_batch(clip: Path) -> None:
+    with pytest.raises(UsageError, match="graph text has the rows texts, so it cannot choose an adapter for each"):
+        make_adapted(ModelDirectory.open(clip), {})
+
+
+@pytest.mark.slow
+def test_fixed_number_of_images(exported_model: Exported, images: list[str]) -> None:
+    """Images are then read one at a time; the number of texts is free."""
+    directory = exported_model("clip-tiny")
+    with load_session(directory) as session:
+        wanted = session.run(images, labels=LABELS)
+    shutil.copytree(directory, "fixed")
+    assert export_model("fixed", options=Options(fix=("images=1",)), force=True).passed
+    with load_session("fixed") as session:
+        found = session.run(images, labels=LABELS)
+        assert session.run("tea", task="sentence-embedding")["embedding"].shape == (24,)
+    for one, other in zip(found, wanted, strict=True):
+        assert [row["label"] for row in one["classes"]] == [row["label"] for row in other["classes"]]

@@ -20,6 +20,7 @@ from zoo.contract import Graph, causal_graph, floats, mask
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.positions import valid_positions
 from zoo.testing import Check, CheckFailure, Inapplicable, all_checks, find_subject
+from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]
 Edit = tuple[str, str]
@@ -138,6 +139,13 @@ def test_images_and_texts_are_verified(build: Callable[..., None], zoo: Zoo) -> 
     ours = model(**{name: torch.from_numpy(value) for name, value in feeds.items()})["logits_per_image"]
     session = onnxruntime.InferenceSession("model/model.onnx")
     np.testing.assert_allclose(session.run(["logits_per_image"], feeds)[0], ours.detach(), rtol=1e-5, atol=1e-5)
+    others = {
+        "is_photo": np.array([1, 0, 1]),
+        **{name: feeds[name].astype(int) for name in ("input_ids", "attention_mask")},
+    }
+    with load_session("model") as opened:  # converts integers
+        found = opened.execute(opened.graphs[0], feeds | others)["logits_per_image"]
+    np.testing.assert_allclose(found, ours.detach(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
