@@ -354,7 +354,7 @@ def test_imported_model_is_exported_and_verified(tmp_path: Path, name: str) -> N
 
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "another head": ({"architectures": ["ViTForMaskedImageModeling"]}, ("ViTForMaskedImageModeling", "ViTModel")),
-    "an activation": ({"hidden_act": "quick_gelu"}, ("hidden_act 'quick_gelu' is not supported", "gelu_new")),
+    "an activation": ({"hidden_act": "sine"}, ("hidden_act 'sine' is not supported", "gelu_new")),
     "two sides": ({"image_size": [14, 18]}, ("image_size must be int, got [14, 18]", "config.json")),
     "a pooler's size": ({"pooler_output_size": 7}, ("pooler_output_size 7 is not supported, only hidden_size 15",)),
     "a pooler's activation": ({"pooler_act": "relu"}, ("pooler_act 'relu' is not supported, only 'tanh'",)),
