@@ -51,6 +51,8 @@ _VISION = {
     "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
     "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2, "num_labels": 5,
 }  # fmt: skip
+_TEXTS = {**_ENCODER, "hidden_size": 24, "max_position_embeddings": 16, "eos_token_id": 5}
+_IMAGES = {key: value for key, value in _VISION.items() if key != "num_labels"}
 
 
 _GEMMA = {**_DECODER, "sliding_window": 7, "query_pre_attn_scalar": 11}
@@ -121,6 +123,8 @@ FAMILIES = {
     "ViT": Family("ViTForImageClassification", _VISION),
     "DINOv2": Family("Dinov2ForImageClassification", {**_DINO, "use_swiglu_ffn": True}),
     "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
+    "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
+    "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
 }  # fmt: skip
 _COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original's", "ONNX verified", "round trip")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zoo import cost
-from zoo.classes import ClassifierConfig, EmbeddingConfig, ProblemType
+from zoo.classes import ClassifierConfig, EmbeddingConfig, ImageConfig, ProblemType
 from zoo.config import Activation, Config, Initializer, Norm, Settings, shortest_period
 from zoo.contract import (
     Architecture,
@@ -52,6 +52,7 @@ __all__ = [
     "EmbeddingConfig",
     "Exporter",
     "Graph",
+    "ImageConfig",
     "Importer",
     "Initializer",
     "KeyValues",

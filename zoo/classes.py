@@ -1,4 +1,4 @@
-"""Configurations of classifiers and of sentence encoders, and how logits become answers."""
+"""Configurations of classifiers, sentence encoders and image models, and how logits become answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from zoo.config import Config
 from zoo.cost import Cost, linear
 
-__all__ = ["ClassifierConfig", "EmbeddingConfig", "ProblemType", "problem_of"]
+__all__ = ["ClassifierConfig", "EmbeddingConfig", "ImageConfig", "ProblemType", "problem_of"]
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 """How logits become answers: by a softmax over the classes, by a sigmoid for each class, or as they are. The values are
@@ -31,6 +31,44 @@ def problem_of(problem: ProblemType | None, num_classes: int) -> ProblemType:
         what = "problem_type 'single_label_classification' needs at least 2 classes, but num_classes is 1"
         raise ValueError(f"{what}: choose 'multi_label_classification' for a probability, 'regression' for a number")
     return problem or ("regression" if num_classes == 1 else "single_label_classification")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(Config):
+    """Base class of configurations of models that read images, which :class:`zoo.images.ImageReader` prepares.
+
+    ``__post_init__`` of a subclass calls :meth:`check_images`.
+    """
+
+    image_size: int = 224
+    """Height and width of the images, in pixels."""
+    num_channels: int = 3
+    """Channels of the images, 3 for RGB."""
+    image_mean: tuple[float, ...] | None = None
+    """Mean subtracted from each channel, for pixels in [0, 1]; 0.5 by default."""
+    image_std: tuple[float, ...] | None = None
+    """Standard deviation that each channel is then divided by; 0.5 by default."""
+    image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
+    """Filter with which images are resized."""
+    image_resize: Literal["stretch", "shortest_edge"] = "stretch"
+    """Whether images are stretched to a square, or keep their proportions and lose what is outside the central one."""
+    image_crop: float = 1.0
+    """Sides of the model's square in the centre of a resized image, as a fraction of that image's shorter ones. The
+    image is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""
+
+    def check_images(self) -> None:
+        """Set the defaults of mean and deviation, and raise ``ValueError`` if the fields contradict each other."""
+        self.require_positive("image_size", "num_channels")
+        self.default("image_mean", (0.5,) * self.num_channels)
+        self.default("image_std", (0.5,) * self.num_channels)
+        for name in ("image_mean", "image_std"):
+            values = getattr(self, name)
+            if len(values) != self.num_channels:
+                raise ValueError(f"{name} {values} has {len(values)} numbers for num_channels {self.num_channels}")
+        if not 0 < self.image_crop <= 1:
+            raise ValueError(f"image_crop must lie in (0, 1], got {self.image_crop}")
+        if min(self.image_std or ()) <= 0:
+            raise ValueError(f"image_std must be positive, got {self.image_std}")
 
 
 _CLASSES = ("num_classes", "labels", "problem_type")

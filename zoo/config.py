@@ -19,8 +19,9 @@ from zoo.errors import UsageError, Wording, close_to, nearest
 
 __all__ = ["Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"]
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-"""The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation."""
+Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
+"""The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation of ``gelu``,
+``gelu_sigmoid`` is CLIP's, x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2)."""
 Norm = Literal["layer", "annotated"]
 """The norms of :func:`zoo.nn.build_norm`."""
 Initializer = Literal["normal", "truncated_normal", "xavier_uniform", "xavier_normal", "lecun_uniform", "lecun_normal"]

@@ -38,6 +38,8 @@ __all__ = [
     "floats",
     "is_quotient",
     "mask",
+    "row_sizes",
+    "rows_of",
     "sizes_of",
     "token_ids",
 ]
@@ -165,8 +167,9 @@ class TensorSpec:
 
     name: str
     dims: tuple[Dim, ...]
-    dtype: Literal["float", "int64"] = "float"
-    """``float`` follows the model's own dtype."""
+    dtype: Literal["float", "float32", "int64", "int32", "bool"] = "float"
+    """``float`` follows the model's own dtype. ``float32`` is at least that: a model in half precision reads float32,
+    and the float64 model float64."""
     upper: int | None = None
     """Integers lie in ``[0, upper)``: a vocabulary size, a number of token types."""
     is_mask: bool = False
@@ -178,23 +181,34 @@ class TensorSpec:
         """Raise ``ValueError`` for a malformed dimension."""
         object.__setattr__(self, "dims", tuple(map(_canonical, self.dims)))
 
+    @property
+    def is_float(self) -> bool:
+        """Whether the tensor has floating-point numbers."""
+        return self.dtype in ("float", "float32")
+
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the concrete shape, given the size of each named dimension."""
         return tuple(dim_size(dim, sizes) for dim in self.dims)
 
 
-def token_ids(name: str, upper: int, *, length: str = "sequence") -> TensorSpec:
-    """Declare integers in ``[0, upper)`` of shape (batch, ``length``)."""
-    return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=upper)
+def token_ids(name: str, upper: int, *, length: Dim = "sequence", rows: str = "batch") -> TensorSpec:
+    """Declare integers in ``[0, upper)`` of shape (``rows``, ``length``)."""
+    return TensorSpec(name=name, dims=(rows, length), dtype="int64", upper=upper)
 
 
-def mask(name: str, *, length: str = "sequence", padding: Literal["both", "left", "right"] = "both") -> TensorSpec:
-    """Declare a padding mask of shape (batch, ``length``): 1 for a token, 0 for padding, on the side ``padding``.
+def mask(
+    name: str,
+    *,
+    length: str = "sequence",
+    padding: Literal["both", "left", "right"] = "both",
+    rows: str = "batch",
+) -> TensorSpec:
+    """Declare a padding mask of shape (``rows``, ``length``): 1 for a token, 0 for padding, on the side ``padding``.
 
     >>> mask("attention_mask").shape({"batch": 2, "sequence": 7})
     (2, 7)
     """
-    return TensorSpec(name=name, dims=("batch", length), dtype="int64", upper=2, is_mask=True, padding=padding)
+    return TensorSpec(name=name, dims=(rows, length), dtype="int64", upper=2, is_mask=True, padding=padding)
 
 
 def floats(name: str, *dims: Dim) -> TensorSpec:
@@ -324,6 +338,9 @@ class Graph:
     attentions: tuple[TensorSpec, ...] = ()
     """The attention weights, in the order in which the method computes them: :func:`attentions` for self-attention,
     ``cross_attentions`` for cross-attention. They are outputs only after :meth:`with_attentions`."""
+    rows: tuple[str, ...] = ("batch",)
+    """The dimensions along which items are independent. The first dimension of each input and output is one of them. A
+    graph that compares images with texts has two, ``("images", "texts")``. A graph with a past has ``batch``."""
     sizes: Mapping[str, Size] = field(default_factory=dict, hash=False)
     """The sizes that free dimensions may have, by name: ``{"frames": zoo.Size(min=4, multiple_of=4)}``. By default, it
     is any from 1 to ``max_seq_len``. The batch and the tokens of a graph with a past cannot be restricted: rows are
@@ -332,6 +349,10 @@ class Graph:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if dimensions are restricted, divided or padded in a way that is not supported."""
         where = f"graph {self.name!r}"
+        if not self.rows or not all(isinstance(name, str) and name.isidentifier() for name in self.rows):
+            raise ValueError(f"the rows of {where} must be a tuple of names, got {self.rows!r}")
+        if self.pasts and self.rows != ("batch",):
+            raise ValueError(f"{where} has a past, so its rows must be ('batch',), got {self.rows}")
         lengths = {item.length for item in self.pasts if isinstance(item, KeyValues)}
         for length in lengths:
             if dim_names(length) != (length,):
@@ -358,7 +379,7 @@ class Graph:
 
     def _any_size(self) -> set[str]:
         """Return the names of dimensions that can be neither restricted nor divided."""
-        return {"batch", *(["sequence"] if self.pasts else []), *filter(None, [self.past_length])}
+        return {*self.rows, *(["sequence"] if self.pasts else []), *filter(None, [self.past_length])}
 
     @property
     def pasts(self) -> tuple[KeyValues | States, ...]:
@@ -411,6 +432,29 @@ class Graph:
         """Return the free dimensions of the inputs, each once; a sum or quotient counts as the names in it."""
         names = (name for tensor in self.input_tensors() for dim in tensor.dims for name in dim_names(dim))
         return tuple(dict.fromkeys(names))
+
+
+def rows_of(graphs: Iterable[Graph]) -> tuple[str, ...]:
+    """Return the dimensions of independent items of all graphs, each once."""
+    return tuple(dict.fromkeys(name for graph in graphs for name in graph.rows))
+
+
+def row_sizes(graphs: Iterable[Graph], batch: int) -> dict[str, int]:
+    """Return sizes of the dimensions of independent items: ``batch`` for the first, other sizes for the others.
+
+    >>> graph = Graph(
+    ...     inputs=(floats("image", "images", 8), floats("text", "texts", 8)),
+    ...     outputs=(floats("logits", "images", "texts"),),
+    ...     rows=("images", "texts"),
+    ... )
+    >>> [row_sizes([graph], batch) for batch in (1, 2, 5)]
+    [{'images': 1, 'texts': 2}, {'images': 2, 'texts': 5}, {'images': 5, 'texts': 1}]
+    """
+    sizes = {}
+    for name in rows_of(graphs):
+        sizes[name] = batch
+        batch = {1: 2, 2: 5, 5: 1}.get(batch, batch - 1)
+    return sizes
 
 
 def sizes_of(graphs: Iterable[Graph]) -> dict[str, Size]:

@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 
 _ROUNDING = 1e-6
 """Added before rounding down: the size before cropping is a quotient of two floats."""
+_MOST_PIXELS = 2**26
+"""Largest size of a resized image before it is cropped: a narrow strip would take all memory."""
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
 
@@ -40,7 +42,9 @@ class ImageReader:
     resample: str
     """The name of Pillow's filter for resizing."""
     crop: float
-    """Fraction of each side that is kept after resizing."""
+    """Fraction of each side that is kept after resizing; of the shorter sides if ``keeps_ratio``."""
+    keeps_ratio: bool
+    """Whether an image keeps its proportions when it is resized. Otherwise it is stretched."""
     mean: Array = field(repr=False)
     """Subtracted from each channel, (channels, 1, 1), for pixels in [0, 1]."""
     std: Array = field(repr=False)
@@ -52,8 +56,8 @@ class ImageReader:
 
         Args:
             option: returns a field of the model's configuration, None if it has none: ``image_resample``, bilinear by
-                default; ``image_crop``, 1 by default; ``image_mean`` and ``image_std``, 0.5 by default (Dosovitskiy et
-                al. 2021).
+                default; ``image_crop``, 1 by default; ``image_resize``, stretch by default; ``image_mean`` and
+                ``image_std``, 0.5 by default (Dosovitskiy et al. 2021).
             channels: number of channels.
             height: of the model's images, in pixels.
             width: of the model's images, in pixels.
@@ -63,7 +67,8 @@ class ImageReader:
             for value in (option("image_mean"), option("image_std"))
         )
         resample = str(option("image_resample") or "bilinear").upper()
-        return cls(channels, height, width, resample, option("image_crop") or 1.0, mean, std)
+        keeps_ratio = option("image_resize") == "shortest_edge"
+        return cls(channels, height, width, resample, option("image_crop") or 1.0, keeps_ratio, mean, std)
 
     def read(self, value: Any, where: str | None = None) -> Array:
         """Return an image as an array of the model's size, (height, width, channels), without normalising it.
@@ -100,8 +105,6 @@ class ImageReader:
             raise ArtifactError(f"expected an image file or an array, got {type(value).__name__}", where)
         if self.mode is None:
             raise UsageError(f"image files cannot have {self.channels} channels", where, "give arrays")
-        resized = math.floor(self.width / self.crop + _ROUNDING), math.floor(self.height / self.crop + _ROUNDING)
-        left, top = (resized[0] - self.width) // 2, (resized[1] - self.height) // 2
         try:
             with (
                 contextlib.nullcontext(value)
@@ -109,11 +112,26 @@ class ImageReader:
                 else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
             ) as image:
                 upright = ImageOps.exif_transpose(_eight_bits(image))
+                resized = self._resized(*upright.size)
+                left, top = (resized[0] - self.width) // 2, (resized[1] - self.height) // 2
                 sized = upright.convert(self.mode).resize(resized, Image.Resampling[self.resample])
                 sized = sized.crop((left, top, left + self.width, top + self.height))
         except Exception as error:  # Pillow raises many classes, including SyntaxError
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height of an image before it is cropped."""
+        whole = math.floor(self.width / self.crop + _ROUNDING), math.floor(self.height / self.crop + _ROUNDING)
+        if not self.keeps_ratio:
+            return whole
+        if width <= height:
+            resized = whole[0], max(whole[1], whole[0] * height // width)
+        else:
+            resized = max(whole[0], whole[1] * width // height), whole[1]
+        if math.prod(resized) > _MOST_PIXELS:
+            raise ValueError(f"{width} x {height} pixels would become {resized[0]} x {resized[1]}: crop it")
+        return resized
 
 
 def white_of(array: Array) -> int:

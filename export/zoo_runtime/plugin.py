@@ -16,7 +16,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         "text-generation", "text2text-generation", "token-classification",
     )  # fmt: skip
     images = ("image-classification", "image-feature-extraction")
-    masked = ("fill-mask", "pretraining")
+    masked, pairs = ("fill-mask", "pretraining"), ("zero-shot-image-classification",)
     return [
         zoo.Task(name="attentions", run=f"{home}.attention:Attentions", serves=texts),
         zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
@@ -27,6 +27,12 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(name="fill-mask", run=f"{home}.text:FillMask", serves=masked, formula=f"{formulas}:masks"),
         zoo.Task(name="image-attentions", run=f"{home}.attention:ImageAttentions", serves=images),
         zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification", formula=f"{formulas}:classes"),
+        zoo.Task(
+            name="image-embedding",
+            run=f"{home}.contrastive:ImageEmbedding",
+            serves=pairs,
+            formula=f"{formulas}:image_embedding",
+        ),
         zoo.Task(
             name="image-feature-extraction", run=f"{home}.images:ImageFeatures", formula=f"{formulas}:image_features"
         ),
@@ -56,7 +62,12 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(
             name="score", run=f"{home}.likelihood:Score", serves=("text-generation",), formula=f"{formulas}:score"
         ),
-        zoo.Task(name="sentence-embedding", run=f"{home}.text:Embed", serves=encoders, formula=f"{formulas}:embedding"),
+        zoo.Task(
+            name="sentence-embedding",
+            run=f"{home}.text:Embed",
+            serves=(*encoders, *pairs),
+            formula=f"{formulas}:embedding",
+        ),
         zoo.Task(
             name="text-classification", run=f"{home}.classification:TextClassification", formula=f"{formulas}:classes"
         ),
@@ -75,6 +86,11 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             run=f"{home}.candidates:ZeroShot",
             serves=("text-classification",),
             formula=f"{formulas}:zero_shot",
+        ),
+        zoo.Task(
+            name="zero-shot-image-classification",
+            run=f"{home}.contrastive:ZeroShotImages",
+            formula=f"{formulas}:zero_shot_images",
         ),
     ]
 

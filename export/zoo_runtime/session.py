@@ -50,7 +50,7 @@ from zoo_runtime.generation.opening import open_stepper
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
 from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
-from zoo_runtime.runner import Answer, Pair, Runner, TextRunner
+from zoo_runtime.runner import Answer, Pair, Runner
 from zoo_runtime.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ class Session:
 
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
-        size = (self._fixed_batch() or runner.batch_size) if batch_size is None else batch_size
+        size = (self._fixed_batch(runner) or runner.batch_size) if batch_size is None else batch_size
         if size < 1:
             raise UsageError(f"batch_size must be at least 1, got {size}")
         runner.batch_size = size
@@ -507,12 +507,13 @@ class Session:
                 )
             return self._drafts[path]
 
-    def _fixed_batch(self) -> int | None:
-        """Return the batch size that the graphs require, or None if they take any."""
-        opened = self.sessions.get(self.graphs[0].name)
+    def _fixed_batch(self, runner: Runner[Any]) -> int | None:
+        """Return the batch size that the graph of a task requires, or None if it takes any."""
+        graph: Graph = getattr(runner, "graph", self.graphs[0])
+        opened = self.sessions.get(graph.name)
         shapes = {item.name: item.shape for item in opened.get_inputs()} if opened else {}
-        for tensor in self.graphs[0].input_tensors():
-            if tensor.dims[0] == "batch" and isinstance(shapes.get(tensor.name, [None])[0], int):
+        for tensor in graph.input_tensors():
+            if tensor.dims[0] == graph.rows[0] and isinstance(shapes.get(tensor.name, [None])[0], int):
                 return int(shapes[tensor.name][0])
         return None
 
@@ -527,8 +528,9 @@ class Session:
         self._report_truncated(runner)
 
     def _report_truncated(self, runner: Runner[Any]) -> None:
-        if isinstance(runner, TextRunner) and runner.truncated:
-            warnings.warn(f"{runner.truncated}: {self.path}", ZooWarning, stacklevel=2)
+        truncated = getattr(runner, "truncated", None)
+        if truncated is not None:
+            warnings.warn(f"{truncated}: {self.path}", ZooWarning, stacklevel=2)
 
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""

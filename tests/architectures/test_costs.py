@@ -86,6 +86,10 @@ PUBLISHED = [
     ("dinov2-giant", [], 1_136_480_768 - 1536),
     ("deit-small", [], 22_050_664),
     ("deit-base-distilled", [], 87_338_192),
+    ("clip-vit-base-patch32", [], 151_277_313),
+    ("clip-vit-base-patch16", [], 149_620_737),
+    ("clip-vit-large-patch14", [], 427_616_513),
+    ("siglip-base-patch16-224", [], 203_155_970),
 ]
 
 VECTORS = ["task=vector-feature-extraction", "vocab_size=0", "hidden_size=24", "num_heads=3", "max_seq_len=32"]
@@ -458,6 +462,23 @@ def test_vit_flops(settings: list[str], special: int, once: int) -> None:
     patches = (size[0] // 2) * (size[1] // 2)
     counted = counted_flops(spec, (torch.zeros(1, channels, *size),))
     assert counted + special * embedding == (patches + special) * spec.cost.flops + once
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "once"),
+    [
+        # Heads and the comparison run once, and the class token has no patch to project.
+        ("clip-tiny", 17, 2 * 32 * 24 + 2 * 48 * 24 + 2 * 24 - 2 * 3 * 4 * 4 * 48),
+        # The pooling projects all patches to keys and values, and one query.
+        ("siglip-tiny", 16, 2 * 32 * 48 + 2 * 48 + (2 * 16 + 2) * 2 * 48**2 + 4 * 16 * 48 + 4 * 48 * 4 * 48),
+    ],
+)
+def test_clip_flops(name: str, tokens: int, once: int) -> None:
+    """Per token of a text and patch of an image, of which there are as many here."""
+    spec = registry().resolve(name, [f"max_seq_len={tokens}"])
+    assert spec.cost is not None
+    inputs = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(1, 3, 16, 16)
+    assert counted_flops(spec, inputs) == tokens * spec.cost.flops + once
 
 
 @pytest.mark.parametrize("settings", [[], ["kernel_sizes=[1, 7]", "num_filters=5", "num_classes=3"]])

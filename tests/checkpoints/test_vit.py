@@ -65,6 +65,7 @@ OURS: dict[str, Any] = {
     "labels": (),
     "problem_type": "single_label_classification",
     "image_resample": "bilinear",
+    "image_resize": "stretch",
     "image_crop": 1.0,
     "gated": False,
     "layer_scale": None,
@@ -329,7 +330,7 @@ PROCESSORS = {
     "no scaling": ({"do_rescale": False}, "do_rescale False is not supported, only true"),
     "another scale": ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.00784"),
     "another crop": ({"do_center_crop": True, "size": 16, "crop_size": 9}, "crop_size 9 of size 16 does not fit image"),
-    "shortest edge": ({"size": {"shortest_edge": 16}}, "size {'shortest_edge': 16} is not supported, only squares"),
+    "shortest edge": ({"size": {"shortest_edge": 16}}, "size {'shortest_edge': 16} without do_center_crop is not"),
     "oblong": ({"size": {"height": 14, "width": 16}}, "only squares"),
     "filter": ({"resample": 9}, "resample 9 is not supported"),
 }
@@ -353,7 +354,7 @@ def test_imported_model_is_exported_and_verified(tmp_path: Path, name: str) -> N
 
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "another head": ({"architectures": ["ViTForMaskedImageModeling"]}, ("ViTForMaskedImageModeling", "ViTModel")),
-    "an activation": ({"hidden_act": "quick_gelu"}, ("hidden_act 'quick_gelu' is not supported", "gelu_new")),
+    "an activation": ({"hidden_act": "sine"}, ("hidden_act 'sine' is not supported", "gelu_new")),
     "two sides": ({"image_size": [14, 18]}, ("image_size must be int, got [14, 18]", "config.json")),
     "a pooler's size": ({"pooler_output_size": 7}, ("pooler_output_size 7 is not supported, only hidden_size 15",)),
     "a pooler's activation": ({"pooler_act": "relu"}, ("pooler_act 'relu' is not supported, only 'tanh'",)),

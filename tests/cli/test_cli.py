@@ -58,7 +58,11 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "fraction for a number": (["build", "gpt-tiny", "--set", "num_layers=1.5"], 2, ("num_layers must be int, got",)),
     "flag for a number": (["build", "gpt-tiny", "--set", "num_layers=true"], 2, ("num_layers must be int, got",)),
     "not a number": (["build", "gpt-tiny", "--set", "norm_eps=nan"], 2, ("norm_eps must be finite, got nan",)),
-    "unknown choice": (["build", "gpt-tiny", "--set", "activation=tanh"], 2, ("'gelu', 'gelu_tanh', 'relu', 'silu'",)),
+    "unknown choice": (
+        ["build", "gpt-tiny", "--set", "activation=tanh"],
+        2,
+        ("'gelu_tanh', 'gelu_sigmoid', 'relu', 'silu'",),
+    ),
     "indivisible heads": (["build", "gpt-tiny", "--set", "num_heads=7"], 2, ("hidden_size 64", "num_heads 7")),
     "no layers": (["build", "gpt-tiny", "--set", "num_layers=0"], 2, ("num_layers must be positive, got 0",)),
     "negative width": (["build", "bert-tiny", "--set", "hidden_size=-64"], 2, ("must be positive, got -64",)),

@@ -35,6 +35,9 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         "bert-tiny",
         ["task=sentence-embedding", "pooler=false", "feature_layers=[-2, -1]", "feature_merge=sum"],
     ),
+    "clip, first end": ("clip-tiny", ["text_pooling=end", "end_token_id=3", "image_resize=stretch"]),
+    "clip, largest id": ("clip-tiny", ["text_pooling=largest", "pre_norm=false", "image_pooling=attention"]),
+    "clip, siglip": ("siglip-tiny", []),
     "gpt, mixed biases": (
         "gpt-tiny",
         ["norm=annotated", "attention_bias=true,false,true", "attention_output_bias=false", "norm_bias=false"],

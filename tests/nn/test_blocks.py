@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers.activations import QuickGELUActivation
 
 import zoo
 from zoo import Initializer
@@ -188,7 +189,13 @@ def test_sinusoids_need_an_even_width() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("activation", "module"),
-    [("gelu", nn.GELU()), ("gelu_tanh", nn.GELU("tanh")), ("relu", nn.ReLU()), ("silu", nn.SiLU())],
+    [
+        ("gelu", nn.GELU()),
+        ("gelu_tanh", nn.GELU("tanh")),
+        ("gelu_sigmoid", QuickGELUActivation()),
+        ("relu", nn.ReLU()),
+        ("silu", nn.SiLU()),
+    ],
 )
 def test_feed_forward_equals_sequential(activation: str, module: nn.Module, bias: bool) -> None:
     """The reference is dense, activation, dense."""

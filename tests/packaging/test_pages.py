@@ -18,7 +18,7 @@ MODEL_SIZE = re.compile(r"[\d,]+ parameters, [\d.]+ [kMG]?B")
 PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
     f"docs/howto/{name}.md": count
     for name, count in {
-        "answers": 23,
+        "answers": 28,
         "attention-weights": 5,
         "checkpoints": 8,
         "commands": 3,

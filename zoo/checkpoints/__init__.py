@@ -1,6 +1,6 @@
 """Import and export of foreign checkpoints, and the layouts that map them to zoo's models."""
 
-from zoo.checkpoints.common import RESAMPLING
+from zoo.checkpoints.common import RESAMPLING, image_processor
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout, Rule
@@ -25,5 +25,6 @@ __all__ = [
     "SourceModule",
     "SourceTensor",
     "export_checkpoint",
+    "image_processor",
     "import_checkpoint",
 ]

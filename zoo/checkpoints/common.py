@@ -10,6 +10,7 @@ from zoo.artifact import GENERATION
 from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
+from zoo.classes import ImageConfig
 from zoo.config import Config
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import read_tokenizer
@@ -17,6 +18,7 @@ from zoo.tokenizers.load import read_tokenizer
 __all__ = [
     "RESAMPLING",
     "generation_config",
+    "image_processor",
     "read_common",
     "require_tokens",
     "task_prefixes",
@@ -101,13 +103,38 @@ def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> d
         if resample not in range(len(RESAMPLING)):
             raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
         found["image_resample"] = RESAMPLING[resample]
-    size = _side(images, "size", where) if "size" in images else 0
+    size, resize = _size(images, where)
+    if resize is not None:
+        found["image_resize"] = resize
+    towers = hub.get("vision_config")
+    side = (towers if isinstance(towers, dict) else hub).get("image_size")
     if images.get("do_center_crop"):
         crop = _side(images, "crop_size", where)
-        if crop != hub.get("image_size", crop) or crop > size:
-            raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {hub.get('image_size')}", where)
+        if crop != (side or crop) or crop > size:
+            raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {side}", where)
         found["image_crop"] = crop / size
+    elif resize == "shortest_edge":
+        what = f"size {images['size']!r} without do_center_crop is not supported"
+        raise UsageError(what, where, "images must be cropped to squares")
     return found
+
+
+def _size(images: Mapping[str, Any], where: Path) -> tuple[int, str | None]:
+    """Return the side to which images are resized before they are cropped, and ``image_resize``; None without a size.
+
+    A number is the shorter side for CLIP's processor, and both sides for others.
+    """
+    value = images.get("size")
+    if value is None:
+        return 0, None
+    kind = str(images.get("image_processor_type") or images.get("feature_extractor_type"))
+    if isinstance(value, dict) and value.keys() == {"shortest_edge"}:
+        value = value["shortest_edge"]
+    elif not (isinstance(value, int) and kind.startswith("CLIP")):
+        return _side(images, "size", where), "stretch"
+    if type(value) is not int or value < 1:
+        raise UsageError(f"size {images['size']!r} is not supported", where, "the shortest edge must be a number")
+    return value, "shortest_edge"
 
 
 def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
@@ -117,6 +144,30 @@ def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
     if type(height) is not int or height != width or height < 1:
         raise UsageError(f"{key} {value!r} is not supported, only squares", where)
     return height
+
+
+def image_processor(c: ImageConfig, name: str) -> dict[str, Any]:
+    """Describe how images are prepared, as the file preprocessor_config.json of the hub.
+
+    ``name`` is the class of a processor that stretches images, unless they are cropped.
+    """
+    side, whole = c.image_size, int(c.image_size / c.image_crop + 1e-6)
+    keeps_ratio = c.image_resize == "shortest_edge"
+    crops = keeps_ratio or whole > side
+    return {
+        "preprocessor_config.json": {
+            "image_processor_type": f"{'CLIP' if keeps_ratio else 'DeiT' if crops else name}ImageProcessor",
+            "do_resize": True,
+            "size": {"shortest_edge": whole} if keeps_ratio else {"height": whole, "width": whole},
+            **({"do_center_crop": True, "crop_size": {"height": side, "width": side}} if crops else {}),
+            "resample": RESAMPLING.index(c.image_resample),
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(c.image_mean or ()),
+            "image_std": list(c.image_std or ()),
+        }
+    }
 
 
 def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
@@ -164,9 +215,10 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
         if token is not None:
             names[name] = token
     types = ["token_type_ids"] if getattr(config, "type_vocab_size", 0) > 1 else []  # not an input by default
+    masks = ["attention_mask"] if any(tensor.is_mask for tensor in config.graphs()[0].input_tensors()) else []
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", *types, "attention_mask"],
+        "model_input_names": ["input_ids", *types, *masks],
     }
     return {"special_tokens_map.json": names, "tokenizer_config.json": {**described, **names}}
 

@@ -190,6 +190,6 @@ def _read_back(stored: ModelDirectory, model: nn.Module, layout: Layout, checkpo
     ours = source_tensors(stored.path, stored.layout)
     again = TensorReader(stored.spec, model, layout, checkpoint)
     for name in tensor_groups(model):
-        written, kept = (tensor.contiguous().view(torch.uint8) for tensor in (again(name), ours[name].read()))
+        written, kept = (tensor.reshape(-1).view(torch.uint8) for tensor in (again(name), ours[name].read()))
         if not torch.equal(written, kept):
             raise ParityError(f"{name} does not read back bit for bit", stored.path, "the layout is wrong")

@@ -7,7 +7,7 @@ and exporting share the table, so each name is written once and an imported mode
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ __all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule"]
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "relu": "relu", "silu": "silu", "swish": "silu",
+    "quick_gelu": "gelu_sigmoid", "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip
 """zoo's activations by their transformers names. The first name of each activation is written."""
 REQUIRED = object()
@@ -141,6 +141,9 @@ class Layout:
     unless ``read_extra`` sets another; a checkpoint that names no class has the first class."""
     fields: Sequence[Field]
     """Mapping of configuration values."""
+    sections: Mapping[str, Sequence[Field]] = field(default_factory=dict)
+    """Mapping of the values in sections of the configuration, such as ``text_config``, by the name of the section. A
+    field of zoo that is in several sections must have the same value in each."""
     rules: Sequence[Rule] | Callable[[Any], Sequence[Rule]]
     """Mapping of tensors; may depend on zoo's configuration. If several rules match one of zoo's tensors, a file may
     hold it under any of the names, or equal copies under several; the first name is written."""
@@ -166,13 +169,17 @@ class Layout:
     """Returns additional values of zoo's configuration, given the checkpoint and the values known so far, including
     those from the user."""
     write_extra: Callable[[Any], Mapping[str, Any]] | None = None
-    """Returns additional keys of the checkpoint's configuration, given zoo's. They override those of the fields."""
+    """Returns additional keys of the checkpoint's configuration, given zoo's. They override those of the fields; those
+    of a section are added to it."""
     constant: Mapping[str, Any] = field(default_factory=dict)
     """Constant keys of the checkpoint's configuration, such as ``model_type`` and ``is_encoder_decoder``."""
     files: Callable[[Any], Mapping[str, Any]] | None = None
     """Returns other JSON files of the checkpoint, by name, given zoo's configuration."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Original names of outputs, where they differ from zoo's; an output with an empty name is not compared."""
+    end_token: Callable[[Any], int] | None = None
+    """Returns the token whose state the original reads, given zoo's configuration. The texts that are compared end with
+    it. By default, those of text classification end with ``eos_token_id``."""
     positions_skip_padding: bool = False
     """Whether the original gives no position to padding tokens inside a text. zoo counts all tokens that are not
     masked, so the texts that are compared have none inside."""
@@ -210,22 +217,34 @@ class Layout:
         known = (
             {item.theirs for item in self.fields} | _NONE.keys() | self.required_values.keys() | self.constant.keys()
         )
-        patterns = (*_INERT, *self.ignored_keys, *allowed)
-        strange = [
-            key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)
-        ]
-        if strange:
-            keys = ", ".join(strange)
-            ways, then = (
-                (f"allow_keys=[{strange[0]!r}]", f"--allow-key {strange[0]}"),
-                "if it does not change the model",
-            )
-            raise UsageError(f"not understood: {keys}", where, Wording(*(f"pass {way} {then}" for way in ways)))
+        known |= {key for name in self.sections for key in (name, f"{name}_dict")}
+        _require_known(hub, known, (*self.ignored_keys, *allowed), where)
         values: dict[str, Any] = {"task": self.task(checkpoint)}
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
+        values |= self._read_sections(checkpoint, (*self.ignored_keys, *allowed))
         if self.read_extra is not None:
             values |= self.read_extra(checkpoint, values | dict(chosen or {}))
         return values | dict(chosen or {})
+
+    def section(self, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+        """Return a section of a configuration, empty if it is missing. One named NAME_dict replaces it."""
+        replacement = checkpoint.config.get(f"{name}_dict")
+        found = checkpoint.config.get(name) if replacement is None else replacement
+        if not isinstance(found, Mapping | None):
+            raise UsageError(f"{name} must be an object, got {found!r}", checkpoint.config_file)
+        return found or {}
+
+    def _read_sections(self, checkpoint: Checkpoint, ignored: Sequence[str]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, fields in self.sections.items():
+            section, where = self.section(checkpoint, name), f"{checkpoint.config_file}, {name}"
+            _require_known(section, {item.theirs for item in fields}, ignored, where)
+            for item in fields:
+                value = item.read(section, where)
+                if (other := values.setdefault(item.ours or item.theirs, value)) != value:
+                    what = f"{item.theirs} {value!r} differs from {other!r} in another section"
+                    raise UsageError(what, where, "such models are not supported")
+        return values
 
     def task(self, checkpoint: Checkpoint) -> str:
         """Return zoo's task, given the class that wrote the checkpoint."""
@@ -251,7 +270,12 @@ class Layout:
             raise UsageError(f"no original class supports {config.task}", where)
         hub = {"architectures": [written_by], **self.constant}
         hub |= {item.theirs: item.write(config, where) for item in self.fields}
-        return hub | dict(self.required_values) | dict(self.write_extra(config) if self.write_extra else {})
+        hub |= dict(self.required_values)
+        for name, fields in self.sections.items():
+            hub[name] = {item.theirs: item.write(config, where) for item in fields}
+        for key, value in (self.write_extra(config) if self.write_extra else {}).items():
+            hub[key] = {**hub[key], **value} if key in self.sections else value
+        return hub
 
     # Tensors.
 
@@ -290,6 +314,16 @@ class Layout:
     def written_name(self, name: str, config: Config) -> str:
         """Return the name in a file of this task, given the name in the rules."""
         return name.removeprefix(self.prefix) if config.task in self.headless_tasks else name
+
+
+def _require_known(hub: Mapping[str, Any], known: Collection[str], ignored: Sequence[str], where: object) -> None:
+    """Raise :class:`UsageError` for keys that are neither known, nor ignored in any family, nor match ``ignored``."""
+    patterns = (*_INERT, *ignored)
+    strange = [key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)]
+    if strange:
+        ways = f"allow_keys=[{strange[0]!r}]", f"--allow-key {strange[0]}"
+        remedy = Wording(*(f"pass {way} if it does not change the model" for way in ways))
+        raise UsageError(f"not understood: {', '.join(strange)}", where, remedy)
 
 
 def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -335,13 +335,12 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
             for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
                 inside = (found[name] == pad) & (found[mask] == 1)
                 found[name] = found[name].masked_fill(inside, int(pad == 0))
-        end = getattr(config, "eos_token_id", None)
-        if (
-            isinstance(end, int) and config.task == "text-classification" and "input_ids" in found
-        ):  # some read its state
+        end = getattr(config, "eos_token_id", None) if config.task == "text-classification" else None
+        end = layout.end_token(config) if layout.end_token is not None else end
+        if isinstance(end, int) and "input_ids" in found:  # some read its state
             ids = found["input_ids"]
             ids[ids == end] = next(number for number in range(3) if number not in (end, pad))
-            ids[range(rows), found["attention_mask"].sum(1) - 1] = end
+            ids[range(len(ids)), found["attention_mask"].sum(1) - 1] = end
         yield found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.artifact import CARD
+from zoo.artifact import CARD, TOKENIZER
 from zoo.artifact.weights import (
     INDEX,
     SINGLE,
@@ -26,6 +26,7 @@ from zoo.artifact.weights import (
 )
 from zoo.errors import ArtifactError
 from zoo.models.dtypes import STORED_DTYPES
+from zoo.tokenizers.load import read_tokenizer
 
 __all__ = ["Checkpoint", "SourceModule", "SourceTensor", "source_tensors"]
 
@@ -167,6 +168,13 @@ class Checkpoint:
         if (self.path / LEGACY_INDEX).exists():
             return read_shards(self.path / LEGACY_INDEX, _Pickles().tensors)
         raise ArtifactError(f"no {SINGLE}, {INDEX}, {LEGACY} or {LEGACY_INDEX}", self.path)
+
+    def special_token(self, name: str) -> int | None:
+        """Return the id of a special token that tokenizer_config.json names, such as ``pad_token``, or None."""
+        token = self.json("tokenizer_config.json").get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        file = self.path / TOKENIZER
+        return read_tokenizer(file).token_to_id(token) if isinstance(token, str) and file.exists() else None
 
     def json(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file beside the weights, empty if there is none."""

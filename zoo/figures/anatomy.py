@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zoo import plugins
 from zoo.contract import Dim, Graph, dim_size, fit_sizes
 from zoo.models import create
+from zoo.models.dtypes import declared_dtype
 from zoo.nn import call_graph
 from zoo.registry import ModelSpec
 
@@ -127,11 +128,9 @@ def _watch(model: nn.Module, graph: Graph, sizes: Sequence[int]) -> dict[str, tu
     try:
         with torch.device("meta"), torch.no_grad():
             feeds = {
-                tensor.name: torch.zeros(
-                    tensor.shape(named), dtype=torch.int64 if tensor.dtype == "int64" else real
-                )
+                tensor.name: torch.zeros(tensor.shape(named), dtype=declared_dtype(tensor, real))
                 for tensor in graph.input_tensors()
-            }  # fmt: skip
+            }
             call_graph(model, graph, feeds)
     finally:
         for handle in handles:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from zoo.artifact.weights import DTYPES, dtype_name
+from zoo.contract import TensorSpec
 from zoo.errors import UsageError, nearest
 
-__all__ = ["STORED_DTYPES", "torch_dtype"]
+__all__ = ["STORED_DTYPES", "declared_dtype", "torch_dtype"]
 
 STORED_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -25,3 +26,11 @@ def torch_dtype(given: str | torch.dtype) -> torch.dtype:
         raise UsageError(f"unknown dtype {name!r}", None, nearest(name, DTYPES))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def declared_dtype(tensor: TensorSpec, real: torch.dtype) -> torch.dtype:
+    """Return the dtype of a declared tensor, given that of the model: see :attr:`zoo.TensorSpec.dtype`."""
+    if tensor.dtype == "float":
+        return real
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    return torch.promote_types(dtype, real) if tensor.is_float else dtype

@@ -33,6 +33,8 @@ def pool(x: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
     """
     if how == "cls":
         return x[:, 0]
+    if how == "last" and padding is None:
+        return x[:, -1]
     places = torch.arange(x.shape[1], device=x.device)  # (T,)
     if padding is None:
         padding = torch.ones_like(places)[None].expand(x.shape[:2])

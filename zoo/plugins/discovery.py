@@ -35,6 +35,7 @@ BUILT_IN = {
     "adaptive-span": "zoo_plugins.adaptive_span",
     "all-attention": "zoo_plugins.all_attention",
     "bert": "zoo_plugins.bert",
+    "clip": "zoo_plugins.clip",
     "gpt": "zoo_plugins.gpt",
     "linformer": "zoo_plugins.linformer",
     "llama": "zoo_plugins.llama",

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo.config import Settings
-from zoo.contract import Graph, Size, TensorSpec, fit_sizes, sizes_of
+from zoo.contract import Graph, Size, TensorSpec, fit_sizes, row_sizes, rows_of, sizes_of
+from zoo.probe.dtypes import dtype_of
 
 __all__ = [
     "CHEAP",
@@ -108,16 +109,18 @@ def make_grid(
     right, and one row of padding only}, and a few larger batches, longer pasts and other lengths. For large models,
     where points of the longest length take minutes, the standard grid keeps one of them, with a past and padding, and
     others that add a new kind of past or padding, up to ``WORK``; and short points have one batch size each.
-    ``fixed`` has the sizes of dimensions that have only one.
+    ``fixed`` has the sizes of dimensions that have only one. The batch is that of the first dimension of rows; see
+    :func:`zoo.contract.row_sizes` for others.
     """
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     has_past = any(graph.pasts for graph in graphs)
     paddings: tuple[Padding, ...] = ("none", "left", "right", "empty row") if has_mask else ("none",)
-    free = {name for graph in graphs for name in graph.dim_names()} - {"batch"}
+    free = {name for graph in graphs for name in graph.dim_names()} - {*rows_of(graphs)}
     allowed = sizes_of(graphs).get("sequence", Size())
     lengths = sorted({allowed.min, min(allowed.min - 1 + ODD, max_length), max_length}) if free else [1]
     lengths = [fixed["sequence"]] if "sequence" in fixed else lengths
-    batches = (fixed["batch"],) if "batch" in fixed else BATCHES
+    first = rows_of(graphs)[0]
+    batches = (fixed[first],) if first in fixed else BATCHES
     points = []
     for batch, length, past, padding in itertools.product(batches, lengths, (0, 1) if has_past else (0,), paddings):
         past_length = min(PAST, max_length - 1) if past else 0
@@ -185,7 +188,7 @@ def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], a
 
 def at_magnitudes(graphs: Sequence[Graph], point: Point) -> list[Point]:
     """Return a point with floating-point inputs of each of ``MAGNITUDES``, or nothing if no graph is given any."""
-    if all(tensor.dtype == "int64" for tensor in _given(graphs).values()):
+    if not any(tensor.is_float for tensor in _given(graphs).values()):
         return []
     return [replace(point, mean=mean, deviation=deviation) for mean, deviation in MAGNITUDES]
 
@@ -230,15 +233,15 @@ def make_feeds(
     elif other is None:  # different, so that confusing the two lengths shows
         other = total + 1 if total < max_length and total != 2 else max(1, total - 1)  # 1 beside 2
     others: dict[str, int] = {}
-    declared = sizes_of(graphs)
+    declared, rows = sizes_of(graphs), row_sizes(graphs, point.batch)
     for graph in graphs:
         lengths = {graph.past_length} if graph.past_length else set()
         for name in graph.dim_names():
-            if name not in {"batch", "sequence", *lengths}:
+            if name not in {*rows, "sequence", *lengths}:
                 allowed = declared.get(name, Size())
                 largest = allowed.max if total == max_length else None
                 others.setdefault(name, largest or allowed.min + (other - 1 + len(others)) % max(max_length, other))
-        sizes = {**others, "batch": point.batch, "sequence": total, **dict.fromkeys(lengths, 0)}
+        sizes = {**others, **rows, "sequence": total, **dict.fromkeys(lengths, 0)}
         sizes = {**fit_sizes(graphs, sizes), **fixed}
         for tensor in graph.input_tensors():
             if tensor.name in given and tensor.name not in feeds:
@@ -250,12 +253,12 @@ def _make_tensor(
     tensor: TensorSpec, shape: tuple[int, ...], point: Point, rng: np.random.Generator, special: Sequence[int]
 ) -> np.ndarray[Any, Any]:
     if tensor.is_mask:
-        return _make_mask(shape, point)
-    if tensor.dtype == "int64":
+        return _make_mask(shape, point).astype(tensor.dtype, copy=False)
+    if not tensor.is_float:
         values = rng.integers(0, tensor.upper or 2, shape, dtype=np.int64)
         if tensor.upper is not None and tensor.upper > _FEW:
             _place(values.reshape(-1), {*range(4), tensor.upper - 1, *special}, tensor.upper, rng)
-        return values
+        return values.astype(tensor.dtype, copy=False)
     return point.mean + point.deviation * rng.standard_normal(shape)
 
 
@@ -300,10 +303,7 @@ def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[t
 def empty_past(graph: Graph, batch: int, dtype: np.dtype[Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Return a past without tokens: keys and values of no tokens, and states of zeros."""
     sizes = {"batch": batch, str(graph.past_length): 0}
-    return {
-        tensor.name: np.zeros(tensor.shape(sizes), np.int64 if tensor.dtype == "int64" else dtype)
-        for tensor in graph.past_tensors()
-    }
+    return {tensor.name: np.zeros(tensor.shape(sizes), dtype_of(tensor, dtype)) for tensor in graph.past_tensors()}
 
 
 def next_past(graph: Graph, outputs: Mapping[str, Any]) -> dict[str, Any]:

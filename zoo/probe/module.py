@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.contract import Graph
 from zoo.errors import PluginError
+from zoo.models.dtypes import declared_dtype
 from zoo.nn import call_graph
 from zoo.probe.dtypes import BFLOAT16
 from zoo.probe.inputs import Feeds
@@ -182,10 +183,8 @@ class TorchExecutor:
         self.dtype: np.dtype[Any] = as_array(torch.empty(0, dtype=self.real)).dtype
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
-        tensors = {name: as_tensor(value) for name, value in feeds.items()}
-        tensors = {
-            name: tensor.to(self.real) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
-        }
+        dtypes = {item.name: declared_dtype(item, self.real) for item in graph.input_tensors()}
+        tensors = {name: as_tensor(value).to(dtypes[name]) for name, value in feeds.items() if name in dtypes}
         with torch.inference_mode():
             return {
                 name: as_array(tensor) for name, tensor in call_graph(self.model, graph, tensors, hooks=True).items()

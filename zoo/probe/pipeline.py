@@ -9,6 +9,7 @@ import numpy as np
 
 from zoo.contract import Graph
 from zoo.errors import UsageError
+from zoo.probe.dtypes import dtype_of
 from zoo.probe.inputs import Feeds, Point, empty_past, next_past, slice_feeds
 
 __all__ = ["Arrays", "Executor", "decoder_inputs", "run_pipeline", "token_input", "typed_feeds"]
@@ -27,8 +28,7 @@ class Executor(Protocol):
 def typed_feeds(graph: Graph, feeds: Feeds, dtype: np.dtype[Any]) -> Arrays:
     """Return a graph's inputs in declaration order, with the floating-point ones in ``dtype``."""
     return {
-        tensor.name: feeds[tensor.name].astype(np.int64 if tensor.dtype == "int64" else dtype, copy=False)
-        for tensor in graph.input_tensors()
+        tensor.name: feeds[tensor.name].astype(dtype_of(tensor, dtype), copy=False) for tensor in graph.input_tensors()
     }
 
 

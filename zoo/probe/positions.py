@@ -23,9 +23,9 @@ def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds:
         for axis, dim in enumerate(item.dims)
         if isinstance(dim, str)
     }
-    sizes["batch"] = point.batch
     if graph.pasts:
         total = point.length + point.past
+        sizes["batch"] = point.batch
         sizes |= {str(graph.past_length): point.past, graph.total_length: total, "sequence": point.length}
     declared = tuple(_size(dim, sizes) for dim in tensor.dims)
     if None in declared:
@@ -50,21 +50,24 @@ def _size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
 
 def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:
     """Return a boolean array, True where an output is defined: in rows with tokens in every mask, outside padding."""
-    masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in graph.input_tensors() if item.is_mask}
-    if graph.pasts and graph.total_length in masks:
-        masks["sequence"] = masks[graph.total_length][:, -point.length :]
-    rank = len(tensor.dims)
-    valid = np.ones([1] * rank, dtype=bool)
-    if "batch" not in tensor.dims:
-        return valid
-    for mask in masks.values():
-        valid = valid & mask.any(1).reshape([-1] + [1] * (rank - 1))
-    for axis, dim in enumerate(tensor.dims):
-        found = masks.get(dim, _quotient_mask(dim, masks) if is_quotient(dim) else None)
-        if found is not None:
-            rows, length = found.shape
-            valid = valid & found.reshape([rows, *[length if n == axis else 1 for n in range(1, rank)]])
+    valid = np.ones([1] * len(tensor.dims), dtype=bool)
+    for place in (tensor.dims.index(name) for name in graph.rows if name in tensor.dims):
+        found = (item for item in graph.input_tensors() if item.is_mask and item.dims[0] == tensor.dims[place])
+        masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in found}
+        if graph.pasts and graph.total_length in masks:
+            masks["sequence"] = masks[graph.total_length][:, -point.length :]
+        for mask in masks.values():
+            valid = valid & _along(mask.any(1), tensor, place)
+        for axis, dim in enumerate(tensor.dims):
+            mask = masks.get(dim, _quotient_mask(dim, masks) if is_quotient(dim) else None)
+            if mask is not None:
+                valid = valid & _along(mask, tensor, place, axis)
     return valid
+
+
+def _along(values: np.ndarray[Any, Any], tensor: TensorSpec, *axes: int) -> np.ndarray[Any, Any]:
+    """Return values with as many dimensions as a tensor, their own being those of the given axes, in order."""
+    return values.reshape([values.shape[axes.index(axis)] if axis in axes else 1 for axis in range(len(tensor.dims))])
 
 
 def _quotient_mask(dim: Dim, masks: Mapping[str, Any]) -> Any:

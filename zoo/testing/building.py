@@ -183,6 +183,7 @@ def signature(subject: Subject) -> None:
     """
     import numpy as np
 
+    from zoo.probe.dtypes import dtype_of
     from zoo.testing.compute import check_shapes, executor, make_inputs, run
 
     model = subject.exact
@@ -199,7 +200,7 @@ def signature(subject: Subject) -> None:
         check_shapes(graph, known, results[graph.name], expected, f"from graph {graph.name!r}")
         for tensor in graph.output_tensors():
             dtype = results[graph.name][tensor.name].dtype
-            if dtype != (np.int64 if tensor.dtype == "int64" else np.float64):
+            if dtype != dtype_of(tensor, np.dtype(np.float64)):
                 fail(expected, f"{tensor.name} is {dtype} with float64 weights, but is declared {tensor.dtype}")
         known |= results[graph.name]
 

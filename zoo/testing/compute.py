@@ -109,9 +109,9 @@ def outputs_of(graph: Graph) -> Sequence[TensorSpec]:
 
 def change(tensor: TensorSpec, values: Any, rng: np.random.Generator) -> Any:
     """Return changed values of an input; all differ from the old ones, unless only one value is possible."""
-    if tensor.dtype == "int64":
+    if not tensor.is_float:
         upper = tensor.upper or 2
-        return (values + rng.integers(1, max(2, upper), values.shape)) % upper
+        return ((values + rng.integers(1, max(2, upper), values.shape)) % upper).astype(tensor.dtype)
     return values + rng.standard_normal(values.shape)
 
 

@@ -217,8 +217,9 @@ def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:
     known = {dim for tensor in inputs for dim in tensor.dims if dim_names(dim) == (dim,)}
     passed = {dim for tensor in inputs if tensor.name in given for dim in tensor.dims if is_quotient(dim)}
     for tensor in (*inputs, *outputs):
-        if not tensor.dims or tensor.dims[0] != "batch":
-            fail("the first dimension is 'batch'", f"{tensor.name} of {where} is {tensor.dims}")
+        if not tensor.dims or tensor.dims[0] not in graph.rows:
+            rows = " or ".join(map(repr, graph.rows))
+            fail(f"the first dimension is {rows}, as rows declares", f"{tensor.name} of {where} is {tensor.dims}")
         for dim in tensor.dims:
             if isinstance(dim, int) and dim < 1:
                 fail("a fixed size is positive", f"{tensor.name} of {where} is {tensor.dims}")
@@ -228,8 +229,9 @@ def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:
                         "every free size is a dimension of an input, not only part of a sum or quotient",
                         f"{name!r} of {tensor.name} in {where} is not",
                     )
-        if tensor.is_mask and (len(tensor.dims) != 2 or tensor.dtype != "int64"):
-            fail("a mask is int64, (batch, length)", f"{tensor.name} of {where} is {tensor.dtype} {tensor.dims}")
+        if tensor.is_mask and (len(tensor.dims) != 2 or tensor.is_float):
+            what = f"{tensor.name} of {where} is {tensor.dtype} {tensor.dims}"
+            fail("a mask has integers or booleans, (batch, length)", what)
     for tensor in graph.attentions:
         if len(tensor.dims) != 4:
             fail("attention weights are (batch, heads, queries, keys)", f"{tensor.name} of {where} is {tensor.dims}")

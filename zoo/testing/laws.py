@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zoo.contract import Dim, Graph, KeyValues, Size, TensorSpec, dim_names, dim_size, is_quotient, sizes_of
+from zoo.contract import Dim, Graph, KeyValues, Size, TensorSpec, dim_names, dim_size, is_quotient, rows_of, sizes_of
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
@@ -136,13 +136,23 @@ def batch_invariance(subject: Subject) -> None:
     feeds = make_inputs(subject.graphs, subject.longest, rows=_MANY)
     execute = executor(subject.exact)
     whole = run(execute, subject.graphs, feeds)
-    rows = len(next(iter(feeds.values())))
-    for row in (0, 1, rows - 1):
-        one = slice(row, row + 1)
-        alone = run(execute, subject.graphs, {name: value[one] for name, value in feeds.items()})
-        wanted = {name: {key: value[one] for key, value in outputs.items()} for name, outputs in whole.items()}
-        expected, situation = "a row gives the same output alone as in a batch", f"in row {row} of {rows} alone"
-        check_equal(subject.graphs, wanted, alone, expected, situation, lambda *_: True)
+    tensors = {tensor.name: tensor for graph in subject.graphs for tensor in graph.input_tensors()}
+    for name in rows_of(subject.graphs):
+        sizes = [len(value) for key, value in feeds.items() if tensors[key].dims[0] == name]
+        for row in sorted({0, 1, sizes[0] - 1}) if sizes else ():
+            one = slice(row, row + 1)
+            alone = {key: _along(tensors[key], name, one, value) for key, value in feeds.items()}
+            wanted = {
+                graph.name: {
+                    tensor.name: _along(tensor, name, one, whole[graph.name][tensor.name])
+                    for tensor in graph.output_tensors()
+                }
+                for graph in subject.graphs
+            }
+            expected = "a row gives the same output alone as in a batch"
+            situation = f"in row {row} of {sizes[0]} alone" if name == "batch" else f"in row {row} of {name} alone"
+            found = run(execute, subject.graphs, alone)
+            check_equal(subject.graphs, wanted, found, expected, situation, lambda *_: True)
 
 
 def lengths(subject: Subject) -> None:
@@ -160,7 +170,7 @@ def lengths(subject: Subject) -> None:
 
     free = {name for graph in subject.graphs for name in graph.dim_names()}
     longest = subject.longest
-    sizes = sorted({1, 2, _ODD, longest}) if free - {"batch"} else [1]
+    sizes = sorted({1, 2, _ODD, longest}) if free - {*rows_of(subject.graphs)} else [1]
     sizes = [size for size in sizes if size <= longest]
     expected = "every declared size works"
     execute = executor(subject.exact)
@@ -257,9 +267,9 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
         shape = [added if at == axis else size for at, size in enumerate(feeds[name].shape)]
         filler: Any
         if tensor.is_mask:
-            filler = np.zeros(shape, np.int64)
-        elif tensor.dtype == "int64":
-            filler = rng.integers(0, tensor.upper or 2, shape)
+            filler = np.zeros(shape, tensor.dtype)
+        elif not tensor.is_float:
+            filler = rng.integers(0, tensor.upper or 2, shape).astype(tensor.dtype)
         else:
             filler = rng.standard_normal(shape)
         longer[name] = np.concatenate((filler, feeds[name]) if side == "left" else (feeds[name], filler), axis)
@@ -311,7 +321,10 @@ def _check_row_of_padding(subject: Subject, mask: TensorSpec) -> None:
     others = np.arange(len(empty)) != 1
 
     def neighbours(_: Graph, tensor: TensorSpec) -> Any:
-        return others.reshape([-1] + [1] * (len(tensor.dims) - 1))
+        if mask.dims[0] not in tensor.dims:
+            return True
+        axis = tensor.dims.index(mask.dims[0])
+        return others.reshape([-1 if at == axis else 1 for at in range(len(tensor.dims))])
 
     check_equal(subject.graphs, wanted, found, expected, situation, neighbours)
 
@@ -339,7 +352,9 @@ def causality(subject: Subject) -> None:
 def _lengths_of_outputs(graph: Graph) -> list[str]:
     from zoo.testing.compute import outputs_of
 
-    names = {dim for tensor in outputs_of(graph) for dim in tensor.dims if isinstance(dim, str) and dim != "batch"}
+    names = {
+        dim for tensor in outputs_of(graph) for dim in tensor.dims if isinstance(dim, str) and dim not in graph.rows
+    }
     return ["sequence"] if graph.pasts and "sequence" in names else sorted(names & set(graph.dim_names()))
 
 

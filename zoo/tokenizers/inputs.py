@@ -43,13 +43,23 @@ class TextInputs:
         """Number of segments (token types); 0 if the graph has no such input."""
         self._sizes = sizes_of(graphs)
 
+    @property
+    def length(self) -> int | None:
+        """The number of tokens to which the graph's texts are padded, whose padding it reads; None if it is free."""
+        length = None if self._ids is None else self._ids.dims[-1]
+        return length if isinstance(length, int) else None
+
     @cached_property
+    def _ids(self) -> TensorSpec | None:
+        tensors = self.graph.input_tensors()
+        return next((tensor for tensor in tensors if tensor.upper is not None and not tensor.is_mask), None)
+
+    @property
     def ids_input(self) -> TensorSpec:
         """The token id input: the first input with a vocabulary. Raises :class:`UsageError` if there is none."""
-        for tensor in self.graph.input_tensors():
-            if tensor.upper is not None and not tensor.is_mask:
-                return tensor
-        raise UsageError(f"graph {self.graph.name} has no token id input", self.directory)
+        if self._ids is None:
+            raise UsageError(f"graph {self.graph.name} has no token id input", self.directory)
+        return self._ids
 
     @property
     def side(self) -> Side:
@@ -59,7 +69,9 @@ class TextInputs:
         return other if not self.can_pad(preferred) and self.can_pad(other) else preferred
 
     def can_pad(self, side: Side) -> bool:
-        """Whether the graph has a mask for padding on a side."""
+        """Whether texts of different lengths can be padded on a side: the graph has a mask for it, or reads padding."""
+        if self.length is not None and side == "right":
+            return True
         return any(tensor.is_mask and tensor.padding in ("both", side) for tensor in self.graph.input_tensors())
 
     def check(self, ids: Sequence[int], types: Sequence[int], where: object, *, is_text: bool) -> None:
@@ -99,9 +111,10 @@ class TextInputs:
         Raises:
             UsageError: the graph has an input of another kind.
         """
-        ids = padded([row for row, _ in rows], side, self.pad_id)
-        mask = padded([[1] * len(row) for row, _ in rows], side)
-        types = padded([types or [0] * len(row) for row, types in rows], side) if self.segments > 1 else mask * 0
+        ids = padded([row for row, _ in rows], side, self.pad_id, self.length)
+        mask = padded([[1] * len(row) for row, _ in rows], side, length=self.length)
+        segments = [types or [0] * len(row) for row, types in rows]
+        types = padded(segments, side, length=self.length) if self.segments > 1 else mask * 0
         known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": types, self.ids_input.name: ids}
         tensors = [tensor for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
         known |= {tensor.name: mask for tensor in tensors if tensor.is_mask}
@@ -111,9 +124,9 @@ class TextInputs:
         return {tensor.name: known[tensor.name] for tensor in tensors}
 
 
-def padded(rows: Sequence[Any], side: Side, fill: int = 0) -> Array:
-    """Return rows of integers, or of tuples of them, as one array, (B, T) or (B, T, n)."""
-    length = max(map(len, rows))
+def padded(rows: Sequence[Any], side: Side, fill: int = 0, length: int | None = None) -> Array:
+    """Return rows of integers, or of tuples of them, as one array, (B, T) or (B, T, n); T is at least ``length``."""
+    length = max(length or 0, *map(len, rows))
     inner = np.shape(rows[0])[1:]
     result = np.full((len(rows), length, *inner), fill, dtype=np.int64)
     for number, row in enumerate(rows):

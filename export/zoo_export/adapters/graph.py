@@ -45,8 +45,15 @@ def make_adapted(
         cached: whether traces may come from the cache.
 
     Raises:
-        UsageError: a graph does not read the weight of an adapted layer as a dense layer does.
+        UsageError: a graph does not read the weight of an adapted layer as a dense layer does, or has other rows than
+            a batch.
     """
+    for graph in stored.spec.graphs:
+        if graph.rows != (BATCH,):
+            what = (
+                f"graph {graph.name} has the rows {' and '.join(graph.rows)}, so it cannot choose an adapter for each"
+            )
+            raise UsageError(what, stored.path, "merge the adapter")
     graphs, used = {}, set()
     for name, data in make_graphs(stored, Options(functions=False), cached=cached).items():
         model = ir.from_proto(parse(data))

@@ -14,6 +14,7 @@ import numpy as np
 from zoo.artifact import LOOP
 from zoo.contract import Graph, sizes_of
 from zoo.errors import UsageError
+from zoo.probe.dtypes import dtype_of
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import Arrays, decoder_inputs
 from zoo_runtime import Session
@@ -115,7 +116,7 @@ def feeds_of(session: Session, case: Case) -> Arrays:
     for graph in graphs[: graphs.index(case.graph)]:
         feeds |= session.execute(graph, feeds)
     return {
-        tensor.name: feeds[tensor.name].astype(np.int64 if tensor.dtype == "int64" else session.dtype, copy=False)
+        tensor.name: feeds[tensor.name].astype(dtype_of(tensor, session.dtype), copy=False)
         for tensor in case.graph.input_tensors()
         if tensor.name in feeds
     }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zoo.artifact import LOOP, Export, ModelDirectory
+from zoo.contract import rows_of
 from zoo.errors import ParityError, UsageError, argument, nearest
 from zoo.exporters import Progress
 from zoo.models import create, persist
@@ -139,7 +140,7 @@ def _find(name: str) -> list[_Source]:
 
 def _check_lengths(source: _Source, lengths: Sequence[int]) -> None:
     """Raise :class:`UsageError` unless a model accepts texts of these lengths."""
-    if not {name for graph in source.spec.graphs for name in graph.dim_names()} - {"batch"}:
+    if not {name for graph in source.spec.graphs for name in graph.dim_names()} - {*rows_of(source.spec.graphs)}:
         raise UsageError("inputs have a fixed length", source.name, "choose a model that reads texts")
     longest = getattr(source.spec.config, "max_seq_len", None)
     for length in lengths:

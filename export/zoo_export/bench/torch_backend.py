@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from zoo.artifact import ModelDirectory
-from zoo.contract import Graph
+from zoo.contract import Graph, row_sizes
 from zoo.models.create import build_on_meta
+from zoo.models.dtypes import declared_dtype
 from zoo.models.persist import load_directory
 from zoo.nn import GraphModule, call_graph
 from zoo.probe.inputs import empty_past, next_past, slice_feeds
@@ -110,12 +111,10 @@ def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
 def count_flops(spec: ModelSpec, case: Case) -> int:
     """Count the FLOPs of a case's matrix products with torch's counter, on the meta device."""
     graph = case.graph
-    sizes = dict.fromkeys(graph.dim_names(), case.length) | {"batch": case.batch, "sequence": case.new}
+    sizes = dict.fromkeys(graph.dim_names(), case.length) | row_sizes([graph], case.batch) | {"sequence": case.new}
     sizes[str(graph.past_length)] = case.past
     feeds = {
-        tensor.name: torch.empty(
-            tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else torch.float32, device="meta"
-        )
+        tensor.name: torch.empty(tensor.shape(sizes), dtype=declared_dtype(tensor, torch.float32), device="meta")
         for tensor in graph.input_tensors()
     }
     counter = FlopCounterMode(display=False)

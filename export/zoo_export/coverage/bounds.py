@@ -46,7 +46,7 @@ class Bounds:
         sizes = dict.fromkeys(declared.dim_names(), (1.0, math.inf))
         self._inputs = {tensor.name: tensor for tensor in declared.input_tensors()}
         for tensor in self._inputs.values():
-            if tensor.dtype == "int64":
+            if not tensor.is_float:
                 sizes |= {name: (1.0, most) for name in tensor.dims[1:] if isinstance(name, str) and name in sizes}
         self._multiples = {name: size.multiple_of for name, size in declared.sizes.items()}
         for name, size in declared.sizes.items():  # in units of the number that it is a multiple of

@@ -17,8 +17,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.artifact import abridged
-from zoo.contract import Graph, Size, sizes_of
+from zoo.contract import Graph, Size, row_sizes, sizes_of
 from zoo.errors import ArtifactError
+from zoo.probe.dtypes import dtype_of
 from zoo.probe.inputs import CHEAP, ODD, PAST, WORK, Feeds, Padding, Point, slice_feeds
 from zoo_export.coverage.bounds import Bounds
 from zoo_export.coverage.conditions import Condition, subgraphs, tap
@@ -160,14 +161,15 @@ class Conditions:
         own = {tensor.name: feeds[tensor.name] for tensor in tensors if tensor.name in feeds}
         given = dict(slice_feeds(self.graph, own, point.past, point.past + point.length)) if past else own
         sizes = dict.fromkeys(self.graph.dim_names(), point.past + point.length)
-        sizes |= {"batch": point.batch, "sequence": point.length if past else point.length + point.past}
+        sizes |= row_sizes([self.graph], point.batch)
+        sizes["sequence"] = point.length if past else point.length + point.past
         for tensor in tensors:
             if tensor.name in given:
                 sizes |= {dim: given[tensor.name].shape[n] for n, dim in enumerate(tensor.dims) if isinstance(dim, str)}
         sizes[str(self.graph.past_length)] = point.past
         rng = np.random.default_rng(0)
         return {
-            tensor.name: array.astype(np.int64 if tensor.dtype == "int64" else dtype, copy=False)
+            tensor.name: array.astype(dtype_of(tensor, dtype), copy=False)
             for tensor in tensors
             if tensor.name in names
             for array in [given[tensor.name] if tensor.name in given else rng.standard_normal(tensor.shape(sizes))]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from zoo.artifact import HALVES, ModelDirectory
 from zoo.config import Config
-from zoo.contract import Graph
+from zoo.contract import Graph, row_sizes
 from zoo.errors import ParityError
 from zoo.probe.inputs import Point, longest_length
 from zoo.system import free_memory
@@ -45,7 +45,7 @@ def _outputs(graphs: Sequence[Graph], point: Point, *, attentions: bool = False)
     """Return the number of attention weights, or of all other outputs, at a point."""
     total = point.length + point.past
     shapes = (
-        tensor.shape(dict.fromkeys(graph.dim_names(), total) | {"batch": point.batch, "past_sequence": 0})
+        tensor.shape(dict.fromkeys(graph.dim_names(), total) | row_sizes(graphs, point.batch) | {"past_sequence": 0})
         for graph in graphs
         for tensor in graph.output_tensors()
         if (tensor in graph.recorded()) == attentions

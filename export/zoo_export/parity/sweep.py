@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.contract import Graph
+from zoo.contract import Graph, rows_of
 from zoo.errors import ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
@@ -130,9 +130,9 @@ class Sweep:
     def _lengths(self, conditions: Sequence[Conditions]) -> list[Point]:
         """Return points of many lengths if a graph rounds numbers that it computes from sizes."""
         graphs, fixed = self.subject.graphs, self.subject.fixed
-        if not set(fixed) <= {"batch"} or not any(item.round_sizes for item in conditions):
+        if not set(fixed) <= {*rows_of(graphs)} or not any(item.round_sizes for item in conditions):
             return []
-        found = many_lengths(graphs, self.longest, self.parameters, batch=fixed.get("batch", 1))
+        found = many_lengths(graphs, self.longest, self.parameters, batch=fixed.get(rows_of(graphs)[0], 1))
         return [point for point in found if fits(graphs, point)]
 
     def _feeds(self, point: Point) -> Feeds:
@@ -416,7 +416,7 @@ def typical_point(graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int
     past = PAST if any(graph.pasts for graph in graphs) and longest > PAST else 0
     padded = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     length = fixed.get("sequence", min(ODD, longest - past))
-    return Point(fixed.get("batch", 2), length, past, "left" if padded else "none")
+    return Point(fixed.get(rows_of(graphs)[0], 2), length, past, "left" if padded else "none")
 
 
 def smallest_points(points: Sequence[Point]) -> list[Point]:

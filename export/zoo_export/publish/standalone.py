@@ -12,6 +12,7 @@ from zoo.artifact import CARD, CONFIG, TOKENIZER, Export, ModelDirectory
 from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import StoredTensor
+from zoo.contract import rows_of
 from zoo.errors import ArtifactError, ParityError
 from zoo.models.count import parameter_count
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
@@ -111,7 +112,7 @@ def _compare(export: Export, copies: dict[str, Path]) -> None:
     provider: Provider = "cuda" if dtype == BFLOAT16 else "cpu"
     graphs = stored.spec.graphs
     fixed = fixed_sizes(next(iter(export.read().values())))
-    point = Point(fixed.get("batch", 2), fixed.get("sequence", 5), 0, "none")
+    point = Point(fixed.get(rows_of(graphs)[0], 2), fixed.get("sequence", 5), 0, "none")
     feeds = make_feeds(graphs, point, 0, 64, fixed=fixed)
     originals = {name: stored.path / file for name, file in export.graph_files.items()}
     wanted, found = (

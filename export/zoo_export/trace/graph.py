@@ -24,6 +24,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
@@ -34,7 +35,7 @@ from zoo.contract import Graph, Size, TensorSpec, dim_names, dim_size, sizes_of
 from zoo.errors import ParityError, PluginError
 from zoo.models import create, dtypes, persist
 from zoo.models.tensors import tensor_groups
-from zoo.probe.dtypes import numpy_dtype
+from zoo.probe.dtypes import dtype_of, numpy_dtype
 from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
@@ -106,7 +107,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
 
     def examples(device: str, tensors: Sequence[TensorSpec]) -> tuple[torch.Tensor, ...]:
         return tuple(
-            torch.zeros(tensor.shape(sizes), dtype=torch.int64 if tensor.dtype == "int64" else real, device=device)
+            torch.zeros(tensor.shape(sizes), dtype=dtypes.declared_dtype(tensor, real), device=device)
             for tensor in tensors
         )
 
@@ -157,7 +158,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
     returned = [outputs[number] for number in outline.kept_outputs]
     check_outputs(given, _shapes(program, returned, program.graph_signature.user_outputs), graph, allowed)
     _simplify(model)
-    _declare(model, inputs, outputs, ir.DataType.from_numpy(numpy_dtype(dtype)))
+    _declare(model, inputs, outputs, numpy_dtype(dtype))
     for name, value in model.graph.initializers.items():
         if value.const_value is None:
             assert value.dtype is not None
@@ -184,9 +185,9 @@ def _example_sizes(graph: Graph, declared: Mapping[str, Size], longest: int | No
     names = graph.dim_names()
     for smallest in (37, 11):
         sizes = _distinct_sizes(graph, names, declared, smallest)
-        if longest is None or sum(size for name, size in sizes.items() if name != "batch") < longest:
+        if longest is None or sum(size for name, size in sizes.items() if name not in graph.rows) < longest:
             return sizes
-    return _distinct_sizes(graph, sorted(names, key=lambda name: name == "batch"), declared, 3)
+    return _distinct_sizes(graph, sorted(names, key=lambda name: name in graph.rows), declared, 3)
 
 
 def _distinct_sizes(graph: Graph, names: Iterable[str], declared: Mapping[str, Size], smallest: int) -> dict[str, int]:
@@ -210,7 +211,7 @@ def _primes(smallest: int) -> Iterator[int]:
 def _allowed_sizes(spec: ModelSpec, graph: Graph) -> dict[str, Size]:
     """Return the sizes of each named dimension at which the graph must be right."""
     length = Size(max=getattr(spec.config, "max_seq_len", None))
-    sizes = {name: Size() if name == "batch" else length for name in graph.dim_names()}
+    sizes = {name: Size() if name in graph.rows else length for name in graph.dim_names()}
     return sizes | {name: size for name, size in sizes_of(spec.graphs).items() if name in sizes}
 
 
@@ -330,7 +331,7 @@ def _separate_outputs(graph: ir.Graph) -> None:
 
 
 def _declare(
-    model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], real: ir.DataType
+    model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], real: np.dtype[Any]
 ) -> None:
     """Set the declared names, dimensions and types of inputs and outputs; ``real`` is the floating-point type."""
     for values, tensors in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
@@ -339,7 +340,7 @@ def _declare(
         for value, tensor in zip(values, tensors, strict=True):
             value.name = tensor.name
             value.shape = ir.Shape(tensor.dims)
-            value.type = ir.TensorType(ir.DataType.INT64 if tensor.dtype == "int64" else real)
+            value.type = ir.TensorType(ir.DataType.from_numpy(dtype_of(tensor, real)))
             value.metadata_props.clear()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from zoo.artifact import ATTENTIONS, PROFILES, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
-from zoo.contract import Graph, Size, sizes_of
+from zoo.contract import Graph, Size, rows_of, sizes_of
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
 from zoo_export.graph.file import link
@@ -118,18 +118,18 @@ def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bo
 
 def _check_fixed(spec: ModelSpec, sizes: Mapping[str, int]) -> None:
     """Raise :class:`UsageError` for a dimension that cannot be fixed to this size."""
-    free = {name for graph in spec.graphs for name in graph.dim_names()}
+    free, rows = {name for graph in spec.graphs for name in graph.dim_names()}, rows_of(spec.graphs)
     for name, size in sizes.items():
         if name not in free:
             raise UsageError(f"{spec.name} has no free dimension {name!r}", argument("fix"), nearest(name, free))
-        if name != "batch" and any(graph.pasts for graph in spec.graphs):
+        if name not in rows and any(graph.pasts for graph in spec.graphs):
             what = f"{name} cannot be fixed: the calls that generate a text differ in length"
             raise UsageError(what, argument("fix"), "fix batch alone")
         declared = sizes_of(spec.graphs).get(name, Size())
         if not declared.allows(size):
             raise UsageError(f"{name} must be {declared}", argument("fix", f"{name}={size}"))
         positions = getattr(spec.config, "max_seq_len", size)
-        if name != "batch" and size > positions:
+        if name not in rows and size > positions:
             raise UsageError(f"the model has {positions} positions", argument("fix", f"{name}={size}"))
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "embedding",
     "features",
     "greedy",
+    "image_embedding",
     "image_features",
     "masks",
     "next_sentence",
@@ -32,6 +33,7 @@ __all__ = [
     "token_classes",
     "vector_features",
     "zero_shot",
+    "zero_shot_images",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -222,11 +224,26 @@ def embedding(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The output of the graph, or the pooled hidden states."""
     outputs = model(runner.feed([item]))
     if runner.own:
-        return {"embedding": Numbers(result["embedding"], outputs["sentence_embedding"][0])}
+        return {"embedding": Numbers(result["embedding"], outputs[runner.own][0])}
     hidden = outputs["last_hidden_state"][0, : len(item.ids)]
     vector = hidden[0] if runner.chosen.pooling == "cls" else hidden.sum(0) / len(hidden)
     length = np.sqrt(np.square(vector).sum()) if runner.chosen.normalize else 1.0
     return {"embedding": Numbers(result["embedding"], vector / length)}
+
+
+def image_embedding(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The vector of an image."""
+    return {"embedding": Numbers(result["embedding"], model(runner.feed([item]))["image_embeds"][0])}
+
+
+def zero_shot_images(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probability of each label for an image, by the label and by rank. The model reads one label at a time."""
+    pixels = runner.feed([item])
+    logits = np.array([model(pixels | runner.texts.feed([text]))["logits_per_image"][0, 0] for text in runner.items])
+    chances = (_sigmoid if runner.session.option("label_probabilities") == "sigmoid" else _softmax)(logits)
+    found = [row["probability"] for row in result["classes"]]
+    order = [runner.labels.index(row["label"]) for row in result["classes"]]
+    return {"label": Numbers(found, chances[order]), "rank": Numbers(found, np.sort(chances)[::-1])}
 
 
 def image_features(runner: Any, item: Any, result: Result, model: Model) -> Expected:

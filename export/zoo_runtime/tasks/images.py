@@ -47,16 +47,17 @@ class ImageRunner(Runner[Pixels]):
     """
 
     needs: tuple[str, ...] = ()
-    """Outputs of the graph that the task requires."""
+    """Outputs of the graph that the task requires. The graph is the first whose only input is an image."""
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
-        self.graph = session.graphs[0]
+        found = [graph for graph in session.graphs if [len(item.dims) for item in graph.input_tensors()] == [4]]
+        if not found:
+            raise UsageError("the model has no graph with a single image input", session.path)
+        self.graph = found[0]
         self.input = self.graph.input_tensors()[0]
-        if len(self.input.dims) != 4 or len(self.graph.input_tensors()) > 1:
-            raise UsageError("the model's graph does not have a single image input", session.path)
         size = session.option("image_size")
-        sizes = {dim: 1 if dim == "batch" else size for dim in self.input.dims if isinstance(dim, str)}
+        sizes = {dim: 1 if dim in self.graph.rows else size for dim in self.input.dims if isinstance(dim, str)}
         if None in sizes.values():
             raise UsageError("the model has no image_size", session.path, "set it when building the model")
         require_outputs(self.graph, self.needs, session.path)

@@ -26,11 +26,13 @@ from zoo_runtime.tasks.sources import PrefixOptions, task_prefix
 
 __all__ = [
     "Embed",
+    "EmbedOptions",
     "Features",
     "FillMask",
     "ReplacedTokens",
     "mask_token",
     "shown_token",
+    "shown_vector",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +56,7 @@ class Features(TextRunner):
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             states = answer.result[self.output]
-            yield f"{label(answer)}: {len(states)} tokens x {len(states[0])}, the first {_start(states[0])}"
+            yield f"{label(answer)}: {len(states)} tokens x {len(states[0])}, the first {shown_vector(states[0])}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,10 @@ class EmbedOptions(PrefixOptions):
     """Whether to scale the vector to unit length."""
 
 
+_VECTORS = ("sentence_embedding", "text_embeds")
+"""Outputs of graphs that are vectors of texts."""
+
+
 class Embed(TextRunner):
     """``embedding``, one vector per input: the graph's own, or pooled from its hidden states."""
 
@@ -74,7 +80,8 @@ class Embed(TextRunner):
 
     def __init__(self, session: Context, chosen: EmbedOptions) -> None:
         super().__init__(session, chosen)
-        self.own = any(tensor.name == "sentence_embedding" for tensor in self.graph.output_tensors())
+        self.own = next((tensor.name for tensor in self.graph.output_tensors() if tensor.name in _VECTORS), None)
+        """The output that is a vector of a text, if there is one."""
         require_outputs(self.graph, () if self.own else ("last_hidden_state",), session.path)
         if self.own and (chosen.pooling, chosen.normalize) != (EmbedOptions.pooling, EmbedOptions.normalize):
             raise UsageError("the model's own pooling is part of its graph", session.path, "leave out the options")
@@ -92,7 +99,7 @@ class Embed(TextRunner):
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         outputs = self.compute(items)
-        vectors = outputs["sentence_embedding"] if self.own else self._pool(items, outputs["last_hidden_state"])
+        vectors = outputs[self.own] if self.own else self._pool(items, outputs["last_hidden_state"])
         results = [{"tokens": len(item.ids), "embedding": vector} for item, vector in zip(items, vectors, strict=True)]
         return finite(items, vectors, results)
 
@@ -113,7 +120,7 @@ class Embed(TextRunner):
         for answer, vector in zip(answers, vectors, strict=True):
             values = answer.result["embedding"]
             cosines = " ".join(f"{value:.4f}" for value in vectors @ vector)
-            yield f"{label(answer)}: {len(values)} numbers {_start(values)}  cosines {cosines}"
+            yield f"{label(answer)}: {len(values)} numbers {shown_vector(values)}  cosines {cosines}"
 
 
 class ReplacedTokens(TextRunner):
@@ -207,5 +214,6 @@ def shown_token(item: Mapping[str, Any]) -> Any:
     return item["token"] if item["text"] is None else item["text"]
 
 
-def _start(vector: Sequence[float]) -> str:
+def shown_vector(vector: Sequence[float]) -> str:
+    """The first numbers of a vector, for human-readable output."""
     return f"[{' '.join(f'{value:.5f}' for value in vector[:4])} ...]"

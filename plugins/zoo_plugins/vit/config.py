@@ -6,23 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from zoo import Activation, ClassifierConfig, Cost, Graph, attentions, cost, floats
+from zoo import Activation, ClassifierConfig, Cost, Graph, ImageConfig, attentions, cost, floats
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTConfig(ClassifierConfig):
+class ViTConfig(ClassifierConfig, ImageConfig):
     """Configuration of ViT, DeiT and DINOv2. The defaults are ViT-B/16."""
 
     head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooler", "distillation_head")
 
     task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
     """Whether the model outputs class logits or hidden states."""
-    image_size: int = 224
-    """Height and width of the images, in pixels."""
     patch_size: int = 16
     """Height and width of a patch, in pixels. A right or bottom margin smaller than a patch is ignored."""
-    num_channels: int = 3
-    """Channels of the images, 3 for RGB."""
     hidden_size: int = 768
     """Width of the encoder."""
     num_layers: int = 12
@@ -55,37 +51,18 @@ class ViTConfig(ClassifierConfig):
     """Whether the classifier also reads the mean of the patches, after the class token (Oquab et al. 2023)."""
     pooler: bool = False
     """Whether the feature extractor has a tanh pooler on the class token."""
-    image_mean: tuple[float, ...] | None = None
-    """Mean subtracted from each channel, for pixels in [0, 1]; 0.5 by default."""
-    image_std: tuple[float, ...] | None = None
-    """Standard deviation that each channel is then divided by; 0.5 by default."""
-    image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
-    """Filter with which images are resized."""
-    image_crop: float = 1.0
-    """Sides of the model's square in the centre of a resized image, as a fraction of the sides of that image. An image
-    is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""
 
     def __post_init__(self) -> None:
         self.default("intermediate_size", 4 * self.hidden_size)
         self.default("distillation_head", self.distilled and self.task == "image-classification")
         self.require_positive(
-            "image_size", "patch_size", "num_channels", "hidden_size", "num_layers", "num_heads", "intermediate_size",
-            "norm_eps", "layer_scale",
-        )  # fmt: skip
-        self.default("image_mean", (0.5,) * self.num_channels)
-        self.default("image_std", (0.5,) * self.num_channels)
+            "patch_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "norm_eps", "layer_scale"
+        )
+        self.check_images()
         self.require_probability("dropout")
         self.require_divisible("hidden_size", "num_heads")
         if self.patch_size > self.image_size:
             raise ValueError(f"patch_size {self.patch_size} is larger than image_size {self.image_size}")
-        for name in ("image_mean", "image_std"):
-            values = getattr(self, name)
-            if len(values) != self.num_channels:
-                raise ValueError(f"{name} {values} has {len(values)} numbers for num_channels {self.num_channels}")
-        if not 0 < self.image_crop <= 1:
-            raise ValueError(f"image_crop must lie in (0, 1], got {self.image_crop}")
-        if min(self.image_std or ()) <= 0:
-            raise ValueError(f"image_std must be positive, got {self.image_std}")
         self.check_classes(head=self.task == "image-classification")
         if self.classify_patches and self.distilled:
             raise ValueError("classify_patches is for models without a distillation token, but distilled is True")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zoo import UsageError
-from zoo.checkpoints import ACTIVATIONS, RESAMPLING, Checkpoint, Field, Layout, Rule
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor
 from zoo_plugins.vit.config import ViTConfig
 
 __all__ = ["DEIT", "VIT", "preprocessor"]
@@ -66,22 +66,7 @@ def _restore_deit(c: ViTConfig) -> Mapping[str, Any]:
 
 def preprocessor(c: ViTConfig) -> Mapping[str, Any]:
     """Describe zoo's image preprocessing in the hub's format."""
-    scaling = {"image_mean": c.image_mean, "image_std": c.image_std}
-    crop, whole = c.image_size, int(c.image_size / c.image_crop + 1e-6)
-    cropping = {"do_center_crop": True, "crop_size": {"height": crop, "width": crop}} if whole > crop else {}
-    return {
-        "preprocessor_config.json": {
-            "image_processor_type": f"{'DeiT' if cropping else 'ViT'}ImageProcessor",
-            "do_resize": True,
-            "size": {"height": whole, "width": whole},
-            **cropping,
-            "resample": RESAMPLING.index(c.image_resample),
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            **{key: list(value or ()) for key, value in scaling.items()},
-        }
-    }
+    return image_processor(c, "ViT")
 
 
 _FIELDS = (

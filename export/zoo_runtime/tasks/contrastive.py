@@ -1,0 +1,113 @@
+"""Tasks of models that embed images and texts into one space: vectors of images, and labels by similarity.
+
+N images, M labels, D embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zoo.config import Settings
+from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.batching import batches
+from zoo_runtime.runner import Answer, Context, Tokens, finite, label
+from zoo_runtime.tasks.classification import show_classes, sigmoid, softmax
+from zoo_runtime.tasks.images import ImageRunner, Pixels
+from zoo_runtime.tasks.text import Embed, EmbedOptions, shown_vector
+
+__all__ = ["ImageEmbedding", "ZeroShotImageOptions", "ZeroShotImages"]
+
+Array = np.ndarray[Any, Any]
+_IMAGE, _TEXT, _LOGITS = "image_embeds", "text_embeds", "logits_per_image"
+
+
+class ImageEmbedding(ImageRunner):
+    """``embedding``, the vector of an image, in the space of the vectors of texts."""
+
+    needs = (_IMAGE,)
+
+    def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
+        vectors = self.compute(items)[_IMAGE]
+        return finite(items, vectors, [{"embedding": vector} for vector in vectors])
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            vector = answer.result["embedding"]
+            yield f"{label(answer)}: {len(vector)} numbers {shown_vector(vector)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotImageOptions(Settings):
+    """Options of zero-shot image classification, with the names of transformers' pipeline."""
+
+    labels: tuple[str, ...] = ()
+    """The classes, as they fit into the template. Required."""
+    hypothesis_template: str = "This is a photo of {}."
+    """The text that is compared with images, with {} for the label."""
+
+
+class ZeroShotImages(ImageRunner):
+    """``classes``: the probability of each label for an image (Radford et al. 2021, section 3.1).
+
+    The logit of a label is the similarity of the image to a text with the label. Probabilities are a softmax over the
+    labels, or a sigmoid for each, as ``label_probabilities`` of the configuration says. The texts are embedded once.
+    """
+
+    options = ZeroShotImageOptions
+    sample_options = MappingProxyType({"labels": ("wet", "tea", "a")})
+    needs = (_IMAGE,)
+
+    def __init__(self, session: Context, chosen: ZeroShotImageOptions) -> None:
+        super().__init__(session, chosen)
+        self.labels = tuple(filter(None, map(str.strip, chosen.labels)))
+        if not self.labels:
+            raise UsageError("no labels", "task zero-shot-image-classification", "set labels=FIRST,SECOND")
+        if "{}" not in chosen.hypothesis_template:
+            raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
+        found = [graph for graph in session.graphs if {item.name for item in graph.inputs} == {_IMAGE, _TEXT}]
+        if not found:
+            raise UsageError(f"the model has no graph that compares {_IMAGE} with {_TEXT}", session.path)
+        self.comparison = found[0]
+        self.texts = Embed(session, EmbedOptions())
+        self.items = [self._read_label(name) for name in self.labels]
+
+    def _read_label(self, name: str) -> Tokens:
+        try:
+            return self.texts.read(self.chosen.hypothesis_template.replace("{}", name), 1)
+        except ArtifactError as error:
+            raise UsageError(f"the label {name!r} cannot be read ({error.what})", self.session.path) from error
+
+    @property
+    def truncated(self) -> str | None:
+        """The number of truncated texts in words, for a warning; None if it is 0."""
+        return self.texts.truncated
+
+    @cached_property
+    def vectors(self) -> Array:
+        """The vectors of the labels, (M, D)."""
+        sizes = [(place, len(item.ids)) for place, item in enumerate(self.items)]
+        found: dict[int, Array] = {}
+        for batch in batches(sizes, self.batch_size, self.texts.fits):
+            rows = self.texts.compute([self.items[place] for place in batch])[_TEXT]
+            found |= dict(zip(batch, rows, strict=True))
+        return np.stack([found[place] for place in range(len(self.items))])
+
+    def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
+        feeds = {_IMAGE: self.compute(items)[_IMAGE], _TEXT: self.vectors}
+        logits = self.session.execute(self.comparison, feeds)[_LOGITS].astype(np.float32)  # (N, M)
+        function = sigmoid if self.session.option("label_probabilities") == "sigmoid" else softmax
+        return finite(items, logits, [self._result(function(row)) for row in logits])
+
+    def _result(self, chances: Array) -> dict[str, Any]:
+        order = np.argsort(-chances, kind="stable").tolist()
+        classes = [{"label": self.labels[at], "probability": float(chances[at])} for at in order]
+        return {"label": classes[0]["label"], "classes": classes}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        yield from map(show_classes, answers)
