@@ -14,6 +14,7 @@ __all__ = [
     "OTHER_PLACE",
     "REPLACE",
     "ArtifactError",
+    "IncomparableError",
     "MissingPackageError",
     "ParityError",
     "PluginError",
@@ -94,6 +95,10 @@ class ParityError(ZooError):
     """The exported graph does not equal the model, or could not be compared with it."""
 
     exit_code = 4
+
+
+class IncomparableError(ParityError):
+    """A comparison could not be made on this machine, for example for want of memory. It says nothing about a graph."""
 
 
 class PluginError(ZooError):

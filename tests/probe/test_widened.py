@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo.probe.widened import WideWeight, share_weights
+from zoo.probe import widened
+from zoo.probe.widened import Product, WideWeight, deferring_products, share_weights
 
-LARGE, WIDTH = 1200, 300
+LARGE, WIDTH = 2000, 300
 """A matrix of LARGE x WIDTH is converted where it is used; its products in two parts."""
 
 
@@ -98,3 +99,53 @@ def test_changes_of_the_source_are_seen() -> None:
     x = torch.ones(1, WIDTH, dtype=torch.float64)
     with torch.inference_mode():
         torch.testing.assert_close(F.linear(x, shared.head.weight), x @ source.head.weight.double().T)
+
+
+@pytest.fixture
+def deferred(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, nn.Linear]:
+    """Return an input, the result of a dense layer, and the layer, whose product is deferred."""
+    monkeypatch.setattr(widened, "_DEFERRED", 1000)
+    source, made = (nn.Linear(100, 3000).requires_grad_(False) for _ in range(2))
+    share_weights(made, source, torch.float64)
+    x = torch.randn(2, 7, 100, dtype=torch.float64)
+    return x, F.linear(x, source.weight.double(), source.bias.double()), made
+
+
+def test_deferred_product(deferred: tuple[Tensor, Tensor, nn.Linear]) -> None:
+    """Positions that are selected first are computed alone."""
+    x, wanted, layer = deferred
+    with torch.inference_mode():
+        assert not isinstance(layer(x), Product)
+        with deferring_products():
+            product = layer(x)
+        assert isinstance(product, Product)
+        assert (product.shape, product.dtype) == (wanted.shape, torch.float64)
+        places = torch.tensor([0, 2, 6])
+        torch.testing.assert_close(product.index_select(1, places), wanted[:, places])
+        assert product.whole is None
+        torch.testing.assert_close(product.index_select(2, places), wanted[..., places])
+        assert product.whole is not None
+        torch.testing.assert_close(product.index_select(1, places), wanted[:, places])
+
+
+def test_deferred_product_follows_changes_in_place(deferred: tuple[Tensor, Tensor, nn.Linear]) -> None:
+    """Those of the result count, those of the input after the call do not."""
+    x, wanted, layer = deferred
+    with torch.inference_mode(), deferring_products():
+        product = layer(x)
+        x.mul_(0)
+        product.mul_(2)
+        product[:, 1] = 3
+        wanted = 2 * wanted
+        wanted[:, 1] = 3
+        torch.testing.assert_close(product + 0, wanted)
+        torch.testing.assert_close(product.index_select(1, torch.arange(7)), wanted)
+        torch.testing.assert_close((layer(x) * 2)[0, 0], 2 * layer.bias)
+
+
+def test_narrow_product_is_not_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widened, "_DEFERRED", 1000)
+    source, made = (nn.Linear(600, 600).requires_grad_(False) for _ in range(2))
+    share_weights(made, source, torch.float64)
+    with torch.inference_mode(), deferring_products():
+        assert not isinstance(made(torch.zeros(7, 600, dtype=torch.float64)), Product)

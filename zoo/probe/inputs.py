@@ -27,6 +27,7 @@ __all__ = [
     "at_magnitudes",
     "empty_past",
     "is_affordable",
+    "is_long",
     "longest_length",
     "make_feeds",
     "make_grid",
@@ -43,8 +44,11 @@ PAST = 3
 DEFAULT_MAX = 64
 _FEW = 16
 """Size of a vocabulary up to which random ids contain all of them."""
-CHEAP, WORK = 1e9, 1.6e11
-"""Costs as parameters times tokens. Points up to ``CHEAP`` are always compared; the others may add up to ``WORK``."""
+CHEAP, LONG, WORK = 1e9, 2e10, 1.6e11
+"""Costs as parameters times tokens. Points up to ``CHEAP`` are always compared; the others may add up to ``WORK``.
+Those beyond ``LONG`` are compared at one level of optimisation."""
+_READ = 16
+"""Number of tokens up to which a call takes as long as reading the weights does."""
 MAGNITUDES = ((0.0, 100.0), (100.0, 1.0), (-1000.0, 100.0))
 """Means and deviations of floating-point inputs, beside 0 and 1. Exponentials of the first overflow in float32; in a
 variance of the second, computed as a difference of squares, few digits are left; the third are large and negative, as
@@ -110,12 +114,15 @@ def make_grid(
     where points of the longest length take minutes, the standard grid keeps one of them, with a past and padding, and
     others that add a new kind of past or padding, up to ``WORK``; and short points have one batch size each.
     ``fixed`` has the sizes of dimensions that have only one. The batch is that of the first dimension of rows; see
-    :func:`zoo.contract.row_sizes` for others.
+    :func:`zoo.contract.row_sizes` for others. A single token has no padding but that of the
+    whole row.
     """
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     has_past = any(graph.pasts for graph in graphs)
     paddings: tuple[Padding, ...] = ("none", "left", "right", "empty row") if has_mask else ("none",)
     free = {name for graph in graphs for name in graph.dim_names()} - {*rows_of(graphs)}
+    own = {"sequence", *(name for graph in graphs if graph.pasts for name in (graph.past_length, graph.total_length))}
+    others = free - own  # lengths that differ from that of a point
     allowed = sizes_of(graphs).get("sequence", Size())
     lengths = sorted({allowed.min, min(allowed.min - 1 + ODD, max_length), max_length}) if free else [1]
     lengths = [fixed["sequence"]] if "sequence" in fixed else lengths
@@ -125,17 +132,19 @@ def make_grid(
     for batch, length, past, padding in itertools.product(batches, lengths, (0, 1) if has_past else (0,), paddings):
         past_length = min(PAST, max_length - 1) if past else 0
         point = Point(batch, allowed.nearest(min(length, max_length - past_length)), past_length, padding)
-        if not (padding == "empty row" and batch == 1) and point not in points:
+        if not (padding == "empty row" and batch == 1):
             points.append(point)
-    unusual = [] if fixed or not free else [
-        point for point in _unusual_points(max_length, has_past, paddings, allowed) if point not in points
-    ]  # fmt: skip
+    unusual = list(_unusual_points(max_length, has_past, paddings, allowed)) if free and not fixed else []
+    if not others:  # one token has no padding beside it
+        points, unusual = ([p for p in some if not _is_one_padded_token(p)] for some in (points, unusual))
+    points = list(dict.fromkeys(points))
+    unusual = [point for point in dict.fromkeys(unusual) if point not in points]
     points += unusual
     if whole:
         return points, 0
     short = [point for point in points if is_affordable(point, parameters)]
     one_batch = _one_batch_each(short)
-    kept = [p for p in short if p.tokens * parameters <= CHEAP or p in one_batch or p in unusual]
+    kept = [p for p in short if max(p.tokens, _READ) * parameters <= CHEAP or p in one_batch or p in unusual]
     rest = sorted(
         (p for p in points if p not in short and p not in unusual),
         key=lambda p: (p.tokens, -p.past, paddings.index(p.padding) != 1),
@@ -150,9 +159,18 @@ def make_grid(
     return [point for point in points if point in kept], len(points) - len(kept)
 
 
+def _is_one_padded_token(point: Point) -> bool:
+    return point.length + point.past == 1 and point.padding in ("left", "right")
+
+
 def is_affordable(point: Point, parameters: int) -> bool:
     """Return whether a point costs little, or is as small as points can be for a large model."""
     return point.tokens * parameters <= CHEAP or point.length + point.past <= ODD + PAST
+
+
+def is_long(point: Point, parameters: int) -> bool:
+    """Return whether a point takes so long that it is compared with optimisations alone."""
+    return not is_affordable(point, parameters) and point.tokens * parameters > LONG
 
 
 def _one_batch_each(points: Sequence[Point]) -> list[Point]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import Graph
+from zoo.contract import Graph, TensorSpec
 from zoo.errors import PluginError
 from zoo.models.dtypes import declared_dtype
 from zoo.nn import call_graph
 from zoo.probe.dtypes import BFLOAT16
-from zoo.probe.inputs import Feeds
+from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
+from zoo.probe.positions import Kept, kept_positions
+from zoo.probe.widened import Product, deferring_products
 
 __all__ = [
     "Declared",
@@ -181,11 +185,34 @@ class TorchExecutor:
         self.model = model
         self.real = next(model.parameters()).dtype
         self.dtype: np.dtype[Any] = as_array(torch.empty(0, dtype=self.real)).dtype
+        self._kept: Callable[[Graph, TensorSpec], Kept | None] | None = None
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         dtypes = {item.name: declared_dtype(item, self.real) for item in graph.input_tensors()}
         tensors = {name: as_tensor(value).to(dtypes[name]) for name, value in feeds.items() if name in dtypes}
         with torch.inference_mode():
-            return {
-                name: as_array(tensor) for name, tensor in call_graph(self.model, graph, tensors, hooks=True).items()
-            }
+            if self._kept is None:
+                outputs = call_graph(self.model, graph, tensors, hooks=True)
+            else:
+                with deferring_products():
+                    outputs = call_graph(self.model, graph, tensors, hooks=True)
+                outputs = {
+                    tensor.name: _take(outputs[tensor.name], self._kept(graph, tensor))
+                    for tensor in graph.output_tensors()
+                }
+            return {name: as_array(tensor) for name, tensor in outputs.items()}
+
+    @contextmanager
+    def keeping(self, feeds: Feeds, point: Point) -> Iterator[None]:
+        """Keep, of large outputs at a point, only the positions that are compared: see :func:`kept_positions`."""
+        self._kept = partial(kept_positions, feeds=feeds, point=point)
+        try:
+            yield
+        finally:
+            self._kept = None
+
+
+def _take(output: Tensor, kept: Kept | None) -> Tensor:
+    if kept is not None and output.shape == kept.whole:
+        return output.index_select(kept.axis, torch.from_numpy(kept.places))
+    return output.computed() if isinstance(output, Product) else output

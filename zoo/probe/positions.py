@@ -1,8 +1,10 @@
-"""Valid positions of outputs given padding, and checks of output shapes."""
+"""Positions of outputs that are compared, given padding and size, and checks of output shapes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,22 +13,17 @@ from zoo.contract import Dim, Graph, TensorSpec, dim_names, dim_size, is_quotien
 from zoo.errors import ParityError
 from zoo.probe.inputs import Feeds, Point
 
-__all__ = ["check_shape", "valid_positions"]
+__all__ = ["KEPT", "Kept", "check_shape", "kept_positions", "valid_positions"]
+
+KEPT = 128
+"""Number of positions at which a large output is compared."""
+_LARGE = 2**24
+"""Number of elements from which an output is large: 334 tokens with a vocabulary of 50,257."""
 
 
 def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds: Feeds, point: Point) -> None:
     """Raise :class:`ParityError` unless an output has its declared dimensions, which those of the inputs determine."""
-    sizes = {
-        dim: feeds[item.name].shape[axis]
-        for item in graph.input_tensors()
-        if item.name in feeds
-        for axis, dim in enumerate(item.dims)
-        if isinstance(dim, str)
-    }
-    if graph.pasts:
-        total = point.length + point.past
-        sizes["batch"] = point.batch
-        sizes |= {str(graph.past_length): point.past, graph.total_length: total, "sequence": point.length}
+    sizes = _sizes(graph, feeds, point)
     declared = tuple(_size(dim, sizes) for dim in tensor.dims)
     if None in declared:
         dim = tensor.dims[declared.index(None)]
@@ -38,6 +35,67 @@ def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds:
             f"{tensor.name} of graph {graph.name!r} has shape {shape}, but declares ({dims}), which is {declared} for "
             f"{known}"
         )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The positions at which a large output is compared."""
+
+    axis: int
+    """The length along which they lie."""
+    whole: tuple[int, ...]
+    """The shape of the complete output."""
+    places: np.ndarray[Any, Any]
+    """The positions, sorted."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what is kept."""
+        return (*self.whole[: self.axis], len(self.places), *self.whole[self.axis + 1 :])
+
+
+def kept_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> Kept | None:
+    """Return the positions at which an output is compared at a point, or None if at all of them.
+
+    The logits of a long text would take gigabytes in float64. They are compared at the first and last positions, at
+    those around the half, powers of two and the ends of padding, and at random ones, valid ones if there are enough.
+    A cache is compared at all positions.
+    """
+    sizes = _sizes(graph, feeds, point)
+    whole = tuple(_size(dim, sizes) or 0 for dim in tensor.dims)
+    lengths = [axis for axis, dim in enumerate(tensor.dims) if isinstance(dim, str) and dim not in graph.rows]
+    if math.prod(whole) <= _LARGE or len(lengths) != 1 or tensor in graph.present_tensors():
+        return None
+    axis = lengths[0]
+    length = whole[axis]
+    if length <= KEPT:
+        return None
+    valid = np.moveaxis(valid_positions(graph, tensor, feeds, point), axis, 0)
+    valid = np.broadcast_to(valid, (length, *valid.shape[1:])).reshape(length, -1)
+    ends = np.flatnonzero(np.diff(valid, axis=0).any(1)).tolist()
+    powers = [2**power for power in range(1, length.bit_length())]
+    around = {place + near for place in (0, length // 2, length - 1, *powers, *ends) for near in (-1, 0, 1)}
+    chosen = sorted(place for place in around if 0 <= place < length)
+    order = np.random.default_rng(length).permutation(length)
+    order = order[np.argsort(~np.any(valid, axis=1)[order], kind="stable")]
+    others = order[~np.isin(order, chosen)][: max(0, KEPT - len(chosen))]
+    return Kept(axis, whole, np.sort(np.array([*chosen, *others])))
+
+
+def _sizes(graph: Graph, feeds: Feeds, point: Point) -> dict[str, int]:
+    """Return the sizes of a graph's dimensions, as far as inputs determine them."""
+    sizes = {
+        dim: feeds[item.name].shape[axis]
+        for item in graph.input_tensors()
+        if item.name in feeds
+        for axis, dim in enumerate(item.dims)
+        if isinstance(dim, str)
+    }
+    if graph.pasts:
+        total = point.length + point.past
+        sizes["batch"] = point.batch
+        sizes |= {str(graph.past_length): point.past, graph.total_length: total, "sequence": point.length}
+    return sizes
 
 
 def _size(dim: Dim, sizes: Mapping[str, int]) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -10,13 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-__all__ = ["WideWeight", "share_weights"]
+__all__ = ["Product", "WideWeight", "deferring_products", "share_weights"]
 
 _LARGE = 2**18
 """Number of elements from which a weight is converted where it is used."""
-_PART = 2**17
-"""Number of elements that a product converts at a time. So few fit into a core's cache, which makes a product about as
-fast as one with a converted copy in memory."""
+_PART = 2**19
+"""Number of elements that a product converts at a time. So few fit into the cache, which makes a product about as fast
+as one with a converted copy in memory; with fewer it is slower."""
+_DEFERRED = 2**24
+"""Number of elements from which a product may be deferred."""
+_EXPANSION = 8
+"""Ratio of outputs to inputs from which a product may be deferred, so that its input is small beside it."""
+
+_deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 
 
 class WideWeight(torch.Tensor):
@@ -54,7 +63,73 @@ class WideWeight(torch.Tensor):
         return self.stored.to(self.dtype)
 
 
+class Product(torch.Tensor):
+    """The result of a dense layer, computed when it is read, and only at some positions if these are selected first.
+
+    A language model's logits are such a result: most memory of a long text, of which few are compared.
+    """
+
+    whole: Tensor | None
+    """The result, once it was read. Changes in place are made to it."""
+    factors: tuple[Tensor, WideWeight, Tensor | None]
+
+    @staticmethod
+    def __new__(cls, x: Tensor, weight: WideWeight, bias: Tensor | None) -> Product:
+        shape = (*x.shape[:-1], len(weight))
+        product: Product = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=x.dtype, device=x.device)
+        product.factors = x.clone(), weight, bias  # the model may go on to change x in place
+        product.whole = None
+        return product
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            if function is torch.ops.aten.index_select.default and isinstance(args[0], cls):
+                return args[0].selected(*args[1:])
+            args, kwargs = pytree.tree_map_only(cls, cls.computed, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def selected(self, axis: int, places: Tensor) -> Tensor:
+        """Return the result at some positions along an axis."""
+        x, weight, bias = self.factors
+        if self.whole is not None or axis % self.ndim == self.ndim - 1:
+            return self.computed().index_select(axis, places)
+        return _product(x.index_select(axis, places), weight, bias)
+
+    def computed(self) -> Tensor:
+        """Return the complete result."""
+        if self.whole is None:
+            self.whole = _product(*self.factors)
+        return self.whole
+
+
+@contextmanager
+def deferring_products() -> Iterator[None]:
+    """Defer large products with wide weights, as :class:`Product` says. Only operations of torch can read them."""
+    token = _deferring.set(True)
+    try:
+        yield
+    finally:
+        _deferring.reset(token)
+
+
 def _linear(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
+    if (
+        _deferring.get()
+        and type(x) is Tensor
+        and weight.ndim == 2
+        and len(weight) >= _EXPANSION * weight.shape[1]
+        and math.prod(x.shape[:-1]) * len(weight) > _DEFERRED
+    ):
+        return Product(x, weight, bias)
+    return _product(x, weight, bias)
+
+
+def _product(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
     if isinstance(x, WideWeight) or weight.ndim != 2:
         return F.linear(x.widened() if isinstance(x, WideWeight) else x, weight.widened(), bias)
     rows = max(1, _PART // weight.shape[1])

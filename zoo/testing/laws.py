@@ -443,16 +443,17 @@ def cache(subject: Subject) -> None:
     for total in sorted({min(LENGTH + 2, subject.longest), min(_LONG, subject.longest)}):
         feeds = make_inputs(subject.graphs, subject.longest, length=total)
         own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
-        cuts: dict[tuple[int, ...], str] = {
-            (cut,): f"after {cut}" for cut in sorted({1, 2, total // 2, total - 1}) if 0 < cut < total
-        }
+        places = sorted({cut for cut in (1, 2, total // 2, total - 1) if 0 < cut < total})
+        cuts: dict[tuple[int, ...], str] = {(cut,): f"after {cut}" for cut in places}
         if total <= LENGTH + 2:
             cuts[tuple(range(1, total))] = "after each"
+        else:  # a long text takes time: all cuts in turn, and the one in the middle alone
+            cuts = {tuple(places): f"after {' and '.join(map(str, places))}", (total // 2,): f"after {total // 2}"}
         for mask, side in [(None, "no"), *own]:
             inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
             whole = run(execute, subject.graphs, inputs)
-            for places, words in cuts.items():
-                parts = run(execute, subject.graphs, inputs, places)
+            for cut, words in cuts.items():
+                parts = run(execute, subject.graphs, inputs, cut)
                 situation = f"cut {words} of {total} tokens, with {side} padding"
                 expected = "calls on the parts give the same outputs as one call on the whole"
                 check_equal(pasts, whole, parts, expected, situation, counting(inputs))

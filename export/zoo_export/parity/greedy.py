@@ -44,42 +44,47 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
 
 def greedy_agreement(
     reference: Executor,
-    runtime: Executor,
+    runtimes: Mapping[str, Executor],
     graphs: Sequence[Graph],
-    margin: float,
+    margins: Mapping[str, float],
     longest: int = _PROMPT + _NEW,
     fixed: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, Any] | None:
-    """Compare a few tokens decoded by both from a left-padded batch; None for a model that does not decode token ids.
+) -> dict[str, dict[str, Any]]:
+    """Compare a few tokens decoded from a left-padded batch by the reference and by executors, by level.
 
     Prompt and continuation have at most ``longest`` tokens together. A row is compared up to the first step at which
-    the two best logits differ by ``margin`` or less: either token is a correct choice there.
+    the two best logits differ by the level's margin or less: either token is a correct choice there. Returns nothing
+    for a model that does not decode token ids.
     """
     decoder = graphs[-1]
     if not decoder.pasts or all(tensor.name != "logits" for tensor in decoder.output_tensors()):
-        return None
+        return {}
     if token_input(decoder) is None:
-        return None
+        return {}
     prompt = min(_PROMPT, -(-longest // 2))
     new = min(_NEW, longest - prompt + 1)  # the last token is not an input
     rows = fixed.get("batch", _ROWS)
     feeds = make_feeds(graphs, Point(rows, prompt, 0, "left"), _SEED, longest)
-    steps = [_decode(executor, graphs, feeds, new) for executor in (reference, runtime)]
-    tokens, others = (logits.argmax(-1) for logits in steps)
-    best = np.sort(steps[0], axis=-1)[..., -2:]
-    settled = np.cumsum(best[..., 1] - best[..., 0] <= margin, axis=0) == 0
-    differs = (tokens != others) & settled
-    agreed = int(np.argmax(differs.any(1))) if differs.any() else new
-    return {"passed": not differs.any(), "rows": rows, "tokens": new, "agreed": agreed,
-            "compared": int(settled.sum())}  # fmt: skip
+    tokens, gaps = _decode(reference, graphs, feeds, new)
+    found = {}
+    for level, runtime in runtimes.items():
+        others, _ = _decode(runtime, graphs, feeds, new)
+        settled = np.cumsum(gaps <= margins[level], axis=0) == 0
+        differs = (tokens != others) & settled
+        agreed = int(np.argmax(differs.any(1))) if differs.any() else new
+        found[level] = {"passed": not differs.any(), "rows": rows, "tokens": new, "agreed": agreed,
+                        "compared": int(settled.sum())}  # fmt: skip
+    return found
 
 
-def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Array], new: int) -> Array:
-    """Return the logits (step, batch, vocabulary) of a greedy continuation."""
+def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Array], new: int) -> tuple[Array, Array]:
+    """Return the tokens (step, batch) of a greedy continuation, and how far the best logit is from the second."""
     known = dict(feeds)
     for graph in graphs[:-1]:
         known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
     ids, mask = decoder_inputs(graphs[-1])
     first = feeds[mask] if mask else np.ones_like(feeds[ids])
     steps = greedy(execute, graphs[-1], known, feeds[ids], first)
-    return np.stack([next(steps).astype(np.float64) for _ in range(new)])
+    found = [next(steps).astype(np.float64) for _ in range(new)]
+    best = [np.sort(np.partition(logits, -2, axis=-1)[:, -2:], axis=-1) for logits in found]
+    return np.stack([logits.argmax(-1) for logits in found]), np.stack([two[:, 1] - two[:, 0] for two in best])

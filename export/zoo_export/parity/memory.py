@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from zoo.artifact import HALVES, ModelDirectory
 from zoo.config import Config
 from zoo.contract import Graph, row_sizes
-from zoo.errors import ParityError
+from zoo.errors import IncomparableError
 from zoo.probe.inputs import Point, longest_length
 from zoo.system import free_memory
 
@@ -54,7 +54,7 @@ def _outputs(graphs: Sequence[Graph], point: Point, *, attentions: bool = False)
 
 
 def check_memory(stored: ModelDirectory, graphs: Sequence[Graph] | None = None) -> None:
-    """Raise :class:`ParityError` if there is not enough memory to compare graphs, by default those declared.
+    """Raise :class:`IncomparableError` if there is not enough memory to compare graphs, by default those declared.
 
     Weights are read from their file. A comparison holds one copy that is perturbed or repacked for kernels, and the
     outputs of the longest input. Graphs in half precision are also compared in float32, on two copies.
@@ -65,7 +65,7 @@ def check_memory(stored: ModelDirectory, graphs: Sequence[Graph] | None = None) 
     outputs = _outputs(graphs, longest) + _outputs(graphs, longest, attentions=True)
     needed, free = weights * _COPIES + outputs * _OUTPUT_BYTES, free_memory()
     if needed > free:
-        raise ParityError(
+        raise IncomparableError(
             f"too large to verify here: needs {needed / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free",
             stored.path,
             "zoo export --onnx --graph-only, then zoo verify on a larger machine",

@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 TOP = 10
 _MAX_ROWS = 128
 """Largest number of rows of one point for which the metrics are computed, evenly spaced."""
-_CHUNK = 2**19
+_CHUNK = 2**17
 """Number of logits compared at a time."""
 _FACTOR = 8.0
 """The divergence is quadratic in the errors, which may be twice those of PyTorch."""

@@ -15,7 +15,7 @@ from zoo.contract import Graph, TensorSpec
 from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS, Errors, JumpErrors, as_rows
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
-from zoo.probe.positions import check_shape, valid_positions
+from zoo.probe.positions import check_shape, kept_positions, valid_positions
 from zoo_export.parity.metrics import Distribution, sampled_rows
 
 __all__ = ["RULE", "WIDE", "Findings", "Judges", "Key"]
@@ -80,7 +80,8 @@ class Findings:
 
         Args:
             level: how the graphs are run.
-            exact: the outputs of each graph, by the reference.
+            exact: the outputs of each graph, by the reference; as in all results, only the kept positions of large ones
+                (:func:`zoo.probe.positions.kept_positions`).
             allowed: the same by the yardstick.
             feeds: the inputs.
             point: their shape.
@@ -119,7 +120,9 @@ class Findings:
             known |= found[graph.name]
             for tensor in graph.output_tensors():
                 key = level, graph.name, tensor.name
-                check_shape(graph, tensor, found[graph.name][tensor.name].shape, known, point)
+                shape = found[graph.name][tensor.name].shape
+                kept = kept_positions(graph, tensor, feeds, point)
+                check_shape(graph, tensor, kept.whole if kept and shape == kept.shape else shape, known, point)
                 (wanted, result), valid = _rows(graph, tensor, (exact, found), feeds, point)
                 self.errors[key].add_graph(wanted, result, valid, point)
                 if key in self.distributions:
@@ -248,5 +251,8 @@ def _rows(
     arrays = [outputs[graph.name][tensor.name] for outputs in results]
     channels = tuple(axis for axis, dim in enumerate(tensor.dims) if isinstance(dim, int))
     valid = valid_positions(graph, tensor, feeds, point).any(axis=channels, keepdims=True)
+    kept = kept_positions(graph, tensor, feeds, point)
+    if kept is not None and valid.shape[kept.axis] > 1:
+        valid = valid.take(kept.places, kept.axis)
     shape = [1 if axis in channels else size for axis, size in enumerate(arrays[0].shape)]
     return [as_rows(tensor, values) for values in arrays], as_rows(tensor, np.broadcast_to(valid, shape))[:, 0]

@@ -35,7 +35,7 @@ __all__ = ["FAINT", "LEVELS", "PERTURBED", "PERTURBED_LABELS", "REFERENCE", "Onn
 
 Weights = Mapping[str, "np.ndarray[Any, Any]"]
 
-REFERENCE = "the module in float64, without a cache"
+REFERENCE = "the module in float64"
 LEVELS = {"off": False, "all": True}
 """Optimisation levels of ONNX Runtime at which graphs are compared."""
 PERTURBED, FAINT = "perturbed", "faint"
@@ -74,6 +74,10 @@ class Subject(ABC):
     @abstractmethod
     def open(self) -> Mapping[str, Executor]:
         """Open the graphs on the stored weights. Returns an executor for each level without perturbation."""
+
+    def long_runtimes(self, runtimes: Mapping[str, Executor]) -> Mapping[str, Executor]:
+        """Return the executors, by level, for inputs that take long, given those of :meth:`open`."""
+        return runtimes
 
     @abstractmethod
     def open_perturbed(self) -> Iterator[Mapping[str, Executor]]:
@@ -161,6 +165,10 @@ class OnnxSubject(Subject):
             for level, optimize in ({} if self._in_float32 else LEVELS).items()
         }
 
+    def long_runtimes(self, runtimes: Mapping[str, Executor]) -> Mapping[str, Executor]:
+        """Return optimised sessions on mapped weights: a long input needs the memory of repacked ones for itself."""
+        return {"all": self._open(self.files, True, share=True)}
+
     def conditions(self) -> Sequence[Conditions]:
         longest = getattr(self.stored.spec.config, "max_seq_len", None)
         return [Conditions(graph, self.files[graph.name], self.stored.path, longest) for graph in self.graphs]
@@ -203,8 +211,13 @@ class OnnxSubject(Subject):
             "unused_tensors": sorted(set(layout) - referenced_tensors(self.files.values(), layout)),
         }
 
-    def _open(self, files: Mapping[str, bytes], optimize: bool, memory: Memory = "mapped") -> OnnxExecutor:
-        """Open sessions for all graphs on the current weights of the models."""
+    def _open(
+        self, files: Mapping[str, bytes], optimize: bool, memory: Memory = "mapped", *, share: bool = False
+    ) -> OnnxExecutor:
+        """Open sessions for all graphs on the current weights of the models.
+
+        With ``share``, optimised sessions, too, have the memory of the stored weights in common with the models.
+        """
         try:
             sessions = {
                 graph.name: open_session(
@@ -216,7 +229,7 @@ class OnnxSubject(Subject):
                     memory=memory,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
                     replace=self._replaced(files[graph.name]),
-                    shared=self._shared(files[graph.name], optimize),
+                    shared=self._shared(files[graph.name], optimize and not share),
                 )
                 for graph in self.graphs
             }
@@ -242,12 +255,12 @@ class OnnxSubject(Subject):
         weights = self.models.state()
         return {name: weights[names[place]] for name, place in places.items()}
 
-    def _shared(self, file: bytes, optimize: bool) -> dict[str, np.ndarray[Any, Any]]:
+    def _shared(self, file: bytes, from_file: bool) -> dict[str, np.ndarray[Any, Any]]:
         """Return the models' weights for the initialisers of a graph, whose pages are then mapped once.
 
-        Optimised sessions on the stored weights read the file, as users' sessions do.
+        With ``from_file``, sessions on the stored weights read the file, as users' sessions do.
         """
-        if not self._shares or (optimize and self._scratch is None):
+        if not self._shares or (from_file and self._scratch is None):
             return {}
         weights = self.models.state()
         stored = {(place.file, place.offset): weights[name] for name, place in self.stored.layout.items()}

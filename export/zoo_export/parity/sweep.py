@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,11 +13,24 @@ from typing import Any
 import numpy as np
 
 from zoo.contract import Graph, rows_of
-from zoo.errors import ParityError, ZooError
+from zoo.errors import IncomparableError, ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import CHEAP, ODD, PAST, Feeds, Point, at_magnitudes, is_affordable, make_feeds, make_grid
+from zoo.probe.inputs import (
+    CHEAP,
+    ODD,
+    PAST,
+    Feeds,
+    Point,
+    at_magnitudes,
+    is_affordable,
+    is_long,
+    make_feeds,
+    make_grid,
+)
+from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
+from zoo.probe.positions import kept_positions
 from zoo.system import release_memory
 from zoo_export.coverage.outcomes import Conditions, Coverage, candidates, many_lengths, turning_points
 from zoo_export.parity.greedy import greedy_agreement
@@ -29,10 +42,13 @@ from zoo_export.parity.subject import FAINT, Subject
 
 __all__ = ["Magnitude", "Sweep", "running", "smallest_points", "typical_point"]
 
-_Allowed = tuple[Collection[str], Mapping[str, Arrays]]
-"""Levels, and the outputs of each graph by their yardstick."""
-_LARGE = 2**26
-"""Bytes of outputs from which freed memory is returned to the system between two runs. Most of it is fragmented."""
+_Results = Mapping[str, Arrays]
+"""The outputs of each graph. Of large ones, only the kept positions."""
+_Allowed = tuple[Collection[str], _Results]
+"""Levels, and the outputs by their yardstick."""
+_LARGE, _FRAGMENTS = 2**26, 2**22
+"""Bytes of outputs from which freed memory is returned to the system between two runs, and between two points. Most of
+it is fragmented."""
 _CANDIDATES, _CONSTANTS = 300, 12
 """Number of inputs that are tried to cover conditions, and of the graphs' constants around which they lie."""
 
@@ -54,6 +70,7 @@ class Sweep:
         self.special = special_ids(subject.stored.spec.config)
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         self.runtimes: Mapping[str, Executor] = subject.open()
+        self._all_levels = list(self.runtimes)
         self.findings = self._new_findings()
         self.magnitudes: dict[Point, Magnitude] = {}
         """Comparisons with floating-point inputs of other magnitudes."""
@@ -61,6 +78,8 @@ class Sweep:
         self.points: list[Point] = []
         self.added: list[Point] = []
         """Points beyond the grid, at which conditions have other outcomes."""
+        self.levels: dict[Point, list[str]] = {}
+        """Levels that were compared at each point, on the stored weights."""
         self._splits: set[tuple[int, int]] = set()
         self.graph_facts: dict[str, dict[str, Any]] = {}
         """Evidence about each graph, apart from its errors."""
@@ -90,12 +109,18 @@ class Sweep:
         self.left_out += len(grid) - len(points)
         self.added = self.cover(points, full_grid)
         points += self.added
-        self.visit(points, progress)
-        self.left_out += len(points) - len(self.points)
+        long = [] if full_grid else [point for point in points if is_long(point, self.parameters)]
+        self.visit([point for point in points if point not in long], progress, len(points))
         if not self.findings.hopeless:
             self.compare_magnitudes(points, self.runtimes)
             self.decode()
         self.graph_facts = {graph.name: self.subject.graph_facts(graph, self.runtimes) for graph in graphs}
+        if long and not self.findings.hopeless:
+            self.runtimes = self.subject.long_runtimes(self.runtimes)
+            release_memory()  # of those that are left out
+            self.visit(long, progress, len(points))
+        self.points.sort(key=points.index)
+        self.left_out += len(points) - len(self.points)
         self.runtimes = {}
         release_memory()  # for perturbed weights
         if not self.findings.hopeless:
@@ -139,38 +164,41 @@ class Sweep:
         subject = self.subject
         return make_feeds(subject.graphs, point, SEED, self.longest, special=self.special, fixed=subject.fixed)
 
-    def visit(self, points: Sequence[Point], progress: Progress | None = None) -> None:
+    def visit(self, points: Sequence[Point], progress: Progress | None = None, total: int | None = None) -> None:
         """Compare at these points, in order of cost, up to one whose error is far beyond the limit.
 
-        A point with several rows is the first, because it shows how large the numbers of each channel are.
+        A point with several rows is the first, because it shows how large the numbers of each channel are. ``progress``
+        is told ``total`` as the number of all points, by default that of these.
         """
         first = smallest_points(points)[:1] if points else []
-        for number, point in enumerate(sorted(points, key=lambda point: (point not in first, point.tokens)), 1):
+        for point in sorted(points, key=lambda point: (point not in first, point.tokens)):
             if progress is not None:
-                progress(number, len(points))
+                progress(len(self.points) + 1, total or len(points))
             self.compare_at(point, self.runtimes)
             self.points.append(point)
+            self.levels[point] = list(self.runtimes)
             if self.findings.hopeless:
                 break
-        self.points.sort(key=points.index)
 
     def decode(self) -> None:
         """Compare greedily decoded text, if the last graph is a decoder of token ids."""
-        graphs, findings = self.subject.graphs, self.findings
-        for level, runtime in self.runtimes.items():
-            margin = findings.margin(level, graphs[-1]) if findings.distributions else 0
-            with running(f"in greedy decoding, {self.subject.labels[level]}", self.subject.stored.path):
-                reference = self.subject.models.reference
-                agreement = greedy_agreement(reference, runtime, graphs, margin, self.longest, self.subject.fixed)
-            if agreement is not None:
-                findings.greedy[level] = agreement
+        graphs, findings, reference = self.subject.graphs, self.findings, self.subject.models.reference
+        levels = list(self.runtimes)
+        margins = {level: findings.margin(level, graphs[-1]) if findings.distributions else 0 for level in levels}
+        with running("in greedy decoding", self.subject.stored.path):
+            findings.greedy |= greedy_agreement(
+                reference, self.runtimes, graphs, margins, self.longest, self.subject.fixed
+            )
 
     def perturb(self, points: Sequence[Point]) -> None:
-        """Compare on perturbed weights, at :meth:`selection`."""
+        """Compare on perturbed weights, at :meth:`selection`; faint ones of a large model with one kind of padding."""
         chosen = self.selection(points)
+        large = [point for point in smallest_points(points)[1:] if point.tokens * self.parameters > CHEAP]
+        others = [point for point in large if point not in self.added]
         for runtimes in self.subject.open_perturbed():
             for point in chosen:
-                self.compare_at(point, runtimes)
+                if FAINT not in runtimes or point not in others:
+                    self.compare_at(point, runtimes)
             if FAINT not in runtimes:
                 self.compare_magnitudes(points, runtimes)
 
@@ -191,13 +219,13 @@ class Sweep:
             feeds = self._feeds(point)
             try:
                 exact = self._run_reference(feeds, point)
-                allowed = list(self._run_yardsticks(runtimes, feeds, point))
+                allowed = self._run_yardsticks(runtimes, feeds, point)
             except Exception as error:  # a model may raise any at numbers that it does not expect
                 magnitude.left_out |= dict.fromkeys(runtimes, f"PyTorch fails ({error})")
                 continue
             magnitude.left_out |= self._unstable(feeds, exact, allowed, point)
             stable = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
-            self._compare(magnitude.findings, point, stable, feeds, exact, allowed)
+            self._judge(magnitude.findings, point, stable, feeds, self._run(stable, feeds, point), exact, allowed)
 
     def _longer(self, points: Sequence[Point]) -> list[Point]:
         """Return the point with the longest past, or else the longest input, among those that cost little."""
@@ -205,32 +233,72 @@ class Sweep:
         return [max(cheap, key=lambda point: (point.past, point.length, -point.batch))] if cheap else []
 
     def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
-        """Compare executors, by level, at one point."""
-        feeds = self._feeds(point)
-        with running(f"at {point}", self.subject.stored.path):
+        """Compare executors, by level, at one point.
+
+        PyTorch is first, because its errors are the model's, and the reference last, because its outputs are large.
+        """
+        feeds, where = self._feeds(point), self.subject.stored.path
+        with running(f"at {point}", where):
+            allowed = self._run_yardsticks(runtimes, feeds, point)
+        found = self._run(runtimes, feeds, point)
+        with running(f"at {point}", where):
             exact = self._run_reference(feeds, point)
-        allowed = self._run_yardsticks(runtimes, feeds, point)
-        self._compare(self.findings, point, runtimes, feeds, exact, allowed)
+        self._judge(self.findings, point, runtimes, feeds, found, exact, allowed)
 
-    def _run_reference(self, feeds: Feeds, point: Point) -> dict[str, Arrays]:
-        """Return the outputs of each graph in float64."""
+    def _run(self, runtimes: Mapping[str, Executor], feeds: Feeds, point: Point) -> dict[str, _Results]:
+        """Return the results of executors, by level. If a number that is dropped is not finite, one that is kept is."""
+        found = {}
+        for level, runtime in runtimes.items():
+            with running(f"at {point}, {self.subject.labels[level]}", self.subject.stored.path):
+                found[level] = self._run_one(runtime, feeds, point, complete=True)
+        return found
+
+    def _run_yardsticks(self, levels: Iterable[str], feeds: Feeds, point: Point) -> list[_Allowed]:
+        """Return some levels, and the results of the yardstick of these levels."""
+        found: dict[TorchExecutor, list[str]] = {}
+        for level in levels:
+            found.setdefault(self.subject.yardstick(level), []).append(level)
+        return [(some, self._run_one(executor, feeds, point)) for executor, some in found.items()]
+
+    def _run_reference(self, feeds: Feeds, point: Point) -> _Results:
+        """Return the results in float64, after a check that they do not depend on where a text is cut."""
         graphs, reference = self.subject.graphs, self.subject.models.reference
-        exact = run_pipeline(reference, graphs, feeds, point, split=True)
-        if self._is_new_split(point):
-            whole = run_pipeline(reference, graphs, feeds, point, split=False)
-            check_split(graphs, whole, exact, feeds, point)
-        return exact
+        if not self._is_new_split(point):
+            return self._run_one(reference, feeds, point)
+        exact, whole = (run_pipeline(reference, graphs, feeds, point, split=split) for split in (True, False))
+        check_split(graphs, whole, exact, feeds, point)
+        return self._kept(exact, feeds, point)
 
-    def _run_yardsticks(self, levels: Iterable[str], feeds: Feeds, point: Point) -> Iterator[_Allowed]:
-        """Yield some levels, and the outputs of each graph by the yardstick of these levels."""
-        levels = list(levels)
-        for executor in dict.fromkeys(self.subject.yardstick(level) for level in levels):
-            some = [level for level in levels if self.subject.yardstick(level) is executor]
-            yield some, run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
+    def _run_one(self, executor: Executor, feeds: Feeds, point: Point, *, complete: bool = False) -> _Results:
+        with executor.keeping(feeds, point) if isinstance(executor, TorchExecutor) else nullcontext():
+            outputs = run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
+        return self._kept(outputs, feeds, point, complete=complete)
 
-    def _unstable(
-        self, feeds: Feeds, exact: Mapping[str, Arrays], allowed: Iterable[_Allowed], point: Point
-    ) -> dict[str, str]:
+    def _kept(
+        self, outputs: dict[str, Arrays], feeds: Feeds, point: Point, *, complete: bool = False
+    ) -> dict[str, Arrays]:
+        """Drop the other positions of large outputs.
+
+        If ``complete`` and a number that is dropped is not finite, one that is kept becomes NaN.
+        """
+        dropped = False
+        for graph in self.subject.graphs:
+            for tensor in graph.output_tensors():
+                values = outputs[graph.name].get(tensor.name)
+                kept = kept_positions(graph, tensor, feeds, point)
+                if values is None or kept is None or values.shape != kept.whole:
+                    continue  # other shapes are judged elsewhere
+                some = values.take(kept.places, kept.axis)
+                if complete and not all(np.isfinite(part).all() for part in np.moveaxis(values, kept.axis, 0)):
+                    some.flat[0] = np.nan
+                outputs[graph.name][tensor.name] = some
+                dropped = True
+        del values
+        if dropped or _size(outputs) > _LARGE:
+            release_memory()
+        return outputs
+
+    def _unstable(self, feeds: Feeds, exact: _Results, allowed: Iterable[_Allowed], point: Point) -> dict[str, str]:
         """Return the levels at which PyTorch itself breaks the rule, and how."""
         findings = self._new_findings()
         for levels, outputs in allowed:
@@ -243,43 +311,33 @@ class Sweep:
             if (failure := errors.failure())
         }
 
-    def _compare(
+    def _judge(
         self,
         findings: Findings,
         point: Point,
         runtimes: Mapping[str, Executor],
         feeds: Feeds,
-        exact: Mapping[str, Arrays],
+        found: Mapping[str, _Results],
+        exact: _Results,
         allowed: Iterable[_Allowed],
     ) -> None:
-        """Compare executors, by level, with PyTorch at one point, and add the errors to findings.
-
-        The outputs for a long text are large, so only those in float64 are kept.
-        """
-        subject = self.subject
-        large = sum(values.nbytes for outputs in exact.values() for values in outputs.values()) > _LARGE
-        with running(f"at {point}", subject.stored.path):
+        """Compare the results of executors, by level, with those of PyTorch at one point, and add the errors."""
+        with running(f"at {point}", self.subject.stored.path):
             torch: dict[Key, Any] = {}
             graphs: dict[Key, Any] = {}
             for levels, outputs in allowed:
                 for level in levels:
                     torch |= findings.add_torch(level, exact, outputs, feeds, point) if level in runtimes else {}
-                del outputs
-                if large:
-                    release_memory()
-            for level, runtime in runtimes.items():
-                with running(f"at {point}, {subject.labels[level]}", subject.stored.path):
-                    found = run_pipeline(runtime, subject.graphs, feeds, point, split=True)
-                graphs |= findings.add(level, exact, found, feeds, point)
-                del found
-                if large:
-                    release_memory()
+            for level, results in found.items():
+                graphs |= findings.add(level, exact, results, feeds, point)
             self._settle(findings, findings.errors, runtimes, exact, feeds, point)
             self._settle_constants(findings, findings.errors, runtimes, exact, feeds, point)
             self._settle(findings, findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
             findings.add_distributions(exact, torch, graphs, feeds, point)
             self._settle(findings, findings.distributions, runtimes, exact, feeds, point)
             self._settle_constants(findings, findings.distributions, runtimes, exact, feeds, point)
+        if _size(exact) > _FRAGMENTS:
+            release_memory()
 
     def _is_new_split(self, point: Point) -> bool:
         """Whether the law ``cache`` is to be checked at a point: of points of the same lengths, at the first."""
@@ -294,7 +352,7 @@ class Sweep:
         findings: Findings,
         judges: Judges,
         levels: Collection[str],
-        exact: Mapping[str, Arrays],
+        exact: _Results,
         feeds: Feeds,
         point: Point,
         *,
@@ -305,7 +363,7 @@ class Sweep:
         generator = np.random.default_rng(SEED)
         for other in self.subject.nudged(bits) if doubtful else ():
             nudged = self._nudged(feeds, bits, generator)
-            results = exact, run_pipeline(other, self.subject.graphs, nudged, point, split=True)
+            results = exact, self._run_one(other, nudged, point)
             findings.allow(doubtful, judges, results, feeds, point, bits=bits)
 
     def _nudged(self, feeds: Feeds, bits: int, generator: np.random.Generator) -> Feeds:
@@ -321,7 +379,7 @@ class Sweep:
         findings: Findings,
         judges: Judges,
         runtimes: Mapping[str, Executor],
-        exact: Mapping[str, Arrays],
+        exact: _Results,
         feeds: Feeds,
         point: Point,
     ) -> None:
@@ -330,8 +388,8 @@ class Sweep:
             doubtful = findings.doubtful(judges, {level})
             first = None
             for executor in self.subject.moved() if doubtful else ():
-                first = first or run_pipeline(runtime, self.subject.graphs, feeds, point, split=True)
-                other = run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
+                first = first or self._run_one(runtime, feeds, point)
+                other = self._run_one(executor, feeds, point)
                 shifted = {
                     graph: {
                         name: values + (other[graph][name] - first[graph][name]) for name, values in outputs.items()
@@ -343,8 +401,26 @@ class Sweep:
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""
         facts = {"seed": SEED, "left_out": self.left_out, "points": [point.to_dict() for point in self.points]}
+        facts |= {"reduced": reduced} if (reduced := self._reduced()) else {}
         facts |= {"magnitudes": self.magnitude_facts()} if self.magnitudes else {}
         return facts | ({"coverage": self.coverage} if self.coverage is not None else {})
+
+    def _reduced(self) -> list[dict[str, Any]]:
+        """Evidence about the points at which levels, or positions of large outputs, were left out."""
+        found = []
+        for point in self.points:
+            feeds, facts = self._feeds(point), dict[str, Any]()
+            if self.levels[point] != self._all_levels:
+                facts["levels"] = self.levels[point]
+            kept = {
+                tensor.name: len(item.places)
+                for graph in self.subject.graphs
+                for tensor in graph.output_tensors()
+                if (item := kept_positions(graph, tensor, feeds, point)) is not None
+            }
+            facts |= {"positions": kept} if kept else {}
+            found += [{**point.to_dict(), **facts}] if facts else []
+        return found
 
     def magnitude_facts(self) -> list[dict[str, Any]]:
         """Evidence about floating-point inputs of other magnitudes."""
@@ -395,6 +471,11 @@ class Magnitude:
         return {"error_of_limit": errors, "left_out": self.left_out}
 
 
+def _size(results: _Results) -> int:
+    """Return the bytes of all outputs."""
+    return sum(values.nbytes for outputs in results.values() for values in outputs.values())
+
+
 @contextmanager
 def running(where: str, path: Path) -> Iterator[None]:
     """Raise errors of the runtime as :class:`ParityError`."""
@@ -402,6 +483,8 @@ def running(where: str, path: Path) -> Iterator[None]:
         yield
     except ZooError:
         raise
+    except MemoryError as error:
+        raise IncomparableError(f"too little memory {where} ({error})", path) from error
     except Exception as error:  # the runtime raises a dozen classes without a common base
         raise ParityError(f"the graph fails {where} ({_short(error)})", path) from error
 

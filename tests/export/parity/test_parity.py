@@ -756,7 +756,8 @@ def test_long_outputs_are_sampled_evenly() -> None:
 def test_encoder_does_not_decode(exported_model: Exported) -> None:
     folder = exported_model(BERT)
     executor = TorchExecutor(zoo.load(folder))
-    assert greedy_agreement(executor, executor, ModelDirectory.open(folder).spec.config.graphs(), 0.0) is None
+    graphs = ModelDirectory.open(folder).spec.config.graphs()
+    assert greedy_agreement(executor, {"own": executor}, graphs, {"own": 0.0}) == {}
 
 
 @pytest.mark.slow
@@ -767,14 +768,12 @@ def test_greedy_agreement_distinguishes_models(exported_noisy: Noisy, name: str)
     reference, same, different = (
         TorchExecutor(model) for model in (zoo.load(one.path).double(), zoo.load(one.path), zoo.load(other.path))
     )
-    agreed = greedy_agreement(reference, same, graphs, 1e-6)
-    assert agreed == {"passed": True, "rows": 2, "tokens": 8, "agreed": 8, "compared": 16}
-    parted = greedy_agreement(reference, different, graphs, 1e-6)
-    assert parted is not None
-    assert parted["passed"] is False
-    assert parted["agreed"] < 8
-    nothing_settled = greedy_agreement(reference, different, graphs, 1e6)
-    assert nothing_settled is not None
+    runtimes = {"same": same, "different": different}
+    found = greedy_agreement(reference, runtimes, graphs, dict.fromkeys(runtimes, 1e-6))
+    assert found["same"] == {"passed": True, "rows": 2, "tokens": 8, "agreed": 8, "compared": 16}
+    assert found["different"]["passed"] is False
+    assert found["different"]["agreed"] < 8
+    nothing_settled = greedy_agreement(reference, runtimes, graphs, dict.fromkeys(runtimes, 1e6))["different"]
     assert (nothing_settled["passed"], nothing_settled["compared"]) == (True, 0)
 
 
@@ -783,8 +782,7 @@ def test_decoding_stays_within_the_positions(longest: int) -> None:
     """Each row is decoded by the real model, whose position table has no further rows."""
     model = zoo.create_model("gpt-tiny", max_seq_len=longest).double()
     executor = TorchExecutor(model)
-    agreed = greedy_agreement(executor, executor, model.config.graphs(), 0.0, longest)
-    assert agreed is not None
+    agreed = greedy_agreement(executor, {"own": executor}, model.config.graphs(), {"own": 0.0}, longest)["own"]
     prompt = min(5, (longest + 1) // 2)
     assert (agreed["passed"], agreed["tokens"]) == (True, min(8, longest - prompt + 1))
     assert agreed["tokens"] >= 1
