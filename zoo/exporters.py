@@ -31,7 +31,16 @@ from zoo.artifact.digests import digest_file
 from zoo.artifact.weights import load_json, plain_name
 from zoo.config import Settings
 from zoo.contract import Exporter
-from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, PluginError, StorageError, UsageError, argument
+from zoo.errors import (
+    EXPORT_AGAIN,
+    ArtifactError,
+    IncomparableError,
+    ParityError,
+    PluginError,
+    StorageError,
+    UsageError,
+    argument,
+)
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
 
@@ -135,7 +144,8 @@ def verify_export(
 ) -> Record:
     """Check every digest of an export, and have its exporter compare it with the model again.
 
-    If the export was not verified before and now is, the new evidence is written; otherwise nothing is written.
+    If the export was not verified before and now is, the new evidence is written. If it was and now is not, the
+    evidence is marked as failed. Otherwise nothing is written.
 
     Raises:
         UsageError: the exporter is unknown or declares no ``verify``.
@@ -160,9 +170,16 @@ def verify_export(
             options = _options_class(plugin, exporter.options).from_dict(values, directory / record.evidence_file)
     function = load_reference(exporter.verify, plugin)
     job = Job(model=stored, folder=stored.path, options=options, variant=variant, progress=progress)
-    evidence = _run(plugin, exporter, function, job)
-    if evidence["verified"] is not True:
-        raise ParityError(_unequal(plugin, evidence), directory)
+    try:
+        evidence = _run(plugin, exporter, function, job)
+        if evidence["verified"] is not True:
+            raise ParityError(_unequal(plugin, evidence), directory)
+    except IncomparableError:
+        raise
+    except ParityError as error:
+        if exporter.evidence is not None:
+            raise  # the exporter has marked its own evidence
+        raise record.revoked(error) from error
     if exporter.evidence is None and not record.is_verified():
         with stored.adding(action="verified") as stage:
             files = {name: stored.files[name]["sha256"] for name in record.files}

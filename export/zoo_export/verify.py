@@ -11,7 +11,7 @@ from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
 from zoo.probe.inputs import make_feeds
 from zoo_export.parity.compare import compare
-from zoo_export.parity.evidence import check_evidence, write_export
+from zoo_export.parity.evidence import check_evidence, revoking, write_export
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.memory import check_memory, longest_input
 from zoo_export.parity.modules import ModuleError
@@ -38,8 +38,9 @@ def verify_model(
 ) -> Report:
     """Check all digests of an exported model and compare it with PyTorch on this machine.
 
-    Writes the evidence if the export was not verified before, otherwise nothing. A comparison on another runtime than
-    ONNX Runtime writes nothing.
+    Writes the evidence if the export was not verified before, otherwise nothing. If the comparison fails, evidence of
+    an earlier success is marked as failed, so that the export counts as unverified until it passes, over the full grid
+    if it failed there. A comparison on another runtime than ONNX Runtime writes nothing.
 
     Raises:
         ArtifactError: a file is altered or missing.
@@ -69,25 +70,34 @@ def verify_model(
     if runtime != "onnxruntime":
         from zoo_export.parity.runtimes import compare_on
 
-        report = compare_on(runtime, stored, graphs, full_grid=full_grid, progress=progress)
-    elif variant == LOOP:
+        return _passed(compare_on(runtime, stored, graphs, full_grid=full_grid, progress=progress), directory)
+    full_grid = full_grid or export.evidence.get("failed_full_grid", False)
+    if variant == LOOP:
         from zoo_export.parity.loop import compare_loop
 
         plain = Export(stored)
         plain.check()
         plain.check_verified()
-        report = compare_loop(stored, plain.read(), graphs[LOOP], provider=provider)
+        with revoking(export, graphs):
+            report = _passed(compare_loop(stored, plain.read(), graphs[LOOP], provider=provider), directory)
     else:
-        laws = check_laws(stored.spec)
-        report = compare(
-            stored, graphs, declared=export.graphs, provider=provider, full_grid=full_grid, progress=progress
-        )
-        report.evidence["laws"] = laws
-    if not report.passed:
-        raise ParityError(report.verdict(), directory)
-    if runtime == "onnxruntime" and not export.is_verified():
+        with revoking(export, graphs, full_grid=full_grid):
+            laws = check_laws(stored.spec)
+            report = compare(
+                stored, graphs, declared=export.graphs, provider=provider, full_grid=full_grid, progress=progress
+            )
+            report.evidence["laws"] = laws
+            _passed(report, directory)
+    if not export.is_verified():
         options = {"options": export.evidence["options"]} if "options" in export.evidence else {}
         write_export(export, graphs, report.evidence | options, action="verified")
+    return report
+
+
+def _passed(report: Report, directory: Path) -> Report:
+    """Return a report. Raises :class:`ParityError` if it is not one of success."""
+    if not report.passed:
+        raise ParityError(report.verdict(), directory)
     return report
 
 

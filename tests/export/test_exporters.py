@@ -473,6 +473,29 @@ def test_verifying_later_completes_the_evidence(install: Callable[..., Path], co
     assert json.loads((folder / "evidence.xyz.json").read_text())["verified"] is True
 
 
+@pytest.mark.parametrize(
+    "failure", ["return {'verified': False, 'reason': 'off by 3'}", "raise zoo.ParityError('off by 3')"]
+)
+def test_failed_verification_revokes_the_evidence(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, snapshot: Callable[[], Any], failure: str
+) -> None:
+    more = f"\ndef check(job):\n    if Path('fail').exists():\n        {failure}\n    return {{'verified': True}}\n"
+    plugin(install, fields="verify='{module}:check'", more=more)
+    folder = copy_of("gpt-tiny")
+    assert zoo(*EXPORT).status == 0
+    assert zoo("verify", "gpt-tiny", "--format", "xyz").status == 0
+    before = snapshot()
+    Path("fail").touch()
+    zoo("verify", "gpt-tiny", "--format", "xyz").failed(4, "off by 3")
+    Path("fail").unlink()
+    evidence = json.loads((folder / "evidence.xyz.json").read_text())
+    assert evidence["verified"] is False
+    assert "zoo verify failed" in evidence["reason"]
+    assert "off by 3" in evidence["reason"]
+    assert zoo("verify", "gpt-tiny", "--format", "xyz").status == 0
+    assert snapshot() == before
+
+
 OPTIONS = """
 @dataclass(frozen=True, kw_only=True)
 class Options(zoo.Settings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,12 @@ from zoo.artifact.layout import (
     SCHEMA,
     export_file,
     is_reserved,
+    write_json,
 )
 from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.artifact.weights import load_json
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, ParityError, UsageError, Wording
+from zoo.errors import ArtifactError, ParityError, UsageError, Wording, ZooError
 from zoo.registry import ModelSpec
 
 __all__ = ["Export", "Record", "copy_model", "declared_graphs", "find_exports", "find_records"]
@@ -89,6 +90,10 @@ class Record:
             return f"{self.evidence_file} has an unknown schema"
         if self.evidence.get("verified") is not True:
             return str(self.evidence.get("reason", "it was not compared"))
+        return self.change()
+
+    def change(self) -> str | None:
+        """Return what has changed since the export was compared, or None."""
         if self.evidence.get("config") != self.stored.config_digest():
             return "config.json has changed since verification"
         if self.evidence.get("weights") != self.stored.weight_digests():
@@ -97,6 +102,33 @@ class Record:
         if name is not None:
             return f"{name} is not the file that was compared"
         return None if self.digests else f"{self.evidence_file} lists no files"
+
+    def revoked(
+        self, error: ParityError, write: Callable[[Mapping[str, Any]], None] | None = None, **facts: Any
+    ) -> ParityError:
+        """Mark the evidence as failed after a comparison that failed, so that the export counts as unverified.
+
+        Args:
+            error: the failure.
+            write: replaces the evidence, if more depends on it than the manifest.
+            facts: more entries for the evidence.
+
+        Returns:
+            The error to raise. Evidence that says so already, or is for other files, is left as it is.
+        """
+        if not self.is_verified():
+            return error
+        failed = {**self.evidence, "verified": False, "reason": f"zoo verify failed: {error.what}", **facts}
+        try:
+            (write or self._replace_evidence)(failed)
+        except (ZooError, OSError) as problem:
+            still = f"{self.evidence_file} still says that it is verified, and cannot be changed ({problem})"
+            return ParityError(f"{error}; {still}")
+        return error
+
+    def _replace_evidence(self, evidence: Mapping[str, Any]) -> None:
+        with self.stored.adding(action="verified") as stage:
+            write_json(stage / self.evidence_file, evidence)
 
     def is_verified(self) -> bool:
         """Return whether these files were shown equal to the model with its current weights."""

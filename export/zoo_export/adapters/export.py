@@ -13,7 +13,7 @@ from zoo_export.adapters.graph import make_adapted, stacks_of
 from zoo_export.adapters.lora_file import file_name, write_lora_file
 from zoo_export.adapters.parity import AdaptedGraphs, compare_adapters
 from zoo_export.adapters.stack import FILE, Adapter, read_adapters, read_stacked, write_stacks
-from zoo_export.parity.evidence import check_evidence, stage_export
+from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
 from zoo_export.parity.report import Report
 from zoo_export.trace.cache import repeat_if_stale
 from zoo_runtime.providers import Provider
@@ -95,14 +95,17 @@ def verify_adapters(
     graphs = export.read()
     check_evidence(export, graphs)
     export.check_files()
-    doubt = export.doubt()
-    if doubt is not None:
-        raise ArtifactError(f"the adapters belong to another model ({doubt})", directory, "train them again")
+    change = export.change()
+    if change is not None:
+        raise ArtifactError(f"the adapters belong to another model ({change})", directory, "train them again")
     names = list(export.evidence["adapters"])
     written = {file_name(graph, name) for graph in graphs for name in names}
     lora_files = any(name in written for name in export.files)
     adapted = AdaptedGraphs(graphs, stored.file(FILE).parent, read_stacked(directory, names), lora_files)
-    report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
-    if not report.passed:
-        raise ParityError(report.verdict(), directory)
+    full_grid = full_grid or export.evidence.get("failed_full_grid", False)
+    with revoking(export, graphs, full_grid=full_grid):
+        report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
+        if not report.passed:
+            raise ParityError(report.verdict(), directory)
+    restore(export, report.evidence)
     return report

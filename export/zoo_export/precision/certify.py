@@ -30,7 +30,7 @@ from zoo.probe.inputs import Feeds, Point, longest_length, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline, token_input
 from zoo.tokenizers.tokenizer import load_tokenizer
-from zoo_export.parity.evidence import check_evidence, stage_export
+from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
 from zoo_export.parity.metrics import divergences
 from zoo_export.parity.report import Report
 from zoo_export.precision.parity import verify_variant
@@ -502,9 +502,12 @@ def verify_stored_variant(
     variant, export = read_variant(stored, precision), Export(stored, precision)
     check_evidence(export, export.read())
     export.check_files()
-    if not export.is_verified():
+    if export.change() is not None:
         raise ArtifactError(f"{precision} was made from other weights", directory, EXPORT_AGAIN)
-    report = verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
-    if not report.passed:
-        raise ParityError(report.verdict(), directory)
+    full_grid = full_grid or export.evidence.get("failed_full_grid", False)
+    with revoking(export, export.read(), full_grid=full_grid):
+        report = verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
+        if not report.passed:
+            raise ParityError(report.verdict(), directory)
+    restore(export, report.evidence)
     return report
