@@ -14,6 +14,7 @@ from zoo_export.adapters.lora_file import file_name, write_lora_file
 from zoo_export.adapters.parity import AdaptedGraphs, compare_adapters
 from zoo_export.adapters.stack import FILE, Adapter, read_adapters, read_stacked, write_stacks
 from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
+from zoo_export.parity.laws import check_laws
 from zoo_export.parity.report import Report
 from zoo_export.trace.cache import repeat_if_stale
 from zoo_runtime.providers import Provider
@@ -57,6 +58,7 @@ def export_adapters(
     found = read_adapters(stored, adapters)
 
     def add() -> Report:
+        laws = check_laws(stored.spec)
         with stored.adding(removed=export.files) as stage:
             write_stacks(stage, found, tuple(stored.layout))
             graphs = make_adapted(stored, read_header(stage / FILE))
@@ -66,6 +68,7 @@ def export_adapters(
             report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
             if not report.passed:
                 raise ParityError(report.verdict(), directory, "nothing was written")
+            report.evidence["laws"] = laws
             stage_export(export, stage, graphs, report.evidence)
         return report
 
@@ -104,8 +107,10 @@ def verify_adapters(
     adapted = AdaptedGraphs(graphs, stored.file(FILE).parent, read_stacked(directory, names), lora_files)
     full_grid = full_grid or export.evidence.get("failed_full_grid", False)
     with revoking(export, graphs, full_grid=full_grid):
+        laws = check_laws(stored.spec)
         report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
         if not report.passed:
             raise ParityError(report.verdict(), directory)
+    report.evidence["laws"] = laws
     restore(export, report.evidence)
     return report

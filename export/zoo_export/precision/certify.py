@@ -31,6 +31,7 @@ from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline, token_input
 from zoo.tokenizers.tokenizer import load_tokenizer
 from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
+from zoo_export.parity.laws import check_laws
 from zoo_export.parity.metrics import divergences
 from zoo_export.parity.report import Report
 from zoo_export.precision.parity import verify_variant
@@ -452,6 +453,7 @@ def export_variant(
         return verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
 
     def add() -> tuple[Precision, Report]:
+        laws = check_laws(stored.spec)
         with stored.adding() as stage:
             if precision is not None:
                 variant: Variant | None = make_variant(stored, precision, stage)
@@ -470,7 +472,7 @@ def export_variant(
             report = gate(variant)
             if not report.passed:
                 raise ParityError(report.verdict(), directory, "nothing was written")
-            report.evidence |= {"certificate": certificate.evidence, "tried": tried}
+            report.evidence |= {"certificate": certificate.evidence, "tried": tried, "laws": laws}
             stage_export(Export(stored, variant.precision), stage, variant.files(), report.evidence)
         return variant.precision, report
 
@@ -506,8 +508,10 @@ def verify_stored_variant(
         raise ArtifactError(f"{precision} was made from other weights", directory, EXPORT_AGAIN)
     full_grid = full_grid or export.evidence.get("failed_full_grid", False)
     with revoking(export, export.read(), full_grid=full_grid):
+        laws = check_laws(stored.spec)
         report = verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
         if not report.passed:
             raise ParityError(report.verdict(), directory)
+    report.evidence["laws"] = laws
     restore(export, report.evidence)
     return report

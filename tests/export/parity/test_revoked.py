@@ -125,6 +125,7 @@ def test_smaller_precision(exported_copy: Exported, precision: Any, zoo: Zoo, fa
     export_variant(folder, precision, max_kl=1.0)
     place = folder / f"parity.{precision}.json"
     before = json.loads(place.read_text())
+    assert before["laws"]["cache"] == "passed"
     with faulty():
         zoo("verify", folder, "--variant", precision).failed(4)
     zoo("run", folder, "hello", "--variant", precision).failed(4, "zoo verify failed")
