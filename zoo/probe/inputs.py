@@ -54,6 +54,10 @@ MAGNITUDES = ((0.0, 100.0), (100.0, 1.0), (-1000.0, 100.0))
 variance of the second, computed as a difference of squares, few digits are left; the third are large and negative, as
 in computed tomography, and their squares overflow in float16."""
 
+SPECIAL = (0.0, -0.0, 1.0, -1.0)
+"""Floating-point inputs among the random ones: features and pixels are often exactly zero, and the sign of a zero
+decides the result of functions such as ``atan2``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -277,14 +281,22 @@ def _make_tensor(
         if tensor.upper is not None and tensor.upper > _FEW:
             _place(values.reshape(-1), {*range(4), tensor.upper - 1, *special}, tensor.upper, rng)
         return values.astype(tensor.dtype, copy=False)
-    return point.mean + point.deviation * rng.standard_normal(shape)
+    numbers = point.mean + point.deviation * rng.standard_normal(shape)
+    if point.is_standard:
+        _replace(numbers.reshape(-1), SPECIAL, 8, rng)
+    return numbers
 
 
 def _place(values: np.ndarray[Any, Any], special: Iterable[int], upper: int, rng: np.random.Generator) -> None:
     """Replace a third of token ids by special ones, each as often as the others."""
-    ids = rng.permutation(sorted(number for number in special if 0 <= number < upper))
-    places = rng.permutation(values.size)[: -(-values.size // 3)]
-    values[places] = np.resize(ids, places.size)
+    _replace(values, sorted(number for number in special if 0 <= number < upper), 3, rng)
+
+
+def _replace(values: np.ndarray[Any, Any], special: Sequence[float], share: int, rng: np.random.Generator) -> None:
+    """Replace one in ``share`` values by special ones, each as often as the others."""
+    special = rng.permutation(special)
+    places = rng.permutation(values.size)[: -(-values.size // share)]
+    values[places] = np.resize(special, places.size)
 
 
 def _make_mask(shape: tuple[int, ...], point: Point) -> np.ndarray[Any, Any]:

@@ -68,3 +68,39 @@ def test_rounded_sizes(build_small: Callable[..., None], zoo: Callable[..., Resu
     line = zoo("export", "model", "--onnx").failed(4, "not equal to the model", reason, "nothing was written")
     (length,) = re.findall(r"batch 1, length (\d+),", line)
     assert int(length) % 5 == 0
+
+
+MASK = "mask = build_mask(length, total, padding=attention_mask, causal=True)  # (B, 1, T, S)"
+NORM = "x = self.norm(x)\n        tokens ="
+LONG = {
+    "blocks of 32 absolute places": (
+        "decoder-small",
+        (
+            MASK,
+            f"{MASK}\n        place = torch.arange(total) // 32\n        mask = mask & (place[-length:, None] == place)",
+        ),
+        "padding on the left",
+    ),
+    "64 tokens of a batch": (
+        "encoder-small",
+        (NORM, f"x = x * (torch.arange(x[..., 0].numel()).view(x[..., :1].shape) < 64).to(x.dtype)\n        {NORM}"),
+        "alone as in a batch",
+    ),
+}
+"""Contradictions that only texts longer than a few tokens show: the model, the edit, and the law."""
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("model", "edit", "law"), LONG.values(), ids=LONG)
+def test_laws_are_checked_at_long_texts(
+    build_small: Callable[..., None], zoo: Callable[..., Result], model: str, edit: tuple[str, str], law: str
+) -> None:
+    build_small(model, edit)
+    zoo("export", "model", "--onnx").failed(4, law)
+
+
+@pytest.mark.slow
+def test_sign_of_a_zero_among_the_inputs(build_small: Callable[..., None], zoo: Callable[..., Result]) -> None:
+    """ONNX defines no ``atan2``: the usual expression for it ignores the sign of a zero."""
+    build_small("sound-small", edited("torch.atan2(mels, -mels.flip(-1))"))
+    zoo("export", "model", "--onnx").failed(4, "not equal to the model", "nothing was written")
