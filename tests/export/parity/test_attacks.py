@@ -77,7 +77,7 @@ LONG = {
         "decoder-small",
         (
             MASK,
-            f"{MASK}\n        place = torch.arange(total) // 32\n        mask = mask & (place[-length:, None] == place)",
+            f"{MASK}\n        block = torch.arange(total) // 32\n        mask &= block[-length:, None] == block",
         ),
         "padding on the left",
     ),
