@@ -51,7 +51,7 @@ class GatedDeltaNet(nn.Module):
         kernel_size: int = 4,
         activation: Activation = "silu",
         eps: float = 1e-6,
-        chunk_size: int = 32,
+        chunk_size: int = 16,
     ) -> None:
         super().__init__()
         if num_heads % num_key_heads:
@@ -109,8 +109,8 @@ def invert_unit_triangular(lower: Tensor) -> Tensor:
 
     The inverses P of the diagonal blocks of size s give those of size 2 s as P - P E P, where E are the blocks of L
     below them, for s = 1, 2, 4, ... C / 2. This takes about 2 log2(C) matrix products and no loop over rows, and is as
-    accurate as substitution. The sum of the powers of -L is not: with entries of 1, which equal keys have, the powers of
-    a triangle of 64 rows reach 1e17.
+    accurate as substitution. The sum of the powers of -L is not: with entries of 1, which equal keys have, powers of a
+    triangle of 64 rows reach 1e17.
 
     >>> invert_unit_triangular(torch.tensor([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 3.0, 0.0]])).tolist()
     [[1.0, 0.0, 0.0], [-2.0, 1.0, 0.0], [6.0, -3.0, 1.0]]
@@ -131,7 +131,7 @@ def invert_unit_triangular(lower: Tensor) -> Tensor:
 
 
 def delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor, chunk_size: int = 32
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor, chunk_size: int = 16
 ) -> tuple[Tensor, Tensor]:
     """Compute the gated delta rule, y_t = S_t^T query_t (Yang et al. 2024, equation 10, with S transposed):
 
@@ -171,8 +171,6 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Process any number of tokens: twice (B, T, G, N), (B, T, G, R, P), twice (B, T, G, R), (B, G, R, N, P)."""
     length = key.shape[1]
-    if length == 0 and not torch.compiler.is_exporting():
-        return value.flatten(2, 3), state
     count = (length + chunk_size - 1) // chunk_size
     missing = count * chunk_size - length  # added tokens of zeros leave the state as it is
 
@@ -198,7 +196,10 @@ def _in_chunks(
         after = before * passed[..., -1:, :] + kept.transpose(-2, -1) @ errors
         return after, torch.cat((errors, read @ before), -1)
 
-    state, steps = scan_steps(step, state, torch.cat((query * passed, asked, kept, written, passed), -1))
-    errors, y = steps.chunk(2, -1)
+    rows = torch.cat((query * passed, asked, kept, written, passed), -1)
+    # ONNX Runtime does not scan sequences of length 0, so there is another chunk that leaves the state as it is.
+    idle = torch.cat((rows.new_zeros(sum(sizes) - 1), rows.new_ones(1))).expand(rows.shape[0], 1, *rows.shape[2:])
+    state, steps = scan_steps(step, state, torch.cat((rows, idle), 1))
+    errors, y = steps[:, :count].chunk(2, -1)
     y = y + ((query @ key.transpose(-2, -1)) * within) @ errors  # (B, M, G, R, C, P)
     return y.movedim(-2, 2).flatten(3, 4).flatten(1, 2)[:, :length], state

@@ -71,7 +71,7 @@ class LinearBlock(nn.Module):
             kernel_size=c.kernel_size,
             activation=c.activation,
             eps=c.norm_eps,
-            chunk_size=max(1, min(32, c.max_seq_len // 8)),
+            chunk_size=max(1, min(16, c.max_seq_len // 8)),
         )
         self.norm_2 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
         self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation)
