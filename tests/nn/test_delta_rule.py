@@ -76,7 +76,7 @@ def test_inverse_of_a_triangle(size: int) -> None:
 
 
 def test_repeated_keys_lose_no_precision() -> None:
-    """With equal keys, a rate of 1 and no decay, powers of the triangle of a chunk exceed 1e17; its inverse is small."""
+    """With equal keys, a rate of 1 and no decay, powers of the triangle exceed 1e17; its inverse is small."""
     lower = torch.ones(64, 64)
     exact = torch.eye(64) - torch.eye(64).roll(1, 0).tril(-1)
     assert torch.equal(invert_unit_triangular(lower), exact)
