@@ -68,6 +68,13 @@ class Family:
     config: dict[str, Any]
 
 
+_HYBRID = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 4, "intermediate_size": 37, "num_attention_heads": 6,
+    "num_key_value_heads": 3, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 5, "linear_value_head_dim": 4, "linear_conv_kernel_dim": 3, "rms_norm_eps": 1e-3,
+    "max_position_embeddings": 90, "bos_token_id": 1, "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 FAMILIES = {
     "BERT": Family("BertForMaskedLM", _ENCODER),
     "RoBERTa": Family("RobertaForMaskedLM", {**_ENCODER, "pad_token_id": 3}),
@@ -111,6 +118,8 @@ FAMILIES = {
          "n_groups": 3, "conv_kernel": 3, "layer_norm_epsilon": 1e-3, "time_step_limit": (0.05, 0.4),
          "eos_token_id": 2},
     ),
+    "Qwen3.5": Family("Qwen3_5ForCausalLM", _HYBRID),
+    "Qwen3-Next": Family("Qwen3NextForCausalLM", {**_HYBRID, "num_experts": 0}),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 __all__ = [
     "Cost",
     "attention",
+    "delta_rule",
     "embedding",
     "feed_forward",
     "gated_feed_forward",
@@ -115,6 +116,27 @@ def state_space(
     )
 
 
+def delta_rule(
+    hidden_size: int,
+    num_heads: int,
+    *,
+    head_dim: int,
+    num_key_heads: int,
+    key_head_dim: int,
+    kernel_size: int = 4,
+) -> Cost:
+    """:class:`zoo.nn.GatedDeltaNet`. Its FLOPs are those of the dense layers, and of the recurrence step by step."""
+    keys, values = num_key_heads * key_head_dim, num_heads * head_dim
+    channels = 2 * keys + values
+    return (
+        linear(hidden_size, channels + values + 2 * num_heads, bias=False)
+        + Cost(channels * kernel_size, 2 * channels * kernel_size)
+        + Cost(2 * num_heads, 7 * values * key_head_dim)
+        + rms_norm(head_dim)
+        + linear(values, hidden_size, bias=False)
+    )
+
+
 def recurrent(inputs: int, hidden_size: int, *, gates: int) -> Cost:
     """One step of one direction of a recurrent layer with biases; a GRU has 3 gates, an LSTM 4."""
     return linear(inputs, gates * hidden_size) + linear(hidden_size, gates * hidden_size)
@@ -132,8 +154,9 @@ def attention(
     bias: bool | Sequence[bool] = True,
     output_bias: bool | None = None,
     qk_norm: bool = False,
+    output_gate: bool = False,
 ) -> Cost:
-    """Four projections, optional QK norms, and the products of one query with ``context`` keys and values."""
+    """Four projections, optional norms and gate, and the products of one query with ``context`` keys and values."""
     query_bias, key_bias, value_bias = (bias,) * 3 if isinstance(bias, bool) else bias
     num_kv_heads = num_kv_heads or num_heads
     value_head_dim = value_head_dim or head_dim
@@ -147,6 +170,7 @@ def attention(
             output_size or hidden_size,
             bias=query_bias if output_bias is None else output_bias,
         )
+        + (linear(hidden_size, num_heads * value_head_dim, bias=query_bias) if output_gate else Cost())
         + (2 if qk_norm else 0) * rms_norm(head_dim)
         + scores
     )

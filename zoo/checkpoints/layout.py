@@ -62,6 +62,9 @@ class Rule:
     """Whether matrices in the checkpoint are (inputs, outputs)."""
     leading_axes: int = 0
     """Number of additional leading axes of size 1 in the checkpoint."""
+    interleaved: int = 1
+    """Number of parts, such as heads, into which each of several tensors is divided along the first axis; the first
+    parts of all precede the second parts of all in the checkpoint."""
 
     def to_ours(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Convert a tensor of the checkpoint to zoo's tensors, whose first axes have these sizes."""
@@ -69,7 +72,20 @@ class Rule:
             tensor = tensor.squeeze(0)
         if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
-        return [tensor] if len(sizes) == 1 else list(tensor.split(list(sizes)))
+        return [tensor] if len(sizes) == 1 else self.split(tensor, sizes)
+
+    def split(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Split the rows of a tensor of the checkpoint into those of zoo's tensors, of these numbers."""
+        if self.interleaved == 1:
+            return list(tensor.split(list(sizes)))
+        parts = tensor.unflatten(0, (self.interleaved, -1)).split([size // self.interleaved for size in sizes], 1)
+        return [part.flatten(0, 1) for part in parts]
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Invert :meth:`split`."""
+        if self.interleaved == 1:
+            return torch.cat(list(tensors))
+        return torch.cat([tensor.unflatten(0, (self.interleaved, -1)) for tensor in tensors], 1).flatten(0, 1)
 
     def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """Return the shape of the checkpoint's tensor, given those of zoo's."""
@@ -78,7 +94,7 @@ class Rule:
 
     def to_theirs(self, tensors: Sequence[Tensor]) -> Tensor:
         """Invert :meth:`to_ours`."""
-        tensor = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+        tensor = tensors[0] if len(tensors) == 1 else self.join(tensors)
         if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
         for _ in range(self.leading_axes):

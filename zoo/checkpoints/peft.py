@@ -133,9 +133,10 @@ def write_adapter(stage: Path, names: AdapterNames, changes: Changes, *, base: s
     for weight, place in places.items():
         module = weight.removesuffix(_WEIGHT)
         parts = [changes.updates.get(names.first[name]) for name in place.group]
-        found = _fused(parts, [names.shapes[name][0] for name in place.group])
+        sizes = [names.shapes[name][0] for name in place.group]
+        found = _fused(parts, sizes)
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = found.a.contiguous()
-        tensors[f"{_PREFIX}{module}.lora_B.weight"] = found.b.contiguous()
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = place.rule.join(found.b.split(sizes)).contiguous()
         ranks[module] = len(found.a)
     heads: dict[str, Place] = {names.written(place): place for place in map(names.place, changes.whole)}
     for name, place in heads.items():
@@ -206,7 +207,7 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
         if place is None or problem is not None:
             problems.append(str(problem))
             continue
-        parts = pair["B"].split([names.shapes[name][0] for name in place.group])
+        parts = place.rule.split(pair["B"], [names.shapes[name][0] for name in place.group])
         scale = _scale(config, module, len(pair["A"]))
         for name, b in zip(place.group, parts, strict=True):
             if names.first[name] in updates:

@@ -4,6 +4,7 @@ from zoo.nn.additive import AdditiveAttention
 from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention, soft_cap
 from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
+from zoo.nn.delta_rule import GatedDeltaNet, delta_rule, invert_unit_triangular
 from zoo.nn.encoder_attention import EncoderAttention
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
@@ -53,6 +54,7 @@ __all__ = [
     "EmbeddingHead",
     "EncoderAttention",
     "FeedForward",
+    "GatedDeltaNet",
     "GatedFeedForward",
     "GatedRMSNorm",
     "GraphModule",
@@ -82,9 +84,11 @@ __all__ = [
     "build_norm",
     "call_graph",
     "cropped_attentions",
+    "delta_rule",
     "distances_of",
     "initialize",
     "interpolate_frequencies",
+    "invert_unit_triangular",
     "is_recording",
     "label_smoothing_loss",
     "llama3_rope_scaling",

@@ -109,6 +109,8 @@ class MultiHeadAttention(nn.Module):
         qk_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023), or a function that builds the
             norm, given D; none by default.
         dropout: on the attention weights, in training only.
+        output_gate: whether the heads are multiplied by sigmoid(x W^G) before the output projection (Qiu et al. 2025,
+            Gated Attention for Large Language Models, section 2.2).
 
     Raises:
         ValueError: when ``output_size`` is not divisible by H and no ``head_dim`` is given, or H is not divisible by K.
@@ -138,6 +140,7 @@ class MultiHeadAttention(nn.Module):
         softcap: float | None = None,
         qk_norm: float | Callable[[int], nn.Module] | None = None,
         dropout: float = 0.0,
+        output_gate: bool = False,
     ) -> None:
         super().__init__()
         num_kv_heads = num_kv_heads or num_heads
@@ -163,6 +166,9 @@ class MultiHeadAttention(nn.Module):
         self.output = nn.Linear(
             num_heads * value_head_dim, width, bias=query_bias if output_bias is None else output_bias
         )
+        if output_gate:
+            self.gate = nn.Linear(hidden_size, num_heads * value_head_dim, bias=query_bias)
+        self.has_gate = output_gate
         if qk_norm is not None:
             build = qk_norm if callable(qk_norm) else partial(nn.RMSNorm, eps=qk_norm)
             self.query_norm, self.key_norm = build(head_dim), build(head_dim)
@@ -191,11 +197,12 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("memory and cache exclude each other: a memory already holds all its keys and values")
         query, key, value = self._query_key_value(x, memory, rotation, cache)
         dropout = self.dropout if self.training else 0.0
-        return self._merge(
-            scaled_dot_product_attention(
-                query, key, value, mask=mask, bias=bias, scale=self.scale, softcap=self.softcap, dropout=dropout
-            )
+        heads = scaled_dot_product_attention(
+            query, key, value, mask=mask, bias=bias, scale=self.scale, softcap=self.softcap, dropout=dropout
         )
+        if self.has_gate:
+            heads = heads * self._split(self.gate(x).sigmoid(), self.num_heads)
+        return self._merge(heads)
 
     def with_weights(
         self,

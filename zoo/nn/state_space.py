@@ -56,29 +56,36 @@ class CausalConvolution(nn.Module):
 class GatedRMSNorm(nn.Module):
     """RMSNorm of x silu(gate) over each group of channels, with a weight for each channel (Dao and Gu 2024, section 7).
 
+    If not ``gate_first``, RMSNorm(x) silu(gate), as in Gated DeltaNet (Yang et al. 2024, section 3.4).
+
     Computed in float32 for narrower dtypes.
 
     Args:
         hidden_size: D.
         num_groups: number of groups, each with D / ``num_groups`` channels.
         eps: added to the mean of squares.
+        gate_first: whether the gate is applied before the norm.
     """
 
-    def __init__(self, hidden_size: int, *, num_groups: int = 1, eps: float = 1e-5) -> None:
+    def __init__(self, hidden_size: int, *, num_groups: int = 1, eps: float = 1e-5, gate_first: bool = True) -> None:
         super().__init__()
-        self.num_groups, self.eps = num_groups, eps
+        self.num_groups, self.eps, self.gate_first = num_groups, eps, gate_first
         self.weight = nn.Parameter(torch.ones(hidden_size))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """(..., D) and (..., D) -> (..., D)."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        y = x.to(wide) * F.silu(gate.to(wide))
+        gate = F.silu(gate.to(wide))
+        y = x.to(wide)
+        if self.gate_first:
+            y = y * gate
         if self.num_groups > 1:
             y = y.unflatten(-1, (self.num_groups, -1))
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         if self.num_groups > 1:
             y = y.flatten(-2)
-        return self.weight * y.to(x.dtype)
+        y = self.weight * y.to(x.dtype)
+        return y if self.gate_first else (y * gate).to(x.dtype)
 
 
 class StateSpaceMixer(nn.Module):

@@ -46,6 +46,7 @@ BUILT_IN = {
     "perceiver": "zoo_plugins.perceiver",
     "performer": "zoo_plugins.performer",
     "product-key-memory": "zoo_plugins.product_key_memory",
+    "qwen3-next": "zoo_plugins.qwen3_next",
     "reformer": "zoo_plugins.reformer",
     "rnn": "zoo_plugins.rnn",
     "runtime": "zoo_runtime.plugin",

@@ -1,0 +1,184 @@
+"""Configuration, graph and cost of Qwen3-Next and Qwen3.5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo import (
+    Activation,
+    Config,
+    Cost,
+    Graph,
+    KeyValues,
+    States,
+    attentions,
+    cost,
+    floats,
+    mask,
+    shortest_period,
+    token_ids,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3NextConfig(Config):
+    """Configuration of Qwen3-Next and Qwen3.5 without experts. The defaults are Qwen3.5 9B."""
+
+    task: Literal["text-generation"] = "text-generation"
+    """Logits of the next token."""
+    vocab_size: int = 248320
+    """Size of the vocabulary."""
+    max_seq_len: int = 262144
+    """Maximum context length."""
+    hidden_size: int = 4096
+    """Width of the residual stream."""
+    num_layers: int = 32
+    """Number of blocks."""
+    linear_layers: tuple[bool, ...] = (True, True, True, False)
+    """Whether each layer has linear attention, not full attention. The pattern repeats over the layers, which must
+    include both kinds."""
+    num_heads: int = 16
+    """Query heads of a layer with full attention."""
+    num_kv_heads: int = 4
+    """Key-value heads of a layer with full attention."""
+    head_dim: int = 256
+    """Width of one head of full attention."""
+    rotary_dim: int | None = None
+    """Number of leading elements of each head that are rotated; a quarter of ``head_dim`` by default."""
+    rope_theta: float = 10000000.0
+    """Base of the rotary frequencies."""
+    attention_bias: bool = False
+    """Whether the projections of full attention have biases."""
+    linear_num_heads: int = 32
+    """Value heads of a layer with linear attention, each with a state of its own."""
+    linear_head_dim: int = 128
+    """Width of one value head of linear attention."""
+    linear_num_key_heads: int = 16
+    """Query and key heads of a layer with linear attention, each shared by consecutive value heads."""
+    linear_key_head_dim: int = 128
+    """Width of one query or key head of linear attention."""
+    kernel_size: int = 4
+    """Tokens that the convolution of linear attention reads, the current one included."""
+    intermediate_size: int = 12288
+    """Hidden width of the feed-forward network."""
+    activation: Activation = "silu"
+    """Activation after the convolution and of the gate in the feed-forward network. The gates of attention are SiLU in
+    linear and the logistic function in full attention."""
+    norm_eps: float = 1e-6
+    """Epsilon of the RMS norms."""
+    dropout: float = 0.0
+    """Dropout on the weights of full attention, during training."""
+    tie_embeddings: bool = False
+    """Whether the head shares the token embedding."""
+    bos_token_id: int | None = None
+    """Token that begins a text."""
+    eos_token_id: int | tuple[int, ...] | None = None
+    """Tokens that end a text."""
+    pad_token_id: int | None = None
+    """Token that pads shorter texts; the mask excludes it."""
+
+    def __post_init__(self) -> None:
+        self.require_positive(
+            "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+            "rope_theta", "linear_num_heads", "linear_head_dim", "linear_num_key_heads", "linear_key_head_dim",
+            "intermediate_size", "norm_eps",
+        )  # fmt: skip
+        self.require_probability("dropout")
+        self.require_divisible("num_heads", "num_kv_heads")
+        self.require_divisible("linear_num_heads", "linear_num_key_heads")
+        self.default("rotary_dim", self.head_dim // 4)
+        if self.turned_size % 2 or not 0 < self.turned_size <= self.head_dim:
+            raise ValueError(f"rotary_dim must be even and at most head_dim {self.head_dim}, got {self.rotary_dim}")
+        if self.kernel_size < 2:
+            raise ValueError(f"kernel_size must be 2 or more, got {self.kernel_size}")
+        pattern = self.linear_layers
+        layers = [pattern[layer % len(pattern)] for layer in range(self.num_layers)] if pattern else []
+        if len(set(layers)) < 2:
+            what = f"got {pattern} for num_layers {self.num_layers}"
+            raise ValueError(f"linear_layers must have both True and False within the layers, {what}")
+        object.__setattr__(self, "linear_layers", shortest_period(layers))
+
+    @property
+    def turned_size(self) -> int:
+        """``rotary_dim``, set by ``__post_init__``."""
+        return self.rotary_dim or 0
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values of all heads of linear attention."""
+        keys = self.linear_num_key_heads * self.linear_key_head_dim
+        return 2 * keys + self.linear_num_heads * self.linear_head_dim
+
+    def is_linear(self, layer: int) -> bool:
+        """Whether this layer has linear attention."""
+        return self.linear_layers[layer % len(self.linear_layers)]
+
+    @property
+    def num_linear(self) -> int:
+        """Number of layers with linear attention."""
+        return sum(map(self.is_linear, range(self.num_layers)))
+
+    @property
+    def num_full(self) -> int:
+        """Number of layers with full attention."""
+        return self.num_layers - self.num_linear
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """Declare one graph, whose past has keys and values of full attention and states of linear attention.
+
+        Both are numbered among the layers of their kind.
+        """
+        keys = KeyValues(
+            name="past_key_values", num_layers=self.num_full, num_heads=self.num_kv_heads, head_dim=self.head_dim
+        )
+        size = (self.linear_num_heads, self.linear_key_head_dim, self.linear_head_dim)
+        states = States(
+            num_layers=self.num_linear,
+            states=(
+                floats("convolution", "batch", self.channels, self.kernel_size - 1),
+                floats("recurrence", "batch", *size),
+            ),
+        )
+        length = "past_sequence + sequence"
+        graph = Graph(
+            inputs=(
+                token_ids("input_ids", self.vocab_size),
+                mask("attention_mask", length=length, padding="left"),
+            ),
+            outputs=(floats("logits", "batch", "sequence", self.vocab_size),),
+            past=(keys, states),
+            attentions=attentions(self.num_full, self.num_heads, keys=length),
+        )
+        return (graph,)
+
+    def cost(self) -> Cost:
+        """Return the closed-form cost. The FLOPs of linear attention are those of its equation, step by step."""
+        full = cost.attention(
+            self.hidden_size,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            context=self.max_seq_len,
+            bias=self.attention_bias,
+            qk_norm=True,
+            output_gate=True,
+        )
+        linear = cost.delta_rule(
+            self.hidden_size,
+            self.linear_num_heads,
+            head_dim=self.linear_head_dim,
+            num_key_heads=self.linear_num_key_heads,
+            key_head_dim=self.linear_key_head_dim,
+            kernel_size=self.kernel_size,
+        )
+        norm = cost.rms_norm(self.hidden_size)
+        rest = 2 * norm + cost.gated_feed_forward(self.hidden_size, self.intermediate_size)
+        return (
+            cost.embedding(self.vocab_size, self.hidden_size)
+            + self.num_full * full
+            + self.num_linear * linear
+            + self.num_layers * rest
+            + norm
+            + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
+        )

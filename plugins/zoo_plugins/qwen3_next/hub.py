@@ -1,0 +1,221 @@
+"""Checkpoints of Qwen3.5's text decoder and of Qwen3-Next in the hub's layout: two groupings of the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zoo import UsageError
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.qwen3_next.config import Qwen3NextConfig
+
+__all__ = ["QWEN3_5", "QWEN3_NEXT"]
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_ROTARY = 0.25
+"""Default part of each head that is rotated."""
+_ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+"""Known keys of ``rope_parameters``. The last two divide the frequencies among the axes of images; the positions of a
+text are equal on all axes."""
+_EXPERT_KEYS = (
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+    "output_router_logits",
+    "router_aux_loss_coef",
+)
+
+
+def _shared_rules(c: Qwen3NextConfig) -> tuple[Rule, ...]:
+    attention, linear = "model.layers.*.self_attn", "model.layers.*.linear_attn"
+    return (
+        Rule("token_embedding", "model.embed_tokens"),
+        Rule("blocks.*.norm_1", "model.layers.*.input_layernorm"),
+        Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm"),
+        Rule(("blocks.*.attention.query", "blocks.*.attention.gate"), f"{attention}.q_proj", interleaved=c.num_heads),
+        Rule("blocks.*.attention.key", f"{attention}.k_proj"),
+        Rule("blocks.*.attention.value", f"{attention}.v_proj"),
+        Rule("blocks.*.attention.output", f"{attention}.o_proj"),
+        Rule("blocks.*.attention.query_norm", f"{attention}.q_norm"),
+        Rule("blocks.*.attention.key_norm", f"{attention}.k_norm"),
+        Rule("blocks.*.attention.convolution", f"{linear}.conv1d"),
+        Rule("blocks.*.attention.step_bias", f"{linear}.dt_bias"),
+        Rule("blocks.*.attention.log_decay", f"{linear}.A_log"),
+        Rule("blocks.*.attention.norm", f"{linear}.norm"),
+        Rule("blocks.*.attention.output", f"{linear}.out_proj"),
+        Rule("blocks.*.mlp.gate", "model.layers.*.mlp.gate_proj"),
+        Rule("blocks.*.mlp.up", "model.layers.*.mlp.up_proj"),
+        Rule("blocks.*.mlp.down", "model.layers.*.mlp.down_proj"),
+        Rule("norm", "model.norm"),
+        Rule("head", "lm_head"),
+    )
+
+
+def _by_layer(rules: Sequence[Rule], c: Qwen3NextConfig) -> list[Rule]:
+    """Repeat the rules of attention for each layer of their kind: the two kinds share names."""
+    found = []
+    for rule in rules:
+        kinds = {"self_attn": False, "linear_attn": True}
+        kind = next((linear for name, linear in kinds.items() if f".{name}." in rule.theirs), None)
+        if kind is None:
+            found.append(rule)
+            continue
+        for layer in (layer for layer in range(c.num_layers) if c.is_linear(layer) == kind):
+            names = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+            ours = tuple(name.replace("*", str(layer)) for name in names)
+            theirs = rule.theirs.replace("*", str(layer))
+            found.append(Rule(ours if len(ours) > 1 else ours[0], theirs, interleaved=rule.interleaved))
+    return found
+
+
+def _parts(*names: str) -> tuple[str, ...]:
+    return tuple(f"blocks.*.attention.{name}" for name in names)
+
+
+def _rules_3_5(c: Qwen3NextConfig) -> Sequence[Rule]:
+    linear = "model.layers.*.linear_attn"
+    own = (
+        Rule(_parts("query", "key", "value"), f"{linear}.in_proj_qkv"),
+        Rule("blocks.*.attention.gate", f"{linear}.in_proj_z"),
+        Rule("blocks.*.attention.rate", f"{linear}.in_proj_b"),
+        Rule("blocks.*.attention.step", f"{linear}.in_proj_a"),
+    )
+    return _by_layer((*_shared_rules(c), *own), c)
+
+
+def _rules_next(c: Qwen3NextConfig) -> Sequence[Rule]:
+    linear, groups = "model.layers.*.linear_attn", c.linear_num_key_heads
+    own = (
+        Rule(_parts("query", "key", "value", "gate"), f"{linear}.in_proj_qkvz", interleaved=groups),
+        Rule(_parts("rate", "step"), f"{linear}.in_proj_ba", interleaved=groups),
+    )
+    return _by_layer((*_shared_rules(c), *own), c)
+
+
+def _read(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
+    """Read rotary positions and the kinds of the layers, by default every fourth with full attention."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    count = Qwen3NextConfig.check_field("num_layers", values["num_layers"], where)
+    period = hub.get("full_attention_interval", 4)
+    if type(period) is not int or period < 1:
+        raise UsageError(f"full_attention_interval must be positive, got {period!r}", where)
+    kinds = hub.get("layer_types") or [_LINEAR if (layer + 1) % period else _FULL for layer in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_LINEAR, _FULL) for kind in kinds):
+        raise UsageError(f"layer_types must name {count} layers, each {_LINEAR} or {_FULL}, got {kinds!r}", where)
+    rope = hub.get("rope_parameters") or hub.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise UsageError(f"rope_parameters must be a mapping, got {rope!r}", where)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise UsageError(f"rope_type {kind!r} is not supported", where, "known: default")
+    if unknown := rope.keys() - _ROPE_KEYS:
+        raise UsageError(f"unsupported rope_parameters: {', '.join(sorted(unknown))}", where)
+    part = rope.get("partial_rotary_factor", hub.get("partial_rotary_factor", _ROTARY))
+    if not isinstance(part, int | float) or not 0 < part <= 1:
+        raise UsageError(f"partial_rotary_factor must lie in (0, 1], got {part!r}", where)
+    return {
+        "linear_layers": tuple(kind == _LINEAR for kind in kinds),
+        "rope_theta": rope.get("rope_theta", hub.get("rope_theta", 10000.0)),
+        "rotary_dim": int(Qwen3NextConfig.check_field("head_dim", values["head_dim"], where) * part),
+    }
+
+
+def _read_next(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse layers with experts."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    found = _read(checkpoint, values)
+    dense, period, experts = (
+        hub.get(key, default)
+        for key, default in (("mlp_only_layers", []), ("decoder_sparse_step", 1), ("num_experts", 512))
+    )
+    if not isinstance(dense or [], list) or type(period) is not int or period < 1 or type(experts) is not int:
+        what = f"got {dense!r}, {period!r}, {experts!r}"
+        raise UsageError(
+            f"mlp_only_layers, decoder_sparse_step and num_experts must be a list and two integers, {what}", where
+        )
+    layers = range(len(found["linear_layers"]))
+    sparse = [layer for layer in layers if experts > 0 and (layer + 1) % period == 0 and layer not in (dense or [])]
+    if sparse:
+        what = f"num_experts {experts} in {len(sparse)} of {len(layers)} layers is not supported"
+        raise UsageError(what, where, "only Qwen3-Next models without experts can be imported")
+    return found
+
+
+def _write(c: Qwen3NextConfig) -> dict[str, Any]:
+    part = c.turned_size / c.head_dim
+    return {
+        "layer_types": [_LINEAR if c.is_linear(layer) else _FULL for layer in range(c.num_layers)],
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta, "partial_rotary_factor": part},
+        "partial_rotary_factor": part,
+        "rope_theta": c.rope_theta,
+    }
+
+
+def _write_next(c: Qwen3NextConfig) -> dict[str, Any]:
+    return {**_write(c), "num_experts": 0, "mlp_only_layers": list(range(c.num_layers)), "decoder_sparse_step": 1}
+
+
+def _fields(*, vocab: int, hidden: int, layers: int, inner: int, kv_heads: int) -> tuple[Field, ...]:
+    """Return the fields of config.json, with the defaults of a family."""
+    return (
+        Field("vocab_size", default=vocab),
+        Field("max_position_embeddings", "max_seq_len", default=32768),
+        Field("hidden_size", default=hidden),
+        Field("num_hidden_layers", "num_layers", default=layers),
+        Field("num_attention_heads", "num_heads", default=16),
+        Field("num_key_value_heads", "num_kv_heads", default=kv_heads),
+        Field("head_dim", default=256),
+        Field("attention_bias", default=False),
+        Field("attention_dropout", "dropout", default=0.0),
+        Field("linear_num_value_heads", "linear_num_heads", default=32),
+        Field("linear_value_head_dim", "linear_head_dim", default=128),
+        Field("linear_num_key_heads", default=16),
+        Field("linear_key_head_dim", default=128),
+        Field("linear_conv_kernel_dim", "kernel_size", default=4),
+        Field("intermediate_size", default=inner),
+        Field("hidden_act", "activation", default="silu", values=ACTIVATIONS),
+        Field("rms_norm_eps", "norm_eps", default=1e-6),
+        Field("tie_word_embeddings", "tie_embeddings", default=False),
+    )
+
+
+_COMMON: dict[str, Any] = {
+    "prefix": "model.",
+    "ignored_tensors": (r".*\.rotary_emb\.inv_freq", r"(model\.)?mtp\..*"),
+    "required_values": {"attn_output_gate": True, "mamba_ssm_dtype": "float32"},
+}
+_KEYS = (
+    "layer_types",
+    "full_attention_interval",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "mtp_*",
+)
+_NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+QWEN3_5 = Layout(
+    classes={"Qwen3_5ForCausalLM": "text-generation"},
+    fields=_fields(vocab=248320, hidden=4096, layers=32, inner=12288, kv_heads=4),
+    rules=_rules_3_5,
+    ignored_keys=_KEYS,
+    read_extra=_read,
+    write_extra=_write,
+    constant={"model_type": "qwen3_5_text", **_NO_TOKENS},
+    **_COMMON,
+)
+"""``model_type`` qwen3_5_text, the decoder of Qwen3.5 without its image encoder."""
+
+QWEN3_NEXT = Layout(
+    classes={"Qwen3NextForCausalLM": "text-generation"},
+    fields=_fields(vocab=151936, hidden=2048, layers=48, inner=5632, kv_heads=2),
+    rules=_rules_next,
+    ignored_keys=(*_KEYS, *_EXPERT_KEYS, "num_experts", "mlp_only_layers", "decoder_sparse_step"),
+    read_extra=_read_next,
+    write_extra=_write_next,
+    constant={"model_type": "qwen3_next", **_NO_TOKENS},
+    **_COMMON,
+)
+"""``model_type`` qwen3_next, without experts."""

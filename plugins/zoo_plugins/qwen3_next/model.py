@@ -1,0 +1,135 @@
+"""Qwen3-Next (Qwen Team 2025) and the text decoder of Qwen3.5: layers of linear attention, some of full attention.
+
+Linear attention is Gated DeltaNet (Yang et al. 2024). Full attention has norms on queries and keys, rotates a part of
+each head, and multiplies its heads by a gate before the output projection.
+
+B batch, T tokens of this call, S tokens including those before, E hidden size, R rotated elements of a head,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from zoo.nn import (
+    Cache,
+    GatedDeltaNet,
+    GatedFeedForward,
+    LayerCache,
+    LayerStates,
+    MultiHeadAttention,
+    OffsetRMSNorm,
+    RotaryPositions,
+    Rotation,
+    build_mask,
+    initialize,
+    positions_of,
+    tied_linear,
+)
+from zoo_plugins.qwen3_next.config import Qwen3NextConfig
+
+
+class FullBlock(nn.Module):
+    """Gated full attention, then gated feed-forward, each normalised before and added."""
+
+    def __init__(self, c: Qwen3NextConfig) -> None:
+        super().__init__()
+        self.norm_1 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.attention = MultiHeadAttention(
+            c.hidden_size,
+            c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            bias=c.attention_bias,
+            qk_norm=partial(OffsetRMSNorm, eps=c.norm_eps),
+            dropout=c.dropout,
+            output_gate=True,
+        )
+        self.norm_2 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation)
+
+    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = x + self.attention(self.norm_1(x), rotation=rotation, mask=mask, cache=cache)
+        return x + self.mlp(self.norm_2(x))
+
+
+class LinearBlock(nn.Module):
+    """Linear attention, then gated feed-forward, each normalised before and added."""
+
+    def __init__(self, c: Qwen3NextConfig) -> None:
+        super().__init__()
+        self.norm_1 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.attention = GatedDeltaNet(
+            c.hidden_size,
+            c.linear_num_heads,
+            head_dim=c.linear_head_dim,
+            num_key_heads=c.linear_num_key_heads,
+            key_head_dim=c.linear_key_head_dim,
+            kernel_size=c.kernel_size,
+            activation=c.activation,
+            eps=c.norm_eps,
+            chunk_size=max(1, min(16, c.max_seq_len // 8)),
+        )
+        self.norm_2 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation)
+
+    def forward(self, x: Tensor, tokens: Tensor | None, states: LayerStates | None) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = x + self.attention(self.norm_1(x), tokens, states)
+        return x + self.mlp(self.norm_2(x))
+
+
+class Qwen3Next(nn.Module):
+    """Token embeddings, blocks of two kinds, a final norm and the language-model head."""
+
+    def __init__(self, c: Qwen3NextConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.positions = RotaryPositions(c.turned_size, c.rope_theta)
+        self.blocks = nn.ModuleList(
+            LinearBlock(c) if c.is_linear(layer) else FullBlock(c) for layer in range(c.num_layers)
+        )
+        self.norm = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.head = (
+            tied_linear(self.token_embedding)
+            if c.tie_embeddings
+            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        )
+        initialize(self, "normal", std=0.02)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        past_states: list[LayerStates] | None = None,
+    ) -> Tensor:
+        """Return the logits of the next token, (B, T, V).
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, S), 1 for a token and 0 for padding, on the left, the past included.
+            past_key_values: keys and values of each layer of full attention after earlier calls; extended in place.
+            past_states: the states of each layer of linear attention after earlier calls; replaced.
+        """
+        length = input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        tokens = None if attention_mask is None else attention_mask[:, total - length :]  # (B, T)
+        rotation = self.positions(
+            positions_of(length, total, padding=attention_mask, device=input_ids.device),
+            self.token_embedding.weight.dtype,
+        )
+        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
+        caches = iter(past_key_values.layers if past_key_values is not None else ())
+        states = iter(past_states or ())
+        x = self.token_embedding(input_ids)  # (B, T, E)
+        for block in self.blocks:
+            if isinstance(block, LinearBlock):
+                x = block(x, tokens, next(states, None))
+            else:
+                x = block(x, rotation, mask, next(caches, None))
+        return self.head(self.norm(x))
