@@ -6,6 +6,8 @@ head, K kernel size, C tokens per chunk, M chunks, E hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -156,7 +158,7 @@ def delta_rule(
     value, decay, rate = (part.unflatten(2, (groups, -1)) for part in (value, decay, rate))  # (B, T, G, R, ...)
     state = state.unflatten(1, (groups, -1))  # (B, G, R, N, P)
     parts = (query, key, value, decay, rate)
-    earlier, state = _in_chunks(*(part[:, :-1] for part in parts), state, chunk_size)
+    earlier, state = _in_chunks([part[:, :-1] for part in parts], state, chunk_size)
     query, key, value, decay, rate = (part[:, -1] for part in parts)
     key, query = key[:, :, None, None], query[:, :, None, None]  # (B, G, 1, 1, N)
     state = state * decay.exp()[..., None, None]
@@ -166,10 +168,12 @@ def delta_rule(
     return torch.cat((earlier, last.flatten(1, 2).unsqueeze(1)), 1), state.flatten(1, 2)
 
 
-def _in_chunks(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor, chunk_size: int
-) -> tuple[Tensor, Tensor]:
-    """Process any number of tokens: twice (B, T, G, N), (B, T, G, R, P), twice (B, T, G, R), (B, G, R, N, P)."""
+def _in_chunks(parts: Sequence[Tensor], state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Process any number of tokens, given their queries, keys, values, decays and rates.
+
+    Their shapes are twice (B, T, G, N), (B, T, G, R, P) and twice (B, T, G, R); that of the state is (B, G, R, N, P).
+    """
+    query, key, value, decay, rate = parts
     length = key.shape[1]
     count = (length + chunk_size - 1) // chunk_size
     missing = count * chunk_size - length  # added tokens of zeros leave the state as it is

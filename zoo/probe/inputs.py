@@ -294,9 +294,9 @@ def _place(values: np.ndarray[Any, Any], special: Iterable[int], upper: int, rng
 
 def _replace(values: np.ndarray[Any, Any], special: Sequence[float], share: int, rng: np.random.Generator) -> None:
     """Replace one in ``share`` values by special ones, each as often as the others."""
-    special = rng.permutation(special)
+    chosen = rng.permutation(special)
     places = rng.permutation(values.size)[: -(-values.size // share)]
-    values[places] = np.resize(special, places.size)
+    values[places] = np.resize(chosen, places.size)
 
 
 def _make_mask(shape: tuple[int, ...], point: Point) -> np.ndarray[Any, Any]:
