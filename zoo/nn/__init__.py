@@ -5,6 +5,7 @@ from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_p
 from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.encoder_attention import EncoderAttention
+from zoo.nn.experts import Experts, MixtureOfExperts, TopKRouter
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import initialize, tied_linear
@@ -52,6 +53,7 @@ __all__ = [
     "CausalConvolution",
     "EmbeddingHead",
     "EncoderAttention",
+    "Experts",
     "FeedForward",
     "GatedFeedForward",
     "GatedRMSNorm",
@@ -62,6 +64,7 @@ __all__ = [
     "LinformerAttention",
     "LocalAttention",
     "LongformerAttention",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "OffsetRMSNorm",
     "PerformerAttention",
@@ -76,6 +79,7 @@ __all__ = [
     "SpanAttention",
     "StateSpaceMixer",
     "TensorToTensorPositions",
+    "TopKRouter",
     "apply_rotary",
     "attention_weights",
     "build_mask",
