@@ -28,6 +28,7 @@ __all__ = [
     "head",
     "layer_norm",
     "linear",
+    "mixture_of_experts",
     "product_key_memory",
     "recurrent",
     "rms_norm",
@@ -93,6 +94,13 @@ def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool =
     return linear(hidden_size, intermediate_size, bias=bias) + feed_forward(hidden_size, intermediate_size, bias=bias)
 
 
+def mixture_of_experts(hidden_size: int, intermediate_size: int, *, num_experts: int, top_k: int) -> Cost:
+    """A router, and ``num_experts`` gated feed-forward networks, of which each token uses ``top_k``."""
+    expert = gated_feed_forward(hidden_size, intermediate_size)
+    unused = (num_experts - top_k) * Cost(expert.parameters)
+    return linear(hidden_size, num_experts, bias=False) + top_k * expert + unused
+
+
 def state_space(
     hidden_size: int,
     width: int,
@@ -132,12 +140,14 @@ def attention(
     bias: bool | Sequence[bool] = True,
     output_bias: bool | None = None,
     qk_norm: bool = False,
+    joint_qk_norm: bool = False,
 ) -> Cost:
     """Four projections, optional QK norms, and the products of one query with ``context`` keys and values."""
     query_bias, key_bias, value_bias = (bias,) * 3 if isinstance(bias, bool) else bias
     num_kv_heads = num_kv_heads or num_heads
     value_head_dim = value_head_dim or head_dim
     scores = Cost(0, 2 * context * num_heads * (head_dim + value_head_dim))
+    norms = (num_heads + num_kv_heads if joint_qk_norm else 2) * rms_norm(head_dim)
     return (
         linear(hidden_size, num_heads * head_dim, bias=query_bias)
         + linear(hidden_size, num_kv_heads * head_dim, bias=key_bias)
@@ -147,7 +157,7 @@ def attention(
             output_size or hidden_size,
             bias=query_bias if output_bias is None else output_bias,
         )
-        + (2 if qk_norm else 0) * rms_norm(head_dim)
+        + (norms if qk_norm else Cost())
         + scores
     )
 

@@ -5,7 +5,7 @@ from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_p
 from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.encoder_attention import EncoderAttention
-from zoo.nn.experts import Experts, MixtureOfExperts, TopKRouter
+from zoo.nn.experts import Experts, MixtureOfExperts, TopKRouter, mix_experts
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import initialize, tied_linear
@@ -92,6 +92,7 @@ __all__ = [
     "is_recording",
     "label_smoothing_loss",
     "llama3_rope_scaling",
+    "mix_experts",
     "mix_values",
     "normalize",
     "orthogonal_features",

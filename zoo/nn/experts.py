@@ -8,11 +8,49 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from zoo.config import Activation
 from zoo.nn.feed_forward import ACTIVATIONS, GatedFeedForward
 
-__all__ = ["Experts", "MixtureOfExperts", "TopKRouter"]
+__all__ = ["Experts", "MixtureOfExperts", "TopKRouter", "mix_experts"]
+
+
+def mix_experts(
+    x: Tensor, weights: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Activation
+) -> Tensor:
+    """Sum the weighted outputs of each token's experts, W_down (f(W_gate x) * W_up x), one expert after another.
+
+    Each expert that a token has chosen is computed for the tokens that chose it; others are neither computed nor read.
+    The number of these tokens cannot be traced: exporters replace this function by a loop.
+
+    Args:
+        x: (M, E).
+        weights: (M, k).
+        chosen: (M, k), numbers of experts, different for each token.
+        gate: (X, F, E).
+        up: (X, F, E).
+        down: (X, E, F).
+        activation: f.
+
+    Returns:
+        (M, E).
+    """
+    if has_torch_function((x, gate)):
+        arguments = (x, weights, chosen, gate, up, down, activation)
+        result: Tensor = handle_torch_function(mix_experts, (x, gate), *arguments)
+        return result
+    mixed = torch.zeros_like(x)
+    if x.is_meta:  # routes are values; on meta tensors only shapes matter
+        return mixed
+    gates, ups, downs = gate.unbind(), up.unbind(), down.unbind()
+    for number in chosen.unique().tolist():
+        rows, places = (chosen == number).nonzero(as_tuple=True)  # (N,) each, for N tokens
+        tokens = x[rows]
+        inner = ACTIVATIONS[activation](F.linear(tokens, gates[number])) * F.linear(tokens, ups[number])  # (N, F)
+        outputs = F.linear(inner, downs[number]) * weights[rows, places].unsqueeze(-1)  # (N, E)
+        mixed = mixed.index_add(0, rows, outputs)
+    return mixed
 
 
 class TopKRouter(nn.Module):
@@ -67,31 +105,16 @@ class Experts(nn.Module):
         self, hidden_size: int, intermediate_size: int, num_experts: int, *, activation: Activation = "silu"
     ) -> None:
         super().__init__()
-        self.num_experts = num_experts
         self.gate = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.up = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
-        self.activation = ACTIVATIONS[activation]
+        self.activation: Activation = activation
         for stack in (self.gate, self.up, self.down):
             nn.init.normal_(stack, std=stack.shape[-1] ** -0.5)
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """(M, E), weights (M, k) and numbers of experts (M, k) -> sum of weight times output, (M, E)."""
-        return self.dense(x, weights, chosen)
-
-    def gathered(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The same, from a copy of the matrices of the chosen experts for each token: others are not read."""
-        columns = x[:, None, :, None]  # (M, 1, E, 1)
-        inner = self.activation(self.gate[chosen] @ columns) * (self.up[chosen] @ columns)  # (M, k, F, 1)
-        outputs = self.down[chosen] @ inner  # (M, k, E, 1)
-        return (outputs.squeeze(-1) * weights.unsqueeze(-1)).sum(1)
-
-    def dense(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The same, from the outputs of all experts for all tokens, with a weight of 0 where they are not chosen."""
-        inner = self.activation(x @ self.gate.mT) * (x @ self.up.mT)  # (X, M, F)
-        outputs = inner @ self.down.mT  # (X, M, E)
-        every = x.new_zeros(x.shape[0], self.num_experts).scatter(1, chosen, weights)  # (M, X)
-        return (outputs * every.T.unsqueeze(-1)).sum(0)
+        return mix_experts(x, weights, chosen, self.gate, self.up, self.down, self.activation)
 
 
 class MixtureOfExperts(nn.Module):
