@@ -108,8 +108,11 @@ def _body(
     inner = add("Mul", gates, add("Gemm", tokens, add("Gather", up, number), transB=1))  # (N, F)
     outputs = add("Gemm", inner, add("Gather", down, number), transB=1)  # (N, E)
     outputs = add("Mul", outputs, add("Gather", shares, rows))
-    after = add("ScatterND", before, add("Unsqueeze", rows, last), outputs, reduction="add")
+    # Not reduction="add", which ONNX Runtime has in float32 only.
+    after = add("ScatterND", before, add("Unsqueeze", rows, last), add("Add", add("Gather", before, rows), outputs))
     go_on = add("Identity", more)
+    for place, node in enumerate(tape.nodes):
+        node.outputs[0].name = f"mixed_{place}"  # unlike any name outside
     go_on.type, go_on.shape = boolean, more.shape
     after.type, after.shape = x.type, x.shape
     return ir.Graph([step, more, before], [go_on, after], nodes=tape.nodes, name="expert")
