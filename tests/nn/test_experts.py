@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import Qwen2MoeConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from zoo.nn import Experts, MixtureOfExperts, TopKRouter
+from zoo.nn import Experts, MixtureOfExperts, TopKRouter, load_balancing_loss
 
 HIDDEN, INNER, EXPERTS = 12, 10, 7
 
@@ -122,6 +123,43 @@ def test_choice_in_half_precision_is_made_in_float32() -> None:
     router = TopKRouter(2, 2, top_k=1).bfloat16().requires_grad_(False)
     router.scores.weight.copy_(torch.tensor([[1.0, 0.0], [1.0, 2.0**-10]]))
     assert router(torch.ones(1, 2, dtype=torch.bfloat16))[1].item() == 1
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_load_balancing_loss_equals_transformers(padded: bool) -> None:
+    """Over three layers, in value and gradient."""
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]) if padded else None
+    logits = [torch.randn(10, EXPERTS, requires_grad=True) for _ in range(3)]
+    ours = load_balancing_loss([(item, item.topk(3).indices) for item in logits], mask)
+    theirs = load_balancing_loss_func(tuple(logits), EXPERTS, 3, mask)
+    assert isinstance(theirs, Tensor)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours, logits), torch.autograd.grad(theirs, logits))
+
+
+def test_load_balancing_loss_of_even_routes_is_their_number() -> None:
+    even = torch.eye(EXPERTS)
+    assert load_balancing_loss([(even, even.topk(1).indices)]).item() == pytest.approx(1)
+    uneven = even[:1].expand(EXPERTS, -1)
+    assert load_balancing_loss([(uneven, uneven.topk(1).indices)]).item() > 2
+    with pytest.raises(ValueError, match="no routes were recorded"):
+        load_balancing_loss([])
+
+
+def test_gradients_equal_those_of_the_dense_sum() -> None:
+    """Experts that no token chose have gradients of 0, not None."""
+    ours = block(2).requires_grad_(True)
+    x = torch.randn(1, 2, HIDDEN, dtype=torch.float64)
+    ours(x).square().sum().backward()
+    found = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    ours.zero_grad()
+    tokens = x[0]
+    token_by_token(ours.experts, tokens, *ours.router(tokens)).square().sum().backward()
+    for name, parameter in ours.named_parameters():
+        assert_close(found[name], parameter.grad)
+    gradient = found["experts.up"]
+    assert gradient is not None
+    assert 2 <= int(gradient.flatten(1).any(1).sum()) <= 4
 
 
 @pytest.mark.parametrize("top_k", [0, 8])

@@ -5,7 +5,15 @@ from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_p
 from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.encoder_attention import EncoderAttention
-from zoo.nn.experts import Experts, MixtureOfExperts, TopKRouter, mix_experts
+from zoo.nn.experts import (
+    Experts,
+    MixtureOfExperts,
+    Route,
+    TopKRouter,
+    load_balancing_loss,
+    mix_experts,
+    recorded_routes,
+)
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import initialize, tied_linear
@@ -75,6 +83,7 @@ __all__ = [
     "ReversibleBlock",
     "RotaryPositions",
     "Rotation",
+    "Route",
     "SinusoidalPositions",
     "SpanAttention",
     "StateSpaceMixer",
@@ -92,6 +101,7 @@ __all__ = [
     "is_recording",
     "label_smoothing_loss",
     "llama3_rope_scaling",
+    "load_balancing_loss",
     "mix_experts",
     "mix_values",
     "normalize",
@@ -100,6 +110,7 @@ __all__ = [
     "positions_of",
     "record_attention",
     "recorded_attentions",
+    "recorded_routes",
     "relative_buckets",
     "resize_grid",
     "run_packed",

@@ -5,6 +5,10 @@ B batch, T tokens of a text, M = B T tokens, E hidden size, F intermediate size,
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +17,65 @@ from torch.overrides import handle_torch_function, has_torch_function
 from zoo.config import Activation
 from zoo.nn.feed_forward import ACTIVATIONS, GatedFeedForward
 
-__all__ = ["Experts", "MixtureOfExperts", "TopKRouter", "mix_experts"]
+__all__ = [
+    "Experts",
+    "MixtureOfExperts",
+    "Route",
+    "TopKRouter",
+    "load_balancing_loss",
+    "mix_experts",
+    "recorded_routes",
+]
+
+
+Route = tuple[Tensor, Tensor]
+"""The logits of a router, (M, X), and the numbers of the experts that it chose, (M, k)."""
+_ROUTES: ContextVar[list[Route] | None] = ContextVar("routes", default=None)
+
+
+@contextmanager
+def recorded_routes() -> Iterator[list[Route]]:
+    """Collect the routes that are computed in this block, one for each layer with experts.
+
+    >>> mixture = MixtureOfExperts(16, 8, num_experts=4, top_k=2)
+    >>> with recorded_routes() as routes:
+    ...     _ = mixture(torch.randn(3, 7, 16))
+    >>> [tuple(tensor.shape) for tensor in routes[0]]
+    [(21, 4), (21, 2)]
+    """
+    token = _ROUTES.set(routes := [])
+    try:
+        yield routes
+    finally:
+        _ROUTES.reset(token)
+
+
+def load_balancing_loss(routes: Sequence[Route], mask: Tensor | None = None) -> Tensor:
+    """X sum_i f_i P_i over the experts i (Fedus et al. 2021, equation 4), as in transformers over all layers at once.
+
+    f_i is the mean number of times that a token in a layer chooses expert i, and P_i the mean probability of i. The
+    loss is k if all experts are chosen equally often, and grows if the probable ones are chosen more often. Its
+    gradient is that of P.
+
+    Args:
+        routes: those of each layer.
+        mask: (B, T), 1 for a token and 0 for padding, which does not count.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: there are no routes.
+    """
+    if not routes:
+        raise ValueError("no routes were recorded")
+    counts, probabilities = [], []
+    for logits, chosen in routes:
+        tokens = logits.new_ones(len(logits)) if mask is None else mask.flatten().to(logits.dtype)  # (M,)
+        weights = tokens.unsqueeze(-1).expand(chosen.shape)  # (M, k)
+        counts.append(logits.new_zeros(logits.shape).scatter(1, chosen, weights).sum(0) / tokens.sum())
+        probabilities.append(tokens @ logits.softmax(-1) / tokens.sum())
+    return logits.shape[-1] * (torch.stack(counts).mean(0) * torch.stack(probabilities).mean(0)).sum()
 
 
 def mix_experts(
@@ -85,6 +147,8 @@ class TopKRouter(nn.Module):
         """(M, E) -> weights (M, k) in the dtype of ``x``, largest first, and the numbers of the experts (M, k)."""
         logits = self.logits(x)
         best, chosen = logits.topk(self.top_k)
+        if (record := _ROUTES.get()) is not None:
+            record.append((logits, chosen))
         shift = best if self.renormalize else logits
         weights = (best - shift.logsumexp(-1, keepdim=True)).exp()
         return weights.to(x.dtype), chosen
