@@ -44,12 +44,19 @@ class Cost:
 
     parameters: int = 0
     flops: int = 0
+    unused: int = 0
+    """Parameters that a token does not use: those of the experts that it does not choose."""
+
+    @property
+    def active(self) -> int:
+        """Parameters that a token uses."""
+        return self.parameters - self.unused
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.parameters + other.parameters, self.flops + other.flops)
+        return Cost(self.parameters + other.parameters, self.flops + other.flops, self.unused + other.unused)
 
     def __mul__(self, count: int) -> Cost:
-        return Cost(self.parameters * count, self.flops * count)
+        return Cost(self.parameters * count, self.flops * count, self.unused * count)
 
     __rmul__ = __mul__
 
@@ -97,7 +104,7 @@ def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool =
 def mixture_of_experts(hidden_size: int, intermediate_size: int, *, num_experts: int, top_k: int) -> Cost:
     """A router, and ``num_experts`` gated feed-forward networks, of which each token uses ``top_k``."""
     expert = gated_feed_forward(hidden_size, intermediate_size)
-    unused = (num_experts - top_k) * Cost(expert.parameters)
+    unused = (num_experts - top_k) * Cost(expert.parameters, unused=expert.parameters)
     return linear(hidden_size, num_experts, bias=False) + top_k * expert + unused
 
 

@@ -363,6 +363,28 @@ def test_llama_flops(settings: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "settings", [[], ["experts_per_token=1"], ["expert_layers=[false, true]", "expert_intermediate_size=24"]]
+)
+def test_mixtral_flops(settings: list[str]) -> None:
+    """Per token at full context: only the experts that a token chooses are computed."""
+    spec = registry().resolve("mixtral-tiny", ["max_seq_len=24", *settings])
+    ids = torch.arange(24)[None]
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    # Jiang et al. 2024, section 1: 13B; Muennighoff et al. 2024, table 1: 1.3B; Qwen Team 2025, table 2: 3.3B.
+    [("mixtral-8x7b", 12.9e9), ("olmoe-1b-7b", 1.3e9), ("qwen3-30b-a3b", 3.3e9), ("llama2-7b", 6.7e9)],
+)
+def test_active_parameters_equal_those_of_the_papers(name: str, active: float) -> None:
+    cost = registry().resolve(name).cost
+    assert cost is not None
+    assert cost.active == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("adaptive-span-tiny", ["span=5"]),

@@ -38,7 +38,7 @@ def join_stacks(tensors: Mapping[str, SourceTensor], layout: Layout, config: Con
     ]
     parts: dict[str, dict[int, str]] = {}
     for name in tensors:
-        match = next((found for pattern in patterns if (found := pattern.fullmatch(name))), None)
+        match = next(filter(None, (pattern.fullmatch(name) for pattern in patterns)), None)
         if match is not None:
             start, end = match.span("part")
             parts.setdefault(f"{name[:start]}#{name[end:]}", {})[int(match["part"])] = name

@@ -43,7 +43,8 @@ def recorded_routes() -> Iterator[list[Route]]:
     >>> [tuple(tensor.shape) for tensor in routes[0]]
     [(21, 4), (21, 2)]
     """
-    token = _ROUTES.set(routes := [])
+    routes: list[Route] = []
+    token = _ROUTES.set(routes)
     try:
         yield routes
     finally:

@@ -49,7 +49,7 @@ def initialize(module: nn.Module, name: Initializer, *, std: float = 0.02) -> No
     them, from N(0, 1 / E), and do not use ``std``.
     """
     scaled = name in _SCALED
-    plain = {
+    plain: dict[Initializer, Callable[[Tensor], Tensor]] = {
         "normal": partial(nn.init.normal_, std=std),
         "truncated_normal": partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std),
     }
