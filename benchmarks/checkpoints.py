@@ -112,6 +112,13 @@ FAMILIES = {
         "Phi3ForCausalLM", {**_DECODER, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
     ),
     "SmolLM3": Family("SmolLM3ForCausalLM", {**_DECODER, "no_rope_layer_interval": 2}),
+    "Mixtral": Family("MixtralForCausalLM", {**_DECODER, "num_local_experts": 5, "num_experts_per_tok": 3}),
+    "OLMoE": Family("OlmoeForCausalLM", {**_DECODER, "num_experts": 7, "num_experts_per_tok": 3}),
+    "Qwen 3 MoE": Family(
+        "Qwen3MoeForCausalLM",
+        {**_DECODER, "moe_intermediate_size": 14, "num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [1],
+         "norm_topk_prob": True},
+    ),
     "Mamba-2": Family(
         "Mamba2ForCausalLM",
         {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 6, "head_dim": 8, "state_size": 5,

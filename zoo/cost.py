@@ -29,6 +29,7 @@ __all__ = [
     "head",
     "layer_norm",
     "linear",
+    "mixture_of_experts",
     "product_key_memory",
     "recurrent",
     "rms_norm",
@@ -44,12 +45,19 @@ class Cost:
 
     parameters: int = 0
     flops: int = 0
+    unused: int = 0
+    """Parameters that a token does not use: those of the experts that it does not choose."""
+
+    @property
+    def active(self) -> int:
+        """Parameters that a token uses."""
+        return self.parameters - self.unused
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.parameters + other.parameters, self.flops + other.flops)
+        return Cost(self.parameters + other.parameters, self.flops + other.flops, self.unused + other.unused)
 
     def __mul__(self, count: int) -> Cost:
-        return Cost(self.parameters * count, self.flops * count)
+        return Cost(self.parameters * count, self.flops * count, self.unused * count)
 
     __rmul__ = __mul__
 
@@ -92,6 +100,13 @@ def feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = True)
 def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool = False) -> Cost:
     """Three dense layers; the product of two of them is not counted."""
     return linear(hidden_size, intermediate_size, bias=bias) + feed_forward(hidden_size, intermediate_size, bias=bias)
+
+
+def mixture_of_experts(hidden_size: int, intermediate_size: int, *, num_experts: int, top_k: int) -> Cost:
+    """A router, and ``num_experts`` gated feed-forward networks, of which each token uses ``top_k``."""
+    expert = gated_feed_forward(hidden_size, intermediate_size)
+    unused = (num_experts - top_k) * Cost(expert.parameters, unused=expert.parameters)
+    return linear(hidden_size, num_experts, bias=False) + top_k * expert + unused
 
 
 def state_space(
@@ -155,12 +170,14 @@ def attention(
     output_bias: bool | None = None,
     qk_norm: bool = False,
     output_gate: bool = False,
+    joint_qk_norm: bool = False,
 ) -> Cost:
     """Four projections, optional norms and gate, and the products of one query with ``context`` keys and values."""
     query_bias, key_bias, value_bias = (bias,) * 3 if isinstance(bias, bool) else bias
     num_kv_heads = num_kv_heads or num_heads
     value_head_dim = value_head_dim or head_dim
     scores = Cost(0, 2 * context * num_heads * (head_dim + value_head_dim))
+    norms = (num_heads + num_kv_heads if joint_qk_norm else 2) * rms_norm(head_dim)
     return (
         linear(hidden_size, num_heads * head_dim, bias=query_bias)
         + linear(hidden_size, num_kv_heads * head_dim, bias=key_bias)
@@ -171,7 +188,7 @@ def attention(
             bias=query_bias if output_bias is None else output_bias,
         )
         + (linear(hidden_size, num_heads * value_head_dim, bias=query_bias) if output_gate else Cost())
-        + (2 if qk_norm else 0) * rms_norm(head_dim)
+        + (norms if qk_norm else Cost())
         + scores
     )
 

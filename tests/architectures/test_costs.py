@@ -28,6 +28,9 @@ PUBLISHED = [
     ("mistral-7b", [], 7_241_732_096),
     ("qwen2.5-0.5b", [], 494_032_768),
     ("qwen3-0.6b", [], 596_049_920),
+    ("mixtral-8x7b", [], 46_702_792_704),
+    ("olmoe-1b-7b", [], 6_919_161_856),
+    ("qwen3-30b-a3b", [], 30_532_122_624),
     ("phi3-mini-4k", [], 3_821_079_552),
     ("smollm2-135m", [], 134_515_008),
     ("smollm2-360m", [], 361_821_120),
@@ -167,6 +170,9 @@ def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
         ("llama-tiny", ["head_dim=10", "qk_norm=true"]),
         ("llama-tiny", ["attention_bias=true"]),
         ("llama-tiny", ["attention_output_bias=true", "mlp_bias=true"]),
+        ("llama-tiny", ["qk_norm=true", "joint_qk_norm=true"]),
+        ("mixtral-tiny", []),
+        ("mixtral-tiny", ["expert_layers=[false, true]", "expert_intermediate_size=24", "experts_per_token=8"]),
         ("gemma-tiny", ["post_norms=false", "qk_norm=false", "tie_embeddings=false"]),
         ("bert-tiny", ["pooler=false"]),
         ("bert-tiny", ["task=sentence-embedding"]),
@@ -354,6 +360,28 @@ def test_llama_flops(settings: list[str]) -> None:
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    "settings", [[], ["experts_per_token=1"], ["expert_layers=[false, true]", "expert_intermediate_size=24"]]
+)
+def test_mixtral_flops(settings: list[str]) -> None:
+    """Per token at full context: only the experts that a token chooses are computed."""
+    spec = registry().resolve("mixtral-tiny", ["max_seq_len=24", *settings])
+    ids = torch.arange(24)[None]
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    # Jiang et al. 2024, section 1: 13B; Muennighoff et al. 2024, table 1: 1.3B; Qwen Team 2025, table 2: 3.3B.
+    [("mixtral-8x7b", 12.9e9), ("olmoe-1b-7b", 1.3e9), ("qwen3-30b-a3b", 3.3e9), ("llama2-7b", 6.7e9)],
+)
+def test_active_parameters_equal_those_of_the_papers(name: str, active: float) -> None:
+    cost = registry().resolve(name).cost
+    assert cost is not None
+    assert cost.active == pytest.approx(active, rel=0.02)
 
 
 @pytest.mark.parametrize(

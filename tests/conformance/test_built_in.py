@@ -47,6 +47,14 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "llama, windows": ("llama-tiny", ["sliding_windows=[2]", "rope_scaling=llama3", "qk_norm=true"]),
     "llama, gemma": ("gemma-tiny", []),
     "llama, phi": ("phi-tiny", []),
+    "mixtral, olmoe": (
+        "mixtral-tiny",
+        ["qk_norm=true", "joint_qk_norm=true", "num_experts=5", "experts_per_token=3", "normalize_routing=false"],
+    ),
+    "mixtral, qwen": (
+        "mixtral-tiny",
+        ["qk_norm=true", "expert_layers=[false, true]", "expert_intermediate_size=24", "head_dim=10"],
+    ),
     "modernbert, classes": ("modernbert-tiny", ["task=text-classification", "pooling=mean"]),
     "rnn, tokens in one direction": ("rnn-tiny", ["task=token-classification", "bidirectional=false", "cell=gru"]),
     "seq2seq, products": ("seq2seq-tiny", ["attention=dot", "cell=lstm", "maxout_size=none"]),

@@ -24,6 +24,7 @@ from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
 from zoo.checkpoints.source import Checkpoint, SourceTensor, source_tensors
+from zoo.checkpoints.stacks import split_stacks
 from zoo.errors import ParityError, UsageError, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
@@ -173,7 +174,7 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
         shapes = [tuple(groups[first[name]][0].shape) for name in origin.group]
         read = partial(_read, stored, origin, [first[name] for name in origin.group])
         found[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)
-    return found
+    return split_stacks(found)
 
 
 def _read_as(tensors: Mapping[str, SourceTensor], names: Mapping[str, str], name: str) -> Tensor:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -198,10 +198,10 @@ def _load_named(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: t
     cls = getattr(transformers, name, None)
     if cls is None:
         raise _Unavailable(f"transformers {transformers.__version__} has no {name}")
-    model: nn.Module = cls.from_pretrained(
-        checkpoint.path, dtype=dtype, attn_implementation="eager", local_files_only=True
-    )
-    return model
+    model: Any = cls.from_pretrained(checkpoint.path, dtype=dtype, attn_implementation="eager", local_files_only=True)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # others have no float64
+    return cast(nn.Module, model)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.stacks import join_stacks
 from zoo.config import Config
 from zoo.errors import ArtifactError, PluginError
 from zoo.models import create
@@ -61,9 +62,11 @@ class TensorReader:
         self.used: dict[str, None] = {}
         """Tensors of the checkpoint that the model has."""
         self._last: tuple[str, Mapping[str, Tensor]] = ("", {})
+        self.tensors = join_stacks(checkpoint.tensors, layout, spec.config)
+        """The tensors of the checkpoint, those in parts as stacks."""
         origins = layout.origins(self.like, spec.config)
         expected = {origin.name for found in origins.values() for origin in found}
-        matched = layout.match(checkpoint.tensors, expected, spec.config)
+        matched = layout.match(self.tensors, expected, spec.config)
         files = {name: file for file, name in matched.items()}
         problems = [f"unexpected {file}" for file, name in matched.items() if name not in expected]
         problems += [f"{file} duplicates {files[name]}" for file, name in matched.items() if files[name] != file]
@@ -107,7 +110,7 @@ class TensorReader:
         """Return the problems with the stored copies of a tensor."""
         problems = []
         for file, origin in present:
-            shape = self.checkpoint.tensors[file].shape
+            shape = self.tensors[file].shape
             wanted = origin.rule.shape([tuple(self.like[name].shape) for name in origin.group])
             if shape != wanted:
                 problems.append(f"{file} has shape {shape}, but the configuration requires {wanted}")
@@ -123,7 +126,7 @@ class TensorReader:
 
     def _ours(self, file: str, origin: Place) -> list[Tensor]:
         sizes = [self.like[name].shape[0] for name in origin.group] if len(origin.group) > 1 else [1]
-        return origin.rule.to_ours(self.checkpoint.tensors[file].read(), sizes)
+        return origin.rule.to_ours(self.tensors[file].read(), sizes)
 
     def __call__(self, name: str) -> Tensor:
         """Return the values of one of zoo's tensors, in the model's dtype."""

@@ -43,6 +43,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "source": spec.source,
         "config": spec.config.to_dict(),
         "parameters": parameters,
+        "active_parameters": spec.cost.active if spec.cost else None,
         "bytes": {dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
         "kv_cache_bytes_per_token": {dtype: kept * size for dtype, size in ITEM_BYTES.items()} if kept else None,
         "state_bytes": {dtype: fixed * size for dtype, size in ITEM_BYTES.items()} if fixed else None,
@@ -147,6 +148,8 @@ def command(model: str, settings: tuple[str, ...], target: Path | None, force: b
     if stored is not None:
         sizes = f"{bytes_text(facts['weight_bytes'])} in {stored.dtype}"
     rows = [("parameters", f"{facts['parameters']:,}"), ("weights", sizes)]
+    if facts["active_parameters"] not in (None, facts["parameters"]):
+        rows.insert(1, ("parameters per token", f"{facts['active_parameters']:,}"))
     if facts["source"]:
         rows.append(("published weights", f"{facts['source']} (zoo get {facts['name']})"))
     for title, key in (("KV cache per token", "kv_cache_bytes_per_token"), ("states per sequence", "state_bytes")):

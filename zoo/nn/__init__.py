@@ -6,6 +6,15 @@ from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.delta_rule import GatedDeltaNet, delta_rule, invert_unit_triangular
 from zoo.nn.encoder_attention import EncoderAttention
+from zoo.nn.experts import (
+    Experts,
+    MixtureOfExperts,
+    Route,
+    TopKRouter,
+    load_balancing_loss,
+    mix_experts,
+    recorded_routes,
+)
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import initialize, tied_linear
@@ -53,6 +62,7 @@ __all__ = [
     "CausalConvolution",
     "EmbeddingHead",
     "EncoderAttention",
+    "Experts",
     "FeedForward",
     "GatedDeltaNet",
     "GatedFeedForward",
@@ -64,6 +74,7 @@ __all__ = [
     "LinformerAttention",
     "LocalAttention",
     "LongformerAttention",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "OffsetRMSNorm",
     "PerformerAttention",
@@ -74,10 +85,12 @@ __all__ = [
     "ReversibleBlock",
     "RotaryPositions",
     "Rotation",
+    "Route",
     "SinusoidalPositions",
     "SpanAttention",
     "StateSpaceMixer",
     "TensorToTensorPositions",
+    "TopKRouter",
     "apply_rotary",
     "attention_weights",
     "build_mask",
@@ -92,6 +105,8 @@ __all__ = [
     "is_recording",
     "label_smoothing_loss",
     "llama3_rope_scaling",
+    "load_balancing_loss",
+    "mix_experts",
     "mix_values",
     "normalize",
     "orthogonal_features",
@@ -99,6 +114,7 @@ __all__ = [
     "positions_of",
     "record_attention",
     "recorded_attentions",
+    "recorded_routes",
     "relative_buckets",
     "resize_grid",
     "run_packed",

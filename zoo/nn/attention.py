@@ -107,7 +107,8 @@ class MultiHeadAttention(nn.Module):
         scale: factor of the scores; 1 / sqrt(D) by default.
         softcap: limit of the scaled scores, see :func:`soft_cap`; none by default.
         qk_norm: epsilon of an RMS norm over each query and key (Dehghani et al. 2023), or a function that builds the
-            norm, given D; none by default.
+            norm, given its width; none by default.
+        joint_qk_norm: whether these norms are over all heads together rather than over each: H D and K D numbers.
         dropout: on the attention weights, in training only.
         output_gate: whether the heads are multiplied by sigmoid(x W^G) before the output projection (Qiu et al. 2025,
             Gated Attention for Large Language Models, section 2.2).
@@ -139,6 +140,7 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         qk_norm: float | Callable[[int], nn.Module] | None = None,
+        joint_qk_norm: bool = False,
         dropout: float = 0.0,
         output_gate: bool = False,
     ) -> None:
@@ -171,8 +173,10 @@ class MultiHeadAttention(nn.Module):
         self.has_gate = output_gate
         if qk_norm is not None:
             build = qk_norm if callable(qk_norm) else partial(nn.RMSNorm, eps=qk_norm)
-            self.query_norm, self.key_norm = build(head_dim), build(head_dim)
+            queries, keys = (num_heads, num_kv_heads) if joint_qk_norm else (1, 1)
+            self.query_norm, self.key_norm = build(queries * head_dim), build(keys * head_dim)
         self.has_norms = qk_norm is not None
+        self.has_joint_norms = self.has_norms and joint_qk_norm
 
     def forward(
         self,
@@ -220,8 +224,11 @@ class MultiHeadAttention(nn.Module):
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project ``memory`` (B, S, E or ``memory_size``) to keys and values, (B, K, S, D) each."""
-        key = self._split(self.key(memory), self.num_kv_heads)
-        return self.key_norm(key) if self.has_norms else key, self._split(self.value(memory), self.num_kv_heads)
+        key = self.key(memory)
+        key = self._split(self.key_norm(key) if self.has_joint_norms else key, self.num_kv_heads)
+        if self.has_norms and not self.has_joint_norms:
+            key = self.key_norm(key)
+        return key, self._split(self.value(memory), self.num_kv_heads)
 
     def _query_key_value(
         self,
@@ -230,8 +237,9 @@ class MultiHeadAttention(nn.Module):
         rotation: Rotation | None,
         cache: LayerCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        query = self._split(self.query(x), self.num_heads)
-        if self.has_norms:
+        query = self.query(x)
+        query = self._split(self.query_norm(query) if self.has_joint_norms else query, self.num_heads)
+        if self.has_norms and not self.has_joint_norms:
             query = self.query_norm(query)
         key, value = self.keys_values(x) if memory is None else memory
         if rotation is not None:

@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from zoo.config import Initializer
+from zoo.nn.experts import Experts
 
 __all__ = ["initialize", "tied_linear"]
 
@@ -33,7 +34,7 @@ _SCALED: Mapping[Initializer, Callable[[Tensor], Tensor]] = {
 
 
 def initialize(module: nn.Module, name: Initializer, *, std: float = 0.02) -> None:
-    """Initialise the weights of dense layers and embeddings, and set biases to 0. Other parameters are left alone.
+    """Initialise the weights of dense layers, experts and embeddings, and set biases to 0; leave others alone.
 
     With n inputs and m outputs of a dense layer, its weights are drawn from
 
@@ -47,16 +48,21 @@ def initialize(module: nn.Module, name: Initializer, *, std: float = 0.02) -> No
     The first two treat embeddings like dense layers. The others draw embeddings of width E, and dense layers tied to
     them, from N(0, 1 / E), and do not use ``std``.
     """
+    scaled = name in _SCALED
+    plain: dict[Initializer, Callable[[Tensor], Tensor]] = {
+        "normal": partial(nn.init.normal_, std=std),
+        "truncated_normal": partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std),
+    }
+    draw = {**plain, **_SCALED}[name]
     embeddings = {part.weight for part in module.modules() if isinstance(part, nn.Embedding)}
     for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            if name == "normal":
-                nn.init.normal_(part.weight, std=std)
-            elif name == "truncated_normal":
-                nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
-            elif isinstance(part, nn.Embedding):
-                nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
-            elif part.weight not in embeddings:
-                _SCALED[name](part.weight)
+        if isinstance(part, nn.Embedding) and scaled:
+            nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
+        elif isinstance(part, nn.Linear | nn.Embedding) and not (scaled and part.weight in embeddings):
+            draw(part.weight)
+        elif isinstance(part, Experts):
+            for stack in part.parameters():
+                for matrix in stack.detach():
+                    draw(matrix)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)

@@ -41,6 +41,7 @@ BUILT_IN = {
     "llama": "zoo_plugins.llama",
     "longformer": "zoo_plugins.longformer",
     "mamba2": "zoo_plugins.mamba2",
+    "mixtral": "zoo_plugins.mixtral",
     "modernbert": "zoo_plugins.modernbert",
     "onnx": "zoo_export.plugin",
     "perceiver": "zoo_plugins.perceiver",

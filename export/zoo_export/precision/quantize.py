@@ -296,8 +296,13 @@ def _plan(
         }
         if len(place.shape) < 2 or place.dtype != "F32" or not uses:
             continue
-        looped = any(node in in_loops for node, _ in uses)  # errors would grow with every step
-        found = "read in a loop" if looped else _packing(place.shape, uses, scheme)
+        # Errors of products would grow with every step; a matrix that is looked up is that of an expert.
+        if any(node in in_loops and node.op_type != "Gather" for node, _ in uses):
+            found: Packing | str = "read in a loop"
+        elif any(_is_compared(node) for node, _ in uses):
+            found = "its products choose, as those of a router"
+        else:
+            found = _packing(place.shape, uses, scheme)
         if isinstance(found, Packing):
             plan[name] = found
         else:
@@ -329,6 +334,12 @@ def _packing(shape: tuple[int, ...], uses: Mapping[Any, bool], scheme: Scheme) -
     if "product" in kinds:
         return Packing(rows, columns, scheme.bits, block, scheme.zero_points)
     return Packing(rows, columns, _OTHER_BITS, block, "stack" in kinds)
+
+
+def _is_compared(node: ir.Node) -> bool:
+    """Return whether the largest results of a node are chosen."""
+    readers = [reader for reader, _ in node.outputs[0].uses()]
+    return any(reader.op_type == "TopK" or (reader.op_type == "Reshape" and _is_compared(reader)) for reader in readers)
 
 
 def _blocks(largest: int) -> Iterator[int]:
@@ -431,9 +442,11 @@ def _replace(
     while inputs[-1] is None:
         inputs = inputs[:-1]
     made = ir.node(kind, inputs, dict(attributes), domain=CONTRIB, outputs=[new], metadata_props=paths)
-    model.graph.insert_after(node, made)
+    graph = node.graph
+    assert graph is not None
+    graph.insert_after(node, made)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
-    model.graph.remove(node, safe=True)
+    graph.remove(node, safe=True)
 
 
 def _exact(model: ir.Model, values: dict[Place, Array]) -> ir.Model:

@@ -40,6 +40,7 @@ from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
 from zoo_export.graph.rewriting import simplify
+from zoo_export.trace.experts import EXPERT_TRANSLATIONS, ExpertMixtures
 from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.guards import Branches, Traced, check_outputs
 from zoo_export.trace.outline import Outline
@@ -126,7 +127,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
                         ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
                     )
                     arguments = examples("cpu", kept)
-                with RecurrentLayers(), branches.recording():
+                with RecurrentLayers(), ExpertMixtures(), branches.recording():
                     program = torch.export.export(
                         module.eval(),
                         arguments,
@@ -143,7 +144,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
                     optimize=False,
                     verbose=False,
                     opset_version=opset,
-                    custom_translation_table=dict(TRANSLATIONS),
+                    custom_translation_table={**TRANSLATIONS, **EXPERT_TRANSLATIONS},
                 )
             assert translated is not None
             model = translated.model

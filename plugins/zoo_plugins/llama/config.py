@@ -65,7 +65,9 @@ class LlamaConfig(DecoderConfig):
     mlp_bias: bool = False
     """Whether the feed-forward network has biases."""
     qk_norm: bool = False
-    """Whether queries and keys are normalised per head (RMS norm) before the rotation."""
+    """Whether queries and keys are normalised (RMS norm) before the rotation."""
+    joint_qk_norm: bool = False
+    """Whether these norms are over all heads together, rather than over each (OLMoE)."""
     attention_scale: float | None = None
     """Factor of the attention scores; 1 / sqrt(``head_dim``) by default."""
     attention_softcap: float | None = None
@@ -97,6 +99,8 @@ class LlamaConfig(DecoderConfig):
             "rope_original_length", "local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap",
         )  # fmt: skip
         self.require_probability("dropout")
+        if self.joint_qk_norm and not self.qk_norm:
+            raise ValueError("joint_qk_norm needs qk_norm")
         self.require_divisible("num_heads", "num_kv_heads")
         if self.head_dim is None:
             self.require_divisible("hidden_size", "num_heads")
@@ -150,25 +154,27 @@ class LlamaConfig(DecoderConfig):
         )
         return (graph,)
 
+    def feed_forward_cost(self, layer: int) -> Cost:
+        """Return the cost of one layer's feed-forward network."""
+        return cost.gated_feed_forward(self.hidden_size, self.intermediate_size, bias=self.mlp_bias)
+
     def cost(self) -> Cost:
         """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
-        block = (
-            (4 if self.post_norms else 2) * cost.rms_norm(self.hidden_size)
-            + cost.attention(
-                self.hidden_size,
-                self.num_heads,
-                num_kv_heads=self.num_kv_heads,
-                head_dim=self.key_size,
-                context=self.max_seq_len,
-                bias=self.attention_bias,
-                output_bias=self.attention_output_bias,
-                qk_norm=self.qk_norm,
-            )
-            + cost.gated_feed_forward(self.hidden_size, self.intermediate_size, bias=self.mlp_bias)
+        block = (4 if self.post_norms else 2) * cost.rms_norm(self.hidden_size) + cost.attention(
+            self.hidden_size,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.key_size,
+            context=self.max_seq_len,
+            bias=self.attention_bias,
+            output_bias=self.attention_output_bias,
+            qk_norm=self.qk_norm,
+            joint_qk_norm=self.joint_qk_norm,
         )
         return (
             cost.embedding(self.vocab_size, self.hidden_size)
             + self.num_layers * block
+            + sum(map(self.feed_forward_cost, range(self.num_layers)), start=Cost())
             + cost.rms_norm(self.hidden_size)
             + self.head_cost(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )

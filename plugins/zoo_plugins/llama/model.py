@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def _norm(c: LlamaConfig) -> Callable[[int], nn.Module]:
 class LlamaBlock(nn.Module):
     """Attention, then gated feed-forward, each normalised before, optionally normalised after, and added."""
 
-    def __init__(self, c: LlamaConfig) -> None:
+    def __init__(self, c: LlamaConfig, layer: int) -> None:
         super().__init__()
         norm = _norm(c)
         self.norm_1 = norm(c.hidden_size)
@@ -58,12 +59,17 @@ class LlamaBlock(nn.Module):
             scale=c.attention_scale,
             softcap=c.attention_softcap,
             qk_norm=norm if c.qk_norm else None,
+            joint_qk_norm=c.joint_qk_norm,
             dropout=c.dropout,
         )
         self.norm_2 = norm(c.hidden_size)
-        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation, bias=c.mlp_bias)
+        self.mlp = self.build_mlp(c, layer)
         self.post_norm_1 = norm(c.hidden_size) if c.post_norms else nn.Identity()
         self.post_norm_2 = norm(c.hidden_size) if c.post_norms else nn.Identity()
+
+    def build_mlp(self, c: Any, layer: int) -> nn.Module:
+        """Return the feed-forward network of a layer."""
+        return GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation, bias=c.mlp_bias)
 
     def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         """(B, T, E) -> (B, T, E)."""
@@ -74,6 +80,8 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """Token embeddings, blocks with rotary positions, a final norm and the head."""
 
+    block = LlamaBlock
+
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.config = c
@@ -81,7 +89,7 @@ class Llama(nn.Module):
         self.positions = RotaryPositions(c.turned_size, c.rope_theta, scale=_frequency_scale(c))
         if c.local_rope_theta is not None:
             self.local_positions = RotaryPositions(c.turned_size, c.local_rope_theta)
-        self.blocks = nn.ModuleList(LlamaBlock(c) for _ in range(c.num_layers))
+        self.blocks = nn.ModuleList(self.block(c, layer) for layer in range(c.num_layers))
         self.norm = _norm(c)(c.hidden_size)
         add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
         initialize(self, "normal", std=0.02)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from zoo.errors import UsageError
+from zoo.nn import load_balancing_loss, recorded_routes
 from zoo.training.criterion import IGNORED, Batch, Criterion, Loss, Row, wide
 from zoo.training.data.examples import Example
 
@@ -20,9 +24,17 @@ class CausalLM(Criterion):
 
     The texts form one stream, each followed by the end token, if the model has one. Blocks of ``max_length`` tokens are
     cut from it, so no token is padding and nothing is truncated.
+
+    If the model's configuration has a ``router_aux_loss``, that many times the load-balancing loss of its experts is
+    added in training. It depends on the whole batch, so ``micro_batch_size`` must then not differ from ``batch_size``.
     """
 
     packed = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._balance: float = getattr(self.config, "router_aux_loss", 0.0)
+        self.divisible = not self._balance
 
     def encode(self, row: Row) -> Example:
         """Return the tokens of a text. Its end is marked unless ``continues`` is set: the next row continues it."""
@@ -37,7 +49,13 @@ class CausalLM(Criterion):
         return {"input_ids": ids[:, :-1], "targets": ids[:, 1:]}
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        return token_loss(self.outputs(model, batch)["logits"], batch["targets"])
+        if not self._balance or not model.training:
+            return token_loss(self.outputs(model, batch)["logits"], batch["targets"])
+        with recorded_routes() as routes:
+            loss = token_loss(self.outputs(model, batch)["logits"], batch["targets"])
+        if not routes:
+            raise UsageError(f"router_aux_loss is {self._balance}, but no routes were recorded", "the model")
+        return replace(loss, total=loss.total + self._balance * loss.count * load_balancing_loss(routes))
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> Loss:

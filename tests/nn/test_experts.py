@@ -1,0 +1,168 @@
+"""Routing and mixtures of experts, against transformers and against sums token by token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import Qwen2MoeConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from zoo.nn import Experts, MixtureOfExperts, TopKRouter, load_balancing_loss
+
+HIDDEN, INNER, EXPERTS = 12, 10, 7
+
+
+def block(top_k: int = 3, **options: object) -> MixtureOfExperts:
+    torch.manual_seed(0)
+    made = MixtureOfExperts(HIDDEN, INNER, num_experts=EXPERTS, top_k=top_k, **options)  # type: ignore[arg-type]
+    return made.double().requires_grad_(False)
+
+
+def token_by_token(experts: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """The sum as an equation: w_i W_down (f(W_gate x) * W_up x) over the chosen experts i."""
+    rows = []
+    for token, shares, numbers in zip(x, weights, chosen.tolist(), strict=True):
+        parts = [
+            share * (experts.down[n] @ (F.silu(experts.gate[n] @ token) * (experts.up[n] @ token)))
+            for share, n in zip(shares, numbers, strict=True)
+        ]
+        rows.append(torch.stack(parts).sum(0))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("top_k", [1, 3, EXPERTS])
+def test_router_and_experts_equal_transformers(top_k: int, renormalize: bool) -> None:
+    ours = block(top_k, renormalize=renormalize)
+    config = Qwen3MoeConfig(
+        hidden_size=HIDDEN, moe_intermediate_size=INNER, num_experts=EXPERTS, num_experts_per_tok=top_k,
+        norm_topk_prob=renormalize,
+    )  # fmt: skip
+    config._experts_implementation = "eager"
+    theirs = Qwen3MoeSparseMoeBlock(config).double()
+    theirs.gate.weight.data = ours.router.scores.weight
+    theirs.experts.gate_up_proj.data = torch.cat([ours.experts.gate, ours.experts.up], 1)
+    theirs.experts.down_proj.data = ours.experts.down
+    x = torch.randn(2, 9, HIDDEN, dtype=torch.float64)
+    # transformers computes probabilities in float32.
+    assert_close(ours(x), theirs(x), rtol=1e-6, atol=1e-6)
+    probabilities = ours.router.logits(x.flatten(0, 1)).softmax(-1)
+    best, chosen = probabilities.topk(top_k)
+    wanted = best / best.sum(-1, keepdim=True) if renormalize else best
+    found = ours.router(x.flatten(0, 1))
+    assert_close(found[0], wanted)
+    assert torch.equal(found[1], chosen)
+
+
+def test_shared_expert_equals_transformers() -> None:
+    ours = block(2, renormalize=False, shared_intermediate_size=5)
+    assert ours.shared is not None
+    config = Qwen2MoeConfig(
+        hidden_size=HIDDEN, moe_intermediate_size=INNER, num_experts=EXPERTS, num_experts_per_tok=2,
+        shared_expert_intermediate_size=5,
+    )  # fmt: skip
+    config._experts_implementation = "eager"
+    theirs = Qwen2MoeSparseMoeBlock(config).double()
+    theirs.gate.weight.data = ours.router.scores.weight
+    theirs.experts.gate_up_proj.data = torch.cat([ours.experts.gate, ours.experts.up], 1)
+    theirs.experts.down_proj.data = ours.experts.down
+    theirs.shared_expert_gate.weight.data = ours.shared_gate.weight
+    for name in ("gate", "up", "down"):
+        getattr(theirs.shared_expert, f"{name}_proj").weight.data = getattr(ours.shared, name).weight
+    x = torch.randn(2, 9, HIDDEN, dtype=torch.float64)
+    assert_close(ours(x), theirs(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_sum_equals_that_of_each_token(tokens: int) -> None:
+    ours = block()
+    x = torch.randn(tokens, HIDDEN, dtype=torch.float64)
+    routes = ours.router(x)
+    assert_close(ours.experts(x, *routes), token_by_token(ours.experts, x, *routes))
+
+
+def test_all_tokens_may_choose_the_same_experts() -> None:
+    ours = block()
+    x = torch.randn(20, HIDDEN, dtype=torch.float64)
+    weights = torch.rand(20, 3, dtype=torch.float64)
+    chosen = torch.tensor([6, 0, 2]).expand(20, 3)
+    assert_close(ours.experts(x, weights, chosen), token_by_token(ours.experts, x, weights, chosen))
+
+
+def test_equal_logits_choose_distinct_experts() -> None:
+    """A row of padding may be all zeros, which ties all experts."""
+    router = TopKRouter(HIDDEN, EXPERTS, top_k=3)
+    weights, chosen = router(torch.zeros(4, HIDDEN))
+    assert_close(weights, torch.full((4, 3), 1 / 3))
+    assert all(len(set(row)) == 3 for row in chosen.tolist())
+
+
+def test_huge_logits_do_not_overflow() -> None:
+    router = TopKRouter(HIDDEN, EXPERTS, top_k=3, renormalize=False).requires_grad_(False)
+    router.scores.weight.mul_(1e30)
+    weights, _ = router(torch.randn(50, HIDDEN))
+    assert torch.isfinite(weights).all()
+    assert_close(weights.sum(-1), torch.ones(50))
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    ours = block()
+    x = torch.randn(5, 8, HIDDEN, dtype=torch.float64)
+    assert_close(ours(x), torch.cat([ours(row[None]) for row in x]))
+    x[2] = torch.nan
+    assert torch.isfinite(ours(x)[[0, 1, 3, 4]]).all()
+
+
+def test_choice_in_half_precision_is_made_in_float32() -> None:
+    """Logits 1 and 1 + 2^-10 are equal in bfloat16."""
+    router = TopKRouter(2, 2, top_k=1).bfloat16().requires_grad_(False)
+    router.scores.weight.copy_(torch.tensor([[1.0, 0.0], [1.0, 2.0**-10]]))
+    assert router(torch.ones(1, 2, dtype=torch.bfloat16))[1].item() == 1
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_load_balancing_loss_equals_transformers(padded: bool) -> None:
+    """Over three layers, in value and gradient."""
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]) if padded else None
+    logits = [torch.randn(10, EXPERTS, requires_grad=True) for _ in range(3)]
+    ours = load_balancing_loss([(item, item.topk(3).indices) for item in logits], mask)
+    theirs = load_balancing_loss_func(tuple(logits), EXPERTS, 3, mask)
+    assert isinstance(theirs, Tensor)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours, logits), torch.autograd.grad(theirs, logits))
+
+
+def test_load_balancing_loss_of_even_routes_is_their_number() -> None:
+    even = torch.eye(EXPERTS)
+    assert load_balancing_loss([(even, even.topk(1).indices)]).item() == pytest.approx(1)
+    uneven = even[:1].expand(EXPERTS, -1)
+    assert load_balancing_loss([(uneven, uneven.topk(1).indices)]).item() > 2
+    with pytest.raises(ValueError, match="no routes were recorded"):
+        load_balancing_loss([])
+
+
+def test_gradients_equal_those_of_the_dense_sum() -> None:
+    """Experts that no token chose have gradients of 0, not None."""
+    ours = block(2).requires_grad_(True)
+    x = torch.randn(1, 2, HIDDEN, dtype=torch.float64)
+    ours(x).square().sum().backward()
+    found = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    ours.zero_grad()
+    tokens = x[0]
+    token_by_token(ours.experts, tokens, *ours.router(tokens)).square().sum().backward()
+    for name, parameter in ours.named_parameters():
+        assert_close(found[name], parameter.grad)
+    gradient = found["experts.up"]
+    assert gradient is not None
+    assert 2 <= int(gradient.flatten(1).any(1).sum()) <= 4
+
+
+@pytest.mark.parametrize("top_k", [0, 8])
+def test_impossible_top_k_is_refused(top_k: int) -> None:
+    with pytest.raises(ValueError, match=f"top_k must be from 1 to num_experts 7, got {top_k}"):
+        TopKRouter(HIDDEN, EXPERTS, top_k=top_k)

@@ -1,0 +1,225 @@
+"""Mixtures of experts: feed-forward networks of which each token uses a few, chosen by a router.
+
+B batch, T tokens of a text, M = B T tokens, E hidden size, F intermediate size, X experts, k experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from zoo.config import Activation
+from zoo.nn.feed_forward import ACTIVATIONS, GatedFeedForward
+
+__all__ = [
+    "Experts",
+    "MixtureOfExperts",
+    "Route",
+    "TopKRouter",
+    "load_balancing_loss",
+    "mix_experts",
+    "recorded_routes",
+]
+
+
+Route = tuple[Tensor, Tensor]
+"""The logits of a router, (M, X), and the numbers of the experts that it chose, (M, k)."""
+_ROUTES: ContextVar[list[Route] | None] = ContextVar("routes", default=None)
+
+
+@contextmanager
+def recorded_routes() -> Iterator[list[Route]]:
+    """Collect the routes that are computed in this block, one for each layer with experts.
+
+    >>> mixture = MixtureOfExperts(16, 8, num_experts=4, top_k=2)
+    >>> with recorded_routes() as routes:
+    ...     _ = mixture(torch.randn(3, 7, 16))
+    >>> [tuple(tensor.shape) for tensor in routes[0]]
+    [(21, 4), (21, 2)]
+    """
+    routes: list[Route] = []
+    token = _ROUTES.set(routes)
+    try:
+        yield routes
+    finally:
+        _ROUTES.reset(token)
+
+
+def load_balancing_loss(routes: Sequence[Route], mask: Tensor | None = None) -> Tensor:
+    """X sum_i f_i P_i over the experts i (Fedus et al. 2021, equation 4), as in transformers over all layers at once.
+
+    f_i is the mean number of times that a token in a layer chooses expert i, and P_i the mean probability of i. The
+    loss is k if all experts are chosen equally often, and grows if the probable ones are chosen more often. Its
+    gradient is that of P.
+
+    Args:
+        routes: those of each layer.
+        mask: (B, T), 1 for a token and 0 for padding, which does not count.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: there are no routes.
+    """
+    if not routes:
+        raise ValueError("no routes were recorded")
+    counts, probabilities = [], []
+    for logits, chosen in routes:
+        tokens = logits.new_ones(len(logits)) if mask is None else mask.flatten().to(logits.dtype)  # (M,)
+        weights = tokens.unsqueeze(-1).expand(chosen.shape)  # (M, k)
+        counts.append(logits.new_zeros(logits.shape).scatter(1, chosen, weights).sum(0) / tokens.sum())
+        probabilities.append(tokens @ logits.softmax(-1) / tokens.sum())
+    return logits.shape[-1] * (torch.stack(counts).mean(0) * torch.stack(probabilities).mean(0)).sum()
+
+
+def mix_experts(
+    x: Tensor, weights: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Activation
+) -> Tensor:
+    """Sum the weighted outputs of each token's experts, W_down (f(W_gate x) * W_up x), one expert after another.
+
+    Each expert that a token has chosen is computed for the tokens that chose it; others are neither computed nor read.
+    The number of these tokens cannot be traced: exporters replace this function by a loop.
+
+    Args:
+        x: (M, E).
+        weights: (M, k).
+        chosen: (M, k), numbers of experts, different for each token.
+        gate: (X, F, E).
+        up: (X, F, E).
+        down: (X, E, F).
+        activation: f.
+
+    Returns:
+        (M, E).
+    """
+    if has_torch_function((x, gate)):
+        arguments = (x, weights, chosen, gate, up, down, activation)
+        result: Tensor = handle_torch_function(mix_experts, (x, gate), *arguments)
+        return result
+    mixed = torch.zeros_like(x)
+    if x.is_meta:  # routes are values; on meta tensors only shapes matter
+        return mixed
+    gates, ups, downs = gate.unbind(), up.unbind(), down.unbind()
+    for number in chosen.unique().tolist():
+        rows, places = (chosen == number).nonzero(as_tuple=True)  # (N,) each, for N tokens
+        tokens = x[rows]
+        inner = ACTIVATIONS[activation](F.linear(tokens, gates[number])) * F.linear(tokens, ups[number])  # (N, F)
+        outputs = F.linear(inner, downs[number]) * weights[rows, places].unsqueeze(-1)  # (N, E)
+        mixed = mixed.index_add(0, rows, outputs)
+    return mixed
+
+
+class TopKRouter(nn.Module):
+    """The k experts with the largest logits W x, and their weights (Shazeer et al. 2017, section 2.1, without noise).
+
+    With ``renormalize``, the weights are the softmax over the k logits (Jiang et al. 2024, section 2.1), which is the
+    softmax over all experts divided by the sum of the k largest probabilities. Without, they are the softmax over all
+    experts, so their sum is less than 1.
+
+    Experts are compared by logits rather than probabilities, which may underflow, and in float32 at least, because
+    many logits tie in 16 bits. Among equal logits, the choice is arbitrary.
+
+    Args:
+        hidden_size: E.
+        num_experts: X.
+        top_k: k.
+        renormalize: whether the k weights add up to 1.
+
+    Raises:
+        ValueError: k is not from 1 to X.
+    """
+
+    def __init__(self, hidden_size: int, num_experts: int, *, top_k: int, renormalize: bool = True) -> None:
+        super().__init__()
+        if not 0 < top_k <= num_experts:
+            raise ValueError(f"top_k must be from 1 to num_experts {num_experts}, got {top_k}")
+        self.top_k = top_k
+        self.renormalize = renormalize
+        self.scores = nn.Linear(hidden_size, num_experts, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(M, E) -> weights (M, k) in the dtype of ``x``, largest first, and the numbers of the experts (M, k)."""
+        logits = self.logits(x)
+        best, chosen = logits.topk(self.top_k)
+        if (record := _ROUTES.get()) is not None:
+            record.append((logits, chosen))
+        shift = best if self.renormalize else logits
+        weights = (best - shift.logsumexp(-1, keepdim=True)).exp()
+        return weights.to(x.dtype), chosen
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(M, E) -> (M, X), in float32 at least."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.linear(x.to(wide), self.scores.weight.to(wide))
+
+
+class Experts(nn.Module):
+    """X gated feed-forward networks without biases, and their weighted sum for each token.
+
+    Their matrices are stacked, in the layout of ``nn.Linear``: ``gate`` and ``up`` (X, F, E), ``down`` (X, E, F).
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, num_experts: int, *, activation: Activation = "silu"
+    ) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.up = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+        self.activation: Activation = activation
+        for stack in (self.gate, self.up, self.down):
+            nn.init.normal_(stack, std=stack.shape[-1] ** -0.5)
+
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """(M, E), weights (M, k) and numbers of experts (M, k) -> sum of weight times output, (M, E)."""
+        return mix_experts(x, weights, chosen, self.gate, self.up, self.down, self.activation)
+
+
+class MixtureOfExperts(nn.Module):
+    """Sum of the chosen experts' outputs, in place of a feed-forward network, and optionally of a shared expert's.
+
+    The shared expert is a :class:`GatedFeedForward` for all tokens, multiplied by sigmoid(w x) (Qwen Team 2024).
+
+    Args:
+        hidden_size: E.
+        intermediate_size: F.
+        num_experts: X.
+        top_k: k.
+        renormalize: whether the weights of a token's k experts add up to 1.
+        activation: the activation of the gates.
+        shared_intermediate_size: hidden width of the shared expert; 0 for none.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        num_experts: int,
+        top_k: int,
+        renormalize: bool = True,
+        activation: Activation = "silu",
+        shared_intermediate_size: int = 0,
+    ) -> None:
+        super().__init__()
+        self.router = TopKRouter(hidden_size, num_experts, top_k=top_k, renormalize=renormalize)
+        self.experts = Experts(hidden_size, intermediate_size, num_experts, activation=activation)
+        self.shared: GatedFeedForward | None = None
+        if shared_intermediate_size:
+            self.shared = GatedFeedForward(hidden_size, shared_intermediate_size, activation=activation)
+            self.shared_gate = nn.Linear(hidden_size, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        tokens = x.flatten(0, 1)  # (M, E)
+        mixed = self.experts(tokens, *self.router(tokens)).view(x.shape)
+        if self.shared is None:
+            return mixed
+        return mixed + self.shared_gate(x).sigmoid() * self.shared(x)
