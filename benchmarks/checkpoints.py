@@ -126,7 +126,13 @@ FAMILIES = {
          "eos_token_id": 2},
     ),
     "Qwen3.5": Family("Qwen3_5ForCausalLM", _HYBRID),
-    "Qwen3-Next": Family("Qwen3NextForCausalLM", {**_HYBRID, "num_experts": 0}),
+    "Qwen3-Next": Family(
+        "Qwen3NextForCausalLM",
+        {
+            **_HYBRID, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 9,
+            "shared_expert_intermediate_size": 11,
+        },
+    ),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

@@ -152,6 +152,14 @@ class Qwen3NextConfig(Config):
         )
         return (graph,)
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer has experts rather than one feed-forward network."""
+        return False
+
+    def feed_forward_cost(self, layer: int) -> Cost:
+        """Return the cost of one layer's feed-forward network."""
+        return cost.gated_feed_forward(self.hidden_size, self.intermediate_size)
+
     def cost(self) -> Cost:
         """Return the closed-form cost. The FLOPs of linear attention are those of its equation, step by step."""
         full = cost.attention(
@@ -173,12 +181,68 @@ class Qwen3NextConfig(Config):
             kernel_size=self.kernel_size,
         )
         norm = cost.rms_norm(self.hidden_size)
-        rest = 2 * norm + cost.gated_feed_forward(self.hidden_size, self.intermediate_size)
         return (
             cost.embedding(self.vocab_size, self.hidden_size)
             + self.num_full * full
             + self.num_linear * linear
-            + self.num_layers * rest
-            + norm
+            + sum(map(self.feed_forward_cost, range(self.num_layers)), start=Cost())
+            + (2 * self.num_layers + 1) * norm
             + cost.head(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3NextMoeConfig(Qwen3NextConfig):
+    """Configuration of Qwen3-Next: that of Qwen3.5, and experts. The defaults are Qwen3-Next-80B-A3B."""
+
+    vocab_size: int = 151936
+    """Size of the vocabulary."""
+    hidden_size: int = 2048
+    """Width of the residual stream."""
+    num_layers: int = 48
+    """Number of blocks."""
+    num_kv_heads: int = 2
+    """Key-value heads of a layer with full attention."""
+    intermediate_size: int = 5120
+    """Hidden width of the feed-forward network in layers without experts."""
+    expert_layers: tuple[bool, ...] = (True,)
+    """Whether each layer has experts rather than one feed-forward network. The pattern repeats over the layers."""
+    num_experts: int = 512
+    """Number of experts in a layer."""
+    experts_per_token: int = 10
+    """Number of experts that each token uses, beside the shared one."""
+    expert_intermediate_size: int = 512
+    """Hidden width of an expert."""
+    shared_intermediate_size: int = 512
+    """Hidden width of the expert that all tokens use."""
+    normalize_routing: bool = True
+    """Whether the weights of a token's experts add up to 1; otherwise they are probabilities among all experts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive(
+            "num_experts", "experts_per_token", "expert_intermediate_size", "shared_intermediate_size"
+        )
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"experts_per_token {self.experts_per_token} is above num_experts {self.num_experts}")
+        if not self.expert_layers:
+            raise ValueError("expert_layers must be one or more booleans, got ()")
+        layers = [self.has_experts(layer) for layer in range(self.num_layers)]
+        object.__setattr__(self, "expert_layers", shortest_period(layers))
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer has experts rather than one feed-forward network."""
+        return self.expert_layers[layer % len(self.expert_layers)]
+
+    def feed_forward_cost(self, layer: int) -> Cost:
+        """Return the cost of one layer's experts or feed-forward network."""
+        if not self.has_experts(layer):
+            return super().feed_forward_cost(layer)
+        experts = cost.mixture_of_experts(
+            self.hidden_size,
+            self.expert_intermediate_size,
+            num_experts=self.num_experts,
+            top_k=self.experts_per_token,
+        )
+        shared = cost.gated_feed_forward(self.hidden_size, self.shared_intermediate_size)
+        return experts + shared + cost.linear(self.hidden_size, 1, bias=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo_plugins.qwen3_next.config import Qwen3NextConfig
+from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
 
 __all__ = ["QWEN3_5", "QWEN3_NEXT"]
 
@@ -17,14 +17,6 @@ _ROTARY = 0.25
 _ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 """Known keys of ``rope_parameters``. The last two divide the frequencies among the axes of images; the positions of a
 text are equal on all axes."""
-_EXPERT_KEYS = (
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "num_experts_per_tok",
-    "norm_topk_prob",
-    "output_router_logits",
-    "router_aux_loss_coef",
-)
 
 
 def _shared_rules(c: Qwen3NextConfig) -> tuple[Rule, ...]:
@@ -85,8 +77,13 @@ def _rules_3_5(c: Qwen3NextConfig) -> Sequence[Rule]:
 
 
 def _rules_next(c: Qwen3NextConfig) -> Sequence[Rule]:
-    linear, groups = "model.layers.*.linear_attn", c.linear_num_key_heads
+    linear, groups, mlp = "model.layers.*.linear_attn", c.linear_num_key_heads, "model.layers.*.mlp"
+    parts = ("gate", "up", "down")
     own = (
+        Rule("blocks.*.mlp.router.scores", f"{mlp}.gate"),
+        *(Rule(f"blocks.*.mlp.experts.{part}", f"{mlp}.experts.#.{part}_proj.weight") for part in parts),
+        *(Rule(f"blocks.*.mlp.shared.{part}", f"{mlp}.shared_expert.{part}_proj") for part in parts),
+        Rule("blocks.*.mlp.shared_gate", f"{mlp}.shared_expert_gate"),
         Rule(_parts("query", "key", "value", "gate"), f"{linear}.in_proj_qkvz", interleaved=groups),
         Rule(_parts("rate", "step"), f"{linear}.in_proj_ba", interleaved=groups),
     )
@@ -122,24 +119,16 @@ def _read(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_next(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
-    """Refuse layers with experts."""
+    """Read the layers with experts: every ``decoder_sparse_step``-th, except those in ``mlp_only_layers``."""
     hub, where = checkpoint.config, checkpoint.config_file
     found = _read(checkpoint, values)
-    dense, period, experts = (
-        hub.get(key, default)
-        for key, default in (("mlp_only_layers", []), ("decoder_sparse_step", 1), ("num_experts", 512))
-    )
-    if not isinstance(dense or [], list) or type(period) is not int or period < 1 or type(experts) is not int:
-        what = f"got {dense!r}, {period!r}, {experts!r}"
-        raise UsageError(
-            f"mlp_only_layers, decoder_sparse_step and num_experts must be a list and two integers, {what}", where
-        )
+    period, dense = hub.get("decoder_sparse_step", 1), hub.get("mlp_only_layers") or []
+    if type(period) is not int or period < 1:
+        raise UsageError(f"decoder_sparse_step must be positive, got {period!r}", where)
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise UsageError(f"mlp_only_layers must be a list of numbers of layers, got {dense!r}", where)
     layers = range(len(found["linear_layers"]))
-    sparse = [layer for layer in layers if experts > 0 and (layer + 1) % period == 0 and layer not in (dense or [])]
-    if sparse:
-        what = f"num_experts {experts} in {len(sparse)} of {len(layers)} layers is not supported"
-        raise UsageError(what, where, "only Qwen3-Next models without experts can be imported")
-    return found
+    return {**found, "expert_layers": tuple((layer + 1) % period == 0 and layer not in dense for layer in layers)}
 
 
 def _write(c: Qwen3NextConfig) -> dict[str, Any]:
@@ -152,8 +141,9 @@ def _write(c: Qwen3NextConfig) -> dict[str, Any]:
     }
 
 
-def _write_next(c: Qwen3NextConfig) -> dict[str, Any]:
-    return {**_write(c), "num_experts": 0, "mlp_only_layers": list(range(c.num_layers)), "decoder_sparse_step": 1}
+def _write_next(c: Qwen3NextMoeConfig) -> dict[str, Any]:
+    dense = [layer for layer in range(c.num_layers) if not c.has_experts(layer)]
+    return {**_write(c), "mlp_only_layers": dense, "decoder_sparse_step": 1}
 
 
 def _fields(*, vocab: int, hidden: int, layers: int, inner: int, kv_heads: int) -> tuple[Field, ...]:
@@ -210,12 +200,21 @@ QWEN3_5 = Layout(
 
 QWEN3_NEXT = Layout(
     classes={"Qwen3NextForCausalLM": "text-generation"},
-    fields=_fields(vocab=151936, hidden=2048, layers=48, inner=5632, kv_heads=2),
+    fields=(
+        *_fields(vocab=151936, hidden=2048, layers=48, inner=5632, kv_heads=2),
+        Field("num_experts", default=512),
+        Field("num_experts_per_tok", "experts_per_token", default=10),
+        Field("moe_intermediate_size", "expert_intermediate_size", default=512),
+        Field("shared_expert_intermediate_size", "shared_intermediate_size", default=512),
+        Field("norm_topk_prob", "normalize_routing", default=True),
+    ),
     rules=_rules_next,
-    ignored_keys=(*_KEYS, *_EXPERT_KEYS, "num_experts", "mlp_only_layers", "decoder_sparse_step"),
+    ignored_keys=(
+        *_KEYS, "mlp_only_layers", "decoder_sparse_step", "output_router_logits", "router_aux_loss_coef",
+    ),
     read_extra=_read_next,
     write_extra=_write_next,
     constant={"model_type": "qwen3_next", **_NO_TOKENS},
     **_COMMON,
-)
-"""``model_type`` qwen3_next, without experts."""
+)  # fmt: skip
+"""``model_type`` qwen3_next."""

@@ -1,7 +1,8 @@
 """Qwen3-Next (Qwen Team 2025) and the text decoder of Qwen3.5: layers of linear attention, some of full attention.
 
 Linear attention is Gated DeltaNet (Yang et al. 2024). Full attention has norms on queries and keys, rotates a part of
-each head, and multiplies its heads by a gate before the output projection.
+each head, and multiplies its heads by a gate before the output projection. Qwen3-Next has experts in place of
+feed-forward networks, one of them for all tokens.
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, R rotated elements of a head,
 V vocabulary.
@@ -19,6 +20,7 @@ from zoo.nn import (
     GatedFeedForward,
     LayerCache,
     LayerStates,
+    MixtureOfExperts,
     MultiHeadAttention,
     OffsetRMSNorm,
     RotaryPositions,
@@ -28,13 +30,28 @@ from zoo.nn import (
     positions_of,
     tied_linear,
 )
-from zoo_plugins.qwen3_next.config import Qwen3NextConfig
+from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
+
+
+def _mlp(c: Qwen3NextConfig, layer: int) -> nn.Module:
+    """Build the experts or the feed-forward network of a layer."""
+    if not (isinstance(c, Qwen3NextMoeConfig) and c.has_experts(layer)):
+        return GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation)
+    return MixtureOfExperts(
+        c.hidden_size,
+        c.expert_intermediate_size,
+        num_experts=c.num_experts,
+        top_k=c.experts_per_token,
+        renormalize=c.normalize_routing,
+        activation=c.activation,
+        shared_intermediate_size=c.shared_intermediate_size,
+    )
 
 
 class FullBlock(nn.Module):
-    """Gated full attention, then gated feed-forward, each normalised before and added."""
+    """Gated full attention, then feed-forward or experts, each normalised before and added."""
 
-    def __init__(self, c: Qwen3NextConfig) -> None:
+    def __init__(self, c: Qwen3NextConfig, layer: int) -> None:
         super().__init__()
         self.norm_1 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
         self.attention = MultiHeadAttention(
@@ -48,7 +65,7 @@ class FullBlock(nn.Module):
             output_gate=True,
         )
         self.norm_2 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
-        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation)
+        self.mlp = _mlp(c, layer)
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         """(B, T, E) -> (B, T, E)."""
@@ -57,9 +74,9 @@ class FullBlock(nn.Module):
 
 
 class LinearBlock(nn.Module):
-    """Linear attention, then gated feed-forward, each normalised before and added."""
+    """Linear attention, then feed-forward or experts, each normalised before and added."""
 
-    def __init__(self, c: Qwen3NextConfig) -> None:
+    def __init__(self, c: Qwen3NextConfig, layer: int) -> None:
         super().__init__()
         self.norm_1 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
         self.attention = GatedDeltaNet(
@@ -74,7 +91,7 @@ class LinearBlock(nn.Module):
             chunk_size=max(1, min(16, c.max_seq_len // 8)),
         )
         self.norm_2 = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
-        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation)
+        self.mlp = _mlp(c, layer)
 
     def forward(self, x: Tensor, tokens: Tensor | None, states: LayerStates | None) -> Tensor:
         """(B, T, E) -> (B, T, E)."""
@@ -91,7 +108,7 @@ class Qwen3Next(nn.Module):
         self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
         self.positions = RotaryPositions(c.turned_size, c.rope_theta)
         self.blocks = nn.ModuleList(
-            LinearBlock(c) if c.is_linear(layer) else FullBlock(c) for layer in range(c.num_layers)
+            LinearBlock(c, layer) if c.is_linear(layer) else FullBlock(c, layer) for layer in range(c.num_layers)
         )
         self.norm = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
         self.head = (
