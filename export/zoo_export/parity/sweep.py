@@ -51,6 +51,8 @@ _LARGE, _FRAGMENTS = 2**26, 2**22
 it is fragmented."""
 _CANDIDATES, _CONSTANTS = 300, 12
 """Number of inputs that are tried to cover conditions, and of the graphs' constants around which they lie."""
+_ROWS = 9
+"""Batch size, above those of the grid, at which graphs are compared whose conditions are not covered."""
 
 
 class Sweep:
@@ -133,8 +135,10 @@ class Sweep:
         """
         graphs, conditions = self.subject.graphs, self.subject.conditions()
         lengths = self._lengths(conditions)
-        if not conditions or self.subject.fixed:
+        if self.subject.fixed:
             return lengths
+        if not conditions:
+            return self._many_rows(points)
         constants = sorted({number for item in conditions for number in item.constants})
         self.special = sorted({*self.special, *constants})
         coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype, self.parameters)
@@ -151,6 +155,11 @@ class Sweep:
             remedy = "try more inputs with --grid full, or remove conditions that no input meets"
             raise ParityError(failure, self.subject.stored.path, remedy)
         return [*added, *(point for point in lengths if point not in (*points, *added))]
+
+    def _many_rows(self, points: Sequence[Point]) -> list[Point]:
+        """Return a point of more rows than the grid has, for graphs whose conditions are not covered, if it is cheap."""
+        found = [replace(point, batch=_ROWS) for point in smallest_points(points)[:1]]
+        return [p for p in found if p.tokens * self.parameters <= CHEAP and fits(self.subject.graphs, p)]
 
     def _lengths(self, conditions: Sequence[Conditions]) -> list[Point]:
         """Return points of many lengths if a graph rounds numbers that it computes from sizes."""
