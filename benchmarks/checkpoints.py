@@ -113,7 +113,11 @@ FAMILIES = {
     ),
     "SmolLM3": Family("SmolLM3ForCausalLM", {**_DECODER, "no_rope_layer_interval": 2}),
     "Mixtral": Family("MixtralForCausalLM", {**_DECODER, "num_local_experts": 5, "num_experts_per_tok": 3}),
-    "OLMoE": Family("OlmoeForCausalLM", {**_DECODER, "num_experts": 7, "num_experts_per_tok": 3}),
+    "OLMoE": Family(
+        "OlmoeForCausalLM",
+        {**{key: value for key, value in _DECODER.items() if key != "head_dim"}, "num_attention_heads": 3,
+         "num_experts": 7, "num_experts_per_tok": 3},
+    ),
     "Qwen 3 MoE": Family(
         "Qwen3MoeForCausalLM",
         {**_DECODER, "moe_intermediate_size": 14, "num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [1],

@@ -13,6 +13,8 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from zoo.nn import Experts, MixtureOfExperts, TopKRouter, load_balancing_loss
+from zoo.training.adapters.low_rank import LowRankLinear
+from zoo.training.settings import LowRankSettings
 
 HIDDEN, INNER, EXPERTS = 12, 10, 7
 
@@ -123,6 +125,22 @@ def test_choice_in_half_precision_is_made_in_float32() -> None:
     router = TopKRouter(2, 2, top_k=1).bfloat16().requires_grad_(False)
     router.scores.weight.copy_(torch.tensor([[1.0, 0.0], [1.0, 2.0**-10]]))
     assert router(torch.ones(1, 2, dtype=torch.bfloat16))[1].item() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapter_of_the_router_is_computed(dtype: torch.dtype) -> None:
+    """The logits are those of the merged weight, in float32."""
+    torch.manual_seed(0)
+    router, x = TopKRouter(HIDDEN, EXPERTS, top_k=2).to(dtype), torch.randn(9, HIDDEN, dtype=dtype)
+    adapted = LowRankLinear(router.scores, LowRankSettings(rank=2)).to(dtype)
+    torch.nn.init.normal_(adapted.lora_B)
+    weight = router.scores.weight.float() + adapted.scale * adapted.lora_B.float() @ adapted.lora_A.float()
+    router.scores = adapted  # type: ignore[assignment]
+    logits = router.logits(x)
+    assert logits.dtype == torch.float32
+    assert_close(logits, x.float() @ weight.T, rtol=1e-5, atol=1e-5)
+    logits.sum().backward()
+    assert adapted.lora_A.grad is not None
 
 
 @pytest.mark.parametrize("padded", [False, True])

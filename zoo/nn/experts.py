@@ -12,6 +12,7 @@ from contextvars import ContextVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import handle_torch_function, has_torch_function
 
 from zoo.config import Activation
@@ -157,7 +158,12 @@ class TopKRouter(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """(M, E) -> (M, X), in float32 at least."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        return F.linear(x.to(wide), self.scores.weight.to(wide))
+        if x.dtype == wide:
+            found: Tensor = self.scores(x)
+        else:  # all parameters, those of an adapter too
+            widened = {name: value.to(wide) for name, value in self.scores.named_parameters()}
+            found = functional_call(self.scores, widened, x.to(wide))
+        return found
 
 
 class Experts(nn.Module):

@@ -303,6 +303,18 @@ _OTHERS: dict[str, Callable[[random.Random, int, int], dict[str, object]]] = {
         "tie_embeddings": rng.choice(("true", "false")),
         "eos_token_id": 1,
     },
+    "mixtral-tiny": lambda rng, *_: {
+        "num_kv_heads": "none",
+        "num_experts": (experts := rng.randint(2, 9)),
+        "experts_per_token": rng.randint(1, experts),
+        "expert_intermediate_size": rng.randint(3, 40),
+        "normalize_routing": rng.choice(("true", "false")),
+        "expert_layers": rng.choice(("[true]", "[false, true]")),
+        "qk_norm": rng.choice(("true", "false")),
+        "activation": rng.choice(("silu", "gelu", "relu")),
+        "tie_embeddings": rng.choice(("true", "false")),
+        "eos_token_id": 1,
+    },
     "modernbert-tiny": lambda rng, *_: {
         "task": rng.choice(("feature-extraction", "sentence-embedding", "fill-mask", "text-classification")),
         "sliding_windows": rng.choice(("[0]", "[0, 4]", "[4]")),

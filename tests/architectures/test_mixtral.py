@@ -1,0 +1,154 @@
+"""Mixtral against its equations token by token in numpy, parts of a text, padding and settings."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from zoo.nn import Cache, GatedFeedForward, MixtureOfExperts, recorded_routes
+from zoo_plugins.mixtral.config import MixtralConfig
+from zoo_plugins.mixtral.model import Mixtral
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 23, "hidden_size": 12, "num_layers": 3, "max_seq_len": 40, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 6, "intermediate_size": 10, "num_experts": 5, "experts_per_token": 2, "rope_theta": 50.0,
+}  # fmt: skip
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"normalize_routing": False, "num_experts": 7, "experts_per_token": 3, "expert_intermediate_size": 5},
+    {"expert_layers": (False, True), "experts_per_token": 1, "tie_embeddings": True},
+]
+
+
+def make(**options: Any) -> Mixtral:
+    torch.manual_seed(0)
+    model = Mixtral(MixtralConfig(**{**SIZES, **options})).double().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def ids(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(23, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def rms(x: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max())
+    return powers / powers.sum()
+
+
+def rotate(head: np.ndarray, position: int, theta: float) -> np.ndarray:
+    """Turn the pair (j, j + R / 2) of a head's R elements by the angle position / theta^(2j / R)."""
+    half = len(head) // 2
+    turned = (head[:half] + 1j * head[half:]) * np.exp(1j * position / theta ** (np.arange(half) / half))
+    return np.concatenate((turned.real, turned.imag))
+
+
+def attend(w: dict[str, np.ndarray], x: np.ndarray, c: MixtralConfig) -> np.ndarray:
+    """Attention of each token to itself and those before it, one head after another."""
+    queries, keys, values = (
+        (x @ w[f"attention.{name}.weight"].T).reshape(len(x), -1, c.head_dim) for name in ("query", "key", "value")
+    )
+    shared = queries.shape[1] // keys.shape[1]
+    out = np.zeros_like(queries)
+    for t in range(len(x)):
+        for head in range(queries.shape[1]):
+            query = rotate(queries[t, head], t, c.rope_theta)
+            past = np.stack([rotate(keys[s, head // shared], s, c.rope_theta) for s in range(t + 1)])
+            out[t, head] = softmax(past @ query / np.sqrt(len(query))) @ values[: t + 1, head // shared]
+    return out.reshape(len(x), -1) @ w["attention.output.weight"].T
+
+
+def feed_forward(w: dict[str, np.ndarray], token: np.ndarray, c: MixtralConfig) -> np.ndarray:
+    """The sum over a token's experts, or the feed-forward network of a layer without any."""
+    if "mlp.router.scores.weight" not in w:
+        inner = silu(w["mlp.gate.weight"] @ token) * (w["mlp.up.weight"] @ token)
+        return w["mlp.down.weight"] @ inner
+    logits = w["mlp.router.scores.weight"] @ token
+    chosen = np.argsort(-logits)[: c.experts_per_token]
+    shares = softmax(logits[chosen]) if c.normalize_routing else softmax(logits)[chosen]
+    gate, up, down = (w[f"mlp.experts.{name}"] for name in ("gate", "up", "down"))
+    return sum(p * (down[i] @ (silu(gate[i] @ token) * (up[i] @ token))) for p, i in zip(shares, chosen, strict=True))
+
+
+def by_hand(model: Mixtral, tokens: list[int]) -> np.ndarray:
+    c = model.config
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    x = weights["token_embedding.weight"][tokens]
+    for layer in range(c.num_layers):
+        prefix = f"blocks.{layer}."
+        w = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        x = x + attend(w, rms(x, c.norm_eps) * w["norm_1.weight"], c)
+        x = x + np.stack([feed_forward(w, token, c) for token in rms(x, c.norm_eps) * w["norm_2.weight"]])
+    head = weights["token_embedding.weight"] if c.tie_embeddings else weights["head.weight"]
+    return rms(x, c.norm_eps) * weights["norm.weight"] @ head.T
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_outputs_equal_the_equations(options: dict[str, Any]) -> None:
+    model, tokens = make(**options), ids(1, 11)
+    wanted = torch.from_numpy(by_hand(model, tokens[0].tolist()))
+    assert_close(model(tokens)[0], wanted, rtol=1e-5, atol=1e-5)  # the model's rotations are rounded to float32
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("cuts", [(1,), (3, 4, 33), tuple(range(1, 37))], ids=str)
+def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int, ...]) -> None:
+    model, tokens = make(**options), ids(2, 37)
+    cache = Cache.empty(model.config.num_layers)
+    parts = [model(tokens[:, start:stop], None, cache) for start, stop in pairwise((0, *cuts, 37))]
+    assert_close(torch.cat(parts, 1), model(tokens))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
+    """Padding is routed too, but no token reads what it computes."""
+    model, tokens, padding = make(**options), ids(1, 20), torch.zeros(1, 9, dtype=torch.long)
+    parts = [padding, tokens] if side == "left" else [tokens, padding]
+    mask = torch.cat([torch.full_like(part, part is tokens) for part in parts], 1)
+    found = model(torch.cat(parts, 1), mask)
+    assert_close(found[:, 9:] if side == "left" else found[:, :20], model(tokens))
+
+
+def test_the_pattern_of_layers_repeats() -> None:
+    model = make(num_layers=5, expert_layers=(False, False, True))
+    kinds = [type(block.mlp) for block in model.blocks]
+    assert kinds == [GatedFeedForward, GatedFeedForward, MixtureOfExperts, GatedFeedForward, GatedFeedForward]
+    with recorded_routes() as routes:
+        model(ids(2, 7))
+    assert [tuple(part.shape) for part in routes[0]] == [(14, 5), (14, 2)]
+    assert len(routes) == 1
+    same = MixtralConfig(num_layers=4, expert_layers=(False, True, False, True))
+    assert same.expert_layers == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"experts_per_token": 6}, "experts_per_token 6 is above num_experts 5"),
+        ({"num_experts": 0}, "num_experts"),
+        ({"expert_intermediate_size": -1}, "expert_intermediate_size"),
+        ({"mlp_bias": True}, "mlp_bias True is not supported: experts have no biases"),
+        ({"router_aux_loss": -0.1}, "router_aux_loss must not be negative, got -0.1"),
+        ({"expert_layers": ()}, r"expert_layers must be one or more booleans, got \(\)"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MixtralConfig(**{**SIZES, **options})
