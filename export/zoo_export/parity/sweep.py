@@ -157,7 +157,7 @@ class Sweep:
         return [*added, *(point for point in lengths if point not in (*points, *added))]
 
     def _many_rows(self, points: Sequence[Point]) -> list[Point]:
-        """Return a point of more rows than the grid has, for graphs whose conditions are not covered, if it is cheap."""
+        """Return a point of more rows than the grid has, for graphs whose conditions are not covered."""
         found = [replace(point, batch=_ROWS) for point in smallest_points(points)[:1]]
         return [p for p in found if p.tokens * self.parameters <= CHEAP and fits(self.subject.graphs, p)]
 
