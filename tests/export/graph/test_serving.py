@@ -160,6 +160,16 @@ def test_refused_models(zoo: Zoo) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("mixtral-tiny", "Unique of blocks.0.mlp.experts"), ("qwen3-next-tiny", "Scan of blocks.0.attention")],
+)
+def test_refused_modules(zoo: Zoo, name: str, reason: str) -> None:
+    said = zoo("export", name, "--onnx", "--profile", "serving", "--graph-only")
+    said.failed(2, f"graph 'model' cannot be exported for serving: {reason} has a size that is not fixed")
+
+
 @pytest.mark.parametrize(
     ("fix", "words"),
     [
