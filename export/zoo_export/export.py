@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zoo_runtime.providers import Provider
 
 from zoo_export.trace.cache import repeat_if_stale
-from zoo_export.trace.make import PORTABLE, Options, link_graphs, make_graphs, planned_layout
+from zoo_export.trace.make import Options, link_graphs, make_graphs, planned_layout
 
 __all__ = [
     "Request",
@@ -60,7 +60,7 @@ class Request(Options):
     @property
     def compared_on(self) -> Provider:
         """The execution provider that the graphs are verified on."""
-        return self.provider if self.profile == PORTABLE else self.profile
+        return self.profile if self.profile == "cpu" or self.profile == "cuda" else self.provider
 
 
 def export_model(

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from zoo.artifact import ADAPTERS, ATTENTIONS, LOOP, PRECISIONS, PROFILES, Export, ModelDirectory
+from zoo.artifact import ADAPTERS, ATTENTIONS, LOOP, PRECISIONS, PROFILES, SERVING, Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
 from zoo.probe.inputs import make_feeds
@@ -112,7 +112,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     The graphs are the exported ones or, if there is no export, newly traced ones. Raises the errors of
     :func:`verify_model`, except :class:`ParityError`.
     """
-    if variant in (LOOP, ADAPTERS, *PRECISIONS):
+    if variant in (LOOP, ADAPTERS, SERVING, *PRECISIONS):
         what = f"the variant {variant} cannot be compared by modules"
         raise UsageError(what, argument("variant"), "compare the plain export")
     stored = ModelDirectory.open(directory)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zoo.tokenizers.chat import ChatTemplate
     from zoo.tokenizers.tokenizer import Tokenizer
     from zoo_runtime.onnx_runtime import ort
+    from zoo_runtime.serving.rows import Rows
     from zoo_runtime.stepper import Stepper
 
 __all__ = [
@@ -125,6 +126,20 @@ class Context(Protocol):
     @property
     def chat(self) -> ChatTemplate | None:
         """The template of chats, if inputs are chats."""
+        ...
+
+    @property
+    def input_limits(self) -> Mapping[str, int]:
+        """Sizes of an export for serving that limit the tokens of an input, by dimension; empty for other exports."""
+        ...
+
+    @property
+    def free_rows(self) -> list[Rows]:
+        """Buffers of an export for serving that are not in use."""
+        ...
+
+    def open_rows(self) -> Rows:
+        """Allocate the buffers of an export for serving."""
         ...
 
     @property
@@ -377,7 +392,12 @@ class TextRunner(Runner[Tokens]):
 
     def _check(self, item: Tokens) -> None:
         """Raise :class:`ArtifactError` unless the model can read an item."""
-        self.inputs.check(item.ids, item.types, f"input {item.number}", is_text=item.encoding is not None)
+        where, limits = f"input {item.number}", self.session.input_limits
+        self.inputs.check(item.ids, item.types, where, is_text=item.encoding is not None)
+        for name, limit in limits.items():
+            if len(item.ids) > limit:
+                what = f"{len(item.ids)} tokens do not fit into buffers for {limit}"
+                raise ArtifactError(what, where, f"export with a larger --fix {name}=N")
 
 
 def chosen_adapters(session: Context, items: Sequence[Any]) -> Arrays:

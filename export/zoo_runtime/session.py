@@ -25,7 +25,9 @@ from zoo.artifact import (
     ATTENTIONS,
     LOOP,
     PRECISIONS,
+    PREFILL,
     PROFILES,
+    SERVING,
     TOKENIZER,
     Export,
     ModelDirectory,
@@ -51,6 +53,10 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
 from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
 from zoo_runtime.runner import Answer, Pair, Runner
+from zoo_runtime.serving.capture import open_for_capture
+from zoo_runtime.serving.executor import ServingExecutor
+from zoo_runtime.serving.names import CAPACITY
+from zoo_runtime.serving.rows import Rows, sizes_of_session
 from zoo_runtime.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -181,6 +187,7 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
             ADAPTERS,
             ATTENTIONS,
             *PROFILES,
+            SERVING,
             *PRECISIONS,
             *(export.variant for export in find_exports(stored)),
         }
@@ -250,6 +257,8 @@ class Session:
         self._tokenizer_file = tokenizer
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._drafts: dict[Path, Session] = {}
+        self.free_rows: list[Rows] = []
+        """Buffers of an export for serving that are not in use."""
         self._warnings: set[str] = set()
         self._opening = threading.Lock()
         self._closed = False
@@ -302,6 +311,15 @@ class Session:
     def option(self, name: str) -> Any:
         """Return a field of the configuration, or None if the architecture has no such field."""
         return getattr(self.config, name, None)
+
+    @cached_property
+    def input_limits(self) -> Mapping[str, int]:
+        """Sizes of an export for serving that limit the tokens of an input, by dimension; empty for other exports."""
+        if self.export.variant != SERVING:
+            return {}
+        graph, sizes = self.graphs[0], sizes_of_session(self.sessions[PREFILL])
+        names = {CAPACITY} if graph.growing_pairs() else {str(tensor.dims[1]) for tensor in graph.input_tensors()}
+        return {name: sizes[name] for name in sorted(names - {"sequence"}) if name in sizes}
 
     def warn(self, what: str) -> None:
         """Issue a warning once per session."""
@@ -472,7 +490,10 @@ class Session:
         if graph.pasts and graph.past_tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
-        outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
+        if self.export.variant == SERVING:
+            outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
+        else:
+            outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
         return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
 
     def stepper(
@@ -490,6 +511,19 @@ class Session:
             UsageError: the decoder has no past or no logits, or an input is missing or unsupported.
         """
         return open_stepper(self, feeds, rows)
+
+    def open_rows(self) -> Rows:
+        """Allocate the buffers of an export for serving, for texts that join, grow and leave at any step.
+
+        They belong to the caller, and are independent of those of other calls.
+
+        Raises :class:`UsageError` for other exports.
+        """
+        if self.export.variant != SERVING:
+            what = f"the variant {self.export.variant or 'that is open'} has no rows of its own"
+            raise UsageError(what, self.path, f"open the variant {SERVING}")
+        graph = self.graphs[-1]
+        return Rows(self.sessions[graph.name], self.sessions[PREFILL], graph, self.dtype)
 
     def draft(self, directory: str | os.PathLike[str]) -> Session:
         """Open another exported model, which drafts tokens for this one. It closes with this session."""
@@ -592,20 +626,28 @@ class Session:
             raise UsageError("the session is closed", self.path, "open another")
 
     def _open(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
-        return open_session(
-            self.path / self.export.graph_files[graph],
-            provider=self.provider,
-            threads=self.threads,
-            memory=self.memory,
-            provider_options=self.provider_options,
-            placements=placements or self.provider == "cuda",
-        )
+        path = self.path / self.export.graph_files[graph]
+
+        def open_with(options: Mapping[str, str]) -> ort.InferenceSession:
+            return open_session(
+                path,
+                provider=self.provider,
+                threads=self.threads,
+                memory=self.memory,
+                provider_options=options,
+                placements=placements or self.provider == "cuda",
+            )
+
+        decodes = self.export.variant == SERVING and graph in (self.graphs[-1].name, PREFILL)
+        if decodes and self.provider == "cuda":
+            return open_for_capture(open_with, self.provider_options, path)
+        return open_with(self.provider_options)
 
     def close(self) -> None:
         """Release threads and memory. A closed session cannot run."""
         with self._opening:
             self._closed = True
-            self._sessions = {}
+            self._sessions, self.free_rows = {}, []
             for draft in self._drafts.values():
                 draft.close()
 
@@ -622,8 +664,9 @@ class Session:
 
         Destroying a session here would wait forever for these threads, so a leaked reference keeps it alive.
         """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._sessions))
-        self._sessions = {}
+        for kept in (self._sessions, self.free_rows):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        self._sessions, self.free_rows = {}, []
         self._opening = threading.Lock()
 
 

@@ -24,7 +24,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "commands": 3,
         "datasets": 3,
         "exporters": 7,
-        "exports": 11,
+        "exports": 16,
         "objectives": 3,
         "presets": 5,
         "resolution": 7,

@@ -25,9 +25,9 @@ from zoo_runtime.generation.ties import is_settled
 NEW = 24
 PASTS = [
     ("gpt-tiny", ""), ("gpt-tiny", "cpu"), ("mamba2-tiny", ""), ("llama-tiny", "cpu"), ("t5-tiny", ""),
-    ("transformer-tiny", "cpu"),
+    ("transformer-tiny", "cpu"), ("gpt-tiny", "serving"), ("mamba2-tiny", "serving"), ("t5-tiny", "serving"),
 ]  # fmt: skip
-"""Presets and profiles: keys and values, in place, states, and after an encoder."""
+"""Presets and profiles: keys and values, in place, states, after an encoder, and in rows of fixed sizes."""
 CHOICES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": 7},

@@ -29,6 +29,9 @@ PASTS = {
     "states, profile cpu": ("mamba2-tiny", "cpu"),
     "encoder-decoder": ("t5-tiny", ""),
     "encoder-decoder, in place": ("transformer-tiny", "cpu"),
+    "rows of their own": ("gpt-tiny", "serving"),
+    "rows of their own, states": ("mamba2-tiny", "serving"),
+    "rows of their own, encoder-decoder": ("t5-tiny", "serving"),
 }
 CASES = [pytest.param(*case, id=name) for name, case in PASTS.items()]
 

@@ -19,8 +19,10 @@ from zoo.artifact.layout import (
     HALVES,
     LOOP,
     PRECISIONS,
+    PREFILL,
     PROFILES,
     SCHEMA,
+    SERVING,
     export_file,
     is_reserved,
     write_json,
@@ -145,10 +147,11 @@ class Export(Record):
 
     @property
     def graph_files(self) -> dict[str, str]:
-        """The ONNX file of each declared graph, in the order in which the graphs run."""
+        """The ONNX file of each declared graph, in the order in which the graphs run, then those of further ones."""
         if self.variant == LOOP:
             return {LOOP: f"{LOOP}.onnx"}
-        return {graph.name: export_file(graph.name, self.variant, "onnx") for graph in self.stored.spec.graphs}
+        names = [graph.name for graph in self.stored.spec.graphs] + ([PREFILL] if self.variant == SERVING else [])
+        return {name: export_file(name, self.variant, "onnx") for name in names}
 
     @property
     def dtype(self) -> str:
@@ -170,7 +173,7 @@ class Export(Record):
         if self.variant in PRECISIONS:
             return f"zoo quantize {self.stored.path} --dtype {self.variant}"
         options = {LOOP: "--generate", ATTENTIONS: "--attentions", ADAPTERS: "--adapter DIR"} | {
-            name: f"--profile {name}" for name in PROFILES
+            name: f"--profile {name}" for name in (*PROFILES, SERVING)
         }
         return f"zoo export {self.stored.path} --onnx {options.get(self.variant, '')}".rstrip()
 

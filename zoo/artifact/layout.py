@@ -23,11 +23,13 @@ __all__ = [
     "LOOP",
     "MANIFEST",
     "PRECISIONS",
+    "PREFILL",
     "PREFIXES",
     "PROFILES",
     "PROMPTS",
     "SCHEMA",
     "SENTENCES",
+    "SERVING",
     "TARGET_TOKENIZER",
     "TOKENIZER",
     "TOKENIZER_CONFIG",
@@ -79,6 +81,10 @@ ADAPTERS = "adapters"
 """The variant whose graphs contain low-rank adapters and choose one for each row."""
 PROFILES = ("cpu", "cuda")
 """The variants optimised for one execution provider."""
+SERVING = "serving"
+"""The variant with fixed sizes, in which every row has a past of its own."""
+PREFILL = "prefill"
+"""The graph of that variant that reads several tokens of a row; the declared one reads one token."""
 HALVES = ("float16", "bfloat16")
 """The variants in a half-precision dtype, named after it."""
 PRECISIONS = (*HALVES, "int8", "int4")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from zoo.artifact import ADAPTERS, LOOP, PROFILES, Export, ModelDirectory, check_model_target
+from zoo.artifact import ADAPTERS, LOOP, PROFILES, SERVING, Export, ModelDirectory, check_model_target
 from zoo.artifact.provenance import base_name
 from zoo.cli.model_argument import find_preset
 from zoo.cli.options import Command, force_option, json_option, option, quiet_option
@@ -49,9 +49,10 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
 )
 @option(
     "--profile",
-    type=click.Choice(["portable", *PROFILES]),
+    type=click.Choice(["portable", *PROFILES, SERVING]),
     section=_GRAPHS,
-    help="'cpu' and 'cuda' update caches in place and are verified on that provider.  [default: portable]",
+    help="'cpu' and 'cuda' update caches in place and are verified on that provider; 'serving' has fixed sizes, and "
+    "rows with pasts of their own.  [default: portable]",
 )
 @option("--attentions", is_flag=True, section=_GRAPHS, help="Write graphs that also return attention weights.")
 @option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo import plugins
-from zoo.artifact import LOOP, Record, abridged, coverage_summary, export_file
+from zoo.artifact import LOOP, PREFILL, SERVING, Record, abridged, coverage_summary, export_file
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
 
@@ -45,6 +45,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         for level, errors in levels.items()
     ]
     worst = max(outputs, key=lambda item: item["max_abs_error"] / item["limit"] if item["limit"] else 0.0)
+    names = [*report.evidence["graphs"], *([PREFILL] if variant == SERVING else [])]
     return {
         "verified": report.passed,
         "provider": report.evidence["provider"],
@@ -53,7 +54,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         "unseen": [line for part in report.evidence["grid"].get("coverage", {}).values() for line in part["unseen"]],
         "magnitudes": report.evidence["grid"].get("magnitudes", []),
         "not_perturbed": report.evidence.get("not_perturbed", []),
-        "files": [export_file(name, variant, "onnx") for name in report.evidence["graphs"]],
+        "files": [export_file(name, variant, "onnx") for name in names],
         "outputs": len(outputs),
         "worst": worst,
     }

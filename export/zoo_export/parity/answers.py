@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from zoo import plugins
-from zoo.artifact import Export
+from zoo.artifact import SERVING, Export
 from zoo.contract import Graph, Task
 from zoo.errors import UsageError, ZooError
 from zoo.plugins import Plugin
@@ -30,6 +30,7 @@ from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.formula import Choice, Formula, Numbers, Same
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.runner import Answer, Runner
+from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.session import Session
 
 __all__ = ["Answers", "compare_answers"]
@@ -90,7 +91,8 @@ class _Opened(Session):
 
     def __init__(self, subject: Subject, executor: Executor) -> None:
         self._executor, self._graphs = executor, subject.graphs
-        super().__init__(subject.stored, Export(subject.stored), "cpu", None, "fast", {}, None)
+        variant = SERVING if isinstance(executor, ServingExecutor) else ""
+        super().__init__(subject.stored, Export(subject.stored, variant), "cpu", None, "fast", {}, None)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -102,7 +104,8 @@ class _Opened(Session):
 
     @property
     def sessions(self) -> dict[str, ort.InferenceSession]:
-        return dict(self._executor.sessions) if isinstance(self._executor, OnnxExecutor) else _NoSessions()
+        executor = self._executor
+        return dict(executor.sessions) if isinstance(executor, OnnxExecutor | ServingExecutor) else _NoSessions()
 
     def execute(self, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
         outputs = _execute(self._executor, graph, feeds)

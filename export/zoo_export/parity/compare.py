@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.report import Report
+from zoo_export.parity.serving import ServingSubject, is_serving
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_runtime.providers import Provider, check_dtype
@@ -55,7 +56,10 @@ def compare(
     check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored, declared)
     release_memory()  # of laws and traces
-    sweep = Sweep(OnnxSubject(stored, graphs, provider, declared), longest)
+    subject = _subject(stored, graphs, provider, declared)
+    if longest is None and isinstance(subject, ServingSubject):
+        longest = subject.capacity
+    sweep = Sweep(subject, longest)
     check_fixed(sweep.subject.models.yardstick.model, stored, graphs)
     report = judge(sweep, full_grid=full_grid, progress=progress)
     points = sweep.points
@@ -63,6 +67,17 @@ def compare(
     if report.passed and stored.dtype in HALVES:
         _compare_in_float32(report, points, stored, graphs, provider, declared)
     return report
+
+
+def _subject(
+    stored: ModelDirectory,
+    files: Mapping[str, bytes],
+    provider: Provider,
+    declared: Sequence[Graph] | None,
+    **options: Any,
+) -> OnnxSubject:
+    kind = ServingSubject if is_serving(files) else OnnxSubject
+    return kind(stored, files, provider, declared, **options)
 
 
 def check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> None:
@@ -103,7 +118,8 @@ def _compare_in_float32(
         rng = np.random.default_rng(SEED)
         moved = [{name: widen(graph, rng)[0] for name, graph in graphs.items()} for _ in range(_MOVED)]
     files = {name: data for name, (data, _) in wide.items()}
-    sweep = Sweep(OnnxSubject(stored, files, provider, declared, in_float32=True, moved=moved))
+    subject = _subject(stored, files, provider, declared, in_float32=True, moved=moved)
+    sweep = Sweep(subject, subject.capacity if isinstance(subject, ServingSubject) else None)
     sweep.perturb(points)
     report.failures += sweep.failures()
     report.evidence |= {

@@ -29,6 +29,7 @@ from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement
 from zoo_runtime.providers import Memory, Provider, open_session
+from zoo_runtime.serving.executor import ServingExecutor
 
 __all__ = ["FAINT", "LEVELS", "PERTURBED", "PERTURBED_LABELS", "REFERENCE", "OnnxSubject", "Subject", "Weights",
            "onnx_facts", "open_perturbed"]  # fmt: skip
@@ -92,6 +93,10 @@ class Subject(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Evidence about the subject as a whole."""
+
+    def compares(self, point: Point) -> bool:
+        """Return whether the graphs are defined at a point of the grid."""
+        return True
 
     def conditions(self) -> Sequence[Conditions]:
         """Return the conditions of the graphs whose outcomes the compared points should cover."""
@@ -213,31 +218,31 @@ class OnnxSubject(Subject):
 
     def _open(
         self, files: Mapping[str, bytes], optimize: bool, memory: Memory = "mapped", *, share: bool = False
-    ) -> OnnxExecutor:
+    ) -> Executor:
         """Open sessions for all graphs on the current weights of the models.
 
         With ``share``, optimised sessions, too, have the memory of the stored weights in common with the models.
         """
         try:
             sessions = {
-                graph.name: open_session(
-                    files[graph.name],
+                name: open_session(
+                    file,
                     weights=self._scratch.name if self._scratch is not None else self.stored.path,
                     provider=self.provider,
                     optimize=optimize,
                     placements=True,
                     memory=memory,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
-                    replace=self._replaced(files[graph.name]),
-                    shared=self._shared(files[graph.name], optimize and not share),
+                    replace=self._replaced(file),
+                    shared=self._shared(file, optimize and not share),
                 )
-                for graph in self.graphs
+                for name, file in files.items()
             }
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
         return self._executor(sessions)
 
-    def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> OnnxExecutor:
+    def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> Executor:
         return OnnxExecutor(sessions, self.models.yardstick.dtype, lean=True)
 
     def _replaced(self, file: bytes) -> dict[str, np.ndarray[Any, Any]] | None:
@@ -295,5 +300,5 @@ def open_perturbed(models: Models) -> Iterator[tuple[str, Weights]]:
 
 def onnx_facts(graph: Graph, runtime: Executor, file: bytes) -> dict[str, Any]:
     """Return the placement of a graph's nodes by provider, and why it has no functions."""
-    assert isinstance(runtime, OnnxExecutor)
+    assert isinstance(runtime, OnnxExecutor | ServingExecutor)
     return {"placement": dict(placement(runtime.sessions[graph.name])), **without_functions(file)}

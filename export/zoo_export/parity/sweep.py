@@ -107,7 +107,7 @@ class Sweep:
         grid, self.left_out = make_grid(
             graphs, self.longest, self.parameters, whole=full_grid, fixed=self.subject.fixed
         )
-        points = [point for point in grid if fits(graphs, point)]
+        points = [point for point in grid if fits(graphs, point) and self.subject.compares(point)]
         self.left_out += len(grid) - len(points)
         self.added = self.cover(points, full_grid)
         points += self.added

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
-from zoo.artifact import ATTENTIONS, PROFILES, ModelDirectory, declared_graphs
+from zoo.artifact import ATTENTIONS, PREFILL, PROFILES, SERVING, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
 from zoo.contract import Graph, Size, rows_of, sizes_of
@@ -16,6 +16,7 @@ from zoo.registry import ModelSpec
 from zoo_export.graph.file import link
 from zoo_export.trace import cache
 from zoo_export.trace import key as traces
+from zoo_export.trace.sizes import serving_sizes
 
 __all__ = ["OPSETS", "PORTABLE", "TRACED", "Options", "link_graphs", "make_graphs", "planned_layout", "unlinked_graphs"]
 
@@ -24,6 +25,7 @@ OPSETS = tuple(range(18, 25))
 TRACED = 23
 """The oldest opset that is traced, and the default. Graphs of older ones are translated from it."""
 PORTABLE: Literal["portable"] = "portable"
+_NAMES = (PORTABLE, *PROFILES, SERVING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,28 +33,29 @@ class Options(Settings):
     """How graphs are written."""
 
     opset: int | None = None
-    """Opset version, from 18: 23 by default; the profiles ``cpu`` and ``cuda`` require 24."""
+    """Opset version, from 18: 23 by default; other profiles than ``portable`` require 24."""
     functions: bool = True
     """Whether repeated modules become ONNX functions, in portable graphs from opset 23 on."""
     attentions: bool = False
     """Whether the graphs also return attention weights."""
     fix: tuple[str, ...] = ()
-    """Free dimensions to give a fixed size, as ``batch=1``. Such graphs are compared and run at this size only."""
-    profile: Literal["portable", "cpu", "cuda"] = PORTABLE
-    """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider."""
+    """Free dimensions to give a fixed size, as ``batch=1``. Such graphs are compared and run at this size only. In the
+    profile ``serving``, all are fixed, by default as :func:`zoo_export.trace.sizes.serving_sizes` says."""
+    profile: Literal["portable", "cpu", "cuda", "serving"] = PORTABLE
+    """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider; ``serving`` has fixed
+    sizes, and rows with pasts of their own (:mod:`zoo_export.graph.serving`)."""
 
     def __post_init__(self) -> None:
         if self.attentions and self.profile != PORTABLE:
             raise UsageError("only portable graphs return attention weights", argument("profile", self.profile))
-        if self.profile not in (PORTABLE, *PROFILES):
-            raise UsageError(
-                f"no profile {self.profile!r}", argument("profile"), nearest(self.profile, (PORTABLE, *PROFILES))
-            )
+        if self.profile not in _NAMES:
+            raise UsageError(f"no profile {self.profile!r}", argument("profile"), nearest(self.profile, _NAMES))
         for name, size in self.fixed.items():
             if size < 1:
                 raise UsageError(f"the size of {name} must be positive, got {size}", argument("fix"))
-        if self.fix and self.profile != PORTABLE:
-            raise UsageError("only portable graphs have fixed dimensions", argument("profile", self.profile))
+        if self.fix and self.profile in PROFILES:
+            what = "graphs of this profile cannot have fixed dimensions"
+            raise UsageError(what, argument("profile", self.profile), f"choose {PORTABLE} or {SERVING}")
         if self.opset is not None and self.opset not in self._known_opsets:
             what = f"opset {self.opset} is not supported" + (f" in the profile {self.variant}" if self.variant else "")
             raise UsageError(what, argument("opset"), f"choose one of {', '.join(map(str, self._known_opsets))}")
@@ -112,8 +115,31 @@ def link_graphs(
 def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
     """Create all declared graphs by name, from the cache or by tracing, without links to weights."""
     graphs = declared_graphs(spec, options.variant)
+    if options.profile == SERVING:
+        return _serving_graphs(spec, graphs, dtype, options, cached)
     _check_fixed(spec, options.fixed)
     return {graph.name: _unlinked(spec, graph, dtype, options, cached) for graph in graphs}
+
+
+def _serving_graphs(
+    spec: ModelSpec, graphs: Sequence[Graph], dtype: str, options: Options, cached: bool
+) -> dict[str, bytes]:
+    """Create the graphs of the profile ``serving``: the declared ones, for one token of a row, and ``prefill``."""
+    sizes = serving_sizes(spec, options.fixed)
+    wanted = {graph.name: (graph, sizes | {"sequence": 1}) for graph in graphs}
+    wanted[PREFILL] = next(graph for graph in graphs if graph.pasts), sizes
+    made = {}
+    for name, (graph, fixed) in wanted.items():
+        key = traces.key(spec, name, dtype, options.facts() | {"sizes": fixed})
+        data = cache.read(key) if cached else None
+        if data is None:
+            from zoo_export.graph.serving import serve
+
+            plain = Options(opset=options.operators, functions=False)
+            data = serve(_unlinked(spec, graph, dtype, plain, cached), graph, fixed)
+            cache.write(key, data)
+        made[name] = data
+    return made
 
 
 def _check_fixed(spec: ModelSpec, sizes: Mapping[str, int]) -> None:

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from zoo.artifact import PREFILL, SERVING
 from zoo.errors import UsageError
 from zoo_runtime.generation.decoder import Decoder
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Context
+from zoo_runtime.serving.decoder import RowDecoder
+from zoo_runtime.serving.rows import fit, sizes_of_session
 from zoo_runtime.stepper import Array, Stepper
-from zoo_runtime.values import to_value
+from zoo_runtime.values import run_session, to_value
 
-__all__ = ["open_stepper"]
+__all__ = ["open_stepper", "serving_sizes"]
 
 
 def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None = None) -> Stepper:
@@ -27,12 +30,45 @@ def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None 
     for name, array in feeds.items():
         if len(array) != rows:
             raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
+    positions = session.option("max_seq_len")
+    if sizes := serving_sizes(session):
+        return _open_rows(session, _encode(session, feeds, sizes), rows, positions)
     known = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
     for encoder in encoders:
         if not {tensor.name for tensor in encoder.output_tensors()} <= known.keys():
             known |= _run(session.sessions[encoder.name], encoder.name, known)
     opened = session.sessions[graph.name]
-    return Decoder(opened, graph, known, rows, session.dtype, positions=session.option("max_seq_len"))
+    return Decoder(opened, graph, known, rows, session.dtype, positions=positions)
+
+
+def serving_sizes(session: Context) -> Mapping[str, int]:
+    """Return the sizes of an export's dimensions, by name; empty unless it is of the variant ``serving``."""
+    return sizes_of_session(session.sessions[PREFILL]) if session.export.variant == SERVING else {}
+
+
+def _open_rows(session: Context, known: Mapping[str, Array], count: int, positions: int | None) -> Stepper:
+    """Open a stepper on buffers that no other uses."""
+    try:
+        rows = session.free_rows.pop()
+    except IndexError:
+        rows = session.open_rows()
+    constants = {name: known[name] for name in rows.constants if name in known}
+    return RowDecoder(rows, session.free_rows, count, constants, positions)
+
+
+def _encode(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Run the graphs before the decoder at their fixed sizes; return the inputs and outputs by name."""
+    known = dict(feeds)
+    for graph in session.graphs[:-1]:
+        names = [tensor.name for tensor in graph.output_tensors()]
+        if set(names) <= known.keys():
+            continue
+        for tensor in graph.input_tensors():
+            if tensor.name not in known:
+                raise UsageError(f"missing input {tensor.name}", f"graph {graph.name}")
+        inputs = {tensor.name: fit(tensor, known[tensor.name], sizes) for tensor in graph.input_tensors()}
+        known |= inputs | dict(zip(names, run_session(session.sessions[graph.name], names, inputs), strict=True))
+    return known
 
 
 def _run(session: ort.InferenceSession, name: str, known: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:

@@ -16,6 +16,7 @@ from zoo_runtime.generation.beams import Beam, search_beams
 from zoo_runtime.generation.bias import make_bias
 from zoo_runtime.generation.choices import Choices, Continuation, Ranked
 from zoo_runtime.generation.memory import beam_bytes, require_beam_memory
+from zoo_runtime.generation.opening import serving_sizes
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 from zoo_runtime.generation.search import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
@@ -23,6 +24,7 @@ from zoo_runtime.generation.speculation import Counts
 from zoo_runtime.generation.text import GrowingText, described, printable
 from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens
+from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.stepper import Array, Stepper
 from zoo_runtime.tasks.drafting import Drafting
 from zoo_runtime.tasks.sources import Languages, TranslateOptions, task_prefix
@@ -79,6 +81,8 @@ class _Generate(TextRunner):
         bias = make_bias(chosen.logit_bias, session.tokenizer, vocabulary_of(session))
         self.choose = Choices(chosen, self.ends, bias)
         self.in_one_graph = session.export.variant == LOOP
+        self.sizes = serving_sizes(session)
+        """The fixed sizes of an export for serving; empty for others."""
         plain = Generation(max_new_tokens=chosen.max_new_tokens).to_dict()
         if self.in_one_graph and any(getattr(chosen, name) != value for name, value in plain.items()):
             raise UsageError(
@@ -95,16 +99,19 @@ class _Generate(TextRunner):
         if self.drafting is not None:
             results = [result | {"speculation": asdict(Counts())} for result in results]
         places = [place for place, item in enumerate(items) if self.room(item) > 0]
-        fitting = [items[place] for place in places]
-        if not fitting:
-            return results
         generate = self._search if self.chosen.num_beams > 1 else self._continue
         if self.drafting is not None:
             generate = self._speculate
         if self.in_one_graph:
             generate = self._run_loop
-        for place, result in zip(places, generate(fitting), strict=True):
-            results[place] = result
+        size = self.sizes.get("batch", len(items)) // (self.chosen.num_beams if self.sizes else 1)
+        if not size:
+            what = f"the export has {self.sizes['batch']} rows for {self.chosen.num_beams} beams"
+            raise UsageError(what, self.session.path, "export with a larger --fix batch=N")
+        for start in range(0, len(places), size):
+            some = places[start : start + size]
+            for place, result in zip(some, generate([items[place] for place in some]), strict=True):
+                results[place] = result
         return results
 
     def _continue(self, items: Sequence[Tokens]) -> list[Any]:
@@ -179,9 +186,14 @@ class _Generate(TextRunner):
 
     def room(self, item: Tokens) -> int:
         """Maximum number of tokens that can follow an input."""
-        bounds = [bound for bound in (self.session.option("max_seq_len"), self.chosen.max_length) if bound is not None]
+        limits = self.session.option("max_seq_len"), self.chosen.max_length, self._capacity()
+        bounds = [bound for bound in limits if bound is not None]
         room: int = min(bounds) - len(self.prompt(item)) if bounds else self.chosen.max_new_tokens
         return room
+
+    def _capacity(self) -> int | None:
+        """Return the number of tokens in the caches of an export for serving; None for others."""
+        return self.sizes.get(CAPACITY) if self.session.graphs[-1].growing_pairs() else None
 
     @abstractmethod
     def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:

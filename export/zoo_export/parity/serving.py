@@ -1,0 +1,54 @@
+"""Comparison of graphs of the profile ``serving`` with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zoo.artifact import PREFILL
+from zoo.probe.inputs import Feeds, Point
+from zoo.probe.pipeline import Executor
+from zoo_export.coverage.outcomes import Conditions
+from zoo_export.graph.serving import graph_sizes
+from zoo_export.parity.modules import ModuleError
+from zoo_export.parity.subject import OnnxSubject
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.serving.executor import ServingExecutor
+from zoo_runtime.serving.names import CAPACITY
+
+__all__ = ["ServingSubject", "is_serving"]
+
+
+def is_serving(files: Mapping[str, bytes]) -> bool:
+    """Return whether serialised graphs, by name, are those of the profile ``serving``."""
+    return PREFILL in files and bool(graph_sizes(files[PREFILL]))
+
+
+class ServingSubject(OnnxSubject):
+    """The graphs of the profile ``serving``, compared on rows of different lengths.
+
+    Every point of the grid runs through :class:`ServingExecutor`: each row's tokens, without its padding, lie in a row
+    of the buffers, whose unused slots hold large numbers; rows that a batch does not need take no part.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens that a row has room for."""
+        return graph_sizes(self.files[PREFILL])[CAPACITY]
+
+    def compares(self, point: Point) -> bool:
+        """A row without its padding equals one with it only if the model reads padding on that side."""
+        masks = [tensor for graph in self.graphs if graph.pasts for tensor in graph.input_tensors() if tensor.is_mask]
+        return all(point.padding in ("none", "empty row", mask.padding) or mask.padding == "both" for mask in masks)
+
+    def conditions(self) -> Sequence[Conditions]:
+        return ()
+
+    def module_errors(self, level: str, name: str, feeds: Feeds, point: Point) -> list[ModuleError]:
+        return []  # modules of packed rows have no counterpart in the model
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "sizes": graph_sizes(self.files[PREFILL])}
+
+    def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> Executor:
+        return ServingExecutor(sessions, self.models.yardstick.dtype)

@@ -1,0 +1,187 @@
+"""The stepping interface on the profile ``serving``: the rows of a batch, each at its own length.
+
+B rows, T new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from zoo.errors import UsageError
+from zoo_runtime.serving.rows import Array, Rows, RowState
+
+__all__ = ["RowDecoder"]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The past of a :class:`RowDecoder` at some length."""
+
+    read: Array
+    states: Sequence[RowState]
+
+
+class RowDecoder:
+    """Decoder of one batch, a :class:`zoo_runtime.Stepper`.
+
+    A row's padding is not stored, and takes none of its room. A row without room for its new tokens takes no part in a
+    step, and its logits are NaN.
+
+    Args:
+        rows: the buffers, borrowed until the decoder is closed or no longer used.
+        free: where to return them.
+        count: B.
+        constants: the inputs that stay the same at every step, by name, (B, ...).
+        positions: maximum length of a row, if the model declares one.
+
+    Raises:
+        UsageError: the export has fewer rows, or an input is missing.
+        ArtifactError: an input is longer than its buffer.
+    """
+
+    def __init__(
+        self, rows: Rows, free: list[Rows], count: int, constants: Mapping[str, Array], positions: int | None = None
+    ) -> None:
+        self._rows, self._release = rows, weakref.finalize(self, free.append, rows)
+        self._check_count(count)
+        limits = [limit for limit in (positions, rows.capacity) if limit is not None]
+        self.positions = min(limits, default=None)
+        """Maximum length of a row, or None."""
+        self._places = list(range(count))
+        """The row of the buffers of each row of the batch."""
+        self._read = np.zeros((count, 0), bool)
+        """Which positions of each row hold tokens, (B, length)."""
+        for row, place in enumerate(self._places):
+            rows.start(place, {name: array[row] for name, array in constants.items()})
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self._places)
+
+    @property
+    def length(self) -> int:
+        """Number of positions that were read, including padding."""
+        return self._read.shape[1]
+
+    @property
+    def room(self) -> int | None:
+        """Number of tokens that still fit into the emptiest row; None without a limit."""
+        return None if self.positions is None else self.positions - int(self._rows.lengths[self._places].min())
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether the past consists of keys and values only."""
+        return self._rows.partial
+
+    def step(self, tokens: Array, mask: Array | None = None, *, every: bool = False) -> Array:
+        """Read tokens, (B, T); return the logits of each row's last token, (B, V), or of all, (B, T, V), in float32.
+
+        Logits of padding are NaN. See :meth:`zoo_runtime.Stepper.step`.
+
+        Raises:
+            UsageError: the tokens have the wrong shape, fit into no row, or the decoder is closed.
+            ArtifactError: a token is not in the vocabulary.
+        """
+        self._check_open()
+        self._check(tokens, mask)
+        seen = np.ones(tokens.shape, bool) if mask is None else mask != 0
+        counts = seen.sum(1)
+        if self.positions is not None:
+            left = self.positions - self._rows.lengths[self._places]
+            if (counts > left).all():
+                what = f"{counts.min()} tokens do not fit in the {left.max()} positions left of {self.positions}"
+                raise UsageError(what, self._where)
+            seen = seen & (counts <= left)[:, None]
+        new = {place: row[places] for place, row, places in zip(self._places, tokens, seen, strict=True)}
+        for place, some in new.items():
+            if (error := self._rows.refuse(place, some)) is not None:
+                raise error
+        found = self._rows.extend(new, every=every)
+        self._read = np.concatenate((self._read, seen), 1)
+        shape = tokens.shape if every else tokens.shape[:1]
+        logits = np.full((*shape, self._rows.vocabulary), np.nan, np.float32)
+        for row, place in enumerate(self._places):
+            if (result := found.get(place)) is not None:
+                assert isinstance(result, np.ndarray)  # errors have been raised
+                logits[row, seen[row] if every else ...] = result if every else result[-1]
+        return logits
+
+    def take(self, rows: Array) -> None:
+        """Continue with the given rows, in the given order. Rows may repeat.
+
+        Raises :class:`UsageError` if the export has fewer rows.
+        """
+        self._check_open()
+        self._check_count(len(rows))
+        sources = [self._places[row] for row in rows]
+        free = [place for place in range(self._rows.count) if place not in sources]
+        self._places = []
+        for source in sources:
+            place = source
+            if source in self._places:
+                place = free.pop(0)
+                self._rows.copy(source, place)
+            self._places.append(place)
+        self._read = self._read[rows]
+
+    def roll_back(self, count: int) -> None:
+        """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
+        self._check_open()
+        if not 0 <= count <= self.length:
+            raise UsageError(f"cannot roll back {count} of {self.length} positions", self._where)
+        if count and not self.can_roll_back:
+            what = "the past holds states, which cannot be rolled back"
+            raise UsageError(what, self._where, "save the past before, and restore it")
+        kept = self.length - count
+        for place, forgotten in zip(self._places, self._read[:, kept:].sum(1).tolist(), strict=True):
+            self._rows.shorten(place, forgotten)
+        self._read = self._read[:, :kept]
+
+    def save(self) -> _Saved:
+        """Return a copy of the past."""
+        self._check_open()
+        return _Saved(self._read, [self._rows.save(place) for place in self._places])
+
+    def restore(self, saved: _Saved) -> None:
+        """Return to a saved past and its rows."""
+        self._check_open()
+        self._read, self._places = saved.read, list(range(len(saved.states)))
+        for place, state in zip(self._places, saved.states, strict=True):
+            self._rows.restore(place, state)
+
+    def close(self) -> None:
+        """Return the buffers."""
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _where(self) -> str:
+        return f"graph {self._rows.graph.name}"
+
+    def _check_open(self) -> None:
+        if not self._release.alive:
+            raise UsageError("the stepper is closed", self._where, "open another")
+
+    def _check_count(self, count: int) -> None:
+        if count > self._rows.count:
+            remedy = "give fewer inputs or beams, or export with a larger --fix batch=N"
+            raise UsageError(f"the export has {self._rows.count} rows, not {count}", self._where, remedy)
+
+    def _check(self, tokens: Array, mask: Array | None) -> None:
+        """Raise :class:`UsageError` for tokens or a mask of a wrong shape."""
+        if tokens.ndim != 2 or len(tokens) != self.rows or not tokens.shape[1]:
+            what = f"{self._rows.ids_name} must be token ids (rows, tokens) of {self.rows} rows, got {tokens.shape}"
+            raise UsageError(what, self._where)
+        if mask is not None and mask.shape != tokens.shape:
+            raise UsageError(f"the mask must be {tokens.shape} like the tokens, got {mask.shape}", self._where)

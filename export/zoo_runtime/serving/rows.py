@@ -1,0 +1,340 @@
+"""Rows of text on the graphs of the profile ``serving``, each with a past of its own, in buffers of fixed size.
+
+B rows, T new tokens of a row in one call, C capacity, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zoo.contract import Graph, TensorSpec, dim_size
+from zoo.errors import ArtifactError, UsageError
+from zoo.probe.pipeline import token_input
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.providers import device_of
+from zoo_runtime.serving.capture import run_options
+from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES_KEY
+from zoo_runtime.values import to_array, to_value
+
+__all__ = ["Array", "RowState", "Rows", "fit", "sizes_of_session"]
+
+Array = np.ndarray[Any, Any]
+
+
+def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
+    """Return the sizes of the dimensions of a serving graph, by name."""
+    text = session.get_modelmeta().custom_metadata_map.get(SIZES_KEY)
+    if text is None:
+        raise UsageError("the graph is not exported for serving", None, "zoo export --onnx --profile serving")
+    sizes: dict[str, int] = json.loads(text)
+    return sizes
+
+
+def fit(tensor: TensorSpec, array: Array, sizes: Mapping[str, int]) -> Array:
+    """Pad an array at the end of each dimension, with zeros, to the shape of a graph's input.
+
+    Raises:
+        ArtifactError: it is longer than the input.
+    """
+    shape = tensor.shape(sizes)
+    for dim, size, limit in zip(tensor.dims, array.shape, shape, strict=True):
+        if size > limit:
+            what = f"{tensor.name} has {size} entries along {dim}, but the export has room for {limit}"
+            raise ArtifactError(what, None, f"export with --fix {dim}={size}")
+    return np.pad(array, [(0, limit - size) for size, limit in zip(array.shape, shape, strict=True)])
+
+
+@dataclass(frozen=True)
+class RowState:
+    """A copy of one row of :class:`Rows`."""
+
+    length: int
+    broken: bool
+    contents: Sequence[Array]
+    """Of its past, and of its other inputs."""
+
+
+class Rows:
+    """B independent rows, each at a length of its own, which grow in any order.
+
+    The caches, the inputs and the outputs are allocated once and bound to both graphs, so that a provider can capture
+    them. A row's results depend neither on other rows nor on what its unused slots contain, if that is finite.
+
+    Args:
+        step: a session on the graph for one token of each row.
+        prefill: a session on the graph for up to T tokens of each row.
+        graph: the declaration of the decoder.
+        dtype: dtype of floating-point values.
+    """
+
+    def __init__(
+        self, step: ort.InferenceSession, prefill: ort.InferenceSession, graph: Graph, dtype: np.dtype[Any]
+    ) -> None:
+        self.graph, self.device = graph, device_of(step)
+        sizes = sizes_of_session(prefill)
+        self.sizes = {**sizes, str(graph.past_length): sizes[CAPACITY]}
+        self.count = sizes["batch"]
+        """B."""
+        self.capacity = sizes[CAPACITY] if graph.growing_pairs() else None
+        """Tokens that a row has room for; None if its past has a fixed size."""
+        self.partial = len(graph.growing_pairs()) == len(graph.past_pairs())
+        """Whether a call may add fewer tokens to a row than the graph reads. States would read the padding."""
+        logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
+        self.vocabulary = dim_size(logits.dims[-1], {})
+        """V."""
+        self.lengths = np.zeros(self.count, np.int64)
+        """Number of tokens that each row has read."""
+        self._broken = np.zeros(self.count, bool)
+        """Rows whose caches may contain numbers that are not finite."""
+        ids = token_input(graph)
+        assert ids is not None
+        self.ids_name = ids
+        """The input for tokens."""
+        self._specs = {tensor.name: tensor for tensor in graph.input_tensors()}
+        pasts, inputs = {tensor.name for tensor in graph.past_tensors()}, {item.name for item in step.get_inputs()}
+
+        def buffer(tensor: TensorSpec) -> Buffer:
+            kind = np.dtype(np.int64) if tensor.dtype == "int64" else dtype
+            return Buffer(tensor.name, tensor.shape(self.sizes), kind, self.device)
+
+        self._pasts = {tensor.name: buffer(tensor) for tensor in graph.past_tensors()}
+        self.constants = {
+            name: buffer(tensor) for name, tensor in self._specs.items() if name in inputs - pasts and name != ids
+        }
+        """Inputs that stay the same while a row grows, such as the keys and values of its source."""
+        shared = {**self._pasts, **self.constants}
+        self._step = _Call(step, graph, ids, 1, self.count, shared, dtype, self.device)
+        self._prefill = _Call(prefill, graph, ids, sizes["sequence"], self.count, shared, dtype, self.device)
+
+    # Rows.
+
+    def start(self, row: int, constants: Mapping[str, Array] | None = None) -> None:
+        """Start a new text in a row.
+
+        Args:
+            row: its number, from 0.
+            constants: the row's part of the other inputs, by name, without the batch dimension.
+
+        Raises:
+            ArtifactError: a constant is longer than its buffer. The row and all others stay as they are.
+            UsageError: a constant is missing or unknown, or there is no row of that number.
+        """
+        self._check_row(row)
+        given = dict(constants or {})
+        if given.keys() != self.constants.keys():
+            names = ", ".join(sorted(given.keys() ^ self.constants.keys()))
+            raise UsageError(f"row {row} needs the inputs {', '.join(sorted(self.constants)) or 'of no name'}", names)
+        one = {**self.sizes, "batch": 1}
+        fitted = {name: fit(self._specs[name], array[None], one)[0] for name, array in given.items()}
+        for name, array in fitted.items():
+            self.constants[name].write(row, array)
+        if self._broken[row]:
+            for buffer in self._pasts.values():
+                buffer.write(row, np.zeros(buffer.shape[1:], buffer.dtype))
+        self.lengths[row], self._broken[row] = 0, False
+
+    def copy(self, source: int, target: int) -> None:
+        """Replace a row by a copy of another.
+
+        Raises :class:`UsageError` if there is no row of that number.
+        """
+        self._check_row(source)
+        self._check_row(target)
+        for buffer in (*self._pasts.values(), *self.constants.values()):
+            buffer.copy(source, target)
+        self.lengths[target], self._broken[target] = self.lengths[source], self._broken[source]
+
+    def shorten(self, row: int, count: int) -> None:
+        """Forget the last tokens of a row, whose past consists of keys and values."""
+        self.lengths[row] -= count
+        if self._broken[row]:  # unused slots must be finite
+            for past, _ in self.graph.growing_pairs():
+                buffer = self._pasts[past.name]
+                content = buffer.read()[row].copy()
+                content[:, self.lengths[row] :] = 0
+                buffer.write(row, content)
+
+    def save(self, row: int) -> RowState:
+        """Return a copy of a row."""
+        buffers = (*self._pasts.values(), *self.constants.values())
+        contents = [buffer.read()[row].copy() for buffer in buffers]
+        return RowState(int(self.lengths[row]), bool(self._broken[row]), contents)
+
+    def restore(self, row: int, state: RowState) -> None:
+        """Replace a row by a saved one, which may have been another."""
+        for buffer, content in zip((*self._pasts.values(), *self.constants.values()), state.contents, strict=True):
+            buffer.write(row, content)
+        self.lengths[row], self._broken[row] = state.length, state.broken
+
+    def room(self, row: int) -> int | None:
+        """Return how many more tokens fit into a row; None if any number does."""
+        return None if self.capacity is None else self.capacity - int(self.lengths[row])
+
+    def past(self, name: str) -> Buffer:
+        """Return the buffer of a tensor of the past."""
+        return self._pasts[name]
+
+    def extend(
+        self, new: Mapping[int, Sequence[int] | Array], *, every: bool = True
+    ) -> dict[int, Array | ArtifactError]:
+        """Read new tokens of some rows.
+
+        Args:
+            new: the tokens of each row, by the row's number. Rows without tokens are left out of the results.
+            every: return the logits after each token, instead of the last one alone.
+
+        Returns:
+            For each row, the logits, (T or 1, V), or an error: it has not enough room, or a token is not in the
+            vocabulary, and it stays as it was. Other rows are not affected.
+
+        Raises:
+            UsageError: there is no row of that number.
+        """
+        results: dict[int, Array | ArtifactError] = {}
+        waiting: dict[int, Array] = {}
+        for row, given in new.items():
+            self._check_row(row)
+            tokens = np.asarray(given, np.int64)
+            error = self.refuse(row, tokens)
+            if error is not None:
+                results[row] = error
+            elif len(tokens):
+                waiting[row] = tokens
+        parts: dict[int, list[Array]] = {row: [] for row in waiting}
+        while waiting:
+            call, counts = self._plan(waiting)
+            logits = call(self.lengths, {row: waiting[row][:count] for row, count in counts.items()})
+            for row, count in counts.items():
+                self._broken[row] |= not np.isfinite(logits[row, :count].astype(np.float32)).all()
+                if not every:
+                    parts[row].clear()
+                parts[row].append(logits[row, 0 if every else count - 1 : count].copy())
+                self.lengths[row] += count
+                waiting[row] = waiting[row][count:]
+            waiting = {row: tokens for row, tokens in waiting.items() if len(tokens)}
+        return results | {row: np.concatenate(arrays) for row, arrays in parts.items()}
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.count:
+            raise UsageError(f"there is no row {row}: the export has {self.count}", None, "count rows from 0")
+
+    def refuse(self, row: int, tokens: Array) -> ArtifactError | None:
+        """Return why new tokens of a row cannot be read, or None."""
+        room, upper = self.room(row), self._specs[self.ids_name].upper
+        if room is not None and len(tokens) > room:
+            what = f"{len(tokens)} new tokens do not fit: the caches hold {self.lengths[row]} of {self.capacity}"
+            return ArtifactError(what, f"row {row}", f"export with a larger --fix {CAPACITY}=N")
+        wrong = tokens[(tokens < 0) | (tokens >= upper)] if upper is not None else tokens[:0]
+        if len(wrong):
+            return ArtifactError(f"token {wrong[0]} is not in the vocabulary of {upper}", f"row {row}")
+        return None
+
+    def _plan(self, waiting: Mapping[int, Array]) -> tuple[_Call, dict[int, int]]:
+        """Choose the next call, and the number of tokens that each row reads in it."""
+        size = self._prefill.size
+        least = 1 if self.partial else size
+        counts = {
+            row: min(len(tokens), size)
+            for row, tokens in waiting.items()
+            if len(tokens) >= least and (self.capacity is None or self.lengths[row] + size <= self.capacity)
+        }
+        if max(counts.values(), default=0) > 1:
+            return self._prefill, counts
+        return self._step, dict.fromkeys(waiting, 1)
+
+
+class Buffer:
+    """One tensor of fixed size, whose first dimension are the rows.
+
+    On the CPU, ``array`` shares its memory with the value; on a device it is None.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype[Any], device: str) -> None:
+        self.name, self.shape, self.dtype = name, tuple(shape), dtype
+        zeros = np.zeros(self.shape, dtype)
+        self.value = to_value(zeros, device)
+        self.array = zeros if device == "cpu" else None
+
+    def read(self) -> Array:
+        """Return the content: a view on the CPU."""
+        return to_array(self.value) if self.array is None else self.array
+
+    def replace(self, array: Array) -> None:
+        """Replace the whole content."""
+        if self.array is None:
+            self.value.update_inplace(np.ascontiguousarray(array, self.dtype))
+        else:
+            self.array[...] = array
+
+    def write(self, row: int, array: Array) -> None:
+        """Replace the content of a row.
+
+        Raises :class:`ArtifactError` for an array of another shape.
+        """
+        if np.shape(array) != self.shape[1:]:
+            raise ArtifactError(f"{self.name} of row {row} has shape {np.shape(array)}, not {self.shape[1:]}")
+        content = self.read()
+        content[row] = array
+        if self.array is None:
+            self.replace(content)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one row to another."""
+        self.write(target, self.read()[source])
+
+
+class _Call:
+    """A graph with all its inputs and outputs bound to fixed buffers."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        graph: Graph,
+        ids: str,
+        size: int,
+        rows: int,
+        shared: Mapping[str, Buffer],
+        dtype: np.dtype[Any],
+        device: str,
+    ) -> None:
+        self.session, self.size, self.rows = session, size, rows
+        known = {item.name: item for item in session.get_inputs()}
+        for name in (ids, *shared):
+            wanted = [rows, size] if name == ids else list(shared[name].shape)
+            if name in known and list(known[name].shape) != wanted:
+                what = f"{name} has the shape {tuple(known[name].shape)}, not {tuple(wanted)}"
+                raise ArtifactError(what, f"graph {graph.name}", "export again")
+        logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
+        self.binding = session.io_binding()
+        whole = np.dtype(np.int64)
+        self.ids = Buffer(ids, (rows, size), whole, device)
+        self.past, self.new = (Buffer(name, (rows,), whole, device) for name in (PAST_LENGTHS, NEW_LENGTHS))
+        self.logits = Buffer("logits", (rows, size, dim_size(logits.dims[-1], {})), dtype, device)
+        inputs = {ids: self.ids, PAST_LENGTHS: self.past, NEW_LENGTHS: self.new, **shared}
+        for name, buffer in inputs.items():
+            if name in known:
+                self.binding.bind_ortvalue_input(name, buffer.value)
+        self.binding.bind_ortvalue_output("logits", self.logits.value)
+        for past, present in graph.past_pairs():  # read before they are written, so that one buffer serves as both
+            self.binding.bind_ortvalue_output(present.name, shared[past.name].value)
+        extra = {item.name for item in session.get_outputs()} - {"logits", *(t.name for t in graph.present_tensors())}
+        for name in extra:
+            self.binding.bind_output(name, device)
+        self.options = run_options(device)
+        if device == "cuda":  # a first call, which may run twice while it is recorded, leaves the states as they are
+            self(np.zeros(rows, np.int64), {})
+
+    def __call__(self, lengths: Array, tokens: Mapping[int, Array]) -> Array:
+        """Run the graph; return the logits, (B, T, V), which the next call overwrites."""
+        ids, new = np.zeros((self.rows, self.size), np.int64), np.zeros(self.rows, np.int64)
+        for row, some in tokens.items():
+            ids[row, : len(some)], new[row] = some, len(some)
+        for buffer, array in ((self.ids, ids), (self.past, lengths), (self.new, new)):
+            buffer.replace(array)
+        self.session.run_with_iobinding(self.binding, self.options)
+        return self.logits.read()
