@@ -146,6 +146,14 @@ FAMILIES = {
     "Marian": Family(
         "MarianMTModel", {**_SEQ2SEQ, "activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": 2}
     ),
+    "Whisper": Family(
+        "WhisperForConditionalGeneration",
+        {"vocab_size": 61, "num_mel_bins": 20, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3,
+         "encoder_attention_heads": 4, "decoder_attention_heads": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 36,
+         "max_source_positions": 25, "max_target_positions": 32, "activation_function": "relu", "bos_token_id": 49,
+         "eos_token_id": 49, "pad_token_id": 49, "decoder_start_token_id": 50, "suppress_tokens": None,
+         "begin_suppress_tokens": None},
+    ),
     "ViT": Family("ViTForImageClassification", _VISION),
     "DINOv2": Family("Dinov2ForImageClassification", {**_DINO, "use_swiglu_ffn": True}),
     "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),

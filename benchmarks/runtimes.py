@@ -71,7 +71,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", metavar="PRESET", nargs="*", help="presets; by default every small one")
-    names = parser.parse_args().names or registry().names("*-tiny")
+    tiny = [name for name in registry().names("*-tiny") if registry().resolve(name).source is None]  # none published
+    names = parser.parse_args().names or tiny
     torch.set_num_threads(1)
     runtimes = [f"{runtime}, opset {opset}" for opset in OPSETS for runtime in get_args(Runtime)]
     print(f"| | {' | '.join(runtimes)} |\n| --- |{' ---: |' * len(runtimes)}")

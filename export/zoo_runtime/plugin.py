@@ -68,6 +68,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             serves=(*encoders, *pairs),
             formula=f"{formulas}:embedding",
         ),
+        zoo.Task(name="speech-recognition", run=f"{home}.speech:SpeechRecognition", formula=f"{formulas}:transcript"),
         zoo.Task(
             name="text-classification", run=f"{home}.classification:TextClassification", formula=f"{formulas}:classes"
         ),
@@ -97,7 +98,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
 
 @zoo.hookimpl
 def zoo_commands() -> Sequence[zoo.Command]:
-    run = "Run an exported model on text, token ids, images or vectors."
+    run = "Run an exported model on text, token ids, images, sound or vectors."
     search = "Find the rows of a file of vectors that are most similar to a text."
     doctor = "Show versions, execution providers and plugins."
     return [

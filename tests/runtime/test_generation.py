@@ -223,6 +223,7 @@ RULES: dict[str, dict[str, Any]] = {
     "runs of 1": {"no_repeat_ngram_size": 1},
     "runs of 2": {"no_repeat_ngram_size": 2},
     "suppressed": {"suppress_tokens": ()},
+    "suppressed at first": {"begin_suppress_tokens": ()},
     "first": {"forced_bos_token_id": 65},
     "last": {"forced_eos_token_id": 66},
     "repetition": {"repetition_penalty": 1.4},
@@ -250,6 +251,8 @@ def test_forbidden_and_forced_tokens_equal_transformers(
     ends, options = frequent(free, 1), RULES[pair[0]] | RULES[pair[1]]
     if "suppress_tokens" in options:
         options["suppress_tokens"] = frequent(free, 8)[1:]
+    if "begin_suppress_tokens" in options:
+        options["begin_suppress_tokens"] = sorted({ids[0] for ids in free})
     plain = [result["generated_ids"] for result in session.run(REPETITIVE, stop_token_ids=ends, **common)]
     found = [result["generated_ids"] for result in session.run(REPETITIVE, stop_token_ids=ends, **common, **options)]
     chosen = options | ({"num_beams": beams} if beams > 1 else {})

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-_CHOSEN_TOKENS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
+_CHOSEN_TOKENS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
 _IMAGES = ("image_mean", "image_std")
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Filters of Pillow, by number."""

@@ -19,6 +19,7 @@ from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.init import initialize, tied_linear
 from zoo.nn.linformer import LinformerAttention
+from zoo.nn.log_mel import LogMel
 from zoo.nn.longformer import LongformerAttention
 from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
@@ -73,6 +74,7 @@ __all__ = [
     "LayerStates",
     "LinformerAttention",
     "LocalAttention",
+    "LogMel",
     "LongformerAttention",
     "MixtureOfExperts",
     "MultiHeadAttention",

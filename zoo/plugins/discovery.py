@@ -57,6 +57,7 @@ BUILT_IN = {
     "training": "zoo.training.plugin",
     "transformer": "zoo_plugins.transformer",
     "vit": "zoo_plugins.vit",
+    "whisper": "zoo_plugins.whisper",
 }
 DISTRIBUTION = "attention-zoo"
 

@@ -262,7 +262,8 @@ def make_feeds(
             if name not in {*rows, "sequence", *lengths}:
                 allowed = declared.get(name, Size())
                 largest = allowed.max if total == max_length else None
-                others.setdefault(name, largest or allowed.min + (other - 1 + len(others)) % max(max_length, other))
+                steps = (other - 1 + len(others)) % max(max_length, other)
+                others.setdefault(name, largest or allowed.min + allowed.multiple_of * steps)
         sizes = {**others, **rows, "sequence": total, **dict.fromkeys(lengths, 0)}
         sizes = {**fit_sizes(graphs, sizes), **fixed}
         for tensor in graph.input_tensors():

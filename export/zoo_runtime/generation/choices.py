@@ -124,7 +124,7 @@ class Continuation:
 
 _PENALTIES = (
     "min_new_tokens", "min_length", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens",
-    "forced_bos_token_id", "forced_eos_token_id",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
 )  # fmt: skip
 """Options that change logits before a token is chosen."""
 
@@ -190,6 +190,8 @@ class Choices:
         if count < options.min_new_tokens or len(text) < options.min_length:
             logits[self.held] = -np.inf
         logits[list(options.suppress_tokens)] = -np.inf
+        if count == int(options.forced_bos_token_id is not None and len(text) - count == 1):
+            logits[list(options.begin_suppress_tokens)] = -np.inf
         forced = options.forced_eos_token_id if count == limit - 1 else None
         if forced is None and self.forces_first(text):
             forced = options.forced_bos_token_id

@@ -42,6 +42,8 @@ class Generation(Settings):
     """Forbid repeating n-grams of this size (Paulus et al. 2018). 0 allows repetition."""
     suppress_tokens: tuple[int, ...] = ()
     """Tokens that are never chosen, unless forced."""
+    begin_suppress_tokens: tuple[int, ...] = ()
+    """Tokens that are not chosen as the first new token, or as the one after ``forced_bos_token_id``."""
     forced_bos_token_id: int | None = None
     """Token forced at the second position, if the text so far has one token: the first token of a target."""
     forced_eos_token_id: int | None = None

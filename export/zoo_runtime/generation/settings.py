@@ -17,8 +17,8 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _FOREIGN_SAMPLING = {"epsilon_cutoff", "eta_cutoff", "top_h", "typical_p"}
 _SHARED = (
     "max_new_tokens", "min_new_tokens", "min_length", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens",
-    "forced_bos_token_id", "forced_eos_token_id", "num_beams", "length_penalty", "early_stopping",
-    "renormalize_logits",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "num_beams", "length_penalty",
+    "early_stopping", "renormalize_logits",
 )  # fmt: skip
 """Keys with the same name and meaning in :class:`Generation`."""
 

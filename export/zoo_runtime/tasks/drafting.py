@@ -26,7 +26,7 @@ class GenerationTask(Protocol):
 
     def __init__(self, session: Context, chosen: Generation) -> None: ...
 
-    def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]: ...
+    def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]: ...
 
     def prompt(self, item: Tokens) -> list[int]: ...
 
@@ -48,11 +48,14 @@ class Drafting:
             plain = replace(task.chosen, draft=None, json_schema=None, regex=None, grammar=None)  # rows have matchers
             self.drafter = type(task)(session, plain)
 
-    def steps(self, item: Tokens, row: Continuation, counts: Counts) -> Iterator[Continuation]:
-        """Generate one text; yield it after each of its tokens."""
+    def open(self, item: Tokens) -> tuple[Tokens, Reader]:
+        """Read the prompt of one text; return the item, which may have become another, and the reader."""
+        return self._open(self.task, item)
+
+    def steps(self, item: Tokens, reader: Reader, row: Continuation, counts: Counts) -> Iterator[Continuation]:
+        """Generate the text of an opened item; yield it after each of its tokens."""
         export = self.task.session.export
         tolerance = TOLERANCES.get(export.variant, TOLERANCES[export.dtype])
-        reader = self._reader(self.task, item)
         with reader.stepper:
             yield from speculate(reader, row, self.task.choose, self._drafts(item), tolerance, counts)
 
@@ -63,11 +66,11 @@ class Drafting:
         if drafter.room(item) < 1 or drafter.prompt(item) != self.task.prompt(item):  # nothing that it could continue
             return lambda row: ()
         common = min(vocabulary_of(drafter.session), vocabulary_of(self.task.session))
-        return ModelDrafts(self._reader(drafter, item), drafter.choose, self.count, common)
+        return ModelDrafts(self._open(drafter, item)[1], drafter.choose, self.count, common)
 
-    def _reader(self, task: GenerationTask, item: Tokens) -> Reader:
-        stepper, ids, mask = task.start([item])
-        return Reader(stepper, task.prompt(item), ids, mask, self.count)
+    def _open(self, task: GenerationTask, item: Tokens) -> tuple[Tokens, Reader]:
+        (item,), stepper, ids, mask = task.start([item])
+        return item, Reader(stepper, task.prompt(item), ids, mask, self.count)
 
 
 def _require_same_tokens(draft: Context, session: Context) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "score",
     "spans",
     "token_classes",
+    "transcript",
     "vector_features",
     "zero_shot",
     "zero_shot_images",
@@ -265,10 +266,33 @@ def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     if len(runner.session.graphs) == 1:
         feeds = runner.feed([Tokens(item.number, whole)])
     else:
-        ids_name, mask_name = decoder_inputs(runner.session.graphs[-1])
-        feeds = {**runner.feed([item]), ids_name: np.array([whole])}
-        feeds |= {mask_name: np.ones((1, len(whole)), np.int64)} if mask_name else {}
-    expected: Expected = {"generated_ids": Choice(ids, model(feeds)["logits"][0, len(prompt) - 1 :])} if ids else {}
+        feeds = _with_target(runner, item, whole)
+    return _continued(runner, prompt, model(feeds)["logits"][0], result)
+
+
+def transcript(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The language, the likeliest tokens, and their text."""
+    speech, expected = runner.speech, Expected()
+    if speech.detects:
+        codes, tokens = zip(*speech.languages.items(), strict=True)
+        first = model(_with_target(runner, item, [speech.start]))["logits"][0, 0]
+        expected["language"] = Choice(codes.index(result["language"]), first[list(tokens)])
+    prompt = speech.tokens(result["language"] if speech.detects else None)
+    feeds = _with_target(runner, item, [*prompt, *result["generated_ids"][:-1]])
+    return expected | _continued(runner, prompt, model(feeds)["logits"][0], result)
+
+
+def _with_target(runner: Any, item: Any, ids: list[int]) -> dict[str, Array]:
+    """Return the inputs of an encoder and of a decoder that reads these tokens."""
+    ids_name, mask_name = decoder_inputs(runner.session.graphs[-1])
+    feeds = {**runner.feed([item]), ids_name: np.array([ids])}
+    return feeds | ({mask_name: np.ones((1, len(ids)), np.int64)} if mask_name else {})
+
+
+def _continued(runner: Any, prompt: list[int], logits: Array, result: Result) -> Expected:
+    """The tokens after a prompt, given the logits (T, V) of prompt and tokens, and their text."""
+    ids = result["generated_ids"]
+    expected: Expected = {"generated_ids": Choice(ids, logits[len(prompt) - 1 :])} if ids else {}
     tokenizer = runner.session.tokenizer
     if tokenizer is not None:
         shown = ids[:-1] if result["finish_reason"] == "end" else ids

@@ -33,10 +33,10 @@ from zoo_runtime.tasks.vocabulary import check_tokens, end_tokens, vocabulary_of
 if TYPE_CHECKING:
     from zoo_runtime.generation.constraints import Constraint
 
-__all__ = ["Continue", "Translate"]
+__all__ = ["Continue", "Generate", "Translate"]
 
 
-class _Generate(TextRunner):
+class Generate(TextRunner):
     """Generates ``generated``, a text, and ``generated_ids``, with the options of :class:`Generation`.
 
     ``finish_reason`` is ``end`` for an end token, ``stop`` for a stop string or token, ``complete`` if the constraint
@@ -51,6 +51,8 @@ class _Generate(TextRunner):
     sample_options: Mapping[str, Any] = {"max_new_tokens": 8}
     causal = True
     """Whether the generated text continues the input."""
+    handled_keys: frozenset[str] = frozenset()
+    """Keys of generation_config.json that the task itself reads."""
 
     @classmethod
     def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -59,6 +61,7 @@ class _Generate(TextRunner):
         path = session.path / GENERATION
         try:
             stored, lost = read_generation_config(path, causal=cls.causal, ends=end_tokens(session))
+            lost -= cls.handled_keys
             check_tokens(stored, session, path)
         except UsageError as error:
             raise ArtifactError(str(error)) from error
@@ -115,9 +118,10 @@ class _Generate(TextRunner):
         return results
 
     def _continue(self, items: Sequence[Tokens]) -> list[Any]:
+        items, stepper, ids, mask = self.start(items)
         texts = [self._text(item) if self.chosen.stop else None for item in items]
         rows = [self._row(item, text) for item, text in zip(items, texts, strict=True)]
-        for _ in continue_rows(*self.start(items), rows, self.choose):
+        for _ in continue_rows(stepper, ids, mask, rows, self.choose):
             pass
         return [
             row.error or self._result(item, row.ids, row.finish, text, row.ranks)
@@ -127,24 +131,26 @@ class _Generate(TextRunner):
     def _speculate(self, items: Sequence[Tokens]) -> list[Any]:
         """Generate the texts one by one, since each accepts another number of drafts."""
         results: list[Any] = []
-        for item in items:
+        assert self.drafting is not None
+        for given in items:
+            item, reader = self.drafting.open(given)
             text = self._text(item) if self.chosen.stop else None
             row, counts = self._row(item, text), Counts()
-            assert self.drafting is not None
-            for _ in self.drafting.steps(item, row, counts):
+            for _ in self.drafting.steps(item, reader, row, counts):
                 pass
             result = self._result(item, row.ids, row.finish, text, row.ranks)
             results.append(row.error or result | {"speculation": asdict(counts)})
         return results
 
     def _search(self, items: Sequence[Tokens]) -> list[Any]:
+        items, stepper, ids, mask = self.start(items)
         rows = [self._row(item) for item in items]
         graph = self.session.graphs[-1]
         if device_of(self.session.sessions[graph.name]) == "cpu":
             longest = max(len(row.text) + row.limit for row in rows)
             size = beam_bytes(graph, self.session.dtype, longest, vocabulary_of(self.session))
             require_beam_memory(len(rows), self.chosen.num_beams, size)
-        found = dict(search_beams(*self.start(items), rows, self.choose))
+        found = dict(search_beams(stepper, ids, mask, rows, self.choose))
         results: list[Any] = []
         for item, row in zip(items, rows, strict=True):
             texts = []
@@ -167,12 +173,16 @@ class _Generate(TextRunner):
         return self._pieces(item) if self.room(item) > 0 else iter(())
 
     def _pieces(self, item: Tokens) -> Iterator[str]:
-        text = self._text(item)
-        row = self._row(item, text)
         if self.drafting is not None:
-            steps = self.drafting.steps(item, row, Counts())
+            item, reader = self.drafting.open(item)
+            text = self._text(item)
+            row = self._row(item, text)
+            steps = self.drafting.steps(item, reader, row, Counts())
         else:
-            steps = continue_rows(*self.start([item]), [row], self.choose)
+            (item,), stepper, ids, mask = self.start([item])
+            text = self._text(item)
+            row = self._row(item, text)
+            steps = continue_rows(stepper, ids, mask, [row], self.choose)
         for _ in steps:
             yield text.new()
         if row.error is not None:
@@ -196,8 +206,11 @@ class _Generate(TextRunner):
         return self.sizes.get(CAPACITY) if self.session.graphs[-1].growing_pairs() else None
 
     @abstractmethod
-    def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:
-        """Open the decoder; return it with the ids and the mask of its first call."""
+    def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
+        """Open the decoder; return the items, the decoder, and the ids and the mask of its first call.
+
+        A task that derives the prompt of an item from its contents returns other items than it is given.
+        """
 
     @abstractmethod
     def prompt(self, item: Tokens) -> list[int]:
@@ -262,7 +275,7 @@ class _Generate(TextRunner):
         return results
 
 
-class Continue(_Generate):
+class Continue(Generate):
     """Continues a prompt, or answers a chat."""
 
     padding = "left"
@@ -295,17 +308,17 @@ class Continue(_Generate):
     def prompt(self, item: Tokens) -> list[int]:
         return item.ids
 
-    def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:
+    def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
         feeds = self.feed(items, left=True)
         ids_name, mask_name = decoder_inputs(self.graph)
         ids = feeds[ids_name]
-        return self.session.stepper(feeds), ids, feeds[mask_name] if mask_name else np.ones_like(ids)
+        return items, self.session.stepper(feeds), ids, feeds[mask_name] if mask_name else np.ones_like(ids)
 
     def lead(self, text: str) -> str:
         return text if self.session.chat is None else ""
 
 
-class Translate(_Generate):
+class Translate(Generate):
     """Generates the target of a source: the encoder runs once, the decoder token by token."""
 
     options = TranslateOptions
@@ -344,9 +357,9 @@ class Translate(_Generate):
     def prompt(self, item: Tokens) -> list[int]:
         return [self.first]
 
-    def start(self, items: Sequence[Tokens]) -> tuple[Stepper, Array, Array]:
+    def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
         ids = np.array([self.prompt(item) for item in items], np.int64)
-        return self.session.stepper(self.feed(items)), ids, np.ones_like(ids)
+        return items, self.session.stepper(self.feed(items)), ids, np.ones_like(ids)
 
 
 def _shown(result: dict[str, Any]) -> str:

@@ -12,6 +12,12 @@ from zoo_runtime.runner import Context, require_outputs
 __all__ = ["check_tokens", "end_tokens", "vocabulary_of"]
 
 
+_TOKENS = (
+    "stop_token_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+)  # fmt: skip
+"""Options that contain tokens."""
+
+
 def vocabulary_of(session: Context) -> int:
     """Return the number of tokens that the model can generate."""
     logits = next(tensor for tensor in session.graphs[-1].output_tensors() if tensor.name == "logits")
@@ -29,7 +35,7 @@ def check_tokens(options: Mapping[str, Any], session: Context, where: object) ->
     decoder = session.graphs[-1]
     require_outputs(decoder, ("logits",), session.path)
     vocabulary = vocabulary_of(session)
-    for name in ("stop_token_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+    for name in _TOKENS:
         value = options.get(name)
         for token in value if isinstance(value, tuple) else () if value is None else (value,):
             if not 0 <= token < vocabulary:

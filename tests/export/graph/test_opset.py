@@ -22,7 +22,7 @@ from zoo_export.trace.make import Options
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Result]
-TINY = sorted(name for name in registry().names("*-tiny"))
+TINY = sorted(name for name in registry().names("*-tiny") if registry().resolve(name).source is None)
 
 
 def operators(graph: onnx.GraphProto) -> set[str]:

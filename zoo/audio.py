@@ -1,0 +1,202 @@
+"""Reading sound as a model expects it: files or arrays to one channel at its sampling rate. Torch-free.
+
+Also the filters of log-mel spectrograms, which models compute inside their graphs.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import wave
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo.errors import ArtifactError
+
+__all__ = ["DECADES", "FLOOR", "HOP", "SAMPLING_RATE", "WINDOW", "AudioReader", "log_mel", "mel_corners"]
+
+Array = np.ndarray[Any, Any]
+
+SAMPLING_RATE, WINDOW, HOP = 16_000, 400, 160
+"""Samples per second, per window and between windows of Whisper's spectrogram (Radford et al. 2022, section 2.2)."""
+FLOOR, DECADES = 1e-10, 8.0
+"""Smallest power, and the range of the spectrogram below its largest value, in decades."""
+_LOUDEST = 2.0
+"""Resampled sound may exceed 1 a little; larger floats are integers that were not scaled."""
+_EXTRA = "pip install attention-zoo[audio]"
+
+
+@dataclass(frozen=True)
+class AudioReader:
+    """Reads WAV files, their bytes and arrays.
+
+    The standard library reads integer PCM of 8, 16, 24 or 32 bits. Float WAV and other formats need soundfile, and
+    other sampling rates need soxr. The channels of a file are averaged. An array has one channel, (samples,), at the
+    model's rate: floats in [-1, 1], or integers, which are divided by the largest value of their type. A mapping with
+    ``array`` and ``sampling_rate``, as in the library datasets, states the rate.
+    """
+
+    sampling_rate: int = SAMPLING_RATE
+    """Samples per second that the model reads."""
+
+    def read(self, value: Any, where: str | None = None) -> Array:
+        """Return the samples, float32, (samples,).
+
+        Raises:
+            ArtifactError: it cannot be read, is empty, is an array of another shape or range, or needs a library that
+                is not installed.
+        """
+        rate = self.sampling_rate
+        if isinstance(value, Mapping):
+            if not {"array", "sampling_rate"} <= value.keys():
+                raise ArtifactError("expected the keys array and sampling_rate", where)
+            value, rate = np.asarray(value["array"]), value["sampling_rate"]
+            if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or rate < 1:
+                raise ArtifactError(f"sampling_rate must be a positive integer, got {rate!r}", where)
+        if isinstance(value, np.ndarray):
+            samples = _check_array(value, where)
+        elif isinstance(value, str | bytes | os.PathLike):
+            samples, rate = _load(value, where)
+        else:
+            raise ArtifactError(f"expected a sound file or an array, got {type(value).__name__}", where)
+        if not len(samples):
+            raise ArtifactError("has no samples", where)
+        if not np.isfinite(samples).all():
+            raise ArtifactError("samples contain NaN or infinity", where)
+        return samples if rate == self.sampling_rate else _resample(samples, int(rate), self.sampling_rate, where)
+
+
+def _check_array(array: Array, where: str | None) -> Array:
+    """Return an array as floats in [-1, 1]."""
+    if array.ndim != 1:
+        raise ArtifactError(f"expected one channel, (samples,), got shape {array.shape}", where, "average the channels")
+    if array.dtype.kind not in "iuf":
+        raise ArtifactError(f"samples must be numbers, got {array.dtype}", where)
+    if array.dtype.kind != "f":
+        return _scale(array)
+    with np.errstate(over="ignore"):
+        samples = array.astype(np.float32)
+    largest = np.abs(samples).max(initial=0.0)
+    if np.isfinite(largest) and largest > _LOUDEST:
+        what = f"samples up to {largest:g}, but floats must lie in [-1, 1]"
+        raise ArtifactError(what, where, "divide them by the largest value of the format")
+    return samples
+
+
+def _scale(integers: Array) -> Array:
+    """Return integers divided by the largest value of their type; unsigned ones are centred."""
+    half = 2.0 ** (8 * integers.dtype.itemsize - 1)
+    offset = half if integers.dtype.kind == "u" else 0.0
+    return ((integers.astype(np.float64) - offset) / half).astype(np.float32)
+
+
+def _load(source: str | bytes | os.PathLike[str], where: str | None) -> tuple[Array, int]:
+    """Return the average of a file's channels, and its sampling rate."""
+    try:
+        content = source if isinstance(source, bytes) else _bytes_of(source)
+        return _read_pcm(content, where)
+    except (wave.Error, EOFError) as error:
+        return _read_other(content, str(error) or "it ends too early", where)
+    except OSError as error:
+        raise ArtifactError(f"cannot read {os.fspath(source)!r} ({error.strerror or error})", where) from error
+
+
+def _bytes_of(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except ValueError as error:  # a null byte in the name
+        raise OSError(str(error)) from error
+
+
+def _read_pcm(content: bytes, where: str | None) -> tuple[Array, int]:
+    """Read integer PCM. Raises ``wave.Error`` or ``EOFError`` for other files."""
+    with wave.open(io.BytesIO(content)) as file:
+        width, channels, rate, count = file.getsampwidth(), file.getnchannels(), file.getframerate(), file.getnframes()
+        if width > 4 or rate < 1:
+            raise wave.Error(f"{8 * width} bits at {rate} Hz")
+        data = file.readframes(count)
+    if len(data) < count * width * channels:
+        what = f"is truncated: {len(data) // (width * channels)} of {count} samples"
+        raise ArtifactError(what, where, "copy the file again")
+    if width == 1:
+        samples = _scale(np.frombuffer(data, np.uint8))
+    elif width == 3:  # the highest three bytes of 32 bits
+        padded = np.zeros((len(data) // 3, 4), np.uint8)
+        padded[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+        samples = _scale(padded.view("<i4")[:, 0])
+    else:
+        samples = _scale(np.frombuffer(data, f"<i{width}"))
+    return _average(samples.reshape(-1, channels)), rate
+
+
+def _read_other(content: bytes, reason: str, where: str | None) -> tuple[Array, int]:
+    """Read a file that is not integer PCM with soundfile."""
+    try:
+        import soundfile
+    except ImportError:
+        what = f"cannot be read as a WAV file with integer samples ({reason})"
+        raise ArtifactError(what, where, f"convert it, or {_EXTRA}") from None
+    try:
+        samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+    except Exception as error:  # soundfile raises its own classes
+        raise ArtifactError(f"cannot be read as sound ({error})", where) from error
+    return _average(samples), int(rate)
+
+
+def _average(samples: Array) -> Array:
+    """(samples, channels) -> (samples,)."""
+    return samples[:, 0] if samples.shape[1] == 1 else samples.mean(1, dtype=np.float64).astype(np.float32)
+
+
+def _resample(samples: Array, rate: int, wanted: int, where: str | None) -> Array:
+    try:
+        import soxr
+    except ImportError:
+        what = f"is sampled at {rate} Hz, but the model reads {wanted} Hz"
+        raise ArtifactError(what, where, f"resample it, or {_EXTRA}") from None
+    try:
+        resampled: Array = soxr.resample(samples, rate, wanted)
+    except Exception as error:  # soxr raises its own classes
+        raise ArtifactError(f"cannot be resampled from {rate} Hz ({error})", where) from error
+    if not len(resampled):
+        raise ArtifactError(f"has {len(samples)} samples at {rate} Hz, none at {wanted} Hz", where)
+    return resampled
+
+
+# Log-mel spectrograms.
+
+
+def mel_corners(num_mel_bins: int) -> tuple[float, ...]:
+    """Return the frequencies at which triangular mel filters begin, peak and end, in Hz: ``num_mel_bins`` + 2 of them.
+
+    Filter i rises from corner i to corner i + 1 and falls to corner i + 2. The corners are equally spaced from 0 to
+    8000 Hz on Slaney's scale (Auditory Toolbox, 1998): linear up to 1000 Hz, where it reaches 15, and logarithmic
+    above, with 27 steps for a factor of 6.4.
+    """
+    step = math.log(6.4) / 27
+    highest = 15 + math.log(SAMPLING_RATE / 2 / 1000) / step
+    mels = (highest * number / (num_mel_bins + 1) for number in range(num_mel_bins + 2))
+    return tuple(1000 * math.exp((mel - 15) * step) if mel >= 15 else mel * 200 / 3 for mel in mels)
+
+
+def log_mel(samples: Array, num_mel_bins: int) -> Array:
+    """Return Whisper's features (..., mel bins, frames) of samples (..., 160 x frames), in float64.
+
+    The same as :class:`zoo.nn.LogMel`, for models whose graph reads features.
+    """
+    padded = np.pad(samples.astype(np.float64), [(0, 0)] * (samples.ndim - 1) + [(WINDOW // 2, WINDOW // 2)], "reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW, -1)[..., :-1:HOP, :]
+    power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1])) ** 2  # (..., frames, frequencies)
+    corners = np.array(mel_corners(num_mel_bins))[:, None]
+    frequencies = np.linspace(0, SAMPLING_RATE / 2, WINDOW // 2 + 1)
+    rise, fall = (frequencies - corners[:-2]) / np.diff(corners[:-1], axis=0), corners[2:] - frequencies
+    fall = fall / np.diff(corners[1:], axis=0)
+    filters = np.maximum(0, np.minimum(rise, fall)) * 2 / (corners[2:] - corners[:-2])
+    log = np.log10(np.maximum(FLOOR, np.swapaxes(power @ filters.T, -1, -2)))
+    result: Array = (np.maximum(log, log.max((-1, -2), keepdims=True) - DECADES) + 4) / 4
+    return result
