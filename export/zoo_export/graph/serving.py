@@ -183,7 +183,7 @@ class _Serving:
         self.slots = tape.op("Where", tape.op("Less", before, tape.integers(0)), tape.op("Add", before, size), before)
         """The slot of each place in the model's order, (B, C)."""
         self.tokens = tape.op("Unsqueeze", self._tokens(tape, self.past, self.new), tape.integers(1, 2))
-        """Which places hold tokens, in the model's order, (B, 1, 1, C)."""
+        """Mask of the places that hold tokens, in the model's order, (B, 1, 1, C)."""
         over = tape.op("Greater", self.inputs[PAST_LENGTHS], tape.integers(self.before))
         self.full = tape.op("Unsqueeze", over, tape.integers(1, 2, 3))
         """Whether a row has no room for T tokens, (B, 1, 1, 1): its last slots are written as they are."""

@@ -33,7 +33,7 @@ Drafts = Callable[[Continuation], Sequence[int]]
 
 @dataclass
 class Counts:
-    """What speculation did for one text."""
+    """Counts of speculation for one text."""
 
     calls: int = 0
     """Calls of the model."""

@@ -55,7 +55,7 @@ class RowDecoder:
         self._places = list(range(count))
         """The row of the buffers of each row of the batch."""
         self._read = np.zeros((count, 0), bool)
-        """Which positions of each row hold tokens, (B, length)."""
+        """Mask of the positions of each row that hold tokens, (B, length)."""
         for row, place in enumerate(self._places):
             rows.start(place, {name: array[row] for name, array in constants.items()})
 

@@ -56,7 +56,7 @@ class RowState:
     length: int
     broken: bool
     contents: Sequence[Array]
-    """Of its past, and of its other inputs."""
+    """Contents of its past, then of its other inputs."""
 
 
 class Rows:

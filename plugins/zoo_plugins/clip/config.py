@@ -62,7 +62,7 @@ class CLIPConfig(ImageConfig):
     pre_norm: bool = True
     """Whether patches are normalised before the first block."""
     image_pooling: Literal["class", "attention"] = "class"
-    """What represents an image: the state of a class token, or the attention of a learned query to the patches,
+    """Representation of an image: the state of a class token, or the attention of a learned query to the patches,
     followed by a feed-forward network (Zhai et al. 2022, section 3.4)."""
     image_head: bool = True
     """Whether the vector of an image is projected to ``embedding_size``."""
