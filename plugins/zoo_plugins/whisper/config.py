@@ -24,7 +24,7 @@ class WhisperConfig(Config):
     task: Literal["speech-recognition"] = "speech-recognition"
     """Text for sound, transcribed or translated."""
     input: Literal["waveform", "features"] = "waveform"
-    """Input of the encoder's graph: samples, of which it computes the log-mel spectrogram itself, or the spectrogram."""
+    """Input of the encoder's graph: samples, of which it computes the log-mel spectrogram, or the spectrogram."""
     vocab_size: int = 51865
     """Size of the vocabulary."""
     max_seq_len: int = 448
