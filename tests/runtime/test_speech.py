@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.architectures.test_whisper import CHIRP, wav
 from tests.exported import Builder
 from zoo.audio import AudioReader
+from zoo.errors import ArtifactError
 from zoo_runtime import load_session
 
 
@@ -26,3 +29,29 @@ def test_rows_are_read_and_bad_ones_do_not_harm_others(exported_model: Builder, 
         long = session.run(np.concatenate([np.tile(floats, 2), floats]), max_new_tokens=4, windows=True)
         assert [window["seconds"] for window in long["windows"]] == [1.0, 0.5]
         assert long["windows"][1] == answers[0].result
+
+
+def test_other_formats_and_rates_are_read(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    pytest.importorskip("soxr")
+    tone = {rate: 0.3 * np.sin(2 * np.pi * 440 * np.arange(rate) / rate) for rate in (16_000, 44_100)}
+    files = {
+        "tone.flac": (16_000, "PCM_16", 1e-4),
+        "float.wav": (16_000, "FLOAT", 1e-7),
+        "cd.wav": (44_100, "PCM_24", 1e-3),
+    }
+    for name, (rate, subtype, error) in files.items():
+        soundfile.write(tmp_path / name, tone[rate], rate, subtype=subtype)
+        samples = AudioReader().read(tmp_path / name)
+        assert (samples.shape, samples.dtype) == ((16_000,), np.float32)
+        assert np.abs(samples - tone[16_000])[500:-500].max() < error
+
+
+@pytest.mark.parametrize(("library", "rate", "subtype"), [("soundfile", 16_000, "FLOAT"), ("soxr", 44_100, "PCM_16")])
+def test_missing_library_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, rate: int, subtype: str
+) -> None:
+    pytest.importorskip("soundfile").write(tmp_path / "tone.wav", np.zeros(rate), rate, subtype=subtype)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ArtifactError, match=r"attention-zoo\[audio\]"):
+        AudioReader().read(tmp_path / "tone.wav")
