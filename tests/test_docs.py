@@ -78,6 +78,7 @@ def test_every_hook_has_a_guide() -> None:
     [
         "zoo",
         "zoo.nn",
+        "zoo.audio",
         "zoo.cost",
         "zoo.checkpoints",
         "zoo.exporters",
