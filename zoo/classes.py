@@ -35,7 +35,7 @@ def problem_of(problem: ProblemType | None, num_classes: int) -> ProblemType:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(Config):
-    """Base class of configurations of models that read images, which :class:`zoo.images.ImageReader` prepares.
+    """Base class of configurations of models that read images, which ``zoo.images.ImageReader`` prepares.
 
     ``__post_init__`` of a subclass calls :meth:`check_images`.
     """

@@ -59,7 +59,7 @@ class Rule:
     """Several tensors, such as query, key and value, are concatenated along the first axis in the checkpoint."""
     theirs: str
     """In the full name of a tensor, ``#`` stands for the number of a part: the checkpoint holds one tensor for each
-    index of the first axis of ours, as of the weights of experts (:mod:`zoo.checkpoints.stacks`)."""
+    index of the first axis of ours, as of the weights of experts (``zoo.checkpoints.stacks``)."""
     transposed: bool = False
     """Whether matrices in the checkpoint are (inputs, outputs)."""
     leading_axes: int = 0

@@ -40,10 +40,10 @@ class Options(Settings):
     """Whether the graphs also return attention weights."""
     fix: tuple[str, ...] = ()
     """Free dimensions to give a fixed size, as ``batch=1``. Such graphs are compared and run at this size only. In the
-    profile ``serving``, all are fixed, by default as :func:`zoo_export.trace.sizes.serving_sizes` says."""
+    profile ``serving``, all are fixed, by default as ``zoo_export.trace.sizes.serving_sizes`` says."""
     profile: Literal["portable", "cpu", "cuda", "serving"] = PORTABLE
     """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider; ``serving`` has fixed
-    sizes, and rows with pasts of their own (:mod:`zoo_export.graph.serving`)."""
+    sizes, and rows with pasts of their own (``zoo_export.graph.serving``)."""
 
     def __post_init__(self) -> None:
         if self.attentions and self.profile != PORTABLE:
