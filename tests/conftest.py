@@ -272,6 +272,28 @@ def install(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
         del sys.modules[name]
 
 
+def text_generator(name: str) -> str:
+    """Return the module of a plugin, for ``install``, with one architecture for text generation and its presets.
+
+    The other files must be the configuration ``Settings`` in ``{module}_config.py``, ``Model`` in ``{module}_model.py``
+    and ``presets.toml``.
+    """
+    return f"""
+import zoo
+from pathlib import Path
+ZOO_API = 1
+
+@zoo.hookimpl
+def zoo_architectures():
+    names = {{"config": "{{module}}_config:Settings", "model": "{{module}}_model:Model"}}
+    return [zoo.Architecture(name="{name}", tasks=("text-generation",), reference="None", **names)]
+
+@zoo.hookimpl
+def zoo_presets():
+    return [Path(__file__).with_name("presets.toml")]
+"""
+
+
 @pytest.fixture
 def third_party(install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Put a distribution of tests/third_party on the path, as if it were installed."""

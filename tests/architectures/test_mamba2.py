@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.architectures.equations import block_weights, random_ids, randomized, rms, silu
 from zoo.nn import LayerStates
 from zoo_plugins.mamba2.config import Mamba2Config
 from zoo_plugins.mamba2.model import Mamba2
@@ -27,23 +28,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 def make(**options: Any) -> Mamba2:
     torch.manual_seed(0)
-    model = Mamba2(Mamba2Config(**{**SIZES, **options})).double().eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-def ids(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(23, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
-
-
-def rms(x: np.ndarray, eps: float) -> np.ndarray:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+    return randomized(Mamba2(Mamba2Config(**{**SIZES, **options})))
 
 
 def by_hand(model: Mamba2, tokens: list[int]) -> np.ndarray:
@@ -53,8 +38,7 @@ def by_hand(model: Mamba2, tokens: list[int]) -> np.ndarray:
     x = weights["token_embedding.weight"][tokens]
     activation = silu if c.activation == "silu" else lambda x: torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
     for layer in range(c.num_layers):
-        prefix = f"blocks.{layer}."
-        w = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        w = block_weights(weights, layer)
         state = np.zeros((c.num_heads, c.head_dim, c.state_size))
         window = np.zeros((c.kernel_size, c.channels))
         out = []
@@ -83,14 +67,14 @@ def by_hand(model: Mamba2, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_model_equals_the_equations(options: dict[str, Any]) -> None:
-    model, tokens = make(**options), ids(1, 37)
+    model, tokens = make(**options), random_ids(1, 37)
     np.testing.assert_allclose(model(tokens)[0].numpy(), by_hand(model, tokens[0].tolist()), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("cuts", [(1,), (16,), (3, 4, 33), tuple(range(1, 37))], ids=str)
 def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int, ...]) -> None:
-    model, tokens = make(**options), ids(2, 37)
+    model, tokens = make(**options), random_ids(2, 37)
     states = LayerStates.empty(2)
     parts = [model(tokens[:, start:stop], past_states=states) for start, stop in pairwise((0, *cuts, 37))]
     assert_close(torch.cat(parts, 1), model(tokens))
@@ -101,10 +85,10 @@ def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int,
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_padding_on_the_left_changes_nothing(options: dict[str, Any]) -> None:
-    model, tokens = make(**options), ids(1, 20)
+    model, tokens = make(**options), random_ids(1, 20)
     mask = torch.ones(1, 29, dtype=torch.long)
     mask[:, :9] = 0
-    padded, states, alone = torch.cat((ids(1, 9), tokens), 1), LayerStates.empty(2), LayerStates.empty(2)
+    padded, states, alone = torch.cat((random_ids(1, 9), tokens), 1), LayerStates.empty(2), LayerStates.empty(2)
     assert_close(model(padded, mask, states)[:, 9:], model(tokens, past_states=alone))
     for ours, theirs in zip(states, alone, strict=True):
         assert_close(dict(ours), dict(theirs))

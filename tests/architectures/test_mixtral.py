@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.architectures.equations import block_weights, random_ids, randomized, rms, silu, softmax
 from zoo.nn import Cache, GatedFeedForward, MixtureOfExperts, recorded_routes
 from zoo_plugins.mixtral.config import MixtralConfig
 from zoo_plugins.mixtral.model import Mixtral
@@ -27,28 +28,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 def make(**options: Any) -> Mixtral:
     torch.manual_seed(0)
-    model = Mixtral(MixtralConfig(**{**SIZES, **options})).double().eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-def ids(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(23, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
-
-
-def rms(x: np.ndarray, eps: float) -> np.ndarray:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    powers = np.exp(x - x.max())
-    return powers / powers.sum()
+    return randomized(Mixtral(MixtralConfig(**{**SIZES, **options})))
 
 
 def rotate(head: np.ndarray, position: int, theta: float) -> np.ndarray:
@@ -90,8 +70,7 @@ def by_hand(model: Mixtral, tokens: list[int]) -> np.ndarray:
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     x = weights["token_embedding.weight"][tokens]
     for layer in range(c.num_layers):
-        prefix = f"blocks.{layer}."
-        w = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        w = block_weights(weights, layer)
         x = x + attend(w, rms(x, c.norm_eps) * w["norm_1.weight"], c)
         x = x + np.stack([feed_forward(w, token, c) for token in rms(x, c.norm_eps) * w["norm_2.weight"]])
     head = weights["token_embedding.weight"] if c.tie_embeddings else weights["head.weight"]
@@ -100,7 +79,7 @@ def by_hand(model: Mixtral, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_outputs_equal_the_equations(options: dict[str, Any]) -> None:
-    model, tokens = make(**options), ids(1, 11)
+    model, tokens = make(**options), random_ids(1, 11)
     wanted = torch.from_numpy(by_hand(model, tokens[0].tolist()))
     assert_close(model(tokens)[0], wanted, rtol=1e-5, atol=1e-5)  # the model's rotations are rounded to float32
 
@@ -108,7 +87,7 @@ def test_outputs_equal_the_equations(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("cuts", [(1,), (3, 4, 33), tuple(range(1, 37))], ids=str)
 def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int, ...]) -> None:
-    model, tokens = make(**options), ids(2, 37)
+    model, tokens = make(**options), random_ids(2, 37)
     cache = Cache.empty(model.config.num_layers)
     parts = [model(tokens[:, start:stop], None, cache) for start, stop in pairwise((0, *cuts, 37))]
     assert_close(torch.cat(parts, 1), model(tokens))
@@ -118,7 +97,7 @@ def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int,
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
     """Padding is routed too, but no token reads what it computes."""
-    model, tokens, padding = make(**options), ids(1, 20), torch.zeros(1, 9, dtype=torch.long)
+    model, tokens, padding = make(**options), random_ids(1, 20), torch.zeros(1, 9, dtype=torch.long)
     parts = [padding, tokens] if side == "left" else [tokens, padding]
     mask = torch.cat([torch.full_like(part, part is tokens) for part in parts], 1)
     found = model(torch.cat(parts, 1), mask)
@@ -130,7 +109,7 @@ def test_the_pattern_of_layers_repeats() -> None:
     kinds = [type(block.mlp) for block in model.blocks]
     assert kinds == [GatedFeedForward, GatedFeedForward, MixtureOfExperts, GatedFeedForward, GatedFeedForward]
     with recorded_routes() as routes:
-        model(ids(2, 7))
+        model(random_ids(2, 7))
     assert [tuple(part.shape) for part in routes[0]] == [(14, 5), (14, 2)]
     assert len(routes) == 1
     same = MixtralConfig(num_layers=4, expert_layers=(False, True, False, True))

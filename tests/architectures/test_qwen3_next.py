@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from tests.architectures.equations import random_ids, randomized
 from zoo.nn import Cache, LayerStates
 from zoo.registry import registry
 from zoo_plugins.qwen3_next.config import Qwen3NextConfig
@@ -28,25 +29,17 @@ VARIANTS: list[dict[str, Any]] = [
 
 def make(**options: Any) -> Qwen3Next:
     torch.manual_seed(0)
-    model = Qwen3Next(Qwen3NextConfig(**{**SIZES, **options})).double().eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return model
+    return randomized(Qwen3Next(Qwen3NextConfig(**{**SIZES, **options})), scale=0.3)
 
 
 def pasts(model: Qwen3Next) -> tuple[Cache, list[LayerStates]]:
     return Cache.empty(model.config.num_full), LayerStates.empty(model.config.num_linear)
 
 
-def ids(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(23, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("cuts", [(1,), (5,), (3, 4, 33), tuple(range(1, 37))], ids=str)
 def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int, ...]) -> None:
-    model, tokens = make(**options), ids(2, 37)
+    model, tokens = make(**options), random_ids(2, 37)
     cache, states = pasts(model)
     parts = [model(tokens[:, start:stop], None, cache, states) for start, stop in pairwise((0, *cuts, 37))]
     assert_close(torch.cat(parts, 1), model(tokens))
@@ -56,10 +49,10 @@ def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int,
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_padding_on_the_left_changes_nothing(options: dict[str, Any]) -> None:
-    model, tokens = make(**options), ids(1, 20)
+    model, tokens = make(**options), random_ids(1, 20)
     mask = torch.ones(1, 29, dtype=torch.long)
     mask[:, :9] = 0
-    padded = torch.cat((ids(1, 9), tokens), 1)
+    padded = torch.cat((random_ids(1, 9), tokens), 1)
     cache, states = pasts(model)
     parts = [model(padded[:, :15], mask[:, :15], cache, states), model(padded[:, 15:], mask, cache, states)]
     other, alone = pasts(model)

@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.nn.recurrences import assert_parts_equal_the_whole, random
 from zoo.nn import GatedDeltaNet, GatedRMSNorm, LayerStates, MultiHeadAttention, delta_rule, invert_unit_triangular
 
 HEADS, GROUPS, SIZE, KEY = 6, 2, 3, 5
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs(rows: int, length: int, seed: int = 0) -> dict[str, Tensor]:
@@ -58,15 +55,7 @@ def test_chunks_equal_the_recurrence(length: int, chunk: int) -> None:
 @given(length=st.integers(2, 60), data=st.data())
 def test_a_text_may_be_cut_anywhere(length: int, data: st.DataObject) -> None:
     whole = inputs(2, length, seed=data.draw(st.integers(0, 9)))
-    cut = data.draw(st.integers(1, length - 1))
-    state = whole.pop("state")
-    expected, last = delta_rule(**whole, state=state)
-    parts = []
-    for part in (slice(cut), slice(cut, None)):
-        y, state = delta_rule(**{name: value[:, part] for name, value in whole.items()}, state=state)
-        parts.append(y)
-    assert_close(torch.cat(parts, 1), expected)
-    assert_close(state, last)
+    assert_parts_equal_the_whole(delta_rule, whole, data.draw(st.integers(1, length - 1)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 33, 64])

@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from tests.nn.recurrences import assert_parts_equal_the_whole, random
 from zoo.nn import CausalConvolution, GatedRMSNorm, LayerStates, segment_sums, state_space
 
 HEADS, GROUPS, SIZE, STATE = 6, 2, 4, 3
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs(rows: int, length: int, seed: int = 0) -> dict[str, Tensor]:
@@ -55,15 +52,7 @@ def test_chunks_equal_the_recurrence(length: int) -> None:
 @given(length=st.integers(2, 80), data=st.data())
 def test_a_text_may_be_cut_anywhere(length: int, data: st.DataObject) -> None:
     whole = inputs(2, length, seed=data.draw(st.integers(0, 9)))
-    cut = data.draw(st.integers(1, length - 1))
-    state = whole.pop("state")
-    expected, last = state_space(**whole, state=state)
-    parts = []
-    for part in (slice(cut), slice(cut, None)):
-        y, state = state_space(**{name: value[:, part] for name, value in whole.items()}, state=state)
-        parts.append(y)
-    assert_close(torch.cat(parts, 1), expected)
-    assert_close(state, last)
+    assert_parts_equal_the_whole(state_space, whole, data.draw(st.integers(1, length - 1)))
 
 
 def test_long_decays_do_not_lose_short_ones() -> None:

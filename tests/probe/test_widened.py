@@ -14,11 +14,12 @@ from zoo.probe import widened
 from zoo.probe.widened import Product, WideWeight, deferring_products, share_weights
 
 LARGE, WIDTH = 2000, 300
-"""A matrix of LARGE x WIDTH is converted where it is used; its products in two parts."""
+"""A weight of LARGE x WIDTH is large enough to be widened at each use instead of being stored in the wide dtype, and
+its products are computed in two parts."""
 
 
 class Uses(nn.Module):
-    """Uses large weights in the ways that models do."""
+    """A module with the operations that models apply to large weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ def deferred(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, nn.Linear
 
 
 def test_deferred_product(deferred: tuple[Tensor, Tensor, nn.Linear]) -> None:
-    """Positions that are selected first are computed alone."""
+    """Selecting positions of a product computes only those; selecting outputs computes the whole product."""
     x, wanted, layer = deferred
     with torch.inference_mode():
         assert not isinstance(layer(x), Product)
@@ -129,7 +130,7 @@ def test_deferred_product(deferred: tuple[Tensor, Tensor, nn.Linear]) -> None:
 
 
 def test_deferred_product_follows_changes_in_place(deferred: tuple[Tensor, Tensor, nn.Linear]) -> None:
-    """Those of the result count, those of the input after the call do not."""
+    """Writes to the result take effect; writes to the input after the call have none."""
     x, wanted, layer = deferred
     with torch.inference_mode(), deferring_products():
         product = layer(x)

@@ -28,7 +28,7 @@ Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
 LABELS = ["cat", "dog", "a green tea"]
 POSITIONS = 32
-"""Of the models of these tests."""
+"""Number of positions of the tiny models' text encoders."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def tokens(texts: list[str], length: int | None) -> tuple[torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_labels_of_images(request: pytest.FixtureRequest, images: list[str], name: str) -> None:
-    """Those of the module, called on all images and texts at once; also in batches of one."""
+    """Scores equal the softmax or sigmoid of the module's logits for all images and texts, in any batch size."""
     directory = request.getfixturevalue(name)
     model = library.load(directory).eval()
     with load_session(directory) as session:

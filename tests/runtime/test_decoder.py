@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import zoo as library
+from tests.conftest import text_generator
 from zoo.contract import Graph, floats, mask
 from zoo.errors import UsageError
 from zoo.probe.pipeline import decoder_inputs
@@ -62,20 +63,6 @@ class Model(nn.Module):
     "presets.toml": 'schema = 1\n[models.embedded]\narch = "embedded"\n',
 }
 """A decoder that reads embeddings."""
-EMBEDDED_PLUGIN = """
-import zoo
-from pathlib import Path
-ZOO_API = 1
-
-@zoo.hookimpl
-def zoo_architectures():
-    names = {"config": "{module}_config:Settings", "model": "{module}_model:Model"}
-    return [zoo.Architecture(name="embedded", tasks=("text-generation",), reference="None", **names)]
-
-@zoo.hookimpl
-def zoo_presets():
-    return [Path(__file__).with_name("presets.toml")]
-"""
 POSITIONS = 200
 VOCABULARY = 260
 
@@ -181,7 +168,7 @@ def test_unsupported_input_is_named(long_model: Callable[[str], Path]) -> None:
 @pytest.mark.slow
 def test_decoder_of_embeddings_is_exported_but_cannot_generate(install: Any, zoo: Callable[..., Any]) -> None:
     """It returns token ids, which cannot be its inputs."""
-    install("zoo-embedded", EMBEDDED_PLUGIN, files=EMBEDDED)
+    install("zoo-embedded", text_generator("embedded"), files=EMBEDDED)
     assert zoo("export", "embedded", "--onnx", "--json").status == 0
     evidence = json.loads(Path("embedded/parity.json").read_text())
     assert (evidence["verified"], evidence["greedy_decoding"]) == (True, {})

@@ -78,7 +78,7 @@ def test_log_probabilities_equal_transition_scores(
 def test_samples_have_the_log_probabilities_of_their_distribution(
     sessions: Sessions, twins: Callable[[str], Any], name: str, drafts: dict[str, Any]
 ) -> None:
-    """After temperature, top-k and top-p, with transformers' processors on full passes of the model."""
+    """Log-probabilities are those after temperature, top-k and top-p, as transformers computes them on full passes."""
     session, twin = sessions(name), twins(name)
     warp = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(12), TopPLogitsWarper(0.9)])
     for number, prompt in enumerate(PROMPTS[:3]):
@@ -103,7 +103,7 @@ def test_samples_have_the_log_probabilities_of_their_distribution(
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", AGAIN)
 def test_bias_equals_transformers(sessions: Sessions, twins: Callable[[str], Any], name: str, beams: int) -> None:
-    """Of single tokens and of runs of tokens."""
+    """Single tokens and sequences of tokens are biased as by transformers' ``sequence_bias``."""
     session, changed = sessions(name), 0
     for prompt in PROMPTS:
         free = session.run(prompt, max_new_tokens=NEW)["generated_ids"]

@@ -188,7 +188,8 @@ def _in_chunks(parts: Sequence[Tensor], state: Tensor, chunk_size: int) -> tuple
     within = segment_sums(decay).exp()  # (B, M, G, R, C, C)
     passed = decay.cumsum(-1).exp().unsqueeze(-1)  # of the state before a chunk, (B, M, G, R, C, 1)
     inverse = invert_unit_triangular(rate * (key @ key.transpose(-2, -1)) * within)
-    # What a token writes is its row of ``written``, less what the state before the chunk says of ``asked``.
+    # Each token adds the outer product of its key and an error to the state. For the state S before the chunk, the rows
+    # of the errors are ``written - asked @ S``.
     written, asked = inverse @ (rate * value), inverse @ (rate * passed * key)
     kept = within[..., -1, :].unsqueeze(-1) * key  # decayed until the end of the chunk
     sizes = (key.shape[-1],) * 3 + (value.shape[-1], 1)

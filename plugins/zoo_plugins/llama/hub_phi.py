@@ -20,7 +20,7 @@ from zoo_plugins.llama.hub_shared import (
     fields_of,
     kinds_of_layers,
     read_common,
-    read_frequencies,
+    read_partial_rotation,
     read_windows,
     write_rope,
     write_windows,
@@ -48,21 +48,10 @@ def _derive_phi3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str,
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         if hub.get(key):
             raise UsageError(f"{key} {hub[key]!r} is not supported", where)
-    said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
-    kind = said.get("rope_type", said.get("type", "default")) if isinstance(said, dict) else "default"
-    if kind != "default":
-        raise UsageError(f"rope_type {kind!r} is not supported", where, "known: default")
-    factor = hub.get("partial_rotary_factor", 1.0)
-    if isinstance(said, dict):
-        factor = said.get("partial_rotary_factor", factor)
-        said = {key: value for key, value in said.items() if key != "partial_rotary_factor"}
     width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
-    if not isinstance(factor, int | float) or not 0 < factor <= 1:
-        raise UsageError(f"partial_rotary_factor must lie in (0, 1], got {factor!r}", where)
     return {
-        **read_frequencies(said, where, theta=hub.get("rope_theta", 10000.0)),
+        **read_partial_rotation(checkpoint, values["head_dim"] or width // max(heads, 1)),
         **sentence_encoder(checkpoint),
-        "rotary_dim": int((values["head_dim"] or width // max(heads, 1)) * factor),
         "sliding_windows": (hub.get("sliding_window") or 0,),
     }
 

@@ -23,8 +23,11 @@ __all__ = [
     "fields_of",
     "kinds_of_layers",
     "read_common",
+    "read_expert_layers",
     "read_frequencies",
+    "read_partial_rotation",
     "read_windows",
+    "write_expert_layers",
     "write_frequencies",
     "write_rope",
     "write_windows",
@@ -133,6 +136,35 @@ def read_frequencies(said: object, where: object, *, theta: object) -> dict[str,
     return {"rope_scaling": ours, **{_ROPE_FIELDS[key]: value for key, value in told.items()}}
 
 
+def read_partial_rotation(
+    checkpoint: Checkpoint, head_dim: int, *, part: float = 1.0, known: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Read rotary settings without scaling, which may rotate only a part of each head, by default this one.
+
+    Args:
+        checkpoint: its config.json is read.
+        head_dim: width of a head.
+        part: default of ``partial_rotary_factor``.
+        known: further keys of the mapping, without effect on texts.
+
+    Returns:
+        ``rope_theta`` and ``rotary_dim``.
+    """
+    hub, where = checkpoint.config, checkpoint.config_file
+    said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
+    part = hub.get("partial_rotary_factor", part)
+    if isinstance(said, dict):
+        kind = said.get("rope_type", said.get("type", "default"))
+        if kind != "default":
+            raise UsageError(f"rope_type {kind!r} is not supported", where, "known: default")
+        part = said.get("partial_rotary_factor", part)
+        said = {key: value for key, value in said.items() if key not in ("partial_rotary_factor", *known)}
+    if not isinstance(part, int | float) or not 0 < part <= 1:
+        raise UsageError(f"partial_rotary_factor must lie in (0, 1], got {part!r}", where)
+    found = read_frequencies(said, where, theta=hub.get("rope_theta", 10000.0))
+    return {"rope_theta": found["rope_theta"], "rotary_dim": int(head_dim * part)}
+
+
 def write_frequencies(c: LlamaConfig) -> dict[str, Any]:
     """Invert :func:`read_frequencies`."""
     kind = next(theirs for theirs, ours in _ROPE_TYPES.items() if ours == c.rope_scaling)
@@ -173,3 +205,22 @@ def write_windows(c: LlamaConfig) -> dict[str, Any]:
 def kinds_of_layers(local: Sequence[bool]) -> list[str]:
     """Return ``layer_types``, given which layers have a window."""
     return [LOCAL if item else _FULL for item in local]
+
+
+def read_expert_layers(checkpoint: Checkpoint, num_layers: int) -> tuple[bool, ...]:
+    """Return which layers have experts: every ``decoder_sparse_step``-th, except those in ``mlp_only_layers``."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    period, dense = hub.get("decoder_sparse_step", 1), hub.get("mlp_only_layers") or []
+    if type(period) is not int or period < 1:
+        raise UsageError(f"decoder_sparse_step must be positive, got {period!r}", where)
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise UsageError(f"mlp_only_layers must be a list of numbers of layers, got {dense!r}", where)
+    return tuple((layer + 1) % period == 0 and layer not in dense for layer in range(num_layers))
+
+
+def write_expert_layers(experts: Sequence[bool]) -> dict[str, Any]:
+    """Invert :func:`read_expert_layers`."""
+    return {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer, has_experts in enumerate(experts) if not has_experts],
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
@@ -17,6 +16,8 @@ from zoo_plugins.llama.hub_shared import (
     classes_of,
     fields_of,
     read_common,
+    read_expert_layers,
+    write_expert_layers,
     write_rope,
 )
 from zoo_plugins.mixtral.config import MixtralConfig
@@ -68,23 +69,15 @@ def _derive_olmoe(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
 
 
 def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """Read the layers with experts: every ``decoder_sparse_step``-th, except those in ``mlp_only_layers``.
-
-    transformers 5 writes the number of experts under another name than the published files have.
-    """
+    """Read the layers with experts, and their number, which transformers 5 writes under another name."""
     hub, where = checkpoint.config, checkpoint.config_file
     count = MixtralConfig.check_field("num_layers", values["num_layers"], where)
-    period, dense = hub.get("decoder_sparse_step", 1), hub.get("mlp_only_layers") or []
-    if not isinstance(period, int) or period < 1:
-        raise UsageError(f"decoder_sparse_step must be positive, got {period!r}", where)
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise UsageError(f"mlp_only_layers must be a list of numbers of layers, got {dense!r}", where)
     window = hub.get("sliding_window", 4096) if hub.get("use_sliding_window", False) else None
     return {
         "qk_norm": True,
         "attention_output_bias": values["attention_bias"],
         "num_experts": hub.get("num_experts", hub.get("num_local_experts", 128)),
-        "expert_layers": tuple((layer + 1) % period == 0 and layer not in dense for layer in range(count)),
+        "expert_layers": read_expert_layers(checkpoint, count),
         "sliding_windows": (window or 0,),
         **read_common(checkpoint),
     }
@@ -94,8 +87,7 @@ def _restore_qwen3(c: MixtralConfig) -> Mapping[str, Any]:
     return {
         **write_rope(c),
         "num_experts": c.num_experts,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [layer for layer in range(c.num_layers) if not c.has_experts(layer)],
+        **write_expert_layers([c.has_experts(layer) for layer in range(c.num_layers)]),
         "use_sliding_window": c.window(0) is not None,
         "sliding_window": c.window(0),
     }

@@ -7,16 +7,15 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.llama.hub_shared import read_expert_layers, read_partial_rotation, write_expert_layers
 from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
 
 __all__ = ["QWEN3_5", "QWEN3_NEXT"]
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_ROTARY = 0.25
-"""Default part of each head that is rotated."""
-_ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
-"""Known keys of ``rope_parameters``. The last two divide the frequencies among the axes of images; the positions of a
-text are equal on all axes."""
+_IMAGE_KEYS = ("mrope_section", "mrope_interleaved")
+"""Keys of ``rope_parameters`` that divide the frequencies among the axes of images; the positions of a text are equal
+on all axes."""
 
 
 def _shared_rules(c: Qwen3NextConfig) -> tuple[Rule, ...]:
@@ -100,35 +99,17 @@ def _read(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
     kinds = hub.get("layer_types") or [_LINEAR if (layer + 1) % period else _FULL for layer in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_LINEAR, _FULL) for kind in kinds):
         raise UsageError(f"layer_types must name {count} layers, each {_LINEAR} or {_FULL}, got {kinds!r}", where)
-    rope = hub.get("rope_parameters") or hub.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise UsageError(f"rope_parameters must be a mapping, got {rope!r}", where)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise UsageError(f"rope_type {kind!r} is not supported", where, "known: default")
-    if unknown := rope.keys() - _ROPE_KEYS:
-        raise UsageError(f"unsupported rope_parameters: {', '.join(sorted(unknown))}", where)
-    part = rope.get("partial_rotary_factor", hub.get("partial_rotary_factor", _ROTARY))
-    if not isinstance(part, int | float) or not 0 < part <= 1:
-        raise UsageError(f"partial_rotary_factor must lie in (0, 1], got {part!r}", where)
+    width = Qwen3NextConfig.check_field("head_dim", values["head_dim"], where)
     return {
         "linear_layers": tuple(kind == _LINEAR for kind in kinds),
-        "rope_theta": rope.get("rope_theta", hub.get("rope_theta", 10000.0)),
-        "rotary_dim": int(Qwen3NextConfig.check_field("head_dim", values["head_dim"], where) * part),
+        **read_partial_rotation(checkpoint, width, part=0.25, known=_IMAGE_KEYS),
     }
 
 
 def _read_next(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
-    """Read the layers with experts: every ``decoder_sparse_step``-th, except those in ``mlp_only_layers``."""
-    hub, where = checkpoint.config, checkpoint.config_file
+    """Read the layers with experts, beside what Qwen3.5 has."""
     found = _read(checkpoint, values)
-    period, dense = hub.get("decoder_sparse_step", 1), hub.get("mlp_only_layers") or []
-    if type(period) is not int or period < 1:
-        raise UsageError(f"decoder_sparse_step must be positive, got {period!r}", where)
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise UsageError(f"mlp_only_layers must be a list of numbers of layers, got {dense!r}", where)
-    layers = range(len(found["linear_layers"]))
-    return {**found, "expert_layers": tuple((layer + 1) % period == 0 and layer not in dense for layer in layers)}
+    return {**found, "expert_layers": read_expert_layers(checkpoint, len(found["linear_layers"]))}
 
 
 def _write(c: Qwen3NextConfig) -> dict[str, Any]:
@@ -142,8 +123,7 @@ def _write(c: Qwen3NextConfig) -> dict[str, Any]:
 
 
 def _write_next(c: Qwen3NextMoeConfig) -> dict[str, Any]:
-    dense = [layer for layer in range(c.num_layers) if not c.has_experts(layer)]
-    return {**_write(c), "mlp_only_layers": dense, "decoder_sparse_step": 1}
+    return {**_write(c), **write_expert_layers([c.has_experts(layer) for layer in range(c.num_layers)])}
 
 
 def _fields(*, vocab: int, hidden: int, layers: int, inner: int, kv_heads: int) -> tuple[Field, ...]:

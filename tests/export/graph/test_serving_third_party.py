@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import text_generator
+
 Zoo = Callable[..., Any]
 
 HYBRID = {
@@ -76,25 +78,11 @@ class Model(nn.Module):
     "presets.toml": 'schema = 1\n[models.both]\narch = "both"\ntokenizer = "bytes"\n',
 }
 """Keys and values beside states, with attention, masks and positions of its own."""
-PLUGIN = """
-import zoo
-from pathlib import Path
-ZOO_API = 1
-
-@zoo.hookimpl
-def zoo_architectures():
-    names = {"config": "{module}_config:Settings", "model": "{module}_model:Model"}
-    return [zoo.Architecture(name="both", tasks=("text-generation",), reference="None", **names)]
-
-@zoo.hookimpl
-def zoo_presets():
-    return [Path(__file__).with_name("presets.toml")]
-"""
 
 
 @pytest.mark.slow
 def test_keys_and_values_beside_states(install: Any, zoo: Zoo) -> None:
-    install("zoo-both", PLUGIN, files=HYBRID)
+    install("zoo-both", text_generator("both"), files=HYBRID)
     said = zoo("export", "both", "--onnx", "--profile", "serving")
     assert said.status == 0, said.err
     assert json.loads(Path("both/parity.serving.json").read_text())["verified"]
