@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
+    Qwen3_5Config,
     Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -44,6 +46,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("experts", {}),
     ("experts", {"mlp_only_layers": [1], "norm_topk_prob": False, "num_experts_per_tok": 3}),
 ]
+IMAGES: dict[str, Any] = {
+    "depth": 2, "hidden_size": 16, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 24, "patch_size": 4,
+    "num_position_embeddings": 16,
+}  # fmt: skip
 EXPERTS = {
     "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9, "shared_expert_intermediate_size": 11,
 }  # fmt: skip
@@ -52,6 +58,12 @@ EXPERTS = {
 def make(kind: str, **options: Any) -> PreTrainedModel:
     if kind == "qwen3_5":
         theirs: Any = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**SIZES, **options}))
+    elif kind == "images":
+        tied = options.pop("tie_word_embeddings", False)
+        text = {**SIZES, **options}
+        theirs = Qwen3_5ForConditionalGeneration(
+            Qwen3_5Config(text_config=text, vision_config=IMAGES, tie_word_embeddings=tied)
+        )
     else:
         experts = EXPERTS if kind == "experts" else {"mlp_only_layers": list(range(5))}
         theirs = Qwen3NextForCausalLM(Qwen3NextConfig(**{**SIZES, **experts, **options}))
@@ -124,6 +136,38 @@ def test_interleaved_tensors() -> None:
     joined = rule.to_theirs([torch.tensor([1, 2, 3, 4]), torch.tensor([5, 6])])
     assert joined.tolist() == [1, 2, 5, 3, 4, 6]
     assert [part.tolist() for part in rule.to_ours(joined, [4, 2])] == [[1, 2, 3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"layer_types": KINDS, "tie_word_embeddings": True, "attention_bias": True}], ids=str
+)
+def test_text_decoder_beside_an_image_encoder(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Texts have the logits of the whole model. The decoder is published alone."""
+    theirs = make("images", **options)
+    theirs.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert imported.head.dropped == ("model.visual.*",)
+    assert "Qwen3_5ForConditionalGeneration" in imported.comparison.against
+    assert imported.comparison.exact < 1e-11
+    assert (imported.spec.config.eos_token_id, imported.spec.config.pad_token_id) == (7, 0)
+    ours = library.load(tmp_path / "ours").double().eval()
+    ids = torch.randint(61, (2, 70), generator=torch.Generator().manual_seed(1))
+    with Exact(theirs.double()), torch.inference_mode():
+        assert_close(ours(ids), theirs(input_ids=ids).logits)
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "back").model_type == "qwen3_5_text"
+    alone: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "back").double()
+    with Exact(alone), torch.inference_mode():
+        assert_close(alone(ids).logits, ours(ids))
+    with pytest.raises(UsageError, match="include an image encoder, which the model lacks"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "other", model_type="qwen3_5")
+
+
+def test_image_encoder_is_reported(tmp_path: Path, zoo: Callable[..., Any]) -> None:
+    make("images").save_pretrained(tmp_path / "hub")
+    said = zoo("import", tmp_path / "hub", "-o", tmp_path / "ours")
+    assert said.status == 0
+    assert "dropped: model.visual.*" in said.out + said.err
+    zoo("import", tmp_path / "hub", "-o", tmp_path / "strict", "--strict").failed(2, "model.visual.* would be dropped")
 
 
 ROPE = SIZES["rope_parameters"]

@@ -68,7 +68,15 @@ class TensorReader:
         expected = {origin.name for found in origins.values() for origin in found}
         matched = layout.match(self.tensors, expected, spec.config)
         files = {name: file for file, name in matched.items()}
-        problems = [f"unexpected {file}" for file, name in matched.items() if name not in expected]
+        strange = {file: name for file, name in matched.items() if name not in expected}
+        left_out = [
+            pattern for pattern in layout.left_out if any(fnmatchcase(name, pattern) for name in strange.values())
+        ]
+        problems = [
+            f"unexpected {file}"
+            for file, name in strange.items()
+            if not any(fnmatchcase(name, pattern) for pattern in left_out)
+        ]
         problems += [f"{file} duplicates {files[name]}" for file, name in matched.items() if files[name] != file]
         missing = []
         for ours, (_, aliases) in self.groups.items():
@@ -91,8 +99,9 @@ class TensorReader:
         if problems and of is None:
             what = f"the weights do not fit the configuration ({'; '.join(problems)})"
             raise ArtifactError(what, checkpoint.where)
-        self.dropped = tuple(file for file in of.used if file not in self.used) if of is not None else ()
-        """Tensors of the checkpoint that only the model of ``of`` has."""
+        others = () if of is None else tuple(file for file in of.used if file not in self.used)
+        self.dropped = (*others, *left_out)
+        """Tensors of the checkpoint that only the model of ``of`` has, and patterns of those that no model has."""
         absent = [name for name in self.groups if name not in self.sources]
         if of is not None and 2 * sum(self.groups[name][0].numel() for name in absent) > sum(
             tensor.numel() for tensor, _ in self.groups.values()

@@ -30,7 +30,7 @@ class HeadChange:
     new: tuple[str, ...] = ()
     """Initialised tensors, by zoo's names."""
     dropped: tuple[str, ...] = ()
-    """Tensors that were left out, by their names in the source."""
+    """Tensors that were left out, by their names in the source; ``*`` stands for a whole part of it."""
 
     def changes(self) -> tuple[str, ...]:
         """Describe the replaced tensors for the record of the weights' origin."""

@@ -50,7 +50,7 @@ def _derive_phi3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str,
             raise UsageError(f"{key} {hub[key]!r} is not supported", where)
     width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
     return {
-        **read_partial_rotation(checkpoint, values["head_dim"] or width // max(heads, 1)),
+        **read_partial_rotation(hub, where, values["head_dim"] or width // max(heads, 1)),
         **sentence_encoder(checkpoint),
         "sliding_windows": (hub.get("sliding_window") or 0,),
     }

@@ -137,12 +137,13 @@ def read_frequencies(said: object, where: object, *, theta: object) -> dict[str,
 
 
 def read_partial_rotation(
-    checkpoint: Checkpoint, head_dim: int, *, part: float = 1.0, known: Sequence[str] = ()
+    hub: Mapping[str, Any], where: object, head_dim: int, *, part: float = 1.0, known: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Read rotary settings without scaling, which may rotate only a part of each head, by default this one.
 
     Args:
-        checkpoint: its config.json is read.
+        hub: the configuration, or a section of it.
+        where: its path, for errors.
         head_dim: width of a head.
         part: default of ``partial_rotary_factor``.
         known: further keys of the mapping, without effect on texts.
@@ -150,7 +151,6 @@ def read_partial_rotation(
     Returns:
         ``rope_theta`` and ``rotary_dim``.
     """
-    hub, where = checkpoint.config, checkpoint.config_file
     said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
     part = hub.get("partial_rotary_factor", part)
     if isinstance(said, dict):

@@ -32,5 +32,6 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
 def zoo_importers() -> Sequence[zoo.Importer]:
     return [
         zoo.Importer(name="qwen3_5_text", architecture="qwen3-next", layout="zoo_plugins.qwen3_next.hub:QWEN3_5"),
+        zoo.Importer(name="qwen3_5", architecture="qwen3-next", layout="zoo_plugins.qwen3_next.hub:QWEN3_5_IMAGES"),
         zoo.Importer(name="qwen3_next", architecture="qwen3-next-moe", layout="zoo_plugins.qwen3_next.hub:QWEN3_NEXT"),
     ]

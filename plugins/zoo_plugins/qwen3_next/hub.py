@@ -1,8 +1,13 @@
-"""Checkpoints of Qwen3.5's text decoder and of Qwen3-Next in the hub's layout: two groupings of the same tensors."""
+"""Checkpoints of Qwen3.5's text decoder and of Qwen3-Next in the hub's layout: two groupings of the same tensors.
+
+Qwen3.5 is published with an image encoder. Such files hold the decoder under another prefix, and its configuration in a
+section; the image encoder is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from zoo import UsageError
@@ -10,7 +15,7 @@ from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.llama.hub_shared import read_expert_layers, read_partial_rotation, write_expert_layers
 from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
 
-__all__ = ["QWEN3_5", "QWEN3_NEXT"]
+__all__ = ["QWEN3_5", "QWEN3_5_IMAGES", "QWEN3_NEXT"]
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _IMAGE_KEYS = ("mrope_section", "mrope_interleaved")
@@ -89,9 +94,17 @@ def _rules_next(c: Qwen3NextConfig) -> Sequence[Rule]:
     return _by_layer((*_shared_rules(c), *own), c)
 
 
+def _rules_images(c: Qwen3NextConfig) -> Sequence[Rule]:
+    ours = _rules_3_5(c)
+    return [replace(rule, theirs=rule.theirs.replace("model.", "model.language_model.", 1)) for rule in ours]
+
+
 def _read(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
+    return _read_layers(checkpoint.config, checkpoint.config_file, values)
+
+
+def _read_layers(hub: Mapping[str, Any], where: object, values: dict[str, Any]) -> dict[str, Any]:
     """Read rotary positions and the kinds of the layers, by default every fourth with full attention."""
-    hub, where = checkpoint.config, checkpoint.config_file
     count = Qwen3NextConfig.check_field("num_layers", values["num_layers"], where)
     period = hub.get("full_attention_interval", 4)
     if type(period) is not int or period < 1:
@@ -102,8 +115,22 @@ def _read(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
     width = Qwen3NextConfig.check_field("head_dim", values["head_dim"], where)
     return {
         "linear_layers": tuple(kind == _LINEAR for kind in kinds),
-        **read_partial_rotation(checkpoint, width, part=0.25, known=_IMAGE_KEYS),
+        **read_partial_rotation(hub, where, width, part=0.25, known=_IMAGE_KEYS),
     }
+
+
+def _read_images(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
+    """Read the section of the text decoder, which also names the tokens."""
+    hub, where = QWEN3_5_IMAGES.section(checkpoint, _TEXT), f"{checkpoint.config_file}, {_TEXT}"
+    for key, wanted in _REQUIRED.items():
+        if hub.get(key, wanted) != wanted:
+            raise UsageError(f"{key} {hub[key]!r} is not supported, only {wanted!r}", where)
+    tokens = {key: hub[key] for key in _NO_TOKENS if hub.get(key) is not None}
+    return {**tokens, **_read_layers(hub, where, values)}
+
+
+def _refuse_images(c: Qwen3NextConfig) -> dict[str, Any]:
+    raise UsageError("files of Qwen3_5ForConditionalGeneration include an image encoder, which the model lacks")
 
 
 def _read_next(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
@@ -150,11 +177,10 @@ def _fields(*, vocab: int, hidden: int, layers: int, inner: int, kv_heads: int) 
     )
 
 
-_COMMON: dict[str, Any] = {
-    "prefix": "model.",
-    "ignored_tensors": (r".*\.rotary_emb\.inv_freq", r"(model\.)?mtp\..*"),
-    "required_values": {"attn_output_gate": True, "mamba_ssm_dtype": "float32"},
-}
+_TEXT = "text_config"
+_REQUIRED = {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}
+_UNUSED = (r".*\.rotary_emb\.inv_freq", r"(model\.)?mtp\..*")
+_COMMON: dict[str, Any] = {"prefix": "model.", "ignored_tensors": _UNUSED, "required_values": _REQUIRED}
 _KEYS = (
     "layer_types",
     "full_attention_interval",
@@ -166,9 +192,12 @@ _KEYS = (
 )
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
+_FIELDS_3_5 = _fields(vocab=248320, hidden=4096, layers=32, inner=12288, kv_heads=4)
+_TIED = "tie_word_embeddings"
+
 QWEN3_5 = Layout(
     classes={"Qwen3_5ForCausalLM": "text-generation"},
-    fields=_fields(vocab=248320, hidden=4096, layers=32, inner=12288, kv_heads=4),
+    fields=_FIELDS_3_5,
     rules=_rules_3_5,
     ignored_keys=_KEYS,
     read_extra=_read,
@@ -177,6 +206,21 @@ QWEN3_5 = Layout(
     **_COMMON,
 )
 """``model_type`` qwen3_5_text, the decoder of Qwen3.5 without its image encoder."""
+
+QWEN3_5_IMAGES = Layout(
+    classes={"Qwen3_5ForConditionalGeneration": "text-generation"},
+    fields=[field for field in _FIELDS_3_5 if field.theirs == _TIED],
+    sections={_TEXT: [field for field in _FIELDS_3_5 if field.theirs != _TIED]},
+    rules=_rules_images,
+    ignored_tensors=_UNUSED,
+    left_out=("model.visual.*",),
+    ignored_keys=(*_KEYS, *_REQUIRED, _TIED, "vision_config", "image_token_id", "video_token_id", "vision_*_token_id"),
+    read_extra=_read_images,
+    write_extra=_refuse_images,
+    constant={"model_type": "qwen3_5"},
+)
+"""``model_type`` qwen3_5, whose image encoder is left out. Only read: without that encoder, the files are of
+``model_type`` qwen3_5_text. ``tie_word_embeddings`` is that of the whole model."""
 
 QWEN3_NEXT = Layout(
     classes={"Qwen3NextForCausalLM": "text-generation"},
