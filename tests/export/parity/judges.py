@@ -130,6 +130,11 @@ FAMILIES = {
     ),
     "performer": Study("performer-tiny", ("attention_rank=8",), size=_NARROW),
     "product-key memory": Study("product-key-memory-tiny", ("memory_keys=8", "memory_query_size=8"), size=_NARROW),
+    "qwen3-next": Study(
+        "qwen3-next-tiny",
+        ("linear_layers=[true, false]", "num_kv_heads=2", "head_dim=8", "linear_num_heads=4", "linear_head_dim=4"),
+        size=(*_NARROW, "linear_num_key_heads=2", "linear_key_head_dim=4"),
+    ),
     "reformer": Study(
         "reformer-tiny",
         ("head_dim=4", "axial_shape=[4, 8]", "axial_sizes=[4, 12]", "local_chunk_length=4", "lsh_chunk_length=8"),
