@@ -19,6 +19,7 @@ from zoo_runtime.generation.options import Generation
 
 if TYPE_CHECKING:
     from zoo_runtime.generation.constraints import Matcher
+    from zoo_runtime.generation.timestamps import Timestamps
 
 __all__ = ["Array", "Choices", "Continuation", "Ranked", "draw", "log_softmax", "probabilities", "rank"]
 
@@ -136,14 +137,21 @@ class Choices:
         options: options of generation.
         ends: end tokens, which are suppressed until ``min_new_tokens``.
         bias: the option ``logit_bias`` in token ids.
+        timestamps: the tokens of timestamps, for a text that has them.
     """
 
-    def __init__(self, options: Generation, ends: frozenset[int], bias: Bias | None = None) -> None:
-        self.options, self.bias = options, bias
+    def __init__(
+        self,
+        options: Generation,
+        ends: frozenset[int],
+        bias: Bias | None = None,
+        timestamps: Timestamps | None = None,
+    ) -> None:
+        self.options, self.bias, self.timestamps = options, bias, timestamps
         self.held = sorted(ends.union(options.stop_token_ids))
         default = Generation()
         self._penalises = any(getattr(options, name) != getattr(default, name) for name in _PENALTIES)
-        self._penalises |= bias is not None
+        self._penalises |= bias is not None or timestamps is not None
 
     def __call__(self, logits: Array, rows: Sequence[Continuation]) -> Array:
         """Pick tokens (B,) from logits (B, V). A row with non-finite logits fails, and its token is meaningless."""
@@ -192,6 +200,8 @@ class Choices:
         logits[list(options.suppress_tokens)] = -np.inf
         if count == int(options.forced_bos_token_id is not None and len(text) - count == 1):
             logits[list(options.begin_suppress_tokens)] = -np.inf
+        if self.timestamps is not None:
+            self.timestamps.restrict(logits, text[len(text) - count :])
         forced = options.forced_eos_token_id if count == limit - 1 else None
         if forced is None and self.forces_first(text):
             forced = options.forced_bos_token_id

@@ -13,15 +13,20 @@ from zoo.artifact import GENERATION
 from zoo.audio import HOP, SAMPLING_RATE, AudioReader, log_mel
 from zoo.contract import Size
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime.generation.choices import Ranked
+from zoo_runtime.generation.choices import Choices, Ranked
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.text import GrowingText, printable
+from zoo_runtime.generation.timestamps import Segment, Timestamps
 from zoo_runtime.runner import Answer, Context, Tokens, chosen_adapters
 from zoo_runtime.stepper import Array, Stepper
 from zoo_runtime.tasks.generate import Generate
 from zoo_runtime.tasks.speech_prompt import SpeechPrompt
 
 __all__ = ["Sound", "SpeechOptions", "SpeechRecognition"]
+
+
+_STEP = 2 * HOP
+"""Samples per step of a timestamp: 20 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,9 @@ class SpeechOptions(Generation):
     windows: bool = False
     """Whether to read a longer sound in windows of the model's length, one after another. They are cut anywhere, so a
     word at a border may be lost; by default, a longer sound is refused."""
+    timestamps: bool = False
+    """Whether to divide the text into segments with times. A longer sound is read in windows of which each begins where
+    the last complete segment ends (Radford et al. 2022, section 3.8)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Sound(Tokens):
 
 class SpeechRecognition(Generate):
     """``generated``, the text of a sound, and its ``generated_ids``, ``seconds`` and ``language``.
+
+    With ``timestamps``, also ``segments``, each with ``start`` and ``end`` in seconds, ``text`` and ``ids``.
 
     An input is a WAV file, its bytes, or an array: see :class:`zoo.audio.AudioReader`. It is padded with silence to the
     length of the model. Unset options come from the model's generation_config.json, as does the prompt.
@@ -79,8 +89,13 @@ class SpeechRecognition(Generate):
         if start is None:
             raise UsageError("the model has no decoder_start_token_id", session.path)
         path = session.path / GENERATION if GENERATION in session.stored.files else None
-        self.speech = SpeechPrompt.read(path, start, language=chosen.language, translate=chosen.translate)
-        if self.in_one_graph and self.speech.tokens() != [start]:
+        self.speech = SpeechPrompt.read(
+            path, start, language=chosen.language, translate=chosen.translate, timestamps=chosen.timestamps
+        )
+        self.times = self._timestamps()
+        if self.times is not None:
+            self.choose = Choices(chosen, self.ends, self.choose.bias, self.times)
+        if self.in_one_graph and (self.speech.tokens() != [start] or chosen.timestamps):
             raise UsageError("this variant writes no prompt", session.path, "choose another variant")
         drafter = None if self.drafting is None else self.drafting.drafter
         if isinstance(drafter, SpeechRecognition) and drafter.longest != self.longest:
@@ -88,6 +103,15 @@ class SpeechRecognition(Generate):
             what = f"the model that drafts reads {lengths}"
             raise UsageError(what, drafter.session.path, "choose one of the same length")
         self.reader = AudioReader()
+
+    def _timestamps(self) -> Timestamps | None:
+        """Return the tokens of timestamps, if they are wanted."""
+        none = self.speech.no_timestamps
+        if not self.chosen.timestamps or none is None:
+            return None
+        if not self.ends:
+            raise UsageError("timestamps need an eos_token_id", self.session.path, "leave out timestamps")
+        return Timestamps(none + 1, min(self.ends), self.speech.latest_start)
 
     def samples(self) -> Sequence[Any]:
         """Return a rising tone, noise that ends in silence, and a single sample."""
@@ -100,10 +124,10 @@ class SpeechRecognition(Generate):
         """Read a sound. Raises :class:`zoo.ArtifactError` if it is too long, unless windows are read."""
         where = f"input {number}"
         samples = self.reader.read(value, where)
-        if len(samples) > self.longest and not self.chosen.windows:
+        if len(samples) > self.longest and not (self.chosen.windows or self.chosen.timestamps):
             lengths = f"{len(samples) / SAMPLING_RATE:.1f} s of sound exceed the model's"
             what = f"{lengths} {self.longest / SAMPLING_RATE:g} s"
-            raise ArtifactError(what, where, "cut it, or set windows=true")
+            raise ArtifactError(what, where, "cut it, or set windows=true or timestamps=true")
         return Sound(number, self.speech.tokens(), samples=samples)
 
     def size(self, item: Tokens) -> int:
@@ -149,11 +173,65 @@ class SpeechRecognition(Generate):
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         """Answer each window of each sound, and join the answers of a sound."""
+        if self.times is not None:
+            return self._timed(items, self.times)
         parts = [self.windows(item) for item in items]
         rows = list(chain.from_iterable(parts))
         batches = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
         found = iter([result for batch in batches for result in super(SpeechRecognition, self).answer(batch)])
         return [self._joined([next(found) for _ in part]) for part in parts]
+
+    def _timed(self, items: Sequence[Tokens], times: Timestamps) -> list[Any]:
+        """Answer sounds with segments. All sounds that are not finished advance by a window at a time."""
+        waiting = {place: item for place, item in enumerate(items) if isinstance(item, Sound)}
+        starts, results, segments = [0] * len(items), [[] for _ in items], [[] for _ in items]  # type: ignore[var-annotated]
+        while waiting:
+            rows = [
+                replace(item, samples=item.samples[starts[place] : starts[place] + self.longest])
+                for place, item in waiting.items()
+            ]
+            batches = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
+            found = [result for batch in batches for result in super(SpeechRecognition, self).answer(batch)]
+            for (place, item), row, result in zip(list(waiting.items()), rows, found, strict=True):
+                results[place].append(result)
+                if not isinstance(result, dict):
+                    del waiting[place]
+                    continue
+                ids = [token for token in result["generated_ids"] if token not in self.ends]
+                parts, steps = times.split(ids, -(-len(row.samples) // _STEP))
+                segments[place] += [self._segment(item, part, starts[place], times) for part in parts]
+                starts[place] += max(steps, 1) * _STEP
+                if starts[place] >= len(item.samples):
+                    del waiting[place]
+                elif result["language"] is not None:
+                    tokens = self.speech.tokens(result["language"])
+                    waiting[place] = replace(item, ids=tokens, has_language=True)
+        return [self._with_segments(*found) for found in zip(items, results, segments, strict=True)]
+
+    def _segment(self, item: Tokens, segment: Segment, offset: int, times: Timestamps) -> dict[str, Any]:
+        words = [token for token in segment.ids if token < times.first]
+        text = None
+        if self.session.tokenizer is not None:
+            text = self.tokenizer.target.continuation(self.prompt(item), words)
+        start, end = ((offset + step * _STEP) / SAMPLING_RATE for step in (segment.start, segment.end))
+        return {"start": start, "end": end, "text": text, "ids": segment.ids}
+
+    def _with_segments(self, item: Tokens, results: Sequence[Any], segments: list[dict[str, Any]]) -> Any:
+        """Return the result of a sound, given those of its windows and its segments, or the first error."""
+        joined = self._joined(results)
+        if not isinstance(joined, dict):
+            return joined
+        assert isinstance(item, Sound)
+        texts = [segment["text"] for segment in segments]
+        if len(results) > 1:
+            joined.pop("logprobs", None)  # those of the windows remain
+        return {
+            **joined,
+            "seconds": len(item.samples) / SAMPLING_RATE,
+            "generated_ids": list(chain.from_iterable(segment["ids"] for segment in segments)),
+            "generated": None if None in texts else "".join(texts),
+            "segments": segments,
+        }
 
     def _joined(self, results: Sequence[Any]) -> Any:
         """Return the result of a sound, given those of its windows, or the first error."""
@@ -173,6 +251,12 @@ class SpeechRecognition(Generate):
             "generated": None if None in texts else "".join(texts),
             "windows": results,
         }
+
+    def stream(self, item: Tokens) -> Iterator[str]:
+        """Yield the text piece by piece. Raises :class:`UsageError` with timestamps, whose texts may be cut later."""
+        if self.times is not None:
+            raise UsageError("texts with timestamps cannot stream", self.session.path, "leave out timestamps")
+        return super().stream(item)
 
     def _pieces(self, item: Tokens) -> Iterator[str]:
         return chain.from_iterable(map(super()._pieces, self.windows(item)))

@@ -39,9 +39,15 @@ class SpeechPrompt:
     """Code of the chosen language."""
     task: str | None = None
     """The chosen task."""
+    timestamps: bool = False
+    """Whether texts have timestamps."""
+    latest_start: int | None = None
+    """``max_initial_timestamp_index``, the largest first timestamp."""
 
     @classmethod
-    def read(cls, path: Path | None, start: int, *, language: str | None, translate: bool) -> Self:
+    def read(
+        cls, path: Path | None, start: int, *, language: str | None, translate: bool, timestamps: bool = False
+    ) -> Self:
         """Return the prompt that a model's generation_config.json describes.
 
         Args:
@@ -49,10 +55,11 @@ class SpeechPrompt:
             start: the first token.
             language: code of the chosen language; by default that of the file, else it is detected.
             translate: whether to translate to English.
+            timestamps: whether texts have timestamps.
 
         Raises:
             ArtifactError: the file is malformed.
-            UsageError: the model has no such language, or cannot translate.
+            UsageError: the model has no such language, cannot translate, or has no timestamps.
         """
         stored: Mapping[str, Any] = {} if path is None else load_json(path)
         languages = {key.strip("<|>"): token for key, token in _tokens(stored, "lang_to_id", path).items()}
@@ -68,7 +75,13 @@ class SpeechPrompt:
         none = stored.get("no_timestamps_token_id")
         if none is not None and not _is_token(none):
             raise ArtifactError(f"no_timestamps_token_id must be a token id, got {none!r}", path)
-        return cls(start, languages, tasks, none, _forced(stored, path), code, task)
+        if timestamps and none is None:
+            what = "the model has no timestamps: its generation_config.json lacks no_timestamps_token_id"
+            raise UsageError(what, path, "leave out timestamps")
+        latest = stored.get("max_initial_timestamp_index")
+        if latest is not None and not _is_token(latest):
+            raise ArtifactError(f"max_initial_timestamp_index must be a number of steps, got {latest!r}", path)
+        return cls(start, languages, tasks, none, _forced(stored, path), code, task, timestamps, latest)
 
     @property
     def detects(self) -> bool:
@@ -90,7 +103,9 @@ class SpeechPrompt:
             found.append(self.tasks[self.task])
         elif self.language is not None and "transcribe" in self.tasks:
             found.append(self.tasks["transcribe"])
-        if self.no_timestamps is not None and found[-1] != self.no_timestamps:
+        if self.timestamps and found[-1] == self.no_timestamps:
+            found.pop()
+        if not self.timestamps and self.no_timestamps is not None and found[-1] != self.no_timestamps:
             found.append(self.no_timestamps)
         return [token for token in found if token is not None]
 
