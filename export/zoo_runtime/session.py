@@ -523,7 +523,7 @@ class Session:
             what = f"the variant {self.export.variant or 'that is open'} has no rows of its own"
             raise UsageError(what, self.path, f"open the variant {SERVING}")
         graph = self.graphs[-1]
-        return Rows(self.sessions[graph.name], self.sessions[PREFILL], graph, self.dtype)
+        return Rows(self.sessions[graph.name], self.sessions[PREFILL], graph, self.dtype, self.option("max_seq_len"))
 
     def draft(self, directory: str | os.PathLike[str]) -> Session:
         """Open another exported model, which drafts tokens for this one. It closes with this session."""

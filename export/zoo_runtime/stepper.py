@@ -5,11 +5,14 @@ B rows, T new tokens, V vocabulary, H width of an embedding.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+import operator
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
-__all__ = ["Array", "Stepper"]
+from zoo.errors import ArtifactError, UsageError
+
+__all__ = ["Array", "Stepper", "check_count", "check_mask", "check_rows", "check_saved", "check_tokens"]
 
 Array = np.ndarray[Any, Any]
 
@@ -48,16 +51,22 @@ class Stepper(Protocol):
 
         Args:
             tokens: token ids (B, T), or embeddings (B, T, H) for a graph that reads those.
-            mask: (B, T), 0 for padding; all 1 by default. Ignored by graphs without a mask.
+            mask: (B, T), 0 for padding; all 1 by default. Ignored by graphs without a mask. If a model supports padding
+                on the left alone, a row has padding before its first token only, in this step and in later ones.
             every: return the logits of all positions, (B, T, V).
 
         Raises:
-            UsageError: the tokens have the wrong shape, do not fit in the positions, or the stepper is closed.
+            UsageError: the tokens or the mask have the wrong shape or type, padding is in a place that the model does
+                not support, the tokens do not fit in the positions, or the stepper is closed.
+            ArtifactError: a token is not in the vocabulary.
         """
         ...
 
     def take(self, rows: Array) -> None:
-        """Continue with the given rows, in the given order. Rows may repeat, and others are dropped."""
+        """Continue with the given rows, in the given order. Rows may repeat, and others are dropped.
+
+        Raises :class:`zoo.UsageError` if one does not exist, or there is none.
+        """
         ...
 
     def roll_back(self, count: int) -> None:
@@ -72,7 +81,10 @@ class Stepper(Protocol):
         ...
 
     def restore(self, saved: Any) -> None:
-        """Return to a past of this stepper that :meth:`save` returned, including its rows."""
+        """Return to a past of this stepper that :meth:`save` returned, including its rows.
+
+        Raises :class:`zoo.UsageError` for anything else.
+        """
         ...
 
     def close(self) -> None:
@@ -82,3 +94,93 @@ class Stepper(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+# Checks of arguments.
+
+
+def check_tokens(tokens: Any, rows: int, *, name: str, width: int | None, upper: int | None, where: str) -> Array:
+    """Return the tokens of a step as an array: ids (B, T), or embeddings (B, T, H) of a given width.
+
+    Raises:
+        UsageError: they have another shape or type.
+        ArtifactError: an id is not below ``upper``.
+    """
+    array = _as_array(tokens, name, where)
+    wanted = (rows, *array.shape[1:2], *([] if width is None else [width]))
+    if array.shape != wanted or not array.shape[1]:
+        kind = "token ids (rows, tokens)" if width is None else "embeddings (rows, tokens, width)"
+        raise UsageError(f"{name} must be {kind} of {rows} rows, got {array.shape}", where)
+    if array.dtype.kind not in ("iu" if width is None else "fiu"):
+        kind = "integers" if width is None else "numbers"
+        raise UsageError(f"{name} must be {kind}, got {array.dtype}", where)
+    if width is None and upper is not None and (array.min() < 0 or array.max() >= upper):
+        row, place = np.argwhere((array < 0) | (array >= upper))[0]
+        raise ArtifactError(f"token {array[row, place]} is not in the vocabulary of {upper}", f"row {row}")
+    return array
+
+
+def check_mask(mask: Any, seen: Array, shape: tuple[int, int], padding: Literal["both", "left", "right"]) -> Array:
+    """Return the mask of a step as an array of integers, (B, T).
+
+    Args:
+        mask: 1 for a token, 0 for padding; integers or booleans.
+        seen: (B,), whether each row has a token in its past.
+        shape: B and T.
+        padding: where the model supports padding.
+
+    Raises :class:`UsageError` for another shape, other values, or, if the model supports padding on the left alone, for
+    padding after a row's first token.
+    """
+    array = _as_array(mask, "the mask", None)
+    if array.shape != shape:
+        raise UsageError(f"the mask must be {shape} like the tokens, got {array.shape}")
+    if array.dtype.kind not in "biu" or not ((array == 0) | (array == 1)).all():
+        raise UsageError("the mask must be 1 for tokens and 0 for padding")
+    array = array.astype(np.int64)
+    if padding == "left":
+        started = np.maximum.accumulate(np.concatenate((seen[:, None], array > 0), axis=1), axis=1)
+        if late := np.flatnonzero((started[:, 1:] & (array == 0)).any(axis=1)).tolist():
+            what = f"row {late[0]} has padding after its first token, where the model does not support it"
+            raise UsageError(what, None, "read rows of different lengths in steppers of their own")
+    return array
+
+
+def check_rows(rows: Any, count: int, where: str) -> Array:
+    """Return numbers of rows as an array, (N,).
+
+    Raises :class:`UsageError` unless there is one, and all are from 0 to ``count`` - 1.
+    """
+    array = _as_array(rows, "rows", where)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise UsageError(f"rows must be a list of one or more numbers of rows, got {rows!r}"[:200], where)
+    if array.min() < 0 or array.max() >= count:
+        wrong = array[(array < 0) | (array >= count)][0]
+        raise UsageError(f"there is no row {wrong}: the stepper has {count}", where, "count rows from 0")
+    return array
+
+
+def check_count(count: Any, length: int, where: str) -> int:
+    """Return the number of positions to forget. Raises :class:`UsageError` unless it is from 0 to ``length``."""
+    try:
+        number = operator.index(count)
+    except TypeError:
+        raise UsageError(f"the number of positions to roll back must be an integer, got {count!r}", where) from None
+    if number < 0:
+        raise UsageError(f"the number of positions to roll back must be at least 0, got {number}", where)
+    if number > length:
+        raise UsageError(f"cannot roll back {number} of {length} positions", where)
+    return number
+
+
+def check_saved(saved: Any, kind: type, owner: object, where: str) -> None:
+    """Raise :class:`UsageError` unless a past was saved by the stepper that is to restore it."""
+    if not isinstance(saved, kind) or getattr(saved, "owner", None) is not owner:
+        raise UsageError("not a past that this stepper has saved", where, "give what its save() returned")
+
+
+def _as_array(value: Any, name: str, where: str | None) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise UsageError(f"{name} must be rows of equal length", where) from None

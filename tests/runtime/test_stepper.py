@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import zoo as library
+from tests.conftest import text_generator
 from tests.exported import LIVELY
-from tests.runtime.test_decoder import EMBEDDED, EMBEDDED_PLUGIN
+from tests.runtime.test_decoder import EMBEDDED
 from zoo.errors import UsageError
 from zoo.nn import Cache
 from zoo_export.export import export_graphs_only
@@ -164,7 +165,7 @@ def test_model_without_a_past_is_refused(exported_model: Callable[..., Path]) ->
 
 @pytest.mark.slow
 def test_embeddings_are_steps_too(install: Any, tmp_path: Path) -> None:
-    install("zoo-embedded", EMBEDDED_PLUGIN, files=EMBEDDED)
+    install("zoo-embedded", text_generator("embedded"), files=EMBEDDED)
     model = library.create_model("embedded")
     folder = library.save(model, tmp_path / "embedded")
     export_graphs_only(folder)

@@ -23,6 +23,7 @@ from zoo_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
+from zoo_runtime.stepper import check_count, check_mask, check_rows, check_saved, check_tokens
 from zoo_runtime.values import refusing_sizes, to_array, to_value
 
 __all__ = ["Array", "Decoder", "Saved", "take_rows"]
@@ -34,6 +35,8 @@ Array = np.ndarray[Any, Any]
 class Saved:
     """The past of a :class:`Decoder` at some length."""
 
+    owner: object
+    """Identifies the decoder."""
     length: int
     mask: Array
     origins: Array
@@ -74,6 +77,11 @@ class Decoder:
         self.closed = False
         self.device = device_of(session)
         self.input_name, self.embedding_size, self.mask_name = _text_inputs(graph)
+        specs = {tensor.name: tensor for tensor in graph.input_tensors()}
+        self.upper = specs[self.input_name].upper
+        """Number of token ids, if the graph declares one."""
+        self.padding = specs[self.mask_name].padding if self.mask_name else "both"
+        """Where the model supports padding."""
         inputs = {item.name for item in session.get_inputs()}
         empty = empty_past(graph, rows, dtype)
         known = {self.input_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
@@ -99,6 +107,7 @@ class Decoder:
         """Names of the past and the present of each of ``values``."""
         self.values = [to_value(empty[past], self.device) for past, _ in self.passed]
         """The rest of the past: outputs of the last call."""
+        self.owner = object()
         self.mask = np.zeros((rows, 0), np.int64)
         self.origins = np.arange(rows)
         """Index of the initial row that each row comes from. Rows with the same origin have the same constants."""
@@ -124,7 +133,7 @@ class Decoder:
 
         See :meth:`zoo_runtime.Stepper.step`.
         """
-        self._check(tokens, mask)
+        tokens, mask = self._check(tokens, mask)
         count = tokens.shape[1]
         total = self.length + count
         self._extend_mask(mask, total)
@@ -162,6 +171,8 @@ class Decoder:
 
     def take(self, rows: Array) -> None:
         """Continue with the given rows, in the given order. Rows may repeat."""
+        self._check_open()
+        rows = check_rows(rows, self.rows, self._where)
         if np.array_equal(rows, np.arange(len(self.mask))):
             return
         as_many = len(rows) == len(self.mask)
@@ -185,11 +196,11 @@ class Decoder:
 
     def roll_back(self, count: int) -> None:
         """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
-        if not 0 <= count <= self.length:
-            raise UsageError(f"cannot roll back {count} of {self.length} positions", f"graph {self.graph.name}")
+        self._check_open()
+        count = check_count(count, self.length, self._where)
         if count and not self.can_roll_back:
             what = "the past holds states, which cannot be rolled back"
-            raise UsageError(what, f"graph {self.graph.name}", "save the past before, and restore it")
+            raise UsageError(what, self._where, "save the past before, and restore it")
         self.length -= count
         if count and self.buffers is None:
             axis = self.graph.growing_pairs()[0][0].dims.index(str(self.graph.past_length))
@@ -198,12 +209,15 @@ class Decoder:
 
     def save(self) -> Saved:
         """Return the past. Buffers are copied; values that the graph returns anew each time are not."""
+        self._check_open()
         filled = [] if self.buffers is None else [array.copy() for array in self.buffers.filled(self.length)]
         mask = self.mask[:, : self.length].copy()
-        return Saved(self.length, mask, self.origins, dict(self.constants), list(self.values), filled)
+        return Saved(self.owner, self.length, mask, self.origins, dict(self.constants), list(self.values), filled)
 
     def restore(self, saved: Saved) -> None:
         """Return to a saved past and its rows."""
+        self._check_open()
+        check_saved(saved, Saved, self.owner, self._where)
         self.length, self.mask, self.origins = saved.length, saved.mask.copy(), saved.origins
         self.constants, self.values = dict(saved.constants), list(saved.values)
         if self.buffers is not None:
@@ -224,20 +238,26 @@ class Decoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, tokens: Array, mask: Array | None) -> None:
-        """Raise :class:`UsageError` unless a step can read the tokens."""
-        where = f"graph {self.graph.name}"
+    @property
+    def _where(self) -> str:
+        return f"graph {self.graph.name}"
+
+    def _check_open(self) -> None:
         if self.closed:
-            raise UsageError("the stepper is closed", where, "open another")
-        wanted = (self.rows, *tokens.shape[1:2], *([] if self.embedding_size is None else [self.embedding_size]))
-        if tokens.shape != wanted or not tokens.shape[1]:
-            kind = "token ids (rows, tokens)" if self.embedding_size is None else "embeddings (rows, tokens, width)"
-            raise UsageError(f"{self.input_name} must be {kind} of {self.rows} rows, got {tokens.shape}", where)
-        if mask is not None and mask.shape != tokens.shape[:2]:
-            raise UsageError(f"the mask must be {tokens.shape[:2]} like the tokens, got {mask.shape}", where)
+            raise UsageError("the stepper is closed", self._where, "open another")
+
+    def _check(self, tokens: Array, mask: Array | None) -> tuple[Array, Array | None]:
+        """Return the tokens and the mask of a step. Raises :class:`UsageError` if it cannot read them."""
+        self._check_open()
+        width, upper, where = self.embedding_size, self.upper, self._where
+        tokens = check_tokens(tokens, self.rows, name=self.input_name, width=width, upper=upper, where=where)
         if self.room is not None and tokens.shape[1] > self.room:
             what = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
             raise UsageError(what, where)
+        if mask is not None:
+            seen = self.mask[:, : self.length].any(axis=1)
+            mask = check_mask(mask, seen, (self.rows, tokens.shape[1]), self.padding)
+        return tokens, mask
 
     def _bind_constants(self) -> None:
         for name, value in self.constants.items():

@@ -27,18 +27,19 @@ def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None 
         raise UsageError(f"graph {graph.name} cannot be stepped through: it needs logits and a past", session.path)
     if rows is None:
         rows = len(next(iter(feeds.values()))) if feeds else 1
+    if type(rows) is not int or rows < 1:
+        raise UsageError(f"the number of rows must be an integer of at least 1, got {rows!r}", session.path)
     for name, array in feeds.items():
         if len(array) != rows:
             raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
-    positions = session.option("max_seq_len")
     if sizes := serving_sizes(session):
-        return _open_rows(session, _encode(session, feeds, sizes), rows, positions)
+        return _open_rows(session, _encode(session, feeds, sizes), rows)
     known = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
     for encoder in encoders:
         if not {tensor.name for tensor in encoder.output_tensors()} <= known.keys():
             known |= _run(session.sessions[encoder.name], encoder.name, known)
     opened = session.sessions[graph.name]
-    return Decoder(opened, graph, known, rows, session.dtype, positions=positions)
+    return Decoder(opened, graph, known, rows, session.dtype, positions=session.option("max_seq_len"))
 
 
 def serving_sizes(session: Context) -> Mapping[str, int]:
@@ -46,14 +47,14 @@ def serving_sizes(session: Context) -> Mapping[str, int]:
     return sizes_of_session(session.sessions[PREFILL]) if session.export.variant == SERVING else {}
 
 
-def _open_rows(session: Context, known: Mapping[str, Array], count: int, positions: int | None) -> Stepper:
+def _open_rows(session: Context, known: Mapping[str, Array], count: int) -> Stepper:
     """Open a stepper on buffers that no other uses."""
     try:
         rows = session.free_rows.pop()
     except IndexError:
         rows = session.open_rows()
     constants = {name: known[name] for name in rows.constants if name in known}
-    return RowDecoder(rows, session.free_rows, count, constants, positions)
+    return RowDecoder(rows, session.free_rows, count, constants)
 
 
 def _encode(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from zoo.errors import UsageError
 from zoo_runtime.serving.rows import Array, Rows, RowState
+from zoo_runtime.stepper import check_count, check_mask, check_rows, check_saved, check_tokens
 
 __all__ = ["RowDecoder"]
 
@@ -22,6 +23,8 @@ __all__ = ["RowDecoder"]
 class _Saved:
     """The past of a :class:`RowDecoder` at some length."""
 
+    owner: object
+    """Identifies the decoder."""
     read: Array
     states: Sequence[RowState]
 
@@ -37,21 +40,18 @@ class RowDecoder:
         free: where to return them.
         count: B.
         constants: the inputs that stay the same at every step, by name, (B, ...).
-        positions: maximum length of a row, if the model declares one.
 
     Raises:
         UsageError: the export has fewer rows, or an input is missing.
         ArtifactError: an input is longer than its buffer.
     """
 
-    def __init__(
-        self, rows: Rows, free: list[Rows], count: int, constants: Mapping[str, Array], positions: int | None = None
-    ) -> None:
+    def __init__(self, rows: Rows, free: list[Rows], count: int, constants: Mapping[str, Array]) -> None:
         self._rows, self._release = rows, weakref.finalize(self, free.append, rows)
         self._check_count(count)
-        limits = [limit for limit in (positions, rows.capacity) if limit is not None]
-        self.positions = min(limits, default=None)
+        self.positions = rows.limit
         """Maximum length of a row, or None."""
+        self._owner = object()
         self._places = list(range(count))
         """The row of the buffers of each row of the batch."""
         self._read = np.zeros((count, 0), bool)
@@ -89,8 +89,12 @@ class RowDecoder:
             ArtifactError: a token is not in the vocabulary.
         """
         self._check_open()
-        self._check(tokens, mask)
-        seen = np.ones(tokens.shape, bool) if mask is None else mask != 0
+        name, upper, where = self._rows.ids_name, self._rows.upper, self._where
+        tokens = check_tokens(tokens, self.rows, name=name, width=None, upper=upper, where=where)
+        shape = (self.rows, tokens.shape[1])
+        seen = np.ones(shape, bool)
+        if mask is not None:
+            seen = check_mask(mask, self._read.any(axis=1), shape, "both") > 0
         counts = seen.sum(1)
         if self.positions is not None:
             left = self.positions - self._rows.lengths[self._places]
@@ -99,13 +103,9 @@ class RowDecoder:
                 raise UsageError(what, self._where)
             seen = seen & (counts <= left)[:, None]
         new = {place: row[places] for place, row, places in zip(self._places, tokens, seen, strict=True)}
-        for place, some in new.items():
-            if (error := self._rows.refuse(place, some)) is not None:
-                raise error
         found = self._rows.extend(new, every=every)
         self._read = np.concatenate((self._read, seen), 1)
-        shape = tokens.shape if every else tokens.shape[:1]
-        logits = np.full((*shape, self._rows.vocabulary), np.nan, np.float32)
+        logits = np.full((*(shape if every else shape[:1]), self._rows.vocabulary), np.nan, np.float32)
         for row, place in enumerate(self._places):
             if (result := found.get(place)) is not None:
                 assert isinstance(result, np.ndarray)  # errors have been raised
@@ -118,6 +118,7 @@ class RowDecoder:
         Raises :class:`UsageError` if the export has fewer rows.
         """
         self._check_open()
+        rows = check_rows(rows, self.rows, self._where)
         self._check_count(len(rows))
         sources = [self._places[row] for row in rows]
         free = [place for place in range(self._rows.count) if place not in sources]
@@ -133,8 +134,7 @@ class RowDecoder:
     def roll_back(self, count: int) -> None:
         """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
         self._check_open()
-        if not 0 <= count <= self.length:
-            raise UsageError(f"cannot roll back {count} of {self.length} positions", self._where)
+        count = check_count(count, self.length, self._where)
         if count and not self.can_roll_back:
             what = "the past holds states, which cannot be rolled back"
             raise UsageError(what, self._where, "save the past before, and restore it")
@@ -146,11 +146,12 @@ class RowDecoder:
     def save(self) -> _Saved:
         """Return a copy of the past."""
         self._check_open()
-        return _Saved(self._read, [self._rows.save(place) for place in self._places])
+        return _Saved(self._owner, self._read, [self._rows.save(place) for place in self._places])
 
     def restore(self, saved: _Saved) -> None:
         """Return to a saved past and its rows."""
         self._check_open()
+        check_saved(saved, _Saved, self._owner, self._where)
         self._read, self._places = saved.read, list(range(len(saved.states)))
         for place, state in zip(self._places, saved.states, strict=True):
             self._rows.restore(place, state)
@@ -177,11 +178,3 @@ class RowDecoder:
         if count > self._rows.count:
             remedy = "give fewer inputs or beams, or export with a larger --fix batch=N"
             raise UsageError(f"the export has {self._rows.count} rows, not {count}", self._where, remedy)
-
-    def _check(self, tokens: Array, mask: Array | None) -> None:
-        """Raise :class:`UsageError` for tokens or a mask of a wrong shape."""
-        if tokens.ndim != 2 or len(tokens) != self.rows or not tokens.shape[1]:
-            what = f"{self._rows.ids_name} must be token ids (rows, tokens) of {self.rows} rows, got {tokens.shape}"
-            raise UsageError(what, self._where)
-        if mask is not None and mask.shape != tokens.shape:
-            raise UsageError(f"the mask must be {tokens.shape} like the tokens, got {mask.shape}", self._where)

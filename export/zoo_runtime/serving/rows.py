@@ -70,10 +70,16 @@ class Rows:
         prefill: a session on the graph for up to T tokens of each row.
         graph: the declaration of the decoder.
         dtype: dtype of floating-point values.
+        positions: maximum length of a row, if the model declares one.
     """
 
     def __init__(
-        self, step: ort.InferenceSession, prefill: ort.InferenceSession, graph: Graph, dtype: np.dtype[Any]
+        self,
+        step: ort.InferenceSession,
+        prefill: ort.InferenceSession,
+        graph: Graph,
+        dtype: np.dtype[Any],
+        positions: int | None = None,
     ) -> None:
         self.graph, self.device = graph, device_of(step)
         sizes = sizes_of_session(prefill)
@@ -81,7 +87,9 @@ class Rows:
         self.count = sizes["batch"]
         """B."""
         self.capacity = sizes[CAPACITY] if graph.growing_pairs() else None
-        """Tokens that a row has room for; None if its past has a fixed size."""
+        """Tokens that the caches have room for in a row; None if its past has a fixed size."""
+        self.limit = min((size for size in (self.capacity, positions) if size is not None), default=None)
+        """Maximum length of a row; None without a limit."""
         self.partial = len(graph.growing_pairs()) == len(graph.past_pairs())
         """Whether a call may add fewer tokens to a row than the graph reads. States would read the padding."""
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
@@ -95,6 +103,8 @@ class Rows:
         assert ids is not None
         self.ids_name = ids
         """The input for tokens."""
+        self.upper = next(tensor.upper for tensor in graph.input_tensors() if tensor.name == ids)
+        """Number of token ids, if the graph declares one."""
         self._specs = {tensor.name: tensor for tensor in graph.input_tensors()}
         pasts, inputs = {tensor.name for tensor in graph.past_tensors()}, {item.name for item in step.get_inputs()}
 
@@ -173,7 +183,7 @@ class Rows:
 
     def room(self, row: int) -> int | None:
         """Return how many more tokens fit into a row; None if any number does."""
-        return None if self.capacity is None else self.capacity - int(self.lengths[row])
+        return None if self.limit is None else self.limit - int(self.lengths[row])
 
     def past(self, name: str) -> Buffer:
         """Return the buffer of a tensor of the past."""
@@ -193,14 +203,14 @@ class Rows:
             vocabulary, and it stays as it was. Other rows are not affected.
 
         Raises:
-            UsageError: there is no row of that number.
+            UsageError: there is no row of that number, or the tokens are not a list of integers.
         """
         results: dict[int, Array | ArtifactError] = {}
         waiting: dict[int, Array] = {}
         for row, given in new.items():
             self._check_row(row)
-            tokens = np.asarray(given, np.int64)
-            error = self.refuse(row, tokens)
+            tokens = _token_list(row, given)
+            error = self._refuse(row, tokens)
             if error is not None:
                 results[row] = error
             elif len(tokens):
@@ -220,32 +230,50 @@ class Rows:
         return results | {row: np.concatenate(arrays) for row, arrays in parts.items()}
 
     def _check_row(self, row: int) -> None:
+        if not isinstance(row, int | np.integer) or isinstance(row, bool):
+            raise UsageError(f"the number of a row must be an integer, got {row!r}")
         if not 0 <= row < self.count:
             raise UsageError(f"there is no row {row}: the export has {self.count}", None, "count rows from 0")
 
-    def refuse(self, row: int, tokens: Array) -> ArtifactError | None:
+    def _refuse(self, row: int, tokens: Array) -> ArtifactError | None:
         """Return why new tokens of a row cannot be read, or None."""
-        room, upper = self.room(row), self._specs[self.ids_name].upper
+        room, upper = self.room(row), self.upper
         if room is not None and len(tokens) > room:
-            what = f"{len(tokens)} new tokens do not fit: the caches hold {self.lengths[row]} of {self.capacity}"
-            return ArtifactError(what, f"row {row}", f"export with a larger --fix {CAPACITY}=N")
+            if self.limit == self.capacity:
+                held, remedy = f"the caches hold {self.lengths[row]} of {self.limit}", f"a larger --fix {CAPACITY}=N"
+            else:
+                held, remedy = f"the row has {self.lengths[row]} of the model's {self.limit} positions", ""
+            what = f"{len(tokens)} new tokens do not fit: {held}"
+            return ArtifactError(what, f"row {row}", f"export with {remedy}" if remedy else "start the row again")
         wrong = tokens[(tokens < 0) | (tokens >= upper)] if upper is not None else tokens[:0]
         if len(wrong):
             return ArtifactError(f"token {wrong[0]} is not in the vocabulary of {upper}", f"row {row}")
         return None
 
     def _plan(self, waiting: Mapping[int, Array]) -> tuple[_Call, dict[int, int]]:
-        """Choose the next call, and the number of tokens that each row reads in it."""
+        """Choose the next call, and the number of tokens that each row reads in it.
+
+        Which graph reads a row's tokens depends on that row alone, because the last bits of their results differ.
+        """
         size = self._prefill.size
-        least = 1 if self.partial else size
+        least = 2 if self.partial else max(size, 2)
         counts = {
             row: min(len(tokens), size)
             for row, tokens in waiting.items()
             if len(tokens) >= least and (self.capacity is None or self.lengths[row] + size <= self.capacity)
         }
-        if max(counts.values(), default=0) > 1:
-            return self._prefill, counts
-        return self._step, dict.fromkeys(waiting, 1)
+        return (self._prefill, counts) if counts else (self._step, dict.fromkeys(waiting, 1))
+
+
+def _token_list(row: int, tokens: Any) -> Array:
+    """Return new tokens as an array, (T,). Raises :class:`UsageError` if they are not integers."""
+    try:
+        array = np.asarray(tokens)
+    except ValueError:
+        array = np.zeros((0, 0))
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise UsageError("new tokens must be a list of integers", f"row {row}")
+    return array if array.dtype == np.uint64 else array.astype(np.int64)
 
 
 class Buffer:
