@@ -556,3 +556,36 @@ def test_failed_second_export_keeps_the_first(
     zoo("export", "saved", "--onnx", "--force").failed(4, "nothing was written")
     assert snapshot() == before
     assert zoo("verify", "saved").status == 0
+
+
+POLICY = """
+import os, sys
+from zoo.cli import main
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), file=sys.__stdout__, flush=True)  # exporters print to stderr
+            os._exit(0)
+
+sys.meta_path.insert(0, Finder())
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    "arguments", [["export", "gpt-tiny", "--onnx"], ["verify", "gpt-tiny"], ["quantize", "gpt-tiny", "--dtype", "int8"]]
+)
+@pytest.mark.parametrize(("given", "wanted"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_of_torch_sleep_during_a_comparison(
+    exported_copy: Callable[..., Path], arguments: list[str], given: dict[str, str], wanted: str
+) -> None:
+    """torch reads the setting when it is imported."""
+    directory = exported_copy("gpt-tiny")
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+    command = [arguments[0], str(directory), *arguments[2:], *(["--force"] if arguments[0] != "verify" else [])]
+    done = subprocess.run(
+        [sys.executable, "-c", POLICY, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.returncode) == ([wanted], 0)

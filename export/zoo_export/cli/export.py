@@ -21,6 +21,7 @@ from zoo_export.cli.options import (
     provider_option,
     refuse_onnx_options,
     refuse_options,
+    sleep_when_idle,
 )
 from zoo_export.cli.results import comparing, say_record, say_report, summary
 
@@ -114,6 +115,7 @@ def command(
 
     Files are written only if they match the PyTorch model.
     """
+    sleep_when_idle()
     if onnx and format_name not in (None, "onnx"):
         raise UsageError("--onnx means --format onnx", f"--format {format_name}", "choose one of them")
     format_name = "onnx" if onnx else format_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ __all__ = [
     "provider_option",
     "refuse_onnx_options",
     "refuse_options",
+    "sleep_when_idle",
     "variant_option",
 ]
 
@@ -37,6 +39,15 @@ variant_option = click.option(
     "--variant", default="", metavar="NAME", help="Variant of the export.  [default: the plain one]"
 )
 format_option = click.option("--format", "format_name", metavar="NAME", help="Format of the export.  [default: onnx]")
+
+
+def sleep_when_idle() -> None:
+    """Let idle threads of torch sleep instead of busy-waiting, unless the user's environment says otherwise.
+
+    A comparison alternates between torch and ONNX Runtime, and its operators are short: waiting threads of the one take
+    the cores of the other, and of other processes. Must be called before torch is imported, which reads the setting.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def refuse_onnx_options(where: str, *shared: str) -> None:

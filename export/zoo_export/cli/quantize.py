@@ -10,7 +10,7 @@ from zoo.artifact import PRECISIONS
 from zoo.cli.options import Command, force_option, json_option, option, quiet_option
 from zoo.cli.report import bytes_text, emit_json, say
 from zoo.errors import UsageError
-from zoo_export.cli.options import grid_option, model_directory, provider_option
+from zoo_export.cli.options import grid_option, model_directory, provider_option, sleep_when_idle
 from zoo_export.cli.results import comparing, say_report, summary
 
 _PRECISION = "Precision"
@@ -52,6 +52,7 @@ def command(
 
     The graphs are verified against the quantised weights. The divergence from float32 is measured and recorded.
     """
+    sleep_when_idle()
     if dtype is None and max_kl is None:
         raise UsageError("no precision", "zoo quantize", "add --dtype NAME or --max-kl X")
     from zoo_export.precision.certify import export_variant

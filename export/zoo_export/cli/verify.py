@@ -15,6 +15,7 @@ from zoo_export.cli.options import (
     provider_option,
     refuse_onnx_options,
     refuse_options,
+    sleep_when_idle,
     variant_option,
 )
 from zoo_export.cli.results import comparing, say_record, say_report, summary
@@ -53,6 +54,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Check the digests of the export in DIRECTORY, and compare it with the PyTorch model again."""
+    sleep_when_idle()
     if format_name not in (None, "onnx"):
         from zoo.exporters import verify_export
 
