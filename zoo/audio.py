@@ -17,15 +17,12 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import ArtifactError
+from zoo.spectrogram import DECADES, FLOOR, HOP, SAMPLING_RATE, WINDOW
 
 __all__ = ["DECADES", "FLOOR", "HOP", "SAMPLING_RATE", "WINDOW", "AudioReader", "log_mel", "mel_corners"]
 
 Array = np.ndarray[Any, Any]
 
-SAMPLING_RATE, WINDOW, HOP = 16_000, 400, 160
-"""Samples per second, per window and between windows of Whisper's spectrogram (Radford et al. 2022, section 2.2)."""
-FLOOR, DECADES = 1e-10, 8.0
-"""Smallest power, and the range of the spectrogram below its largest value, in decades."""
 _LOUDEST = 2.0
 """Resampled sound may exceed 1 a little; larger floats are integers that were not scaled."""
 _EXTRA = "pip install attention-zoo[audio]"

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Literal
 
 from zoo import Activation, Config, Cost, Graph, KeyValues, Size, attentions, cost, floats, mask, token_ids
-from zoo.audio import HOP, WINDOW
+from zoo.spectrogram import HOP, WINDOW
 
 __all__ = ["ATTENTION_BIASES", "WhisperConfig"]
 
