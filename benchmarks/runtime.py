@@ -1,7 +1,12 @@
-"""Text generation and sentence embedding, compared with other runtimes on the same weights.
+"""Text generation and sentence embedding, compared with other runtimes on the same weights, and other architectures.
 
     python benchmarks/runtime.py generation [--peers ENV]
     python benchmarks/runtime.py embedding --sentences FILE [--peers ENV]
+    python benchmarks/runtime.py architectures [--only PRESET]
+    python benchmarks/runtime.py memory [--only PRESET]
+
+The last two have no peers: speed and peak memory of small presets, and memory during long generations, where caches of
+keys and values grow and states do not.
 
 ENV is a virtual environment with the other runtimes, whose dependencies differ from zoo's:
 
@@ -122,6 +127,42 @@ def work(texts):
     return model.encode(texts, batch_size=32, show_progress_bar=False).tolist()
 """,
 }
+
+
+SHORT, LONG, ROWS = 32, (64, 256, 512), 8
+"""Prompt of the architectures' texts; new tokens and texts of the measurements of memory."""
+TEXTS = "[[1] * SHORT], dict(max_new_tokens=NEW, min_new_tokens=NEW)"
+ARCHITECTURES = {
+    "gpt-small": ("tokens", "text-generation", TEXTS),
+    "mamba2-130m": ("tokens", "text-generation", TEXTS),
+    "qwen3-next-tiny": ("tokens", "text-generation", TEXTS),
+    "mixtral-tiny": ("tokens", "text-generation", TEXTS),
+    "whisper-tiny": ("tokens", "speech-recognition",
+                     "[np.zeros(480_000, np.float32)], dict(max_new_tokens=NEW, min_new_tokens=NEW)"),
+    "clip-vit-base-patch32": ("images", "image-embedding", "[np.zeros((224, 224, 3), np.uint8)] * ROWS, {}"),
+}  # fmt: skip
+"""Per preset: the unit of its speed, its task, inputs and options. Whisper hears 30 seconds; CLIP sees 8 images."""
+GROWING = {
+    "gpt-small": ("max_seq_len=4096", "num_layers=4"),
+    "mamba2-130m": ("num_layers=4",),
+    "qwen3.5-0.8b": ("num_layers=4",),
+}
+"""Settings with which the memory of a generation is measured, beside a vocabulary of 1000."""
+ALONE = """
+import json, sys, time
+import numpy as np, zoo_runtime
+folder, task, call, NEW, SHORT, ROWS = *sys.argv[1:4], *map(int, sys.argv[4:])
+session = zoo_runtime.load_session(folder, task=task, unverified=True)
+inputs, options = eval(call)
+seconds = []
+for _ in range(1 if NEW > 64 else 4):
+    started = time.perf_counter()
+    results = session.run(inputs, batch_size=len(inputs), **options)
+    seconds.append(time.perf_counter() - started)
+made = sum(len(result.get("generated_ids", [0])) for result in results)
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps([made / sorted(seconds)[len(seconds) // 2], int(status["VmHWM"].split()[0]) / 1024]))
+"""
 
 
 class Worker:
@@ -277,6 +318,41 @@ def embedding(folder: Path, peers: Path | None, rounds: int, sentences: Path) ->
         worker.close()
 
 
+def alone(folder: Path, preset: str, task: str, call: str, new: int) -> tuple[float, float]:
+    """Return results per second and peak MB of a process that runs one model."""
+    command = [sys.executable, "-c", ALONE, str(folder / preset), task, call, *map(str, (new, SHORT, ROWS))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    rate, peak = json.loads(done.stdout)
+    return rate, peak
+
+
+def architectures(folder: Path, only: Sequence[str]) -> None:
+    """Measure small presets of other architectures. Verification does not change speed, so it is left out."""
+    print("| preset | results | per second | peak MB |\n| --- | --- | ---: | ---: |")
+    for preset, (unit, task, call) in ARCHITECTURES.items():
+        if not only or preset in only:
+            zoo(folder, "build", preset)
+            zoo(folder, "export", preset, "--onnx", "--graph-only")
+            rate, peak = alone(folder, preset, task, call, NEW)
+            print(f"| {preset} | {unit} | {rate:.1f} | {peak:.0f} |", flush=True)
+
+
+def memory(folder: Path, only: Sequence[str]) -> None:
+    """Measure the memory of generations of several lengths, each in a process of its own."""
+    print(f"| peak MB, {ROWS} texts of {SHORT} tokens | " + " | ".join(f"{new} new" for new in LONG) + " |")
+    print("| --- |" + " ---: |" * len(LONG))
+    call = f"[[1] * SHORT] * {ROWS}, dict(max_new_tokens=NEW, min_new_tokens=NEW)"
+    for preset, settings in GROWING.items():
+        if not only or preset in only:
+            given = [part for setting in (*settings, "vocab_size=1000") for part in ("--set", setting)]
+            zoo(folder, "build", preset, *given)
+            zoo(folder, "export", preset, "--onnx", "--graph-only")
+            peaks = (alone(folder, preset, "text-generation", call, new)[1] for new in LONG)
+            print(f"| {preset} | " + " | ".join(f"{peak:.0f}" for peak in peaks) + " |", flush=True)
+
+
 def unit(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Scale vectors to length 1."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
@@ -285,15 +361,17 @@ def unit(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def main() -> None:
     """Run one benchmark in a temporary directory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["generation", "embedding"])
+    parser.add_argument("what", choices=["generation", "embedding", "architectures", "memory"])
     parser.add_argument("--peers", type=Path, help="virtual environment of the other runtimes")
     parser.add_argument("--sentences", type=Path, help="file of texts to embed, one per line")
-    parser.add_argument("--only", action="append", default=[], help="generation: run only this row of the table")
+    parser.add_argument("--only", action="append", default=[], help="run only this row of the table")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.what == "generation":
             generation(Path(name), options.peers, options.rounds, options.only)
+        elif options.what in ("architectures", "memory"):
+            {"architectures": architectures, "memory": memory}[options.what](Path(name), options.only)
         elif options.sentences is None:
             parser.error("embedding needs --sentences FILE")
         else:
