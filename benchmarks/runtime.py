@@ -129,7 +129,7 @@ def work(texts):
 }
 
 
-SHORT, LONG, ROWS = 32, (64, 256, 512), 8
+SHORT, LONG, ROWS = 32, (16, 128, 256), 8
 """Prompt of the architectures' texts; new tokens and texts of the measurements of memory."""
 TEXTS = "[[1] * SHORT], dict(max_new_tokens=NEW, min_new_tokens=NEW)"
 ARCHITECTURES = {
@@ -143,7 +143,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 """Per preset: the unit of its speed, its task, inputs and options. Whisper hears 30 seconds; CLIP sees 8 images."""
 GROWING = {
-    "gpt-small": ("max_seq_len=4096", "num_layers=4"),
+    "gpt-small": ("num_layers=4", "eos_token_id=0"),
     "mamba2-130m": ("num_layers=4",),
     "qwen3.5-0.8b": ("num_layers=4",),
 }
