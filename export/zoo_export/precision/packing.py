@@ -49,6 +49,10 @@ Array = np.ndarray[Any, Any]
 SCALES, ZERO_POINTS = ".scales", ".zero_points"
 _NATIVE = {4: ort_native.quantize_matmul_4bits, 8: ort_native.quantize_matmul_8bits}
 """ONNX Runtime's functions that pack weights for MatMulNBits."""
+_CLIPPED = tuple(np.float32(part / 20) for part in range(20, 11, -1))
+"""Parts of a block's range that 4 bits may be spread over. Numbers beyond them are clipped."""
+_AT_ONCE = 1 << 20
+"""Numbers to quantise at a time, which bounds the memory of temporary arrays."""
 _LARGEST, _LARGEST_SUM = 127, 128
 """Largest magnitudes of an 8-bit weight, and of the sum of two neighbours: 128 x 255 fits into 16 bits."""
 _NUMPY: dict[str, Any] = {
@@ -85,6 +89,8 @@ class Packing:
         """Pack a matrix; return the stored tensors by suffix."""
         if self.block is None:
             return _pack_rows(weight)
+        if self.bits == 4 and self.zero_points:
+            return self._pack_closest(weight)
         made = {suffix: np.zeros(shape, _NUMPY[dtype]) for suffix, (dtype, shape) in self.parts().items()}
         points = made.get(ZERO_POINTS, np.zeros(0, np.uint8))
         if not self.zero_points:  # the function writes them anyway
@@ -94,6 +100,20 @@ class Packing:
             made[""], columns, made[SCALES], points, self.block, self.rows, self.columns, not self.zero_points
         )
         return made
+
+    def _pack_closest(self, weight: Array) -> dict[str, Array]:
+        """Pack with the scales and zero points that :func:`_closest` finds."""
+        assert self.block is not None
+        blocks = np.ascontiguousarray(weight, np.float32).reshape(-1, self.block)
+        step = max(1, _AT_ONCE // self.block)
+        found = [_closest(blocks[start : start + step], 2**self.bits - 1) for start in range(0, len(blocks), step)]
+        numbers, scales, points = (np.concatenate(parts).reshape(self.rows, -1) for parts in zip(*found, strict=True))
+        shapes = {suffix: shape for suffix, (_, shape) in self.parts().items()}
+        return {
+            "": _join(numbers).reshape(shapes[""]),
+            SCALES: scales,
+            ZERO_POINTS: _join(np.pad(points, ((0, 0), (0, points.shape[1] % 2)))),
+        }
 
     def unpack(self, parts: Mapping[str, Array]) -> Array:
         """Unpack stored tensors to a float32 matrix."""
@@ -126,6 +146,43 @@ def _pack_rows(weight: Array) -> dict[str, Array]:
     sums = numbers[::2] + numbers[1::2]
     numbers[::2] -= np.sign(sums) * (np.abs(sums) > _LARGEST_SUM)  # both were rounded up
     return {"": np.ascontiguousarray(numbers[: weight.shape[1]].astype(np.int8)), SCALES: scales}
+
+
+def _closest(blocks: Array, top: int) -> tuple[Array, Array, Array]:
+    """Quantise rows to 0..``top``, each with the scale and zero point of the least squared error among candidates.
+
+    A candidate spreads the numbers over a part of the row's range. Its scale is then replaced by the least-squares fit
+    to its rounded weights, and the weights are rounded again; neither step can increase the error. The first candidate
+    starts from the whole range, so the result is at least as close as rounding to nearest.
+
+    Returns:
+        Numbers (uint8), scales (float32) and zero points (uint8), the latter two with one column.
+    """
+    low, high = (bound(blocks, axis=1, keepdims=True, initial=0) for bound in (np.min, np.max))
+    least = np.full_like(low, np.inf)
+    scales, points = np.ones_like(low), np.zeros_like(low)
+    for part in _CLIPPED:
+        scale = (high - low) * (part / np.float32(top))
+        scale = np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1))
+        point = np.round(-low * part / scale)
+        rounded = np.round(blocks / scale).clip(-point, top - point)
+        squares = (rounded * rounded).sum(1, keepdims=True)
+        fitted = np.divide((rounded * blocks).sum(1, keepdims=True), squares, out=scale.copy(), where=squares > 0)
+        scale = np.where(fitted >= np.finfo(np.float32).tiny, fitted, scale)
+        rounded = np.round(blocks / scale).clip(-point, top - point)
+        error = np.square(rounded * scale - blocks).sum(1, keepdims=True)
+        better = error < least
+        least, scales, points = (
+            np.where(better, new, old) for new, old in ((error, least), (scale, scales), (point, points))
+        )
+    numbers = (np.round(blocks / scales) + points).clip(0, top)
+    return numbers.astype(np.uint8), scales, points.astype(np.uint8)
+
+
+def _join(numbers: Array) -> Array:
+    """Pack pairs of 4-bit numbers along the last axis into bytes."""
+    packed: Array = numbers[..., ::2] | numbers[..., 1::2] << 4
+    return packed
 
 
 def _spread(packed: Array, bits: int) -> Array:

@@ -177,17 +177,57 @@ def test_emulated_activations_equal_the_runtimes(make: Maker) -> None:
         assert difference < from_plain / 50
 
 
-@pytest.mark.parametrize(("bits", "zero_points"), [(4, True), (4, False), (8, True), (8, False)])
+def by_runtime(weight: Any, bits: int, block: int, zero_points: bool) -> tuple[Any, ...]:
+    """Round to nearest with ONNX Runtime's own tool."""
+    config = DefaultWeightOnlyQuantConfig(block_size=block, is_symmetric=not zero_points, bits=bits)
+    found = DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(weight.T))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(("bits", "zero_points"), [(4, False), (8, True), (8, False)])
 def test_blocks_are_packed_like_the_runtimes_quantiser(bits: int, zero_points: bool) -> None:
     weight = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
     ours = Packing(24, 96, bits, 32, zero_points).pack(weight)
-    config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=not zero_points, bits=bits)
-    numbers, scales, points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(weight.T))
+    numbers, scales, points = by_runtime(weight, bits, 32, zero_points)
     assert np.array_equal(ours[""], numbers)
     assert np.array_equal(ours[".scales"], scales)
     assert (".zero_points" in ours) == zero_points
     if zero_points:
         assert np.array_equal(ours[".zero_points"], points)
+
+
+@given(
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e6]),
+    shift=st.sampled_from([-3.0, 0.0, 0.4]),
+    outliers=st.integers(0, 3),
+    blocks=st.integers(1, 5),
+    seed=st.integers(0, 999),
+)
+def test_blocks_of_4_bits_are_at_least_as_close_as_the_runtimes(
+    scale: float, shift: float, outliers: int, blocks: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((6, blocks * 32)) + shift
+    weight[rng.integers(0, 6, outliers), rng.integers(0, weight.shape[1], outliers)] *= 20
+    weight = (weight * scale).astype(np.float32)
+    weight[5] = 0
+    packing = Packing(6, blocks * 32, 4, 32, True)
+    numbers, scales, points = by_runtime(weight, 4, 32, True)
+    theirs = {"": numbers, ".scales": scales, ".zero_points": points}
+    closest, nearest = (
+        np.square(packing.unpack(parts).astype(np.float64) - weight).reshape(6, blocks, 32).sum(-1)
+        for parts in (packing.pack(weight), theirs)
+    )
+    assert (closest <= nearest * (1 + 1e-4)).all()
+
+
+def test_blocks_of_4_bits_have_less_error_than_the_runtimes() -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
+    packing = Packing(64, 256, 4, 32, True)
+    numbers, scales, points = by_runtime(weight, 4, 32, True)
+    theirs = {"": numbers, ".scales": scales, ".zero_points": points}
+    closest, nearest = (np.square(packing.unpack(p) - weight).sum() for p in (packing.pack(weight), theirs))
+    assert closest < 0.95 * nearest
 
 
 def test_rows_are_packed_like_the_runtimes_quantiser() -> None:
