@@ -51,6 +51,10 @@ _NATIVE = {4: ort_native.quantize_matmul_4bits, 8: ort_native.quantize_matmul_8b
 """ONNX Runtime's functions that pack weights for MatMulNBits."""
 _CLIPPED = tuple(np.float32(part / 20) for part in range(20, 11, -1))
 """Parts of a block's range that 4 bits may be spread over. Numbers beyond them are clipped."""
+_TOP = 15
+"""Largest 4-bit number."""
+_DAMPING = 0.01
+"""Part of the mean moment that is added to the diagonal, as in the paper's experiments."""
 _AT_ONCE = 1 << 20
 """Numbers to quantise at a time, which bounds the memory of temporary arrays."""
 _LARGEST, _LARGEST_SUM = 127, 128
@@ -85,12 +89,18 @@ class Packing:
             parts[ZERO_POINTS] = ("U8", (self.rows, -(-blocks * self.bits // 8)))
         return parts
 
-    def pack(self, weight: Array) -> dict[str, Array]:
-        """Pack a matrix; return the stored tensors by suffix."""
+    def pack(self, weight: Array, moments: Array | None = None) -> dict[str, Array]:
+        """Pack a matrix; return the stored tensors by suffix.
+
+        Args:
+            weight: the matrix, (N, K).
+            moments: second moments of the inputs that it multiplies, (K, K): 4-bit numbers with zero points are then
+                chosen for the closest products instead of the closest weights.
+        """
         if self.block is None:
             return _pack_rows(weight)
         if self.bits == 4 and self.zero_points:
-            return self._pack_closest(weight)
+            return self._pack_closest(weight, moments)
         made = {suffix: np.zeros(shape, _NUMPY[dtype]) for suffix, (dtype, shape) in self.parts().items()}
         points = made.get(ZERO_POINTS, np.zeros(0, np.uint8))
         if not self.zero_points:  # the function writes them anyway
@@ -101,16 +111,18 @@ class Packing:
         )
         return made
 
-    def _pack_closest(self, weight: Array) -> dict[str, Array]:
-        """Pack with the scales and zero points that :func:`_closest` finds."""
+    def _pack_closest(self, weight: Array, moments: Array | None) -> dict[str, Array]:
+        """Pack with scales and zero points chosen by :func:`_closest`."""
         assert self.block is not None
-        blocks = np.ascontiguousarray(weight, np.float32).reshape(-1, self.block)
-        step = max(1, _AT_ONCE // self.block)
-        found = [_closest(blocks[start : start + step], 2**self.bits - 1) for start in range(0, len(blocks), step)]
-        numbers, scales, points = (np.concatenate(parts).reshape(self.rows, -1) for parts in zip(*found, strict=True))
-        shapes = {suffix: shape for suffix, (_, shape) in self.parts().items()}
+        factor = None if moments is None else _compensation(moments)
+        step = max(1, _AT_ONCE // self.columns)
+        found = []
+        for start in range(0, self.rows, step):
+            rows = np.ascontiguousarray(weight[start : start + step], np.float32)
+            found.append(_by_block(rows, self.block) if factor is None else _by_column(rows, self.block, factor))
+        numbers, scales, points = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return {
-            "": _join(numbers).reshape(shapes[""]),
+            "": _join(numbers).reshape(self.parts()[""][1]),
             SCALES: scales,
             ZERO_POINTS: _join(np.pad(points, ((0, 0), (0, points.shape[1] % 2)))),
         }
@@ -146,6 +158,55 @@ def _pack_rows(weight: Array) -> dict[str, Array]:
     sums = numbers[::2] + numbers[1::2]
     numbers[::2] -= np.sign(sums) * (np.abs(sums) > _LARGEST_SUM)  # both were rounded up
     return {"": np.ascontiguousarray(numbers[: weight.shape[1]].astype(np.int8)), SCALES: scales}
+
+
+def _by_block(weight: Array, block: int) -> tuple[Array, Array, Array]:
+    """Quantise a matrix block by block; return 4-bit numbers, scales and zero points, each with N rows."""
+    numbers, scales, points = _closest(weight.reshape(-1, block), _TOP)
+    return numbers.reshape(weight.shape), scales.reshape(len(weight), -1), points.reshape(len(weight), -1)
+
+
+def _compensation(moments: Array) -> Array | None:
+    """Return the upper Cholesky factor of the inverse of damped moments, or None if all inputs were 0."""
+    moments = moments.astype(np.float64)
+    mean = float(np.mean(np.diag(moments)))
+    if not mean > 0:
+        return None
+    moments[np.diag_indices_from(moments)] += _DAMPING * mean
+    factor: Array = np.linalg.cholesky(np.linalg.inv(moments)).T
+    return factor
+
+
+def _by_column(weight: Array, block: int, factor: Array) -> tuple[Array, Array, Array]:
+    """Quantise a matrix column by column, correcting later columns for the error (GPTQ, algorithm 1).
+
+    Args:
+        weight: the matrix, (N, K).
+        block: numbers per scale.
+        factor: see :func:`_compensation`, (K, K).
+
+    Returns:
+        As :func:`_by_block`.
+    """
+    rows, columns = weight.shape
+    left = weight.astype(np.float64)
+    numbers = np.empty((rows, columns), np.uint8)
+    scales = np.empty((rows, columns // block), np.float32)
+    points = np.empty((rows, columns // block), np.uint8)
+    for start in range(0, columns, block):
+        stop, place = start + block, start // block
+        _, scales[:, place : place + 1], points[:, place : place + 1] = _closest(
+            left[:, start:stop].astype(np.float32), _TOP
+        )
+        scale, point = scales[:, place].astype(np.float64), points[:, place].astype(np.float64)
+        errors = np.empty((rows, block))
+        for column in range(start, stop):
+            number = (np.round(left[:, column] / scale) + point).clip(0, _TOP)
+            error = (left[:, column] - (number - point) * scale) / factor[column, column]
+            left[:, column + 1 : stop] -= np.outer(error, factor[column, column + 1 : stop])
+            numbers[:, column], errors[:, column - start] = number, error
+        left[:, stop:] -= errors @ factor[start:stop, stop:]
+    return numbers, scales, points
 
 
 def _closest(blocks: Array, top: int) -> tuple[Array, Array, Array]:
@@ -192,14 +253,14 @@ def _spread(packed: Array, bits: int) -> Array:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
 
 
-def write_packed(path: Path, plan: Mapping[str, Packing], weights: Iterable[tuple[str, Array]]) -> None:
-    """Pack and write the matrices of ``plan``, one of ``weights`` at a time."""
+def write_packed(path: Path, plan: Mapping[str, Packing], weights: Iterable[tuple[str, Array, Array | None]]) -> None:
+    """Pack and write the matrices of ``plan``, one of ``weights``, with its moments, at a time."""
     layout = {name + suffix: part for name, packing in plan.items() for suffix, part in packing.parts().items()}
     metadata = {name: json.dumps({"bits": p.bits, "block": p.block}) for name, p in plan.items()}
 
     def parts() -> Iterator[tuple[str, Array]]:
-        for name, weight in weights:
-            for suffix, part in plan[name].pack(weight).items():
+        for name, weight, moments in weights:
+            for suffix, part in plan[name].pack(weight, moments).items():
                 yield name + suffix, part
 
     write_tensors(path, layout, {"format": "zoo.packed", **metadata}, parts())

@@ -16,8 +16,12 @@ profile ``cpu`` with quantised operators:
 - A stack of matrices, such as the weights of experts, has 8 bits in either precision. It is dequantised when the graph
   runs; where matrices are chosen by index, only those are.
 
+In ``int4``, a block has the scale and zero point of the least squared error among a few candidates. The weights of
+graphs with a past are also rounded for the closest products (:mod:`zoo_export.precision.calibrate`), which divided the
+divergence of a trained decoder by four and of a random GPT-2 by two, but did not help a sentence encoder.
+
 Biases, norms and everything else stay float32, and so do weights that do not fit (:attr:`Variant.kept`). The quantised
-operators are ONNX Runtime's own, and so are the functions that quantise the weights.
+operators are ONNX Runtime's own, and so are the functions that quantise the other weights by block.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -38,6 +43,7 @@ from zoo.artifact.weights import DTYPES, StoredTensor, plain_name, read_header
 from zoo.errors import ArtifactError, UsageError, nearest
 from zoo.probe.dtypes import numpy_dtype
 from zoo_export.graph.file import MODULE_KEY, link, parse, serialize
+from zoo_export.precision.calibrate import input_moments
 from zoo_export.precision.packing import SCALES, ZERO_POINTS, Packing, read_tensor, write_packed, write_tensors
 from zoo_export.trace.make import Options, make_graphs, unlinked_graphs
 from zoo_runtime.executor import OnnxExecutor
@@ -165,9 +171,16 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
     written = make_graphs(stored, Options(profile="cpu"))
     graphs = {name: empty.parse(graph, stored) for name, graph in written.items()}
     plan, kept = _plan(stored, graphs, SCHEMES[precision])
-    weights = (
-        (name, read_tensor(stored.path, name, stored.layout[name]).reshape(packing.rows, packing.columns))
+    decoders = [graphs[graph.name].graph for graph in stored.spec.graphs if graph.pasts]
+    measured = {
+        name: packing.columns
         for name, packing in plan.items()
+        if packing.bits == 4 and any(name in graph.initializers for graph in decoders)
+    }
+    moments = chain(input_moments(stored, measured), ((name, None) for name in plan if name not in measured))
+    weights = (
+        (name, read_tensor(stored.path, name, stored.layout[name]).reshape(plan[name].rows, plan[name].columns), moment)
+        for name, moment in moments
     )
     write_packed(directory / file, plan, weights)
     places = read_header(directory / file)
