@@ -23,8 +23,12 @@ from zoo_runtime.providers import Provider, check_dtype
 
 __all__ = ["Runtime", "diff_model", "verify_model", "verify_onnx"]
 
-Runtime = Literal["onnxruntime", "openvino", "reference"]
-"""Runtimes that an export can be compared on; ``reference`` is the slow evaluator of the onnx package."""
+Runtime = Literal["onnxruntime", "openvino", "reference", "web-wasm", "web-webgpu"]
+"""Runtimes that an export can be compared on.
+
+``reference`` is the slow evaluator of the onnx package, and ``web-wasm`` and ``web-webgpu`` are onnxruntime-web in a
+browser.
+"""
 
 
 def verify_model(
@@ -40,7 +44,8 @@ def verify_model(
 
     Writes the evidence if the export was not verified before, otherwise nothing. If the comparison fails, evidence of
     an earlier success is marked as failed, so that the export counts as unverified until it passes, over the full grid
-    if it failed there. A comparison on another runtime than ONNX Runtime writes nothing.
+    if it failed there. Comparisons in a browser have evidence of their own
+    (:func:`zoo_export.web.verify.verify_in_browser`); those on OpenVINO and on the evaluator write nothing.
 
     Raises:
         ArtifactError: a file is altered or missing.
@@ -48,6 +53,10 @@ def verify_model(
         UsageError: the runtime is not installed, or the provider does not load.
     """
     directory = Path(directory)
+    if runtime == "web-wasm" or runtime == "web-webgpu":
+        from zoo_export.web.verify import verify_in_browser
+
+        return verify_in_browser(directory, runtime, variant=variant, full_grid=full_grid, progress=progress)
     if runtime != "onnxruntime" and variant:
         raise UsageError(f"the variant {variant} runs on onnxruntime only", argument("runtime", runtime))
     if variant in PRECISIONS:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.values import run_lean, run_session
 
-__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor"]
+__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "run_keeping"]
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
@@ -67,12 +68,7 @@ class OnnxExecutor:
             arrays[ADAPTER_IDS] = np.asarray(feeds[ADAPTER_IDS], np.int64)
         if LOGITS_TO_KEEP not in inputs:
             return self._run(graph, session, arrays)
-        outputs = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(0)})
-        if self.twice and len(outputs) == len(graph.output_tensors()):  # no extra outputs
-            for keep in sorted({1, min(3, outputs["logits"].shape[1])}, reverse=True):
-                last = self._run(graph, session, arrays | {LOGITS_TO_KEEP: np.array(keep)})
-                outputs["logits"][:, -keep:] = last["logits"]
-        return outputs
+        return run_keeping(graph, partial(self._run, graph, session), arrays, twice=self.twice)
 
     def _run(self, graph: Graph, session: ort.InferenceSession, arrays: Arrays) -> Arrays:
         if all(item.name != PAST_LENGTH for item in session.get_inputs()):
@@ -98,3 +94,16 @@ class OnnxExecutor:
                 if tensor.name in names and math.prod(shape) >= _LARGE and not arrays.get(LOGITS_TO_KEEP):
                     found[tensor.name] = np.empty(shape, self.dtype)
         return found
+
+
+def run_keeping(graph: Graph, run: Callable[[Arrays], Arrays], arrays: Arrays, *, twice: bool = True) -> Arrays:
+    """Run a graph that has the input ``logits_to_keep`` with 0, which keeps all logits.
+
+    With ``twice``, it is run again with 1 and with 3, and the last positions' logits are those of these runs. A graph
+    with more outputs than it declares is run once.
+    """
+    outputs = run(arrays | {LOGITS_TO_KEEP: np.array(0)})
+    if twice and len(outputs) == len(graph.output_tensors()):
+        for keep in sorted({1, min(3, outputs["logits"].shape[1])}, reverse=True):
+            outputs["logits"][:, -keep:] = run(arrays | {LOGITS_TO_KEEP: np.array(keep)})["logits"]
+    return outputs

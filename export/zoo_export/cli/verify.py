@@ -27,11 +27,11 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
 @variant_option
 @option(
     "--runtime",
-    type=click.Choice(["onnxruntime", "openvino", "reference"]),
+    type=click.Choice(["onnxruntime", "openvino", "reference", "web-wasm", "web-webgpu"]),
     default="onnxruntime",
     show_default=True,
     section=VERIFICATION,
-    help="Runtime to compare on; 'reference' is the slow evaluator of the onnx package.",
+    help="Runtime to compare on: 'reference' is the slow evaluator of the onnx package, 'web-*' a headless browser.",
 )
 @provider_option
 @grid_option

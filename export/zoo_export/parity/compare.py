@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_fixed", "compare", "judge"]
 
+MakeSubject = Callable[..., OnnxSubject]
+"""The class :class:`OnnxSubject`, or a function with its arguments."""
 _MOVED = 8
 """Number of times that constants of a half-precision graph are moved within their rounding."""
 
@@ -44,11 +46,13 @@ def compare(
     full_grid: bool = False,
     longest: int | None = None,
     progress: Progress | None = None,
+    make_subject: MakeSubject | None = None,
 ) -> Report:
     """Compare serialised graphs, by name, with the model over the grid and at each optimisation level.
 
     The longest inputs of the grid have ``longest`` tokens, by default those of the longest input of the model. Graphs
     in float16 or bfloat16 are compared in float32 as well: rounding to two or three digits can hide a wrong result.
+    ``make_subject`` opens them, by default on ONNX Runtime.
 
     Raises :class:`ParityError` if the comparison cannot be made, and :class:`UsageError` if the provider does not load
     or does not support the model's dtype.
@@ -56,7 +60,8 @@ def compare(
     check_dtype(stored.dtype, provider, stored.path)
     check_memory(stored, declared)
     release_memory()  # of laws and traces
-    subject = _subject(stored, graphs, provider, declared)
+    make_subject = make_subject or (ServingSubject if is_serving(graphs) else OnnxSubject)
+    subject = make_subject(stored, graphs, provider, declared)
     if longest is None and isinstance(subject, ServingSubject):
         longest = subject.capacity
     sweep = Sweep(subject, longest)
@@ -65,19 +70,8 @@ def compare(
     points = sweep.points
     del sweep  # it holds perturbed weights
     if report.passed and stored.dtype in HALVES:
-        _compare_in_float32(report, points, stored, graphs, provider, declared)
+        _compare_in_float32(report, points, stored, graphs, provider, declared, make_subject)
     return report
-
-
-def _subject(
-    stored: ModelDirectory,
-    files: Mapping[str, bytes],
-    provider: Provider,
-    declared: Sequence[Graph] | None,
-    **options: Any,
-) -> OnnxSubject:
-    kind = ServingSubject if is_serving(files) else OnnxSubject
-    return kind(stored, files, provider, declared, **options)
 
 
 def check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> None:
@@ -110,6 +104,7 @@ def _compare_in_float32(
     graphs: Mapping[str, bytes],
     provider: Provider,
     declared: Sequence[Graph] | None,
+    make_subject: MakeSubject,
 ) -> None:
     """Compare graphs widened to float32 with the model in float32, and add the result to the report."""
     wide = {name: widen(graph) for name, graph in graphs.items()}
@@ -118,7 +113,7 @@ def _compare_in_float32(
         rng = np.random.default_rng(SEED)
         moved = [{name: widen(graph, rng)[0] for name, graph in graphs.items()} for _ in range(_MOVED)]
     files = {name: data for name, (data, _) in wide.items()}
-    subject = _subject(stored, files, provider, declared, in_float32=True, moved=moved)
+    subject = make_subject(stored, files, provider, declared, in_float32=True, moved=moved)
     sweep = Sweep(subject, subject.capacity if isinstance(subject, ServingSubject) else None)
     sweep.perturb(points)
     report.failures += sweep.failures()

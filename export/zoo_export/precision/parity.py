@@ -43,10 +43,9 @@ from zoo_export.parity.subject import REFERENCE, Subject, onnx_facts
 from zoo_export.parity.sweep import Sweep
 from zoo_export.precision.packing import Packing, packings, read_dequantized, read_tensor
 from zoo_export.precision.quantize import Place, Variant, open_variant, with_exact_products
-from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.providers import Provider
 
-__all__ = ["EmulatedExecutor", "dequantized_model", "verify_variant"]
+__all__ = ["EmulatedExecutor", "QuantizedSubject", "as_model", "dequantized_model", "verify_variant"]
 
 _NOISE = 0.02
 EXACT, OFF, ALL, PERTURBED_EXACT, PERTURBED = "exact", "off", "all", "perturbed_exact", "perturbed"
@@ -73,11 +72,11 @@ def verify_variant(
     Raises :class:`ParityError` if the comparison cannot be made.
     """
     if variant.precision in HALVES:
-        files, model = variant.files(), _as_model(stored, variant)
+        files, model = variant.files(), as_model(stored, variant)
         report = compare(model, files, provider=provider, full_grid=full_grid, progress=progress)
         report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
         return report
-    return judge(Sweep(_QuantizedSubject(stored, variant, provider)), full_grid=full_grid, progress=progress)
+    return judge(Sweep(QuantizedSubject(stored, variant, provider)), full_grid=full_grid, progress=progress)
 
 
 def dequantized_model(stored: ModelDirectory, variant: Variant) -> nn.Module:
@@ -144,7 +143,7 @@ def _round_as_one(x: Tensor) -> Tensor:
     return ((x / scale).round().add(zero_point).clamp(0, 255) - zero_point) * scale
 
 
-class _QuantizedSubject(Subject):
+class QuantizedSubject(Subject):
     """The graphs of a variant, judged by the module on the variant's weights."""
 
     coarse = frozenset({OFF, ALL, PERTURBED})
@@ -218,7 +217,7 @@ class _QuantizedSubject(Subject):
 
     def _open(
         self, variant: Variant, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
-    ) -> OnnxExecutor:
+    ) -> Executor:
         try:
             return open_variant(variant, provider=self.provider, optimize=optimize, values=values, placements=True)
         except ArtifactError as error:
@@ -234,7 +233,7 @@ class _QuantizedSubject(Subject):
         }
 
 
-def _as_model(stored: ModelDirectory, variant: Variant) -> ModelDirectory:
+def as_model(stored: ModelDirectory, variant: Variant) -> ModelDirectory:
     """Return a variant in another dtype as a model directory of its own."""
     entry = entry_of(variant.path)
     description = {**stored.description, "dtype": variant.precision}

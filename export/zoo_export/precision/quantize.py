@@ -59,6 +59,7 @@ __all__ = [
     "make_variant",
     "open_variant",
     "read_variant",
+    "weights_of_graph",
     "with_exact_products",
 ]
 
@@ -228,26 +229,37 @@ def open_variant(
     check_dtype(dtype, provider, variant.directory)
     sessions = {}
     for name, model in variant.graphs.items():
-        found: dict[str, Array] = {}
-        for key, value in model.graph.initializers.items():
-            tensor = _pointer(value)
-            if tensor is not None and value.uses():
-                known = (values or {}).get((str(tensor.location), tensor.offset or 0))
-                try:
-                    found[key] = _read(tensor) if known is None else known
-                except (OSError, ValueError) as error:
-                    raise ArtifactError(
-                        f"the data of initialiser {key} cannot be read ({error})", variant.path
-                    ) from error
         sessions[name] = open_session(
             variant.files()[name],
             provider=provider,
             optimize=optimize,
-            replace=found,
+            replace=weights_of_graph(variant, model, values or {}),
             spin=False,
             placements=placements,
         )
     return OnnxExecutor(sessions, numpy_dtype(dtype))
+
+
+def weights_of_graph(variant: Variant, model: ir.Model, values: Mapping[Place, Array]) -> dict[str, Array]:
+    """Return the weights that a graph of a variant reads, by the names of its initialisers.
+
+    Args:
+        variant: the variant.
+        model: one of its graphs.
+        values: values that override stored weights, by location.
+
+    Raises :class:`ArtifactError` if the weights cannot be read.
+    """
+    found: dict[str, Array] = {}
+    for key, value in model.graph.initializers.items():
+        tensor = _pointer(value)
+        if tensor is not None and value.uses():
+            known = values.get((str(tensor.location), tensor.offset or 0))
+            try:
+                found[key] = _read(tensor) if known is None else known
+            except (OSError, ValueError) as error:
+                raise ArtifactError(f"the data of initialiser {key} cannot be read ({error})", variant.path) from error
+    return found
 
 
 def with_exact_products(variant: Variant) -> tuple[Variant, dict[Place, Array]]:

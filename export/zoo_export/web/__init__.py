@@ -1,0 +1,1 @@
+"""Comparison of ONNX exports in a browser, on onnxruntime-web."""
