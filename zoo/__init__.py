@@ -34,6 +34,8 @@ from zoo.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from zoo.checkpoints.published import create_model
+    from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep
+    from zoo.figures.attention_page import AttentionPage, attention_page
     from zoo.models.adapt import adapt
     from zoo.models.create import list_models
     from zoo.models.persist import load, save
@@ -44,6 +46,11 @@ __all__ = [
     "Activation",
     "Architecture",
     "ArtifactError",
+    "AttentionAxis",
+    "AttentionMap",
+    "AttentionPage",
+    "AttentionRecord",
+    "AttentionStep",
     "ClassifierConfig",
     "Command",
     "Config",
@@ -72,6 +79,7 @@ __all__ = [
     "UsageError",
     "ZooError",
     "adapt",
+    "attention_page",
     "attentions",
     "causal_graph",
     "cost",
@@ -88,8 +96,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AttentionAxis": "zoo.figures.attention",
+    "AttentionMap": "zoo.figures.attention",
+    "AttentionPage": "zoo.figures.attention_page",
+    "AttentionRecord": "zoo.figures.attention",
+    "AttentionStep": "zoo.figures.attention",
     "Tokenizer": "zoo.tokenizers.tokenizer",
     "adapt": "zoo.models.adapt",
+    "attention_page": "zoo.figures.attention_page",
     "create_model": "zoo.checkpoints.published",
     "list_models": "zoo.models.create",
     "load": "zoo.models.persist",

@@ -669,6 +669,10 @@ class Task:
     """``module:function``, an independent computation of the task's answers from the outputs of the model.
     ``zoo export`` and ``zoo verify`` run the task on its ``samples`` and require its answers to equal those of the
     formula in float64. :mod:`zoo_runtime.formula` documents the function. Its module must not import torch."""
+    attention: str | None = None
+    """``module:function``, called by :func:`zoo.attention_page` for the models that the task serves, with the model
+    directory, a tuple of inputs, and the keyword arguments ``generate``, ``layers``, ``heads`` and ``unverified``. It
+    returns a :class:`zoo.AttentionRecord`. Its module should not import torch."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""
@@ -679,6 +683,8 @@ class Task:
         _check_reference("run", self.run)
         if self.formula is not None:
             _check_reference("formula", self.formula)
+        if self.attention is not None:
+            _check_reference("attention", self.attention)
 
     def can_serve(self, declared: str) -> bool:
         """Return whether it runs models that declare this task."""

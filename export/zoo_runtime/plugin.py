@@ -10,6 +10,7 @@ ZOO_API = 1
 @zoo.hookimpl
 def zoo_tasks() -> Sequence[zoo.Task]:
     home, encoders = "zoo_runtime.tasks", ("feature-extraction", "sentence-embedding")
+    records = f"{home}.attention_record"
     formulas = f"{home}.formulas"
     texts = (
         *encoders, "fill-mask", "pretraining", "question-answering", "replaced-token-detection", "text-classification",
@@ -18,14 +19,21 @@ def zoo_tasks() -> Sequence[zoo.Task]:
     images = ("image-classification", "image-feature-extraction")
     masked, pairs = ("fill-mask", "pretraining"), ("zero-shot-image-classification",)
     return [
-        zoo.Task(name="attentions", run=f"{home}.attention:Attentions", serves=texts),
+        zoo.Task(
+            name="attentions", run=f"{home}.attention:Attentions", serves=texts, attention=f"{records}:record_text"
+        ),
         zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
         zoo.Task(name="augment", run=f"{home}.augment_prompt:AugmentByPrompt", serves=("text-generation",)),
         zoo.Task(
             name="feature-extraction", run=f"{home}.text:Features", serves=encoders, formula=f"{formulas}:features"
         ),
         zoo.Task(name="fill-mask", run=f"{home}.text:FillMask", serves=masked, formula=f"{formulas}:masks"),
-        zoo.Task(name="image-attentions", run=f"{home}.attention:ImageAttentions", serves=images),
+        zoo.Task(
+            name="image-attentions",
+            run=f"{home}.attention:ImageAttentions",
+            serves=images,
+            attention=f"{records}:record_image",
+        ),
         zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification", formula=f"{formulas}:classes"),
         zoo.Task(
             name="image-embedding",

@@ -151,6 +151,21 @@ class Plugins:
         everything = fitting if name in names else provided
         return self._named(everything, name, "task", absent, argument("task"))
 
+    def attention_task(self, declared: str) -> tuple[Plugin, str] | None:
+        """Return the function that reads attention weights for models of a task, and its plugin, or None.
+
+        Raises :class:`PluginError` if several plugins provide one.
+        """
+        found = [
+            (plugin, item.attention)
+            for plugin in self.loaded()
+            for item in plugin.tasks
+            if item.attention is not None and item.can_serve(declared)
+        ]
+        if len(found) > 1:
+            raise clash("attention of", declared, [plugin for plugin, _ in found])
+        return found[0] if found else None
+
     def objectives(self) -> list[tuple[Plugin, Objective]]:
         """Return the training objectives of all plugins."""
         return [(plugin, item) for plugin in self.loaded() for item in plugin.objectives]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -179,11 +179,18 @@ class Attentions(TextRunner):
 
     def _along(self, result: Mapping[str, Any], name: str, axis: int) -> Sequence[Any]:
         """Label the positions along an axis: tokens by their texts, preceding non-token positions by numbers."""
-        size, dim = np.shape(result["attentions"][name])[axis], self.weights.dims[name][axis]
-        own = isinstance(dim, str) and dim in self.graph.dim_names()
-        texts = result["texts"] if own or "target_texts" not in result else result["target_texts"]
-        known = [] if isinstance(dim, int) or texts[0] is None else texts
+        size, kind = np.shape(result["attentions"][name])[axis], self.tokens_along(name, axis)
+        texts = result.get({"source": "texts", "target": "target_texts"}.get(str(kind), ""), [None])
+        known = [] if texts[0] is None else texts
         return [*range(size - len(known)), *known]
+
+    def tokens_along(self, name: str, axis: int) -> Literal["source", "target"] | None:
+        """Return whose tokens are the last positions along an axis of the weights ``name``; None for other positions."""
+        dim = self.weights.dims[name][axis]
+        if isinstance(dim, int):
+            return None
+        encoder_decoder = len(self.session.graphs) > 1
+        return "target" if encoder_decoder and dim not in self.graph.dim_names() else "source"
 
 
 class ImageAttentions(ImageRunner):

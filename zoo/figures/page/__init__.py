@@ -1,0 +1,1 @@
+"""The attention page: its HTML, style and scripts, and the module that assembles them."""
