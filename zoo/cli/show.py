@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,29 +113,84 @@ def _draw(spec: ModelSpec, stored: ModelDirectory | None, target: Path, force: b
         click.echo(f"{target}: diagram of {spec.name}, {parameter_count(spec):,} parameters")
 
 
+def _write_page(
+    stored: ModelDirectory, texts: Sequence[str], target: Path, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Write an attention page and say what it has."""
+    from zoo.figures.attention_page import attention_page, check_page
+
+    check_page(target, force=force)
+    page = attention_page(stored.path, *texts, **options)
+    page.write(target, force=force)
+    size, evidence = target.stat().st_size, page.facts["evidence"]
+    maps, heads = len(page.facts["maps"]), sum(len(item["heads"]) for item in page.facts["maps"])
+    if as_json:
+        error = page.facts["error"]
+        emit_json("show", {"attention": str(target), "bytes": size, "maps": maps, "error": error, "evidence": evidence})
+        return
+    verdict = "verified" if evidence["verified"] else f"NOT VERIFIED ({evidence['reason']})"
+    click.echo(f"{target}: {maps} layers, {heads} heads, {verdict}, {bytes_text(size)}")
+
+
 def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
     return describe(spec) | (describe_directory(stored) if stored is not None else {})
 
 
 @click.command("show")
 @click.argument("model")
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@click.option("--figure", type=click.Path(path_type=Path), metavar="FILE.svg", help="Write a diagram as SVG instead.")
 @click.option(
-    "--figure", "target", type=click.Path(path_type=Path), metavar="FILE.svg", help="Write a diagram as SVG instead."
+    "--attention", is_flag=True, help="Write a page with the attention weights of TEXT, of a pair, or of an image file."
 )
-@click.option("--force", is_flag=True, help="Replace an existing figure.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="The page to write.")
+@click.option(
+    "--generate", type=click.IntRange(min=1), metavar="N", help="Generate N tokens first, and show each step."
+)
+@click.option("--unverified", is_flag=True, help="Allow a page for an export that is not verified.")
+@click.option("--force", is_flag=True, help="Replace an existing figure or page.")
 @json_option
-def command(model: str, settings: tuple[str, ...], target: Path | None, force: bool, as_json: bool) -> None:
+def command(
+    model: str,
+    texts: tuple[str, ...],
+    settings: tuple[str, ...],
+    figure: Path | None,
+    attention: bool,
+    output: Path | None,
+    generate: int | None,
+    unverified: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Show MODEL, a preset or a model directory: configuration, exact parameter count, memory, FLOPs and graphs.
 
     No weights are allocated. For a directory, exports are shown too, and its files are compared with the manifest.
     """
+    if attention and figure is not None:
+        raise UsageError("both --attention and --figure", None, "choose one of them")
+    if not attention:
+        for name, value in (
+            ("TEXT", texts),
+            ("--output", output),
+            ("--generate", generate),
+            ("--unverified", unverified),
+        ):
+            if value:
+                raise UsageError(f"{name} applies to --attention only", None, "add --attention")
     spec, stored = find_model(model, settings)
-    if target is not None:
-        _draw(spec, stored, target, force, as_json)
+    if attention:
+        if stored is None or settings:
+            raise UsageError("attention is shown for a model directory as it is", model, f"zoo build {model}")
+        if output is None:
+            raise UsageError("no file for the page", "--attention", "name one with -o FILE.html")
+        _write_page(stored, texts, output, force, as_json, generate=generate or 0, unverified=unverified)
+        return
+    if figure is not None:
+        _draw(spec, stored, figure, force, as_json)
         return
     if force:
-        raise UsageError("--force applies to --figure only", None, "name a file with --figure")
+        raise UsageError("--force applies to --figure and --attention only", None, "name a file with --figure")
     facts = _facts(spec, stored)
     if as_json:
         emit_json("show", facts)

@@ -89,7 +89,7 @@ def attention_page(
     """
     stored = ModelDirectory.open(Path(directory))
     if len(inputs) not in (1, 2):
-        raise UsageError(f"expected one input or a pair, got {len(inputs)} inputs", stored.path)
+        raise UsageError(f"expected one input or a pair, got {len(inputs)}", stored.path, "give a text or an image")
     plugin, read = _reader(stored)
     with plugins.blame(plugin, f"cannot read the attention of {stored.path}"):
         record = read(

@@ -185,7 +185,7 @@ class Attentions(TextRunner):
         return [*range(size - len(known)), *known]
 
     def tokens_along(self, name: str, axis: int) -> Literal["source", "target"] | None:
-        """Return whose tokens are the last positions along an axis of the weights ``name``; None for other positions."""
+        """Return whose tokens are the last positions along an axis of the weights ``name``; None if none are."""
         dim = self.weights.dims[name][axis]
         if isinstance(dim, int):
             return None

@@ -35,7 +35,7 @@ function settle() {
   const group = groupIndex(), layers = mapsOf(group).map((index) => FACTS.maps[index].layer);
   if (!layers.map(String).includes(state.layer) && !(state.layer === "mean" && isUniform(group))) state.layer = String(layers[0]);
   const map = currentMap();
-  const heads = [...map.heads.map(String), "mean", ...(FACTS.groups[group].rollout_error === null ? [] : ["rollout"])];
+  const heads = [...map.heads.map(String), "mean", ...(FACTS.groups[group].rollout === null ? [] : ["rollout"])];
   if (!heads.includes(state.head)) state.head = heads[0];
   if (state.layer === "mean") state.head = "mean";
   const isVisible = (axis, side, text) => shown(axis, side).includes(position(text, FACTS.axes[axis]));
@@ -72,7 +72,7 @@ function fillControls() {
   const layers = mapsOf(group).map((index) => String(FACTS.maps[index].layer)).map((layer) => [layer, layer]);
   fill("layer", [...layers, ...(layers.length > 1 && isUniform(group) ? [["mean", "mean of layers"]] : [])], state.layer);
   const heads = [...map.heads.map((head) => [String(head), String(head)]), ["mean", "mean of heads"]];
-  if (FACTS.groups[group].rollout_error !== null) heads.push(["rollout", "rollout to this layer"]);
+  if (FACTS.groups[group].rollout !== null) heads.push(["rollout", "rollout to this layer"]);
   fill("head", state.layer === "mean" ? [["mean", "mean of heads"]] : heads, state.head);
   const places = shown(map.queries, 0);
   const tokens = places.map((place) => [String(place), `${place}: ${shortened(visible(queries.labels[place]), 24)}`]);
@@ -117,7 +117,7 @@ async function look(turn) {
   const queries = FACTS.axes[map.queries], keys = FACTS.axes[map.keys];
   return {
     ...base, values, queries, keys, rows, columns, at, largest, threshold: Number(state.lines), isUnscoped: state.tokens === "all",
-    fraction: (row, column) => at(row, column) / unit(row), point: pair, note: (text) => { $("legend").append(` ${text}`); },
+    fraction: (row, column) => at(row, column) / unit(row), point: pair,
     chosen: { ...base.chosen, query: position(state.query, queries), key: position(state.key, keys) },
   };
 }
@@ -147,8 +147,9 @@ async function render() {
   seen = found;
   stage.dataset.ready = "";
   stage.replaceChildren();
-  legend();
+  $("work").classList.toggle("wide", state.view === "overview");
   VIEWS[state.view](stage, seen);
+  legend();
   if (stage.dataset.view === state.view) [stage.scrollLeft, stage.scrollTop] = scroll;
   stage.dataset.view = state.view;
   if (isInside) (stage.querySelector("[aria-pressed='true'], input[type='range']") ?? stage).focus();
@@ -157,23 +158,24 @@ async function render() {
 }
 
 function legend() {
-  const top = { map: state.view === "overview" ? "the largest weight of each map" : number(seen.largest ?? 1), row: "the largest weight of each query", one: "1" };
+  const map = state.view === "overview" ? "the largest weight of each map" : number(seen.largest);
+  const top = { map, row: "the largest weight of each query", one: "1" };
   const bar = heatMap(1, 60, (_, column) => column / 59);
   bar.setAttribute("aria-hidden", "true");
-  $("legend").replaceChildren("0", bar, top[state.colours], ".");
+  $("legend").replaceChildren("0", bar, top[state.colours], ".", seen.remark ? ` ${seen.remark}` : "");
   if (state.tokens !== "all" || state.special !== "1") $("legend").append(" Hidden tokens keep their share: rows do not add up to 1.");
 }
 
 /** Return the largest error of the weights that are shown. */
 function errorShown() {
   const group = groupIndex();
-  if (state.head === "rollout") return FACTS.groups[group].rollout_error;
+  if (state.head === "rollout") return FACTS.groups[group].rollout.error;
   return Math.max(...mapsOf(group).map((index) => FACTS.maps[index].error));
 }
 
 function pair({ query, key }) {
   const names = [seen.queries.labels[query], seen.keys.labels[key]].map((label) => isolated(visible(label)));
-  const line = `query ${query} ${names[0]}, key ${key} ${names[1]}: ${number(seen.at(query, key))} ± ${number(errorShown())}`;
+  const line = `query ${query} ${names[0]}, key ${key} ${names[1]}: ${number(seen.at(query, key))} ± ${bound(errorShown())}`;
   if (!$("readout").querySelector("p")) $("readout").prepend(make("p"));
   $("readout").querySelector("p").textContent = line;
 }
@@ -184,7 +186,7 @@ function readout() {
   const { query, key } = seen.chosen;
   if (state.view === "overview" || (query === null && key === null)) return;
   const table = (title, axis, places, value) => {
-    const best = [...places].sort((one, other) => value(other) - value(one)).slice(0, 8);
+    const best = places.filter((place) => value(place) > 0).sort((one, other) => value(other) - value(one)).slice(0, 8);
     const rows = best.map((place) => make("tr", {}, make("td", {}, String(place)),
       make("td", {}, make("bdi", {}, visible(axis.labels[place]))), make("td", {}, number(value(place)))));
     const cells = ["", title, "weight"].map((name) => (name ? make("th", { scope: "col" }, name) : make("td")));
@@ -248,14 +250,14 @@ $("keys").textContent = "Keys in the drawing: \u2191 \u2193 query, Shift with ar
 
 function stateEvidence() {
   const { verified, reason, provider, points, worst, file, dtype, digests, versions } = FACTS.evidence;
-  const limit = worst ? `; largest error of an attention weight ${number(worst.error)} (${worst.output}), limit ${number(worst.limit)}` : "";
+  const limit = worst ? `; largest error of an attention weight ${bound(worst.error)} (${worst.output}), limit ${number(worst.limit)}` : "";
   const text = verified
     ? `Verified on ${provider} at ${points} points against the model in float64${limit}.` : `NOT VERIFIED: ${reason}.`;
-  $("verdict").textContent = `${text} Stored with ${FACTS.levels + 1} levels per query: error at most ${number(FACTS.error)}.`;
+  $("verdict").textContent = `${text} Stored with ${FACTS.levels + 1} levels per query: error at most ${bound(FACTS.error)}.`;
   $("verdict").classList.toggle("bad", !verified);
   const rows = [["model", `${FACTS.model} (${FACTS.architecture}, ${dtype})`], ["evidence", file], ...Object.entries(digests).map(([name, digest]) => [name, `sha256 ${digest}`]),
     ["versions", Object.entries(versions).map((item) => item.join(" ")).join(", ")]];
-  for (const { title, rollout_error: error } of FACTS.groups) if (error !== null) rows.push([`rollout of ${title}`, `error at most ${number(error)}, from the stored weights`]);
+  for (const { title, rollout } of FACTS.groups) if (rollout) rows.push([`rollout of ${title.toLowerCase()}`, `error at most ${bound(rollout.error)}`]);
   $("evidence").querySelector("dl").append(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 

@@ -1,8 +1,8 @@
 """Assemble the attention page: facts as JSON, weights as compressed bytes, style and scripts, in one file.
 
-A weight is stored as an integer from 0 to ``levels`` and a scale per head and query, so the largest weight of a query is
-exact within float32. Scales and integers of a layer are compressed together and written in base64. The page's content
-security policy allows its own script, by digest, and no request.
+A weight is an integer from 0 to ``levels`` times a scale per head and query. Scales and integers of a layer are
+compressed together and written in base64. The page's content security policy allows its own script, by digest, and no
+request.
 
 H heads, T queries, S keys.
 """
@@ -35,11 +35,11 @@ LEVELS = (255, 63, 15)
 SCRIPTS = ("data.js", "draw.js", "views.js", "app.js")
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 _TITLES = {
-    "attentions": "self-attention",
-    "cross_attentions": "cross-attention",
-    "encoder.attentions": "encoder self-attention",
-    "decoder.attentions": "decoder self-attention",
-    "decoder.cross_attentions": "cross-attention",
+    "attentions": "Self-attention",
+    "cross_attentions": "Cross-attention",
+    "encoder.attentions": "Encoder self-attention",
+    "decoder.attentions": "Decoder self-attention",
+    "decoder.cross_attentions": "Cross-attention",
 }
 """Names of the usual groups of maps; others keep the name of their outputs."""
 
@@ -51,9 +51,18 @@ def build_page(
 
     Raises :class:`UsageError` if even the coarsest weights do not fit into ``max_bytes``.
     """
+    names = list(dict.fromkeys(item.group for item in record.maps))
+    rollouts = [_rollouts(name, record) for name in names]
+    stacks = [item.weights for item in record.maps] + [item for item in rollouts if item is not None]
     for levels in LEVELS:
-        blocks, errors = zip(*(_pack(item.weights, levels) for item in record.maps), strict=True)
+        blocks, errors = zip(*(_pack(weights, levels) for weights in stacks), strict=True)
         facts = _facts(stored, export, record, levels, errors)
+        following = iter(range(len(record.maps), len(blocks)))
+        facts["groups"] = [
+            {"name": name, "title": _TITLES.get(name, name), "rollout": None}
+            | ({} if item is None else {"rollout": {"block": (block := next(following)), "error": errors[block]}})
+            for name, item in zip(names, rollouts, strict=True)
+        ]
         text = _assemble(facts, blocks)
         if len(text.encode()) <= max_bytes:
             return text, facts
@@ -71,29 +80,27 @@ def quantise(weights: Array, levels: int) -> tuple[Array, Array]:
 
 
 def rollout(maps: Sequence[Array]) -> Array:
-    """Return the attention rollout of layers, (T, T), each (H, T, T) (Abnar & Zuidema 2020, section 3).
+    """Return the attention rollout up to each layer, (layers, T, T), of weights (H, T, T) from the first layer on.
 
     The attention of a layer is the mean over its heads; half of it and half of the residual connection, normalised, is
-    multiplied by the rollout of the layers below.
+    multiplied by the rollout of the layers below (Abnar & Zuidema 2020, section 3).
     """
-    result = np.eye(maps[0].shape[-1])
+    results = []
+    below = np.eye(maps[0].shape[-1])
     for weights in maps:
-        mixed = weights.mean(0, dtype=np.float64) / 2 + np.eye(len(result)) / 2
-        result = mixed / mixed.sum(-1, keepdims=True) @ result
-    return result
+        mixed = weights.mean(0, dtype=np.float64) / 2 + np.eye(len(below)) / 2
+        below = mixed / mixed.sum(-1, keepdims=True) @ below
+        results.append(below)
+    return np.stack(results)
 
 
 def _pack(weights: Array, levels: int) -> tuple[str, float]:
     """Return a layer's weights in base64, and the largest error of one."""
     integers, scales = quantise(weights, levels)
-    error = float(np.abs(_restored(integers, scales) - weights).max(initial=0))
+    restored = integers * scales[..., None].astype(np.float64)  # as the page computes it
+    error = float(np.abs(restored - weights).max(initial=0))
     packed = zlib.compress(scales.astype("<f4").tobytes() + integers.tobytes(), 6)
     return base64.b64encode(packed).decode(), error
-
-
-def _restored(integers: Array, scales: Array) -> Array:
-    """Return the weights as the page computes them, float64."""
-    return integers * scales[..., None].astype(np.float64)
 
 
 def _facts(
@@ -106,7 +113,6 @@ def _facts(
         "model": stored.spec.name,
         "architecture": stored.spec.architecture.name,
         "axes": [_axis(axis) for axis in axes],
-        "groups": [_group(name, record, levels) for name in names],
         "maps": [
             {
                 "name": item.name,
@@ -117,10 +123,10 @@ def _facts(
                 "keys": axes.index(item.keys),
                 "error": error,
             }
-            for item, error in zip(record.maps, errors, strict=True)
+            for item, error in zip(record.maps, errors, strict=False)  # those of rollouts follow
         ],
         "levels": levels,
-        "error": max(errors),
+        "error": max(errors[: len(record.maps)]),
         "evidence": _evidence(stored, export),
     }
 
@@ -139,16 +145,10 @@ def _axis(axis: AttentionAxis) -> dict[str, Any]:
     }
 
 
-def _group(name: str, record: AttentionRecord, levels: int) -> dict[str, Any]:
-    """Describe the maps of one kind, with the largest error of their rollout, None if it is not defined."""
+def _rollouts(name: str, record: AttentionRecord) -> Array | None:
+    """Return the rollout of the maps of one kind, None if it is not defined."""
     maps = [item for item in record.maps if item.group == name]
-    error = None
-    if record.rollout and _is_stack(maps):
-        stored = [_restored(*quantise(item.weights, levels)) for item in maps]
-        pairs = ((rollout([item.weights for item in maps[:count]]), rollout(stored[:count]))
-                 for count in range(1, len(maps) + 1))  # fmt: skip
-        error = max(float(np.abs(exact - shown).max()) for exact, shown in pairs)
-    return {"name": name, "title": _TITLES.get(name, name), "rollout_error": error}
+    return rollout([item.weights for item in maps]) if record.rollout and _is_stack(maps) else None
 
 
 def _is_stack(maps: Sequence[AttentionMap]) -> bool:
@@ -197,7 +197,7 @@ def _assemble(facts: Mapping[str, Any], blocks: Sequence[str]) -> str:
         "script": script,
         "facts": json.dumps(facts).replace("<", "\\u003c"),
         "weights": "\n".join(
-            f'<script type="text/plain" id="map-{number}">{block}</script>' for number, block in enumerate(blocks)
+            f'<script type="text/plain" id="block-{number}">{block}</script>' for number, block in enumerate(blocks)
         ),
     }
     template = (folder / "page.html").read_text(encoding="utf-8")

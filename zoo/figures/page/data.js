@@ -1,8 +1,8 @@
 "use strict";
-// The weights of the page: decoding, averages and rollout. A matrix is a Float64Array of rows * columns.
+// The weights of the page: decoding and averages. A matrix is a Float64Array of rows * columns.
 
 const FACTS = JSON.parse(document.getElementById("facts").textContent);
-const decodedMaps = new Map();
+const decodedBlocks = new Map();
 const cachedMatrices = new Map();
 
 /** Read base64 text into bytes. */
@@ -14,25 +14,24 @@ function bytesOf(text) {
   return bytes;
 }
 
-/** Return {scales, integers, rows, columns} of a map, decompressed on first use. */
-function decodeMap(index) {
-  if (!decodedMaps.has(index)) decodedMaps.set(index, decompress(index));
-  return decodedMaps.get(index);
+/** Return {scales, integers, rows, columns} of a block with the axes of a map, decompressed on first use. */
+function decodeBlock(block, map) {
+  if (!decodedBlocks.has(block)) decodedBlocks.set(block, decompress(block, map));
+  return decodedBlocks.get(block);
 }
 
-async function decompress(index) {
-  const map = FACTS.maps[index];
+async function decompress(block, map) {
   const rows = FACTS.axes[map.queries].labels.length, columns = FACTS.axes[map.keys].labels.length;
-  const packed = bytesOf(document.getElementById(`map-${index}`).textContent);
+  const packed = bytesOf(document.getElementById(`block-${block}`).textContent);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const buffer = await new Response(stream).arrayBuffer();
-  const count = map.heads.length * rows;
+  const count = buffer.byteLength / (columns + 4);  // a scale of 4 bytes, and an integer per column
   return { scales: new Float32Array(buffer, 0, count), integers: new Uint8Array(buffer, 4 * count), rows, columns };
 }
 
-/** Return the weights of the head at `place` of a map. */
-async function headMatrix(index, place) {
-  const { scales, integers, rows, columns } = await decodeMap(index);
+/** Return the matrix at `place` of a block. */
+async function blockMatrix(block, map, place) {
+  const { scales, integers, rows, columns } = await decodeBlock(block, map);
   const result = new Float64Array(rows * columns);
   for (let row = 0; row < rows; row++) {
     const scale = scales[place * rows + row], from = (place * rows + row) * columns;
@@ -53,7 +52,7 @@ function cachedMatrix(key, compute) {
 /** Return the mean over the heads of a map. */
 function meanOfHeads(index) {
   return cachedMatrix(`mean ${index}`, async () => {
-    const { scales, integers, rows, columns } = await decodeMap(index);
+    const { scales, integers, rows, columns } = await decodeBlock(index, FACTS.maps[index]);
     const result = new Float64Array(rows * columns), heads = FACTS.maps[index].heads.length;
     for (let row = 0; row < heads * rows; row++) {
       const scale = scales[row] / heads, to = (row % rows) * columns;
@@ -88,34 +87,13 @@ function meanOfLayers(group) {
   });
 }
 
-/** Return the attention rollout up to the layer at `place` in its group (Abnar & Zuidema 2020, section 3). */
-function rollout(group, place) {
-  return cachedMatrix(`rollout ${group} ${place}`, async () => {
-    const mean = await meanOfHeads(mapsOf(group)[place]);
-    const size = Math.sqrt(mean.length);
-    const below = place ? await rollout(group, place - 1) : null;
-    await new Promise((resolve) => setTimeout(resolve));  // lets the page react between layers
-    const result = new Float64Array(mean.length);
-    for (let row = 0; row < size; row++) {
-      let sum = 0;
-      for (let key = 0; key < size; key++) sum += mean[row * size + key] / 2 + (row === key ? 0.5 : 0);
-      for (let key = 0; key < size; key++) {
-        const weight = (mean[row * size + key] / 2 + (row === key ? 0.5 : 0)) / sum;
-        if (weight === 0) continue;
-        if (!below) result[row * size + key] = weight;
-        else for (let i = 0; i < size; i++) result[row * size + i] += weight * below[key * size + i];
-      }
-    }
-    return result;
-  });
-}
-
 /** Return the matrix that a selection names: a head, an average, or a rollout. */
 function matrixOf(group, layer, head) {
   if (layer === "mean") return meanOfLayers(group);
   const index = mapsOf(group).find((item) => FACTS.maps[item].layer === Number(layer));
   if (head === "mean") return meanOfHeads(index);
-  if (head === "rollout") return rollout(group, mapsOf(group).indexOf(index));
-  const place = FACTS.maps[index].heads.indexOf(Number(head));
-  return cachedMatrix(`head ${index} ${place}`, () => headMatrix(index, place));
+  const isRollout = head === "rollout";
+  const block = isRollout ? FACTS.groups[group].rollout.block : index;
+  const place = isRollout ? mapsOf(group).indexOf(index) : FACTS.maps[index].heads.indexOf(Number(head));
+  return cachedMatrix(`block ${block} ${place}`, () => blockMatrix(block, FACTS.maps[index], place));
 }

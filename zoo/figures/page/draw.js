@@ -66,7 +66,14 @@ function visible(text) {
 
 const isolated = (text) => `\u2068${text}\u2069`;
 const shortened = (text, length) => ([...text].length > length ? [...text].slice(0, length - 1).join("") + "…" : text);
-const number = (value) => (value === 0 ? "0" : value < 1e-4 ? value.toExponential(1) : value.toPrecision(4));
+const number = (value) => (value === 0 ? "0" : value < 1e-3 ? value.toExponential(2) : value.toPrecision(4));
+
+/** Return a bound with two digits, rounded up. */
+function bound(value) {
+  if (value === 0) return "0";
+  const unit = 10 ** (Math.floor(Math.log10(value)) - 1), rounded = Math.ceil(value / unit) * unit;
+  return rounded < 1e-3 ? rounded.toExponential(1) : String(Number(rounded.toPrecision(2)));
+}
 
 /** Return a canvas with a cell per weight; `fraction` maps a row and a column to a colour. */
 function heatMap(rows, columns, fraction) {

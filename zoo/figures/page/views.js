@@ -23,7 +23,7 @@ function pooled(at, rows, columns, size) {
 function overview(stage, seen) {
   const { group, chosen, open, isCurrent } = seen;
   const maps = mapsOf(group), heads = [...new Set(maps.flatMap((index) => FACTS.maps[index].heads))];
-  const names = [...heads.map(String), "mean", ...(FACTS.groups[group].rollout_error === null ? [] : ["rollout"])];
+  const names = [...heads.map(String), "mean", ...(FACTS.groups[group].rollout === null ? [] : ["rollout"])];
   const room = (stage.clientWidth - 80) / names.length - 6;
   const size = Math.max(36, Math.min(110, Math.floor(room)));
   const grid = make("div", { className: "grid", style: { gridTemplateColumns: `auto repeat(${names.length}, auto)` } });
@@ -48,13 +48,12 @@ function overview(stage, seen) {
   if (!grid.querySelector("[tabindex='0']")) grid.querySelector("button").tabIndex = 0;
   stage.append(grid);
   grid.onkeydown = (event) => moveFocus(event, grid, names.length);
-  waiting.sort((one, other) => (one[2] === "rollout") - (other[2] === "rollout"));
   (async () => {
     for (const [index, layer, name, canvas] of waiting) {
       const { queries, keys } = FACTS.maps[index], rows = seen.shown(queries, 0), columns = seen.shown(keys, 1);
       const width = FACTS.axes[keys].labels.length;
       const values = await (["mean", "rollout"].includes(name)
-        ? matrixOf(group, layer, name) : headMatrix(index, FACTS.maps[index].heads.indexOf(Number(name))));
+        ? matrixOf(group, layer, name) : blockMatrix(index, FACTS.maps[index], FACTS.maps[index].heads.indexOf(Number(name))));
       if (!isCurrent()) return;
       const { result, high, wide, largest } = pooled((row, column) => values[row * width + column], rows, columns, size);
       const top = seen.scale === "one" ? 1 : largest || 1;
@@ -119,7 +118,7 @@ function lines(stage, seen) {
   column(seen.keys, columns, "key", "start", right + 8, chosen.key);
   stage.append(picture);
   const shown = Math.min(found.length, MOST_LINES);
-  seen.note(found.length > shown ? `The ${shown} strongest of ${found.length} weights.` : `${shown} weights.`);
+  seen.remark = found.length > shown ? `The ${shown} strongest of ${found.length} weights.` : `${shown} weights.`;
 }
 
 /** One head as a heat map, queries down, keys across. */
@@ -202,9 +201,9 @@ function stepControls(steps, step, select) {
   const next = make("button", { type: "button", onclick: () => go(step + 1) }, "Next");
   const box = make("div", { className: "steps" }, back, next, range);
   if (step < 0) return make("div", {}, box, make("p", { className: "caption" }, "Choose a step of the generated text."));
-  const title = `step ${step + 1} of ${steps.length}: chose ${visible(steps[step].token)}; likeliest `;
+  const title = `step ${step + 1} of ${steps.length}: chose ${visible(steps[step].token)}. Likeliest: `;
   const candidates = steps[step].candidates.map(([token, chance]) => `${visible(token)} ${chance.toPrecision(2)}`);
-  return make("div", {}, box, make("p", { className: "caption", "data-text": "" }, make("bdi", {}, title + candidates.join("   "))));
+  return make("div", {}, box, make("p", { className: "caption", "data-text": "" }, make("bdi", {}, title + candidates.join("; "))));
 }
 
 /** The patches of an image: lit by the weights of the query, and as a heat map. */
@@ -213,8 +212,9 @@ function image(stage, seen) {
   const query = chosen.query ?? 0;
   const wide = Math.min(PICTURE, stage.clientWidth - 14), high = Math.round((wide * rows) / columns);
   const place = (i, j) => first + i * columns + j;
-  let top = 0;
+  let top = 0;  // special tokens may have much larger weights than any patch
   for (let at = first; at < first + rows * columns; at++) top = Math.max(top, seen.at(query, at));
+  seen.largest = top;
   const part = (i, j) => seen.at(query, place(i, j)) / (seen.scale === "one" ? 1 : top || 1);
   const lit = make("canvas", { width: wide, height: high, role: "img" });
   lit.setAttribute("aria-label", `image, lit by the weights of ${queries.labels[query]}`);
