@@ -21,6 +21,7 @@ from zoo.models import create, persist
 from zoo.registry import registry
 from zoo_export.export import export_model
 from zoo_export.graph.file import inline
+from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 
 Builder = Callable[..., Path]
@@ -128,6 +129,20 @@ def exported_model(exported_build: Builder, shared: Path) -> Builder:
                 built.rename(folder / name)
                 (folder / "done").touch()
         return folder / name
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def showing(exported_build: Builder) -> Builder:
+    """Export a model with non-trivial weights, only with its attentions."""
+    made: dict[object, Path] = {}
+
+    def export(name: str, *settings: str) -> Path:
+        if (name, settings) not in made:
+            folder = made[name, settings] = exported_build(name, *settings, noise=True, gain=3.0)
+            export_model(folder, options=Options(attentions=True))
+        return made[name, settings]
 
     return export
 

@@ -16,9 +16,18 @@ from tests.exported import (
     exported_with,
     one_thread,
     redeclared,
+    showing,
 )
 
-__all__ = ["exported_build", "exported_copy", "exported_model", "exported_with", "one_thread", "redeclared"]
+__all__ = [
+    "exported_build",
+    "exported_copy",
+    "exported_model",
+    "exported_with",
+    "one_thread",
+    "redeclared",
+    "showing",
+]
 
 
 @pytest.fixture

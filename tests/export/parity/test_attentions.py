@@ -31,20 +31,6 @@ Array = np.ndarray[Any, Any]
 Zoo = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
-def showing(exported_build: Callable[..., Path]) -> Callable[..., Path]:
-    """Export a model with non-trivial weights, only with its attentions."""
-    made: dict[object, Path] = {}
-
-    def export(name: str, *settings: str) -> Path:
-        if (name, settings) not in made:
-            folder = made[name, settings] = exported_build(name, *settings, noise=True, gain=3.0)
-            export_model(folder, options=SHOWN)
-        return made[name, settings]
-
-    return export
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "settings", "count"),
