@@ -71,7 +71,7 @@ class Scripts(HTMLParser):
 
 def softmaxed(shape: tuple[int, ...], seed: int = 0) -> Array:
     """Return random attention weights, float32."""
-    scores = np.exp(2 * np.random.default_rng(seed).normal(size=shape))
+    scores = np.exp(np.random.default_rng(seed).normal(size=shape))
     return np.asarray(scores / scores.sum(-1, keepdims=True), np.float32)
 
 

@@ -162,7 +162,7 @@ function legend() {
   const top = { map, row: "the largest weight of each query", one: "1" };
   const bar = heatMap(1, 60, (_, column) => column / 59);
   bar.setAttribute("aria-hidden", "true");
-  $("legend").replaceChildren("0", bar, top[state.colours], ".", seen.remark ? ` ${seen.remark}` : "");
+  $("legend").replaceChildren("0 ", bar, ` ${top[state.colours]}. ${seen.remark ?? ""}`);
   if (state.tokens !== "all" || state.special !== "1") $("legend").append(" Hidden tokens keep their share: rows do not add up to 1.");
 }
 
