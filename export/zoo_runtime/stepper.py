@@ -108,7 +108,7 @@ def check_tokens(tokens: Any, rows: int, *, name: str, width: int | None, upper:
     """
     array = _as_array(tokens, name, where)
     wanted = (rows, *array.shape[1:2], *([] if width is None else [width]))
-    if array.shape != wanted or not array.shape[1]:
+    if array.shape != wanted or not all(array.shape[1:2]) or array.ndim < 2:
         kind = "token ids (rows, tokens)" if width is None else "embeddings (rows, tokens, width)"
         raise UsageError(f"{name} must be {kind} of {rows} rows, got {array.shape}", where)
     if array.dtype.kind not in ("iu" if width is None else "fiu"):

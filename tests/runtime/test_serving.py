@@ -154,6 +154,38 @@ def test_row_ignores_the_others(served: Exported, name: str, value: float) -> No
     assert np.array_equal(np.concatenate(mixed), first)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["gpt-tiny", "mamba2-tiny"])
+def test_one_token_is_read_alike_beside_longer_texts(served: Exported, name: str) -> None:
+    """The same bits, whether other rows read no tokens, one, or more than a call of the step graph has room for."""
+    _, rows = open_rows(served(name))
+    found = []
+    for beside in ([], [7], [7, 8, 9, 10, 11], [1] * 12):
+        rows.start(0)
+        rows.start(2)
+        rows.extend({0: [40, 41, 42]})
+        found.append(rows.extend({0: [43], 2: beside})[0])
+    assert all(np.array_equal(one, found[0]) for one in found)  # type: ignore[arg-type]
+
+
+def test_rows_end_at_the_positions_of_the_model(served: Exported) -> None:
+    """A past of fixed size has no capacity, but the model has a maximum length."""
+    _, rows = open_rows(served("mamba2-tiny"))
+    found = rows.extend({0: [1] * 5000, 1: [1]})
+    assert "5000 new tokens do not fit: the row has 0 of the model's 32 positions: row 0" in str(found[0])
+    assert isinstance(found[1], np.ndarray)
+    assert rows.lengths.tolist() == [0, 1, 0]
+
+
+def test_arguments_of_a_wrong_type_are_refused(served: Exported) -> None:
+    _, rows = open_rows(served("gpt-tiny"))
+    for tokens in ("abc", None, [1.5], [[1]]):
+        with pytest.raises(UsageError, match="new tokens must be a list of integers: row 0"):
+            rows.extend({0: tokens})  # type: ignore[dict-item]
+    for use in (lambda: rows.start("x"), lambda: rows.extend({"a": [1]})):  # type: ignore[arg-type, dict-item]
+        with pytest.raises(UsageError, match="the number of a row must be an integer"):
+            use()
+
+
 def test_row_that_broke_can_be_used_again(served: Exported) -> None:
     """Numbers that are not finite, which a text has left in its row, do not reach the next text there."""
     folder = served("gpt-tiny")

@@ -14,7 +14,7 @@ import zoo as library
 from tests.conftest import text_generator
 from tests.exported import LIVELY
 from tests.runtime.test_decoder import EMBEDDED
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.nn import Cache
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
@@ -140,6 +140,50 @@ def test_wrong_use_is_one_line(opened: Any) -> None:
         stepper.step(np.array([[1], [2]]))
     with pytest.raises(UsageError, match="input_ids has 1 rows instead of 2"):
         session.stepper({"input_ids": np.ones((1, 1))}, rows=2)
+
+
+@pytest.mark.parametrize("profile", ["", "serving"])
+def test_wrong_arguments_are_refused(opened: Any, profile: str) -> None:
+    """Values that numpy or ONNX Runtime would read in another way: -1 as the last token, booleans as rows."""
+    session = opened("gpt-tiny", profile)
+    for rows in (0, -1, 2.5, True):
+        with pytest.raises(UsageError, match="the number of rows must be an integer of at least 1"):
+            session.stepper(rows=rows)
+    with session.stepper(rows=2) as stepper, session.stepper(rows=2) as other:
+        for tokens in ([1, 2], None, [[1, 2], [3]], [["a"], ["b"]], [[1.5], [2]], [[True], [False]]):
+            with pytest.raises(UsageError, match=r"input_ids must be|rows of equal length"):
+                stepper.step(tokens)
+        for token in (-1, 260, 2**40):
+            with pytest.raises(ArtifactError, match=f"token {token} is not in the vocabulary of 260: row 1"):
+                stepper.step([[1], [token]])
+        for mask in ([[2], [1]], [[0.5], [1]]):
+            with pytest.raises(UsageError, match="the mask must be 1 for tokens and 0 for padding"):
+                stepper.step([[1], [2]], mask)
+        for wrong in ([0, 2], [-1], [], [[0]], [0.5], [True, False]):
+            with pytest.raises(UsageError, match=r"there is no row|rows must be a list of one or more"):
+                stepper.take(wrong)
+        with pytest.raises(UsageError, match="roll back must be at least 0, got -1"):
+            stepper.roll_back(-1)
+        with pytest.raises(UsageError, match=r"roll back must be an integer, got 1\.5"):
+            stepper.roll_back(1.5)
+        for saved in (7, other.save()):
+            with pytest.raises(UsageError, match="not a past that this stepper has saved"):
+                stepper.restore(saved)
+        assert stepper.step([[1], [2]]).shape == (2, 260)
+    for use in (stepper.save, lambda: stepper.take([0]), lambda: stepper.roll_back(0)):
+        with pytest.raises(UsageError, match="the stepper is closed"):
+            use()
+
+
+def test_late_padding_is_refused_where_the_model_cannot_read_it(opened: Any) -> None:
+    """The states of Mamba-2 support padding before the first token alone."""
+    padded = np.array([[0, 0, 1], [1, 1, 1]])
+    with opened("mamba2-tiny", "").stepper(rows=2) as stepper:
+        found = stepper.step(np.array([[9, 9, 5], [6, 7, 8]]), padded)
+        with opened("mamba2-tiny", "").stepper() as alone:
+            np.testing.assert_allclose(found[0], alone.step(np.array([[5]]))[0], atol=1e-5)
+        with pytest.raises(UsageError, match="row 0 has padding after its first token"):
+            stepper.step(np.array([[9, 9, 5], [6, 7, 8]]), padded)
 
 
 @pytest.mark.slow

@@ -255,7 +255,7 @@ class Decoder:
             what = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
             raise UsageError(what, where)
         if mask is not None:
-            seen = self.mask[:, : self.length].any(axis=1)
+            seen = np.asarray(self.mask[:, : self.length].any(axis=1))
             mask = check_mask(mask, seen, (self.rows, tokens.shape[1]), self.padding)
         return tokens, mask
 

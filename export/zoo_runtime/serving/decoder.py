@@ -94,7 +94,7 @@ class RowDecoder:
         shape = (self.rows, tokens.shape[1])
         seen = np.ones(shape, bool)
         if mask is not None:
-            seen = check_mask(mask, self._read.any(axis=1), shape, "both") > 0
+            seen = check_mask(mask, np.asarray(self._read.any(axis=1)), shape, "both") > 0
         counts = seen.sum(1)
         if self.positions is not None:
             left = self.positions - self._rows.lengths[self._places]
