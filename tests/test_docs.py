@@ -79,6 +79,7 @@ def test_every_hook_has_a_guide() -> None:
         "zoo",
         "zoo.nn",
         "zoo.audio",
+        "zoo.spectrogram",
         "zoo.cost",
         "zoo.checkpoints",
         "zoo.exporters",

@@ -45,7 +45,7 @@ def verify_model(
     Writes the evidence if the export was not verified before, otherwise nothing. If the comparison fails, evidence of
     an earlier success is marked as failed, so that the export counts as unverified until it passes, over the full grid
     if it failed there. Comparisons in a browser have evidence of their own
-    (:func:`zoo_export.web.verify.verify_in_browser`); those on OpenVINO and on the evaluator write nothing.
+    (``zoo verify --runtime``); those on OpenVINO and on the evaluator write nothing.
 
     Raises:
         ArtifactError: a file is altered or missing.

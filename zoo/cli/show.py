@@ -171,7 +171,7 @@ def command(
         raise UsageError("both --attention and --figure", None, "choose one of them")
     if not attention:
         for name, value in (
-            ("TEXT", texts),
+            (f"the argument {texts[0]!r}" if texts else "", texts),
             ("--output", output),
             ("--generate", generate),
             ("--unverified", unverified),

@@ -37,7 +37,7 @@ from zoo_export.parity.compare import compare
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_export.precision.certify import choose, sample
-from zoo_export.precision.parity import _as_model
+from zoo_export.precision.parity import as_model
 from zoo_export.precision.quantize import make_variant
 from zoo_export.trace.make import Options, make_graphs
 from zoo_runtime import load_session
@@ -353,7 +353,7 @@ def test_bfloat16_variant_is_the_rounded_model(exported_build: Exported, tmp_pat
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
     assert variant.footprint() == sum(place.length for place in stored.layout.values()) // 2
-    model = _as_model(stored, variant)
+    model = as_model(stored, variant)
     assert model.dtype == "bfloat16"
     wide = {name: widen(graph) for name, graph in variant.files().items()}
     assert failures_in_float32(model, wide) == []
