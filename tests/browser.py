@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from zoo_export.web.browser import FLAGS
+
 __all__ = ["ARGUMENTS", "browser"]
 
-ARGUMENTS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+ARGUMENTS = (*FLAGS, "--disable-gpu")
 """Arguments with which the browser makes no request of its own."""
 
 

@@ -6,13 +6,22 @@ B rows, T new tokens, V vocabulary, H width of an embedding.
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from zoo.errors import ArtifactError, UsageError
 
-__all__ = ["Array", "Stepper", "check_count", "check_mask", "check_rows", "check_saved", "check_tokens"]
+__all__ = [
+    "Array",
+    "Stepper",
+    "check_mask",
+    "check_padding",
+    "check_roll_back",
+    "check_rows",
+    "check_saved",
+    "check_tokens",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -120,30 +129,30 @@ def check_tokens(tokens: Any, rows: int, *, name: str, width: int | None, upper:
     return array
 
 
-def check_mask(mask: Any, seen: Array, shape: tuple[int, int], padding: Literal["both", "left", "right"]) -> Array:
+def check_mask(mask: Any, shape: tuple[int, int]) -> Array:
     """Return the mask of a step as an array of integers, (B, T).
 
-    Args:
-        mask: 1 for a token, 0 for padding; integers or booleans.
-        seen: (B,), whether each row has a token in its past.
-        shape: B and T.
-        padding: where the model supports padding.
-
-    Raises :class:`UsageError` for another shape, other values, or, if the model supports padding on the left alone, for
-    padding after a row's first token.
+    Raises :class:`UsageError` for another shape, and for other values than 1 for a token and 0 for padding.
     """
     array = _as_array(mask, "the mask", None)
     if array.shape != shape:
         raise UsageError(f"the mask must be {shape} like the tokens, got {array.shape}")
     if array.dtype.kind not in "biu" or not ((array == 0) | (array == 1)).all():
         raise UsageError("the mask must be 1 for tokens and 0 for padding")
-    array = array.astype(np.int64)
-    if padding == "left":
-        started = np.maximum.accumulate(np.concatenate((seen[:, None], array > 0), axis=1), axis=1)
-        if late := np.flatnonzero((started[:, 1:] & (array == 0)).any(axis=1)).tolist():
-            what = f"row {late[0]} has padding after its first token, where the model does not support it"
-            raise UsageError(what, None, "read rows of different lengths in steppers of their own")
-    return array
+    return array.astype(np.int64)
+
+
+def check_padding(mask: Array, started: Array) -> None:
+    """Raise :class:`UsageError` for padding after a row's first token, where models with padding on the left have none.
+
+    Args:
+        mask: see :func:`check_mask`, (B, T).
+        started: (B,), whether each row has a token in its past.
+    """
+    before = np.maximum.accumulate(np.concatenate((started[:, None], mask > 0), axis=1), axis=1)[:, 1:]
+    if late := np.flatnonzero((before & (mask == 0)).any(axis=1)).tolist():
+        what = f"row {late[0]} has padding after its first token, where the model does not support it"
+        raise UsageError(what, None, "read rows of different lengths in steppers of their own")
 
 
 def check_rows(rows: Any, count: int, where: str) -> Array:
@@ -160,22 +169,28 @@ def check_rows(rows: Any, count: int, where: str) -> Array:
     return array
 
 
-def check_count(count: Any, length: int, where: str) -> int:
-    """Return the number of positions to forget. Raises :class:`UsageError` unless it is from 0 to ``length``."""
+def check_roll_back(count: Any, stepper: Stepper, where: str) -> int:
+    """Return the number of positions to forget.
+
+    Raises :class:`UsageError` unless it is from 0 to the stepper's length, and 0 if the past holds states.
+    """
     try:
         number = operator.index(count)
     except TypeError:
         raise UsageError(f"the number of positions to roll back must be an integer, got {count!r}", where) from None
     if number < 0:
         raise UsageError(f"the number of positions to roll back must be at least 0, got {number}", where)
-    if number > length:
-        raise UsageError(f"cannot roll back {number} of {length} positions", where)
+    if number > stepper.length:
+        raise UsageError(f"cannot roll back {number} of {stepper.length} positions", where)
+    if number and not stepper.can_roll_back:
+        what = "the past holds states, which cannot be rolled back"
+        raise UsageError(what, where, "save the past before, and restore it")
     return number
 
 
-def check_saved(saved: Any, kind: type, owner: object, where: str) -> None:
+def check_saved(saved: Any, owner: object, where: str) -> None:
     """Raise :class:`UsageError` unless a past was saved by the stepper that is to restore it."""
-    if not isinstance(saved, kind) or getattr(saved, "owner", None) is not owner:
+    if getattr(saved, "owner", None) is not owner:
         raise UsageError("not a past that this stepper has saved", where, "give what its save() returned")
 
 

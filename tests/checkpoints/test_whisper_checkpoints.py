@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,16 @@ GENERATION: dict[str, Any] = {
     "begin_suppress_tokens": [5, 49], "forced_decoder_ids": [[1, None], [2, 55]],
 }  # fmt: skip
 SAMPLES = 25 * 320
+
+
+def export_with_settings(theirs: WhisperForConditionalGeneration, settings: Mapping[str, Any], folder: Path) -> None:
+    """Give a model settings of generation, save it as FOLDER/hub, and import and export it as FOLDER/ours."""
+    for key, value in settings.items():
+        setattr(theirs.generation_config, key, value)
+    theirs.save_pretrained(folder / "hub")
+    (folder / "hub" / "generation_config.json").write_text(json.dumps(settings))
+    import_checkpoint(folder / "hub", folder / "ours", verify=False)
+    export_model(folder / "ours")
 
 
 def make(**options: Any) -> WhisperForConditionalGeneration:
@@ -96,12 +107,7 @@ def test_presets_have_the_parameters_of_the_original(name: str, sizes: dict[str,
 def test_greedy_texts_equal_the_original(tmp_path: Path, options: dict[str, Any]) -> None:
     """With detected and chosen languages, suppressed tokens, and a synthesised tone."""
     theirs = make()
-    for key, value in GENERATION.items():
-        setattr(theirs.generation_config, key, value)
-    theirs.save_pretrained(tmp_path / "hub")
-    (tmp_path / "hub" / "generation_config.json").write_text(json.dumps(GENERATION))
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
-    export_model(tmp_path / "ours")
+    export_with_settings(theirs, GENERATION, tmp_path)
     times = np.arange(SAMPLES) / 16000
     sounds = [np.sin(2 * np.pi * (300 + rate * times) * times).astype(np.float32) * 0.4 for rate in (0, 900, 4000)]
     with load_session(tmp_path / "ours") as session:

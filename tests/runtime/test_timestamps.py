@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,8 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
-from tests.checkpoints.test_whisper_checkpoints import GENERATION, SAMPLES, make
-from zoo.checkpoints import import_checkpoint
+from tests.checkpoints.test_whisper_checkpoints import GENERATION, SAMPLES, export_with_settings, make
 from zoo.errors import UsageError
-from zoo_export import export_model
 from zoo_runtime import load_session
 from zoo_runtime.generation.timestamps import Timestamps
 
@@ -80,13 +77,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[WhisperForConditiona
     """A random model of transformers, and its export."""
     folder = tmp_path_factory.mktemp("whisper")
     theirs = make(vocab_size=VOCABULARY)
-    settings = {**GENERATION, "max_initial_timestamp_index": 5}
-    for key, value in settings.items():
-        setattr(theirs.generation_config, key, value)
-    theirs.save_pretrained(folder / "hub")
-    (folder / "hub" / "generation_config.json").write_text(json.dumps(settings))
-    import_checkpoint(folder / "hub", folder / "ours", verify=False)
-    export_model(folder / "ours")
+    export_with_settings(theirs, {**GENERATION, "max_initial_timestamp_index": 5}, folder)
     return theirs, folder / "ours"
 
 

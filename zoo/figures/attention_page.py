@@ -39,7 +39,7 @@ class AttentionPage:
     html: str = field(repr=False)
     title: str
     facts: Mapping[str, Any] = field(repr=False)
-    """What the page states: maps, axes, evidence, ``levels`` and ``error`` of its numbers."""
+    """The facts on the page: maps, axes, evidence, and the ``levels`` and the largest ``error`` of its numbers."""
 
     def write(self, target: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the page to a file atomically.

@@ -16,6 +16,7 @@ from zoo.artifact.digests import digest_file
 from zoo.errors import ArtifactError, IncomparableError, ParityError
 from zoo.version import __version__
 from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, fault, metadata, parse
+from zoo_export.parity.rule import RULE
 from zoo_export.trace.make import Options
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ def versions() -> dict[str, str]:
 
 def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
     """The content of parity.json, but for the digests of the files."""
-    from zoo_export.parity.rule import RULE  # imported late, because graphs alone do not need it
-
     subject, findings = sweep.subject, sweep.findings
     return {
         "schema": 1,

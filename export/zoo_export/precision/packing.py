@@ -162,7 +162,7 @@ def _pack_rows(weight: Array) -> dict[str, Array]:
 
 def _by_block(weight: Array, block: int) -> tuple[Array, Array, Array]:
     """Quantise a matrix block by block; return 4-bit numbers, scales and zero points, each with N rows."""
-    numbers, scales, points = _closest(weight.reshape(-1, block), _TOP)
+    numbers, scales, points = _closest(weight.reshape(-1, block))
     return numbers.reshape(weight.shape), scales.reshape(len(weight), -1), points.reshape(len(weight), -1)
 
 
@@ -195,9 +195,7 @@ def _by_column(weight: Array, block: int, factor: Array) -> tuple[Array, Array, 
     points = np.empty((rows, columns // block), np.uint8)
     for start in range(0, columns, block):
         stop, place = start + block, start // block
-        _, scales[:, place : place + 1], points[:, place : place + 1] = _closest(
-            left[:, start:stop].astype(np.float32), _TOP
-        )
+        _, scales[:, [place]], points[:, [place]] = _closest(left[:, start:stop].astype(np.float32))
         scale, point = scales[:, place].astype(np.float64), points[:, place].astype(np.float64)
         errors = np.empty((rows, block))
         for column in range(start, stop):
@@ -209,8 +207,8 @@ def _by_column(weight: Array, block: int, factor: Array) -> tuple[Array, Array, 
     return numbers, scales, points
 
 
-def _closest(blocks: Array, top: int) -> tuple[Array, Array, Array]:
-    """Quantise rows to 0..``top``, each with the scale and zero point of the least squared error among candidates.
+def _closest(blocks: Array) -> tuple[Array, Array, Array]:
+    """Quantise rows to 4 bits, each with the scale and zero point of the least squared error among candidates.
 
     A candidate spreads the numbers over a part of the row's range. Its scale is then replaced by the least-squares fit
     to its rounded weights, and the weights are rounded again; neither step can increase the error. The first candidate
@@ -223,20 +221,20 @@ def _closest(blocks: Array, top: int) -> tuple[Array, Array, Array]:
     least = np.full_like(low, np.inf)
     scales, points = np.ones_like(low), np.zeros_like(low)
     for part in _CLIPPED:
-        scale = (high - low) * (part / np.float32(top))
+        scale = (high - low) * (part / np.float32(_TOP))
         scale = np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1))
         point = np.round(-low * part / scale)
-        rounded = np.round(blocks / scale).clip(-point, top - point)
+        rounded = np.round(blocks / scale).clip(-point, _TOP - point)
         squares = (rounded * rounded).sum(1, keepdims=True)
         fitted = np.divide((rounded * blocks).sum(1, keepdims=True), squares, out=scale.copy(), where=squares > 0)
         scale = np.where(fitted >= np.finfo(np.float32).tiny, fitted, scale)
-        rounded = np.round(blocks / scale).clip(-point, top - point)
+        rounded = np.round(blocks / scale).clip(-point, _TOP - point)
         error = np.square(rounded * scale - blocks).sum(1, keepdims=True)
         better = error < least
         least, scales, points = (
             np.where(better, new, old) for new, old in ((error, least), (scale, scales), (point, points))
         )
-    numbers = (np.round(blocks / scales) + points).clip(0, top)
+    numbers = (np.round(blocks / scales) + points).clip(0, _TOP)
     return numbers.astype(np.uint8), scales, points.astype(np.uint8)
 
 

@@ -22,13 +22,14 @@ const sessions = {};
  * @param {string} module @param {boolean} gpu
  */
 export async function start(module, gpu) {
-  if (gpu && !(await navigator.gpu?.requestAdapter())) throw new Error("the browser has no WebGPU adapter");
+  const adapter = gpu ? await navigator.gpu?.requestAdapter() : null;
+  if (gpu && !adapter) throw new Error("the browser has no WebGPU adapter");
   ort = await import(module);
   ort.env.wasm.numThreads = 1;
   ort.env.wasm.wasmPaths = new URL(".", new URL(module, location.href)).href;
   ort.env.logLevel = "error";
-  if (!gpu) return "";
-  const { vendor, architecture, description } = (await navigator.gpu.requestAdapter()).info;
+  if (!adapter) return "";
+  const { vendor, architecture, description } = adapter.info;
   return [vendor, architecture, description].filter(Boolean).join(" ");
 }
 

@@ -31,9 +31,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, Path | bytes] = {}
-        """What is served, by path without the random part."""
+        """The contents to serve, by path without the random part."""
         self.posted: dict[str, bytes] = {}
-        """What was posted, by path."""
+        """The bodies of POST requests, by path without the random part."""
         self._secret = secrets.token_hex(16)
 
     @property

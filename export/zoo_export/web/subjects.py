@@ -68,7 +68,7 @@ def _run_in_buffers(session: WebSession, graph: Graph, arrays: Arrays) -> Arrays
 
 
 class _InBrowser:
-    """What the subjects below have in common."""
+    """Sessions and evidence of a subject whose graphs run in a browser."""
 
     browser: Browser
     stored: ModelDirectory

@@ -23,7 +23,7 @@ from zoo_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
-from zoo_runtime.stepper import check_count, check_mask, check_rows, check_saved, check_tokens
+from zoo_runtime.stepper import check_mask, check_padding, check_roll_back, check_rows, check_saved, check_tokens
 from zoo_runtime.values import refusing_sizes, to_array, to_value
 
 __all__ = ["Array", "Decoder", "Saved", "take_rows"]
@@ -197,10 +197,7 @@ class Decoder:
     def roll_back(self, count: int) -> None:
         """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
         self._check_open()
-        count = check_count(count, self.length, self._where)
-        if count and not self.can_roll_back:
-            what = "the past holds states, which cannot be rolled back"
-            raise UsageError(what, self._where, "save the past before, and restore it")
+        count = check_roll_back(count, self, self._where)
         self.length -= count
         if count and self.buffers is None:
             axis = self.graph.growing_pairs()[0][0].dims.index(str(self.graph.past_length))
@@ -217,7 +214,7 @@ class Decoder:
     def restore(self, saved: Saved) -> None:
         """Return to a saved past and its rows."""
         self._check_open()
-        check_saved(saved, Saved, self.owner, self._where)
+        check_saved(saved, self.owner, self._where)
         self.length, self.mask, self.origins = saved.length, saved.mask.copy(), saved.origins
         self.constants, self.values = dict(saved.constants), list(saved.values)
         if self.buffers is not None:
@@ -255,8 +252,9 @@ class Decoder:
             what = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
             raise UsageError(what, where)
         if mask is not None:
-            seen = np.asarray(self.mask[:, : self.length].any(axis=1))
-            mask = check_mask(mask, seen, (self.rows, tokens.shape[1]), self.padding)
+            mask = check_mask(mask, (self.rows, tokens.shape[1]))
+            if self.padding == "left":
+                check_padding(mask, np.asarray(self.mask[:, : self.length].any(axis=1)))
         return tokens, mask
 
     def _bind_constants(self) -> None:

@@ -63,13 +63,15 @@ class Timestamps:
             if self.latest_start is not None:
                 logits[self.first + self.latest_start + 1 :] = -np.inf
             return
-        last, before = ids[-1] >= self.first, len(ids) < 2 or ids[-2] >= self.first
-        if last and before:
-            logits[self.first :] = -np.inf
-        elif last:
+        after_time, after_pair = ids[-1] >= self.first, len(ids) < 2 or ids[-2] >= self.first
+        ends_segment = after_time and not after_pair
+        if ends_segment:
             logits[: self.end] = -np.inf
+        elif after_time:
+            logits[self.first :] = -np.inf
         if times := [token for token in ids if token >= self.first]:
-            logits[self.first : times[-1] + (not (last and not before))] = -np.inf
+            least = times[-1] if ends_segment else times[-1] + 1
+            logits[self.first : least] = -np.inf
         words, chances = logits[: self.first].max(), logits[self.first :].astype(np.float64)
         top = chances.max(initial=-np.inf)
         if top > -np.inf and top + np.log(np.exp(chances - top).sum()) > words:

@@ -14,7 +14,7 @@ import numpy as np
 
 from zoo.errors import UsageError
 from zoo_runtime.serving.rows import Array, Rows, RowState
-from zoo_runtime.stepper import check_count, check_mask, check_rows, check_saved, check_tokens
+from zoo_runtime.stepper import check_mask, check_roll_back, check_rows, check_saved, check_tokens
 
 __all__ = ["RowDecoder"]
 
@@ -92,9 +92,7 @@ class RowDecoder:
         name, upper, where = self._rows.ids_name, self._rows.upper, self._where
         tokens = check_tokens(tokens, self.rows, name=name, width=None, upper=upper, where=where)
         shape = (self.rows, tokens.shape[1])
-        seen = np.ones(shape, bool)
-        if mask is not None:
-            seen = check_mask(mask, np.asarray(self._read.any(axis=1)), shape, "both") > 0
+        seen = np.ones(shape, bool) if mask is None else check_mask(mask, shape) > 0
         counts = seen.sum(1)
         if self.positions is not None:
             left = self.positions - self._rows.lengths[self._places]
@@ -134,10 +132,7 @@ class RowDecoder:
     def roll_back(self, count: int) -> None:
         """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
         self._check_open()
-        count = check_count(count, self.length, self._where)
-        if count and not self.can_roll_back:
-            what = "the past holds states, which cannot be rolled back"
-            raise UsageError(what, self._where, "save the past before, and restore it")
+        count = check_roll_back(count, self, self._where)
         kept = self.length - count
         for place, forgotten in zip(self._places, self._read[:, kept:].sum(1).tolist(), strict=True):
             self._rows.shorten(place, forgotten)
@@ -151,7 +146,7 @@ class RowDecoder:
     def restore(self, saved: _Saved) -> None:
         """Return to a saved past and its rows."""
         self._check_open()
-        check_saved(saved, _Saved, self._owner, self._where)
+        check_saved(saved, self._owner, self._where)
         self._read, self._places = saved.read, list(range(len(saved.states)))
         for place, state in zip(self._places, saved.states, strict=True):
             self._rows.restore(place, state)

@@ -239,12 +239,12 @@ class Rows:
         """Return why new tokens of a row cannot be read, or None."""
         room, upper = self.room(row), self.upper
         if room is not None and len(tokens) > room:
-            if self.limit == self.capacity:
-                held, remedy = f"the caches hold {self.lengths[row]} of {self.limit}", f"a larger --fix {CAPACITY}=N"
-            else:
-                held, remedy = f"the row has {self.lengths[row]} of the model's {self.limit} positions", ""
-            what = f"{len(tokens)} new tokens do not fit: {held}"
-            return ArtifactError(what, f"row {row}", f"export with {remedy}" if remedy else "start the row again")
+            held = f"the caches hold {self.lengths[row]} of {self.limit}"
+            remedy = f"export with a larger --fix {CAPACITY}=N"
+            if self.limit != self.capacity:
+                held = f"the row has {self.lengths[row]} of the model's {self.limit} positions"
+                remedy = "start the row again"
+            return ArtifactError(f"{len(tokens)} new tokens do not fit: {held}", f"row {row}", remedy)
         wrong = tokens[(tokens < 0) | (tokens >= upper)] if upper is not None else tokens[:0]
         if len(wrong):
             return ArtifactError(f"token {wrong[0]} is not in the vocabulary of {upper}", f"row {row}")

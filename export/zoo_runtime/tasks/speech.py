@@ -176,10 +176,13 @@ class SpeechRecognition(Generate):
         if self.times is not None:
             return self._timed(items, self.times)
         parts = [self.windows(item) for item in items]
-        rows = list(chain.from_iterable(parts))
-        batches = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
-        found = iter([result for batch in batches for result in super(SpeechRecognition, self).answer(batch)])
+        found = iter(self._each(list(chain.from_iterable(parts))))
         return [self._joined([next(found) for _ in part]) for part in parts]
+
+    def _each(self, rows: Sequence[Tokens]) -> list[Any]:
+        """Answer single windows, in batches."""
+        batches = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
+        return [result for batch in batches for result in super(SpeechRecognition, self).answer(batch)]
 
     def _timed(self, items: Sequence[Tokens], times: Timestamps) -> list[Any]:
         """Answer sounds with segments. All sounds that are not finished advance by a window at a time."""
@@ -190,9 +193,7 @@ class SpeechRecognition(Generate):
                 replace(item, samples=item.samples[starts[place] : starts[place] + self.longest])
                 for place, item in waiting.items()
             ]
-            batches = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
-            found = [result for batch in batches for result in super(SpeechRecognition, self).answer(batch)]
-            for (place, item), row, result in zip(list(waiting.items()), rows, found, strict=True):
+            for (place, item), row, result in zip(list(waiting.items()), rows, self._each(rows), strict=True):
                 results[place].append(result)
                 if not isinstance(result, dict):
                     del waiting[place]
