@@ -118,7 +118,7 @@ function lines(stage, seen) {
   column(seen.keys, columns, "key", "start", right + 8, chosen.key);
   stage.append(picture);
   const shown = Math.min(found.length, MOST_LINES);
-  seen.remark = found.length > shown ? `The ${shown} strongest of ${found.length} weights.` : `${shown} weights.`;
+  seen.remark = found.length > shown ? `The ${shown} strongest of ${found.length} weights.` : `Weights drawn: ${shown}.`;
 }
 
 /** One head as a heat map, queries down, keys across. */
