@@ -1,6 +1,7 @@
 """Presets by runtime: which runtimes reproduce the exported graphs of every small preset.
 
-    pip install -c constraints.txt -e ".[openvino]" && python benchmarks/runtimes.py [PRESET]...
+    pip install -c constraints.txt -e ".[openvino,web]" && npm install onnxruntime-web
+    python benchmarks/runtimes.py [--runtime RUNTIME]... [--opset 23|18]... [PRESET]...
 
 Each preset, with random biases and norms, is exported in opset 23 and in opset 18, and compared with the model on every
 runtime as `zoo verify --runtime` does. A number is the largest error as a share of its limit.
@@ -52,15 +53,15 @@ def compare(folder: Path, runtime: Runtime) -> float | str:
     )
 
 
-def rows(names: list[str], reasons: dict[str, int]) -> Iterator[str]:
+def rows(names: list[str], opsets: list[int], runtimes: list[Runtime], reasons: dict[str, int]) -> Iterator[str]:
     """Yield a row of the table for each preset, collecting the reasons of failures with their numbers."""
     for name in names:
         cells = []
         with tempfile.TemporaryDirectory() as place:
             folder = make(name, Path(place))
-            for opset in OPSETS:
+            for opset in opsets:
                 export_model(folder, options=Options(opset=opset), force=True)
-                for runtime in get_args(Runtime):
+                for runtime in runtimes:
                     found = compare(folder, runtime)
                     number = reasons.setdefault(found, len(reasons) + 1) if isinstance(found, str) else 0
                     cells.append(f"fails ({number})" if isinstance(found, str) else f"{found:.2f}")
@@ -72,12 +73,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", metavar="PRESET", nargs="*", help="presets; by default every small one")
     tiny = [name for name in registry().names("*-tiny") if registry().resolve(name).source is None]  # none published
-    names = parser.parse_args().names or tiny
+    parser.add_argument("--runtime", action="append", choices=get_args(Runtime), help="by default every one")
+    parser.add_argument("--opset", action="append", type=int, choices=OPSETS, help="by default both")
+    given = parser.parse_args()
+    names, opsets, runtimes = given.names or tiny, given.opset or [*OPSETS], given.runtime or [*get_args(Runtime)]
     torch.set_num_threads(1)
-    runtimes = [f"{runtime}, opset {opset}" for opset in OPSETS for runtime in get_args(Runtime)]
-    print(f"| | {' | '.join(runtimes)} |\n| --- |{' ---: |' * len(runtimes)}")
+    columns = [f"{runtime}, opset {opset}" for opset in opsets for runtime in runtimes]
+    print(f"| | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     reasons: dict[str, int] = {}
-    for row in rows(names, reasons):
+    for row in rows(names, opsets, runtimes, reasons):
         print(row, flush=True)
     for reason, number in reasons.items():
         print(f"\n({number}) {reason}")
