@@ -58,6 +58,8 @@ class AudioReader:
         if isinstance(value, np.ndarray):
             samples = _check_array(value, where)
         elif isinstance(value, str | bytes | os.PathLike):
+            if not isinstance(value, bytes):
+                where = f"{where}, {os.fspath(value)!s}" if where else os.fspath(value)
             samples, rate = _load(value, where)
         else:
             raise ArtifactError(f"expected a sound file or an array, got {type(value).__name__}", where)
@@ -100,7 +102,7 @@ def _load(source: str | bytes | os.PathLike[str], where: str | None) -> tuple[Ar
     except (wave.Error, EOFError) as error:
         return _read_other(content, str(error) or "it ends too early", where)
     except OSError as error:
-        raise ArtifactError(f"cannot read {os.fspath(source)!r} ({error.strerror or error})", where) from error
+        raise ArtifactError(f"cannot be read ({error.strerror or error})", where) from error
 
 
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
@@ -140,9 +142,10 @@ def _read_other(content: bytes, reason: str, where: str | None) -> tuple[Array, 
         raise ArtifactError(what, where, f"convert it, or {_EXTRA}") from None
     try:
         samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
-    except Exception as error:  # soundfile raises its own classes
-        raise ArtifactError(f"cannot be read as sound ({error})", where) from error
-    return _average(samples), int(rate)
+    except Exception as error:  # soundfile raises its own classes, whose text names an object in memory
+        reason = getattr(error, "error_string", str(error)).rstrip(".")
+        raise ArtifactError(f"cannot be read as sound ({reason})", where) from error
+    return _check_array(_average(samples), where), int(rate)
 
 
 def _average(samples: Array) -> Array:

@@ -60,7 +60,7 @@ def test_wav_files_are_read(width: int, channels: int) -> None:
         (np.zeros((2, 5)), "expected one channel, (samples,), got shape (2, 5)"),
         (np.array([20000.0]), "samples up to 20000, but floats must lie in [-1, 1]"),
         (["x"], "expected a sound file or an array, got list"),
-        ("absent.wav", "cannot read 'absent.wav' (No such file or directory)"),
+        ("absent.wav", "cannot be read (No such file or directory): input 1, absent.wav"),
         ({"array": [0.0]}, "expected the keys array and sampling_rate"),
     ],
 )  # fmt: skip

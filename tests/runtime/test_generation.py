@@ -471,6 +471,13 @@ def test_finish_reasons(sessions: Callable[[str], Session]) -> None:
     assert token not in held["generated_ids"]
 
 
+def test_end_token_outside_the_vocabulary_is_none(exported_model: Exported, redeclared: Callable[..., Path]) -> None:
+    """A preset with a smaller vocabulary keeps an end token that no text can have."""
+    path = redeclared(exported_model("gpt-tiny"), eos_token_id=50_256)
+    with load_session(path, unverified=True) as session:
+        assert session.run(TEXTS[0], max_new_tokens=4, min_new_tokens=2)["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_prompt_that_fills_all_positions_gives_no_tokens(sessions: Callable[[str], Session], beams: int) -> None:
     """Other rows of the batch are not limited: padding does not use up their positions."""

@@ -47,6 +47,17 @@ def test_other_formats_and_rates_are_read(tmp_path: Path) -> None:
         assert np.abs(samples - tone[16_000])[500:-500].max() < error
 
 
+def test_wrong_float_sound_is_named(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    loud, broken = tmp_path / "loud.wav", tmp_path / "broken.wav"
+    soundfile.write(loud, np.full(800, 1e30), 16_000, subtype="FLOAT")
+    broken.write_text("not a sound")
+    with pytest.raises(ArtifactError, match=r"samples up to 1e\+30, but floats must lie in \[-1, 1\]: input 2, .*loud"):
+        AudioReader().read(loud, "input 2")
+    with pytest.raises(ArtifactError, match=r"cannot be read as sound \([^<>]*\): .*broken"):
+        AudioReader().read(broken)
+
+
 @pytest.mark.parametrize(("library", "rate", "subtype"), [("soundfile", 16_000, "FLOAT"), ("soxr", 44_100, "PCM_16")])
 def test_missing_library_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, rate: int, subtype: str

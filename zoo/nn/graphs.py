@@ -22,7 +22,8 @@ def call_graph(
 
     With ``hooks``, ``forward`` is called as users call it, through the model itself, which runs the model's own hooks.
 
-    Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares.
+    Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares,
+    or stores other states.
     """
     arguments = {item.name: _gather(item, feeds) for item in (*graph.inputs, *graph.pasts)}
     pasts = {item.name: arguments[item.name] for item in graph.pasts}
@@ -65,7 +66,11 @@ def _scatter(item: TensorSpec | KeyValues | States, specs: Sequence[TensorSpec],
     elif isinstance(item, KeyValues):
         tensors = [tensor for pair in value.pairs() for tensor in pair]
     else:
-        tensors = [layer[state.name] for layer in value for state in item.states]
+        names = [state.name for state in item.states]
+        for number, layer in enumerate(value):
+            if sorted(layer) != sorted(names):
+                raise ValueError(f"layer {number} stores states {sorted(layer)}, but {item.name} declares {names}")
+        tensors = [layer[name] for layer in value for name in names]
     return {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True)}
 
 

@@ -29,6 +29,8 @@ _LONGER = 3
 _ODD = 11
 _LONG = 130
 """Number of tokens of a long text, limited by the model's maximum length."""
+_REPEATED = 520
+"""Number of tokens of a text of one repeated token, limited likewise."""
 _MANY = 9
 """Batch size at which rows may compete for something that a small batch leaves free."""
 
@@ -135,13 +137,11 @@ def batch_invariance(subject: Subject) -> None:
 
     execute = executor(subject.exact)
     tensors = {tensor.name: tensor for graph in subject.graphs for tensor in graph.input_tensors()}
-    seen: list[dict[str, Any]] = []
-    for length in (LENGTH, _LONG):
+    long = min(_LONG, subject.longest)
+    for length, repeats in dict.fromkeys([(min(LENGTH, long), False), (long, False), (long, True)]):
         feeds = make_inputs(subject.graphs, subject.longest, rows=_MANY, length=length)
-        shapes = {name: value.shape for name, value in feeds.items()}
-        if shapes in seen:
-            break
-        seen.append(shapes)
+        if repeats:
+            feeds = _repeated(subject, feeds)
         whole = run(execute, subject.graphs, feeds)
         for name in rows_of(subject.graphs):
             sizes = [len(value) for key, value in feeds.items() if tensors[key].dims[0] == name]
@@ -214,8 +214,8 @@ def padding_invariance(subject: Subject) -> None:
         raise Inapplicable("no input is a mask")
     for mask, length in found:
         for side in sides(mask):
-            for tokens in (LENGTH, _LONG):
-                _check_content_of_padding(subject, mask, length, side, tokens)
+            for tokens, repeats in ((LENGTH, False), (_LONG, False), (_LONG, True)):
+                _check_content_of_padding(subject, mask, length, side, tokens, repeats)
             for tokens in dict.fromkeys(max(1, min(size, subject.longest - _LONGER)) for size in (6, _LONG)):
                 _check_added_padding(subject, mask, length, side, tokens)
         _check_row_of_padding(subject, mask)
@@ -237,12 +237,16 @@ def padded(values: Any, side: str) -> Any:
     return result
 
 
-def _check_content_of_padding(subject: Subject, mask: TensorSpec, length: str, side: str, tokens: int) -> None:
+def _check_content_of_padding(
+    subject: Subject, mask: TensorSpec, length: str, side: str, tokens: int, repeats: bool
+) -> None:
     import numpy as np
 
     from zoo.testing.compute import change, check_equal, counting, executor, make_inputs, run
 
     feeds = make_inputs(subject.graphs, subject.longest, length=tokens)
+    if repeats:
+        feeds = _repeated(subject, feeds)
     feeds[mask.name] = padded(feeds[mask.name], side)
     rng = np.random.default_rng(1)
     others = dict(feeds)
@@ -414,6 +418,21 @@ def _tokens(subject: Subject, length: str, feeds: Mapping[str, Any]) -> Iterator
             yield tensor, axis
 
 
+def _repeated(subject: Subject, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with the first token of each row repeated, along every length.
+
+    Equal tokens compete for what a model shares between tokens, such as the places of an expert.
+    """
+    import numpy as np
+
+    result = dict(feeds)
+    for length in {dim for graph in subject.graphs for dim in graph.dim_names()} - {*rows_of(subject.graphs)}:
+        for tensor, axis in _tokens(subject, length, result):
+            values = result[tensor.name]
+            result[tensor.name] = np.broadcast_to(values.take([0], axis), values.shape).copy()
+    return result
+
+
 def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: slice) -> dict[str, Any]:
     """Return the inputs with other tokens in a slice of a length."""
     import numpy as np
@@ -457,6 +476,7 @@ def cache(subject: Subject) -> None:
     if subject.longest < 2:
         raise Inapplicable("inputs have only one token")
     execute = executor(subject.exact)
+    expected = "calls on the parts give the same outputs as one call on the whole"
     for total in sorted({min(LENGTH + 2, subject.longest), min(_LONG, subject.longest)}):
         feeds = make_inputs(subject.graphs, subject.longest, length=total)
         own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
@@ -472,8 +492,12 @@ def cache(subject: Subject) -> None:
             for cut, words in cuts.items():
                 parts = run(execute, subject.graphs, inputs, cut)
                 situation = f"cut {words} of {total} tokens, with {side} padding"
-                expected = "calls on the parts give the same outputs as one call on the whole"
                 check_equal(pasts, whole, parts, expected, situation, counting(inputs))
+    total = min(_REPEATED, subject.longest)
+    feeds = _repeated(subject, make_inputs(subject.graphs, subject.longest, rows=1, length=total))
+    whole, parts = (run(execute, subject.graphs, feeds, cuts) for cuts in ((), (total // 2,)))
+    situation = f"cut after {total // 2} of {total} equal tokens"
+    check_equal(pasts, whole, parts, expected, situation, counting(feeds))
 
 
 LAWS = (

@@ -54,6 +54,21 @@ def simplify(model: ir.Model) -> None:
             value.metadata_props.clear()
             if value not in declared:
                 value.shape, value.type = None, None
+    for graph in model.graphs():
+        _separate_outputs(graph)
+    for function in model.functions.values():
+        for graph in function.subgraphs():
+            _separate_outputs(graph)
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Give every output a value of its own: ONNX Runtime mixes up outputs of a loop's body that share one."""
+    for position, value in enumerate(graph.outputs):
+        if value in graph.outputs[:position]:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].name = f"{value.name}.{position}"  # unique in the model, as required of inner graphs
+            graph.append(copy)
+            graph.outputs[position] = copy.outputs[0]
 
 
 class Tape:

@@ -317,18 +317,6 @@ def _simplify(model: ir.Model) -> None:
         for value in node.outputs:
             value.shape, value.type = None, None
             value.metadata_props.clear()
-    for graph in (model.graph, *model.graph.subgraphs()):
-        _separate_outputs(graph)
-
-
-def _separate_outputs(graph: ir.Graph) -> None:
-    """Give every output a value of its own: ONNX Runtime mixes up outputs of a loop's body that share one."""
-    for position, value in enumerate(graph.outputs):
-        if value in graph.outputs[:position]:
-            copy = ir.node("Identity", [value])
-            copy.outputs[0].name = f"{value.name}.{position}"  # unique in the model, as required of inner graphs
-            graph.append(copy)
-            graph.outputs[position] = copy.outputs[0]
 
 
 def _declare(

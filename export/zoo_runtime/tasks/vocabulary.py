@@ -25,9 +25,11 @@ def vocabulary_of(session: Context) -> int:
 
 
 def end_tokens(session: Context) -> tuple[int, ...]:
-    """Return the model's end tokens."""
+    """Return the model's end tokens that it can generate: a smaller vocabulary may lack those of a preset."""
     end = session.option("eos_token_id")
-    return () if end is None else end if isinstance(end, tuple) else (end,)
+    ends = () if end is None else end if isinstance(end, tuple) else (end,)
+    vocabulary = vocabulary_of(session)
+    return tuple(token for token in ends if 0 <= token < vocabulary)
 
 
 def check_tokens(options: Mapping[str, Any], session: Context, where: object) -> None:

@@ -71,6 +71,7 @@ def test_rounded_sizes(build_small: Callable[..., None], zoo: Callable[..., Resu
 
 
 MASK = "mask = build_mask(length, total, padding=attention_mask, causal=True)  # (B, 1, T, S)"
+EMBED = "x = self.embedding(input_ids)\n        rotation"
 NORM = "x = self.norm(x)\n        tokens ="
 LONG = {
     "blocks of 32 absolute places": (
@@ -86,8 +87,17 @@ LONG = {
         (NORM, f"x = x * (torch.arange(x[..., 0].numel()).view(x[..., :1].shape) < 64).to(x.dtype)\n        {NORM}"),
         "alone as in a batch",
     ),
+    "40 places for each token id": (
+        "decoder-small",
+        (
+            EMBED,
+            "alike = (input_ids.unsqueeze(2) == input_ids.unsqueeze(1)) & mask[:, 0, :, -length:]  # (B, T, T)\n"
+            "        x = self.embedding(input_ids) * (alike.sum(2, keepdim=True) <= 40)\n        rotation",
+        ),
+        "equal tokens",
+    ),
 }
-"""Contradictions that only texts longer than a few tokens show: the model, the edit, and the law."""
+"""Contradictions that only long texts show, or long texts of few tokens: the model, the edit, and the law."""
 
 
 @pytest.mark.slow_after(1)

@@ -46,11 +46,12 @@ class MixerConfig(zoo.Config):
     vocab_size: int = 260
     hidden_size: int = 16
     max_seq_len: int = 64
+    num_layers: int = 1
     attends: bool = True
 
     def graphs(self):
         states = zoo.States(
-            num_layers=1,
+            num_layers=self.num_layers,
             states=(
                 zoo.floats("inputs", "batch", self.hidden_size, 2), zoo.floats("hidden", "batch", self.hidden_size),
             ),
@@ -80,7 +81,7 @@ class Recurrence(nn.Module):
     def __init__(self, size):
         super().__init__()
         self.filter = nn.Parameter(torch.randn(size, 1, 3) * 0.5)
-        self.decay = nn.Parameter(torch.randn(size))
+        self.hidden = nn.Linear(size, size, bias=False)
 
     def forward(self, x, states):  # (B, T, E)
         x = x.transpose(1, 2)
@@ -90,7 +91,7 @@ class Recurrence(nn.Module):
         states["inputs"] = window[:, :, -2:]
 
         def step(hidden, part):
-            hidden = self.decay.sigmoid() * hidden + part
+            hidden = torch.tanh(self.hidden(hidden) + part)
             return hidden, hidden
 
         first = states.get("hidden", torch.zeros_like(x[:, 0]))
@@ -104,7 +105,7 @@ class Mixer(nn.Module):
         super().__init__()
         self.config = c
         self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.recurrence = Recurrence(c.hidden_size)
+        self.recurrences = nn.ModuleList(Recurrence(c.hidden_size) for _ in range(c.num_layers))
         self.attention = MultiHeadAttention(c.hidden_size, 2) if c.attends else None
         self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
 
@@ -114,7 +115,8 @@ class Mixer(nn.Module):
         if attention_mask is not None:
             own = attention_mask[:, -length:] if self.config.attends else attention_mask
             x = x * own[:, :, None]
-        x = self.recurrence(x, past_states[0] if past_states else {})
+        for layer, recurrence in enumerate(self.recurrences):
+            x = recurrence(x, past_states[layer] if past_states else {})
         if self.attention is not None:
             total = length + (past_key_values.length if past_key_values is not None else 0)
             mask = build_mask(length, total, padding=attention_mask, causal=True, device=x.device)
@@ -127,14 +129,14 @@ class Mixer(nn.Module):
 def build(install: Callable[..., Path], zoo: Zoo) -> Build:
     """Install the plugin with a change of its model, and build a model of it."""
 
-    def make(old: str = "", new: str = "", *, attends: bool = True) -> Path:
+    def make(old: str = "", new: str = "", *, attends: bool = True, num_layers: int = 1) -> Path:
         assert old in MODEL
         install(
             "zoo-mixer", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL.replace(old, new, 1)}
         )
         Path("zoo.toml").write_text('schema = 1\n[models.mixer-tiny]\narch = "mixer"\ndescription = "A test"\n')
-        chosen = f"attends={str(attends).lower()}"
-        assert zoo("build", "mixer-tiny", "--set", chosen, "-o", "model").status == 0
+        chosen = ["--set", f"attends={str(attends).lower()}", "--set", f"num_layers={num_layers}"]
+        assert zoo("build", "mixer-tiny", *chosen, "-o", "model").status == 0
         return Path("model")
 
     return make
@@ -175,6 +177,17 @@ def test_states_do_not_grow(build: Build, zoo: Zoo) -> None:
             assert outputs["present_states.0.hidden"].shape == (2, 16)
 
 
+@pytest.mark.slow_after(1)
+def test_scans_in_functions(build: Build, zoo: Zoo) -> None:
+    """Repeated layers become calls of a function, and the last state and the results of its scan are one value."""
+    path = build(attends=False, num_layers=2)
+    result = zoo("export", path, "--onnx")
+    assert result.status == 0, result.err
+    (function,) = onnx.load(path / "model.onnx", load_external_data=False).functions
+    (scan,) = (node for node in function.node if node.op_type == "Scan")
+    assert len(scan.output) == 2
+
+
 def test_generation_loop_keeps_states(build: Build, zoo: Zoo) -> None:
     path = build()
     result = zoo("export", path, "--onnx", "--generate")
@@ -196,8 +209,9 @@ def test_generation_loop_keeps_states(build: Build, zoo: Zoo) -> None:
         ('states["hidden"] = last', 'states["hidden"] = last.mul_(1.0) if length_of(last) else last', "length_of"),
         ('first = states.get("hidden", torch.zeros_like(x[:, 0]))',
          'first = states.get("hidden", torch.ones_like(x[:, 0]))', "past of no tokens"),
-        ('states["hidden"] = last', 'states["hidden"] = last[:, :8]', "size of tensor"),
+        ('states["hidden"] = last', 'states["hidden"] = last[:, :8]', "shapes cannot be multiplied"),
         ('states["hidden"] = last', "pass", "law cache"),
+        ('states["hidden"] = last', 'states["hidden"] = states["sum"] = last', r"\['hidden', 'inputs', 'sum'\], but"),
     ],
 )  # fmt: skip
 def test_wrong_state_is_refused(build: Build, zoo: Zoo, old: str, new: str, cause: str) -> None:
