@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -10,8 +11,8 @@ from zoo.artifact.outputs import check_output_target
 from zoo.cli.options import BYTES, Command, force_option, json_option, option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
-
-_HUB = "Layout hub"
+from zoo_export.cli.options import sleep_when_idle
+from zoo_export.cli.results import comparing
 
 
 @click.command("publish", cls=Command)
@@ -19,13 +20,21 @@ _HUB = "Layout hub"
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @option(
     "--layout",
-    type=click.Choice(["hub", "standalone"]),
+    type=click.Choice(["hub", "standalone", "transformers-js"]),
     required=True,
     section="Layout",
-    help="'hub' writes a checkpoint for other libraries, 'standalone' a self-contained ONNX model.",
+    help="'hub' writes a checkpoint for other libraries, 'standalone' a self-contained ONNX model, 'transformers-js' "
+    "one for each verified precision with what transformers.js reads beside it.",
 )
-@option("--model-type", metavar="NAME", section=_HUB, help="Model type to write.  [default: the first that fits]")
-@option("--max-shard-size", type=BYTES, metavar="SIZE", section=_HUB, help="Maximum size of a file.  [default: 5GB]")
+@option(
+    "--model-type",
+    metavar="NAME",
+    section="Layouts hub and transformers-js",
+    help="Model type to write.  [default: the first that fits]",
+)
+@option(
+    "--max-shard-size", type=BYTES, metavar="SIZE", section="Layout hub", help="Maximum size of a file.  [default: 5GB]"
+)
 @force_option("Replace what an earlier publish wrote to OUT.")
 @json_option
 @quiet_option
@@ -35,10 +44,11 @@ def command(
 ) -> None:  # fmt: skip
     """Write the model in DIRECTORY to OUT in a layout that other tools read, and verify the result."""
     check_output_target(target, f"publish --layout {layout}", force=force)
+    if layout != "hub" and max_shard_size is not None:
+        raise UsageError("--max-shard-size is for --layout hub", f"--layout {layout}", "leave it out")
     if layout == "standalone":
-        for name, value in (("--model-type", model_type), ("--max-shard-size", max_shard_size)):
-            if value is not None:
-                raise UsageError(f"{name} is for --layout hub", "--layout standalone", "leave it out")
+        if model_type is not None:
+            raise UsageError("--model-type is not for --layout standalone", "--model-type", "leave it out")
         from zoo_export.publish.standalone import write_standalone
 
         files = write_standalone(directory, target, force=force)
@@ -46,6 +56,17 @@ def command(
             emit_json("publish", {"directory": str(target), "layout": layout, "files": files})
         else:
             say(f"{target}: {', '.join(files)}")
+        return
+    if layout == "transformers-js":
+        from zoo_export.publish.transformers_js import write_transformers_js
+
+        sleep_when_idle()
+        with comparing() as progress:
+            published = write_transformers_js(directory, target, model_type=model_type, force=force, progress=progress)
+        if as_json:
+            emit_json("publish", {"directory": str(target), "layout": layout, **asdict(published)})
+        else:
+            say(f"{target}: {published.model_type}, dtype {' or '.join(published.dtypes)}")
         return
     from zoo.checkpoints import export_checkpoint
 

@@ -44,7 +44,15 @@ from zoo.errors import ArtifactError, UsageError, nearest
 from zoo.probe.dtypes import numpy_dtype
 from zoo_export.graph.file import MODULE_KEY, link, parse, serialize
 from zoo_export.precision.calibrate import input_moments
-from zoo_export.precision.packing import SCALES, ZERO_POINTS, Packing, read_tensor, write_packed, write_tensors
+from zoo_export.precision.packing import (
+    SCALES,
+    ZERO_POINTS,
+    Packing,
+    packings,
+    read_tensor,
+    write_packed,
+    write_tensors,
+)
 from zoo_export.trace.make import Options, make_graphs, unlinked_graphs
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.providers import Provider, check_dtype, open_session
@@ -58,6 +66,7 @@ __all__ = [
     "Variant",
     "make_variant",
     "open_variant",
+    "portable_variant",
     "read_variant",
     "weights_of_graph",
     "with_exact_products",
@@ -184,11 +193,16 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
         for name, moment in moments
     )
     write_packed(directory / file, plan, weights)
-    places = read_header(directory / file)
-    for model in graphs.values():
-        _rewrite(model, plan, places, directory)
-        model.metadata_props[PRECISION_KEY] = precision
-    return Variant(precision, directory, file, graphs, kept)
+    return _quantize(Variant(precision, directory, file, graphs, kept), plan)
+
+
+def _quantize(variant: Variant, plan: Mapping[str, Packing]) -> Variant:
+    """Make the graphs of a variant read packed weights, which are written already."""
+    places = read_header(variant.path)
+    for model in variant.graphs.values():
+        _rewrite(model, plan, places, variant.directory)
+        model.metadata_props[PRECISION_KEY] = variant.precision
+    return variant
 
 
 def read_variant(stored: ModelDirectory, precision: Precision) -> Variant:
@@ -202,6 +216,18 @@ def read_variant(stored: ModelDirectory, precision: Precision) -> Variant:
     export.check()
     variant = Variant(precision, stored.file(file).parent, file, {})
     return replace(variant, graphs={name: variant.parse(data, stored) for name, data in export.read().items()})
+
+
+def portable_variant(stored: ModelDirectory, precision: Precision) -> Variant:
+    """Return a stored quantised variant with other graphs, whose inputs and outputs are the declared ones.
+
+    The graphs of a decoder's variant are those of the profile ``cpu``, which other runtimes cannot call. These are not
+    verified.
+    """
+    variant = read_variant(stored, precision)
+    graphs = make_graphs(stored, Options(functions=False))
+    plain = {name: variant.parse(graph, stored) for name, graph in graphs.items()}
+    return _quantize(replace(variant, graphs=plain), packings(variant.path))
 
 
 def open_variant(

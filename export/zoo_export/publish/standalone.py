@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import onnx
 from zoo.artifact import CARD, CONFIG, TOKENIZER, Export, ModelDirectory
 from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
-from zoo.artifact.weights import StoredTensor
 from zoo.contract import rows_of
 from zoo.errors import ArtifactError, ParityError
 from zoo.models.count import parameter_count
@@ -23,12 +23,14 @@ from zoo_export.graph.static import fixed_sizes
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.providers import Provider, open_session
 
-__all__ = ["write_standalone"]
+__all__ = ["FOLDER", "copy_graphs", "write_standalone"]
 
 FOLDER = "onnx"
 _LARGEST = 1_900_000_000
 """Maximum bytes of weights inside a graph, below protobuf's limit of 2 GB. Larger weights go to a separate file."""
 _ALIGNMENT = 64
+_Place = tuple[Path, int, int]
+"""A file, and the offset and length of a weight in it, in bytes."""
 
 
 def write_standalone(directory: Path, target: Path, *, force: bool = False) -> list[str]:
@@ -64,40 +66,52 @@ def write_standalone(directory: Path, target: Path, *, force: bool = False) -> l
             encoding="utf-8",
         )
         copies = {name: f"{name}_model" if name != "model" else name for name in export.graph_files}
-        for name, graph in export.read().items():
-            files += [f"{FOLDER}/{file}" for file in _write(stored, graph, stage / FOLDER, copies[name])]
-        _compare(export, {name: stage / FOLDER / f"{copy}.onnx" for name, copy in copies.items()})
+        files += [
+            f"{FOLDER}/{file}" for file in copy_graphs(stored, export.read(), export.dtype, stage / FOLDER, copies)
+        ]
     return files
 
 
-def _write(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> list[str]:
+def copy_graphs(
+    stored: ModelDirectory, graphs: Mapping[str, bytes], dtype: str, folder: Path, names: Mapping[str, str]
+) -> list[str]:
+    """Write graphs of a model to a folder, and check that the copies compute the same, bit for bit.
+
+    Args:
+        stored: the model.
+        graphs: its graphs, which read weights of its directory.
+        dtype: dtype of their inputs and outputs.
+        folder: an existing folder.
+        names: the name of each graph's file, without a suffix.
+
+    Returns the file names. Weights of more than 1.9 GB are in a file next to the graph.
+    """
+    files = [file for graph, name in names.items() for file in _copy(stored, graphs[graph], folder, name)]
+    _compare(stored, graphs, dtype, {graph: folder / f"{name}.onnx" for graph, name in names.items()})
+    return files
+
+
+def _copy(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> list[str]:
     """Write one graph, with its weights inside or in a separate file. Return the file names."""
     model = parse(graph)
-    places = {(tensor.file, tensor.offset): tensor for tensor in stored.layout.values()}
-    wanted: dict[str, StoredTensor] = {}
-    for tensor in external_tensors(model):
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        place = places.get((entries.get("location", ""), int(entries.get("offset", 0))))
-        if place is None:
-            raise ArtifactError(f"initialiser {tensor.name} points at no tensor", stored.path)
-        wanted[tensor.name] = place
-    inside = sum(place.length for place in set(wanted.values())) <= _LARGEST
-    written: dict[StoredTensor, int] = {}
+    places = {tensor.name: _place(stored, tensor) for tensor in external_tensors(model)}
+    inside = sum(length for _, _, length in set(places.values())) <= _LARGEST
+    written: dict[_Place, int] = {}
     with (folder / f"{name}.onnx_data").open("wb") as data:
         for tensor in external_tensors(model):
-            place = wanted[tensor.name]
+            place = places[tensor.name]
             if inside:
                 del tensor.external_data[:]
                 tensor.data_location = onnx.TensorProto.DEFAULT
-                tensor.raw_data = place.read(stored.path)
+                tensor.raw_data = _read(place)
                 continue
             if place not in written:
                 data.write(bytes(-data.tell() % _ALIGNMENT))
                 written[place] = data.tell()
-                data.write(place.read(stored.path))
+                data.write(_read(place))
             for entry in tensor.external_data:
                 entry.value = {
-                    "location": f"{name}.onnx_data", "offset": str(written[place]), "length": str(place.length),
+                    "location": f"{name}.onnx_data", "offset": str(written[place]), "length": str(place[2]),
                 }[entry.key]  # fmt: skip
     (folder / f"{name}.onnx").write_bytes(serialize(model))
     if inside:
@@ -106,24 +120,34 @@ def _write(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> lis
     return [f"{name}.onnx", f"{name}.onnx_data"]
 
 
-def _compare(export: Export, copies: dict[str, Path]) -> None:
-    """Compare the outputs of the export and its copy on one input, on the CPU unless it lacks support for the dtype."""
-    stored, dtype = export.stored, numpy_dtype(export.dtype)
-    provider: Provider = "cuda" if dtype == BFLOAT16 else "cpu"
-    graphs = stored.spec.graphs
-    fixed = fixed_sizes(next(iter(export.read().values())))
-    point = Point(fixed.get(rows_of(graphs)[0], 2), fixed.get("sequence", 5), 0, "none")
-    feeds = make_feeds(graphs, point, 0, 64, fixed=fixed)
-    originals = {name: stored.path / file for name, file in export.graph_files.items()}
+def _place(stored: ModelDirectory, tensor: onnx.TensorProto) -> _Place:
+    """Return the file, offset and length of a weight. The comparison of the outputs shows that they are right."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if location not in stored.files:
+        raise ArtifactError(f"initialiser {tensor.name} points at {location!r}, which is not of the model", stored.path)
+    return stored.file(location), int(entries.get("offset", 0)), int(entries["length"])
+
+
+def _read(place: _Place) -> bytes:
+    path, offset, length = place
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def _compare(stored: ModelDirectory, graphs: Mapping[str, bytes], dtype: str, copies: Mapping[str, Path]) -> None:
+    """Compare the outputs of graphs and copies on one input, on the CPU unless it lacks support for the dtype."""
+    provider: Provider = "cuda" if numpy_dtype(dtype) == BFLOAT16 else "cpu"
+    declared = stored.spec.graphs
+    fixed = fixed_sizes(next(iter(graphs.values())))
+    point = Point(fixed.get(rows_of(declared)[0], 2), fixed.get("sequence", 5), 0, "none")
+    feeds = make_feeds(declared, point, 0, 64, fixed=fixed)
+    originals = {name: open_session(graph, provider=provider, weights=stored.path) for name, graph in graphs.items()}
+    copied = {name: open_session(path, provider=provider) for name, path in copies.items()}
     wanted, found = (
-        run_pipeline(
-            OnnxExecutor({name: open_session(path, provider=provider) for name, path in paths.items()}, dtype),
-            graphs,
-            feeds,
-            point,
-            split=True,
-        )
-        for paths in (originals, copies)
+        run_pipeline(OnnxExecutor(sessions, numpy_dtype(dtype)), declared, feeds, point, split=True)
+        for sessions in (originals, copied)
     )
     for graph, outputs in wanted.items():
         for name, value in outputs.items():

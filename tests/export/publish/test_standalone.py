@@ -11,7 +11,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from zoo.artifact.weights import StoredTensor
 from zoo_export.publish import standalone
 
 Exported = Callable[..., Path]
@@ -68,7 +67,7 @@ def test_export_is_copied_once(exported_model: Exported, zoo: Zoo) -> None:
     assert zoo("publish", source, "copy", "--layout", "standalone").status == 0
     assert run(Path("copy/onnx/model.onnx"))
     zoo("publish", source, "copy", "--layout", "standalone").failed(2, "already exists", "copy")
-    zoo("publish", source, "other", "--layout", "standalone", "--model-type", "gpt2").failed(2, "--layout hub")
+    zoo("publish", source, "other", "--layout", "standalone", "--model-type", "gpt2").failed(2, "--model-type")
     assert zoo("publish", source, "copy2", "--layout", "standalone").status == 0
 
 
@@ -109,7 +108,7 @@ def test_force_replaces_only_a_copy(
 
 
 def test_copy_that_differs_is_not_kept(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, read = exported_model("gpt-tiny"), StoredTensor.read
-    monkeypatch.setattr(StoredTensor, "read", lambda tensor, folder: read(tensor, folder)[::-1])
+    folder, read = exported_model("gpt-tiny"), standalone._read
+    monkeypatch.setattr(standalone, "_read", lambda place: read(place)[::-1])
     zoo("publish", folder, "copy", "--layout", "standalone").failed(4, "outputs differ")
     assert not Path("copy").exists()

@@ -1,0 +1,105 @@
+"""Verified exports in the layout that transformers.js 4 loads: a configuration and a tokenizer, and ONNX graphs.
+
+Unlike the hub's layout, it has no checkpoint beside the graphs. Every precision of the model becomes one graph with its
+weights, which transformers.js selects by ``dtype``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.artifact import Export, ModelDirectory, write_json
+from zoo.artifact.exports import find_exports
+from zoo.artifact.outputs import new_output
+from zoo.artifact.weights import load_json
+from zoo.checkpoints.exporting import choose_layout
+from zoo.errors import ParityError, UsageError
+from zoo.exporters import Progress
+from zoo.models import create
+from zoo_export.precision.parity import verify_variant
+from zoo_export.precision.quantize import portable_variant
+from zoo_export.publish.standalone import FOLDER, copy_graphs
+
+__all__ = ["Published", "write_transformers_js"]
+
+NAMES = {"": "fp32", "float16": "fp16", "int8": "q8", "int4": "q4"}
+"""The value of ``dtype`` that selects a precision."""
+_SUFFIXES = {"": "", "float16": "_fp16", "int8": "_quantized", "int4": "_q4"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was written."""
+
+    model_type: str
+    """The model type in config.json, from which transformers.js chooses its classes."""
+    files: list[str]
+    dtypes: list[str]
+    """Values of ``dtype`` for which there is a graph."""
+
+
+def write_transformers_js(
+    directory: Path,
+    target: Path,
+    *,
+    model_type: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Published:
+    """Write every precision of a model for transformers.js.
+
+    transformers.js cannot call the graphs of a quantised decoder, which write to the caller's buffers. Other graphs are
+    made for the same weights, and compared with the model. All others are copies.
+
+    Args:
+        directory: a model directory with an export, and perhaps quantised ones.
+        target: the directory to create.
+        model_type: the layout of the configuration; by default the first that can represent it.
+        force: replace what this function wrote, if its files are unchanged and none were added.
+        progress: called with the number of each comparison and the total.
+
+    Raises:
+        ArtifactError: the model is not exported or has been altered.
+        ParityError: an export is not verified, or a graph made here is not equal to the model.
+        UsageError: the model has several graphs, no layout represents its configuration, or the target exists.
+    """
+    stored = ModelDirectory.open(directory, rehash=True)
+    if len(stored.spec.graphs) > 1:
+        names = ", ".join(graph.name for graph in stored.spec.graphs)
+        raise UsageError(f"this layout holds one graph, but the model has {names}", stored.path, "--layout standalone")
+    found = {export.variant: export for export in find_exports(stored)}
+    exports = [found.get(variant) or Export(stored) for variant in NAMES if variant in found or not variant]
+    for export in exports:
+        export.check()
+        export.check_verified()
+    with new_output(target, "publish --layout transformers-js", force=force) as stage:
+        model = create.build_on_meta(stored.spec, stored.dtype)
+        model_type, _, _ = choose_layout(stored, model, stage, model_type)
+        (stage / FOLDER).mkdir()
+        files = []
+        for export in exports:
+            graphs, evidence = _graphs(export, progress)
+            copies = dict.fromkeys(graphs, f"model{_SUFFIXES[export.variant]}")
+            files += copy_graphs(stored, graphs, export.dtype, stage / FOLDER, copies)
+            write_json(stage / export.evidence_file, evidence)
+        large = {name.removesuffix("_data"): 1 for name in files if name.endswith("_data")}
+        if large:
+            settings = {"use_external_data_format": large}
+            write_json(stage / "config.json", {**load_json(stage / "config.json"), "transformers.js_config": settings})
+        files = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
+    return Published(model_type, files, [NAMES[export.variant] for export in exports])
+
+
+def _graphs(export: Export, progress: Progress | None) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
+    """Return graphs with the declared inputs, and the evidence for them."""
+    stored, precision = export.stored, export.variant
+    if precision not in ("int8", "int4") or not stored.spec.graphs[0].pasts:
+        return export.read(), export.evidence
+    variant = portable_variant(stored, precision)  # type: ignore[arg-type]
+    report = verify_variant(stored, variant, progress=progress)
+    if not report.passed:
+        raise ParityError(report.verdict(), stored.path, "nothing was written")
+    return variant.files(), report.evidence
