@@ -38,6 +38,7 @@ def verify_model(
     runtime: Runtime = "onnxruntime",
     provider: Provider = "cpu",
     full_grid: bool = False,
+    timeout: float | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Check all digests of an exported model and compare it with PyTorch on this machine.
@@ -45,7 +46,8 @@ def verify_model(
     Writes the evidence if the export was not verified before, otherwise nothing. If the comparison fails, evidence of
     an earlier success is marked as failed, so that the export counts as unverified until it passes, over the full grid
     if it failed there. Comparisons in a browser have evidence of their own
-    (``zoo verify --runtime``); those on OpenVINO and on the evaluator write nothing.
+    (``zoo verify --runtime``); those on OpenVINO and on the evaluator write nothing. ``timeout`` limits each call in a
+    browser, in seconds, 600 by default.
 
     Raises:
         ArtifactError: a file is altered or missing.
@@ -56,7 +58,10 @@ def verify_model(
     if runtime == "web-wasm" or runtime == "web-webgpu":
         from zoo_export.web.verify import verify_in_browser
 
-        return verify_in_browser(directory, runtime, variant=variant, full_grid=full_grid, progress=progress)
+        limit = {} if timeout is None else {"timeout": timeout}
+        return verify_in_browser(directory, runtime, variant=variant, full_grid=full_grid, progress=progress, **limit)
+    if timeout is not None:
+        raise UsageError("a time limit is for browsers", argument("runtime", runtime), "leave it out")
     if runtime != "onnxruntime" and variant:
         raise UsageError(f"the variant {variant} runs on onnxruntime only", argument("runtime", runtime))
     if variant in PRECISIONS:

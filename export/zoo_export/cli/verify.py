@@ -36,6 +36,13 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
 @provider_option
 @grid_option
 @option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    section=VERIFICATION,
+    help="Time limit for a call in a browser, which loads a graph or runs it once.  [default: 600]",
+)
+@option(
     "--retrace",
     is_flag=True,
     section=VERIFICATION,
@@ -50,6 +57,7 @@ def command(
     runtime: str,
     provider: str,
     grid: str,
+    timeout: float | None,
     retrace: bool,
     as_json: bool,
 ) -> None:
@@ -65,6 +73,8 @@ def command(
         return
     if runtime != "onnxruntime":
         refuse_options("is only for onnxruntime", {"provider", "retrace"}, f"--runtime {runtime}")
+    if not runtime.startswith("web-"):
+        refuse_options("is only for browsers", {"timeout"}, f"--runtime {runtime}")
     if retrace:
         from zoo_export.export import retrace as trace_again
 
@@ -83,6 +93,7 @@ def command(
             runtime=runtime,  # type: ignore[arg-type]
             provider=provider,  # type: ignore[arg-type]
             full_grid=grid == "full",
+            timeout=timeout,
             progress=progress,
         )
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from zoo.errors import UsageError, argument
+from zoo.errors import IncomparableError, UsageError, argument
 from zoo.probe.pipeline import Arrays
 from zoo_export.web.install import WebRuntime, find_browser, find_package
 from zoo_export.web.server import Server, serving
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser as Chromium
     from playwright.sync_api import Page
 
-__all__ = ["FLAGS", "Browser", "WebGraph", "WebSession", "open_browser"]
+__all__ = ["FLAGS", "TIMEOUT", "Browser", "WebGraph", "WebSession", "open_browser"]
+
+TIMEOUT = 600.0
+"""Default limit for a call, in seconds. A call loads a graph, or runs it once."""
 
 FLAGS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
@@ -32,11 +36,14 @@ _DEVICE_FLAGS: dict[WebRuntime, list[str]] = {
 }
 _SOFTWARE = ["--use-webgpu-adapter=swiftshader", "--enable-unsafe-swiftshader"]
 """Options with which the processor renders what a graphics card would."""
-_CALL = """async ([function_, ...given]) => {
-  try { return { value: await (await import("./page.mjs"))[function_](...given) ?? null }; }
-  catch (error) { return { error: String(error?.message ?? error) }; }
-}"""
-"""Errors are returned, because those of WebAssembly are plain numbers."""
+_CALL = """([function_, ...given]) => void setTimeout(async () => {
+  let answer;
+  try { answer = { value: await (await import("./page.mjs"))[function_](...given) ?? null }; }
+  catch (error) { answer = { error: String(error?.message ?? error) }; }
+  console.debug("zoo:" + JSON.stringify(answer));
+})"""
+"""Calls a function of the page, and writes its answer to the console. Errors of WebAssembly are plain numbers."""
+_ANSWER = "zoo:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class WebSession:
         self._tab, self._name, self.inputs, self.outputs = tab, name, inputs, outputs
 
     def run(self, arrays: Arrays) -> Arrays:
-        """Run the graph. Raises :class:`RuntimeError` with the message of onnxruntime-web."""
+        """Run the graph. Raises as :meth:`Browser.open` does."""
         server = self._tab.server
         server.files["feeds"] = save({name: np.asarray(value, order="C") for name, value in arrays.items()})
         try:
@@ -82,11 +89,20 @@ class Browser:
         server: serves the page and the graphs.
         module: the URL of onnxruntime-web, relative to the page.
         version: the version of onnxruntime-web.
+        timeout: limit for each call, in seconds.
     """
 
-    def __init__(self, runtime: WebRuntime, chromium: Chromium, server: Server, module: str, version: str) -> None:
+    def __init__(
+        self,
+        runtime: WebRuntime,
+        chromium: Chromium,
+        server: Server,
+        module: str,
+        version: str,
+        timeout: float = TIMEOUT,
+    ) -> None:
         self.runtime, self._chromium, self._server, self._module = runtime, chromium, server, module
-        self.version = version
+        self.version, self.timeout = version, timeout
         self.name = f"Chromium {chromium.version}"
         self.device = ""
         """The graphics adapter, once a graph is open."""
@@ -101,9 +117,11 @@ class Browser:
     def open(self, graphs: Mapping[str, WebGraph], *, optimize: bool) -> dict[str, WebSession]:
         """Open graphs, by name, in a new tab.
 
-        Raises :class:`RuntimeError` with the message of onnxruntime-web if it cannot load one.
+        Raises:
+            IncomparableError: the tab does not answer in time.
+            RuntimeError: onnxruntime-web cannot load a graph; its message.
         """
-        tab = _Tab(self._chromium.new_page(), self._server)
+        tab = _Tab(self._chromium.new_page(), self._server, self.timeout, self.provider)
         self._tabs.append(tab)
         tab.page.goto(f"{self._server.root}index.html")
         self.device = tab.call("start", self._module, self.runtime == "web-webgpu")
@@ -135,18 +153,35 @@ class Browser:
 class _Tab:
     page: Page
     server: Server
+    timeout: float
+    provider: str
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of page.mjs. Raises :class:`RuntimeError` with the message of what it throws."""
-        found = self.page.evaluate(_CALL, [function, *arguments])
+        """Call a function of page.mjs.
+
+        Raises:
+            IncomparableError: it does not return in time.
+            RuntimeError: it throws; the message.
+        """
+        from playwright.sync_api import TimeoutError as Late
+
+        try:  # not evaluate(), which waits for ever if the tab is busy
+            with self.page.expect_console_message(
+                lambda message: message.text.startswith(_ANSWER), timeout=1000 * self.timeout
+            ) as answer:
+                self.page.evaluate(_CALL, [function, *arguments])
+        except Late as error:
+            what = f"{self.provider} did not answer within {self.timeout:g} s"
+            raise IncomparableError(what, None, argument("timeout", text="allow more with {}")) from error
+        found = json.loads(answer.value.text.removeprefix(_ANSWER))
         if "error" in found:
             raise RuntimeError(found["error"])
         return found["value"]
 
 
 @contextmanager
-def open_browser(runtime: WebRuntime) -> Iterator[Browser]:
-    """Start a browser without a window.
+def open_browser(runtime: WebRuntime, timeout: float = TIMEOUT) -> Iterator[Browser]:
+    """Start a browser without a window. ``timeout`` limits each call in it, in seconds.
 
     Raises :class:`UsageError` if the browser, its driver or onnxruntime-web is not installed, or if it does not start.
     """
@@ -169,4 +204,4 @@ def open_browser(runtime: WebRuntime) -> Iterator[Browser]:
             first = str(error).strip().partition("\n")[0]
             raise UsageError(f"the browser {executable} does not start ({first})", where) from error
         with chromium:
-            yield Browser(runtime, chromium, server, f"./ort/{package.module}", package.version)
+            yield Browser(runtime, chromium, server, f"./ort/{package.module}", package.version, timeout)

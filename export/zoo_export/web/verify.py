@@ -16,7 +16,7 @@ from zoo_export.parity.report import Report
 from zoo_export.parity.sweep import Sweep
 from zoo_export.precision.parity import as_model
 from zoo_export.precision.quantize import read_variant
-from zoo_export.web.browser import Browser, open_browser
+from zoo_export.web.browser import TIMEOUT, Browser, open_browser
 from zoo_export.web.install import WebRuntime
 from zoo_export.web.subjects import WebQuantizedSubject, WebSubject
 from zoo_runtime.providers import check_dtype
@@ -37,6 +37,7 @@ def verify_in_browser(
     *,
     variant: str = "",
     full_grid: bool = False,
+    timeout: float = TIMEOUT,
     progress: Progress | None = None,
 ) -> Report:
     """Check all digests of an exported model, and compare it with PyTorch in a headless browser.
@@ -46,6 +47,7 @@ def verify_in_browser(
 
     Raises:
         ArtifactError: a file is altered or missing.
+        IncomparableError: a call in the browser takes longer than ``timeout`` seconds.
         ParityError: the graphs do not match the model in this browser.
         UsageError: the variant cannot run there; or the browser, its driver or onnxruntime-web is not installed.
     """
@@ -58,7 +60,7 @@ def verify_in_browser(
     check_evidence(export, export.read())
     record = web_record(stored, runtime, variant)
     earlier = record.evidence if record.exists else {}
-    with open_browser(runtime) as browser:
+    with open_browser(runtime, timeout) as browser:
         try:
             report = _compare(export, browser, full_grid or earlier.get("failed_full_grid", False), progress)
             if not report.passed:
