@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from zoo import ArtifactError
-from zoo.artifact.weights import StoredTensor, load_json, plain_name, read_header, read_layout
+from zoo.artifact.weights import (
+    StoredTensor,
+    load_json,
+    order_of_use,
+    plain_name,
+    plan_header,
+    read_header,
+    read_layout,
+)
+from zoo.models import persist
+from zoo.nn import GatedFeedForward, MultiHeadAttention
+from zoo.registry import registry
 
 FILE = Path("model.safetensors")
 INDEX = Path("model.safetensors.index.json")
@@ -354,3 +366,64 @@ def test_plain_names(name: str) -> None:
 def test_names_that_are_not_plain_are_rejected(name: object) -> None:
     """Separators, control characters, Windows drives, and names too long or not encodable."""
     assert not plain_name(name)
+
+
+# The order of tensors.
+
+
+def kinds_of(module: torch.nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {f"block.{name}": ("F32", tuple(tensor.shape)) for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("module", "start"),
+    [
+        (MultiHeadAttention(8, 4, num_kv_heads=2, output_size=16),
+         ["query.weight", "key.weight", "value.weight", "query.bias", "key.bias", "value.bias", "output.weight"]),
+        (MultiHeadAttention(8, 4, output_size=16, bias=(True, False, True)),
+         ["query.weight", "key.weight", "value.weight", "query.bias", "value.bias", "output.weight"]),
+        (MultiHeadAttention(8, 4, memory_size=6),
+         ["query.weight", "query.bias", "key.weight", "value.weight", "key.bias", "value.bias"]),
+        (MultiHeadAttention(8, 4, qk_norm=1e-6, output_gate=True),
+         ["query.weight", "key.weight", "value.weight", "output.weight", "gate.weight", "query.bias", "key.bias"]),
+        (GatedFeedForward(8, 12, bias=True), ["gate.weight", "up.weight", "gate.bias", "up.bias", "down.weight"]),
+    ],
+)  # fmt: skip
+def test_siblings_follow_one_another(module: torch.nn.Module, start: list[str]) -> None:
+    kinds = kinds_of(module)
+    ordered = order_of_use(kinds)
+    assert [name.removeprefix("block.") for name in ordered][: len(start)] == start
+    assert ordered == kinds
+    assert order_of_use(ordered) == ordered
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"([ab]\.){0,2}[cd](\.[wb])?", fullmatch=True),
+        st.tuples(st.sampled_from(["F32", "I64", "U8"]), st.lists(st.integers(0, 2), max_size=3).map(tuple)),
+        max_size=12,
+    )
+)
+def test_order_of_use_keeps_every_tensor(kinds: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Whatever the names, and the offsets of the file are those of its header, wider dtypes first."""
+    ordered = order_of_use(kinds)
+    assert ordered == kinds
+    _, places = plan_header("file", ordered, {})
+    end = min((place.offset for place in places.values()), default=0)
+    for name, place in places.items():
+        assert (place.dtype, place.shape, place.offset) == (*kinds[name], end)
+        end += place.length
+    widths = [{"I64": 8, "F32": 4, "U8": 1}[place.dtype] for place in places.values()]
+    assert widths == sorted(widths, reverse=True)
+
+
+@pytest.mark.parametrize(("name", "siblings"), [("gpt-small", ["attention.query", "attention.key", "attention.value"]),
+                                                ("llama3.2-1b", ["mlp.gate", "mlp.up"])])  # fmt: skip
+def test_planned_siblings_are_adjacent(name: str, siblings: list[str]) -> None:
+    layout = persist.plan_layout(registry().resolve(name))
+    places = [layout[f"blocks.1.{sibling}.weight"] for sibling in siblings]
+    for one, other in pairwise(places):
+        assert (other.file, other.offset) == (one.file, one.offset + one.length)
+    offsets = [layout[f"blocks.{number}.mlp.down.weight"].offset for number in range(12)]
+    assert offsets == sorted(offsets)
+    assert layout["token_embedding.weight"].offset < offsets[0] < layout["norm.weight"].offset

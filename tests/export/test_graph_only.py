@@ -54,7 +54,8 @@ def test_planned_header_equals_the_librarys(tmp_path_factory: pytest.TempPathFac
     save_file(
         {name: torch.zeros(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in tensors.items()}, path, metadata
     )
-    header, planned = plan_header(path.name, tensors, metadata)
+    by_name = dict(sorted(tensors.items(), key=lambda item: item[0].encode()))
+    header, planned = plan_header(path.name, by_name, metadata)
     there = read_header(path)
     written = path.read_bytes()[: len(header)]
     assert (written[:8], json.loads(written[8:])) == (header[:8], json.loads(header[8:]))
@@ -254,6 +255,19 @@ def test_changed_layout_is_relinked(exported_copy: Exported, zoo: Zoo) -> None:
     assert zoo("relink", folder).status == 0
     assert logits(folder) == pytest.approx(before, abs=0)
     assert zoo("verify", folder).status == 0
+
+
+def test_weights_in_the_librarys_order_are_relinked(exported_copy: Exported, zoo: Zoo) -> None:
+    """The order of files that other libraries write, and that earlier versions of zoo wrote."""
+    folder = exported_copy("gpt-tiny")
+    before, order = logits(folder), list(read_layout(folder))
+    loaded = zoo_package.load(folder).state_dict()
+    rewrite(folder, dict)
+    assert list(read_layout(folder)) == sorted(order) != order
+    assert zoo("relink", folder).status == 0
+    assert logits(folder) == pytest.approx(before, abs=0)
+    again = zoo_package.load(folder).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in loaded.items())
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ __all__ = [
     "digest_tensors",
     "dtype_name",
     "load_json",
+    "order_of_use",
     "parse_json",
     "plain_name",
     "plan_header",
@@ -49,6 +51,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _MAX_JSON = 100_000_000
 _PART = 1 << 22
 Shard = TypeVar("Shard")
+Kind = tuple[str, tuple[int, ...]]
+"""The safetensors dtype and the shape of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +186,50 @@ def split_shards(sizes: Mapping[str, int], max_bytes: int) -> dict[str, list[str
     return {f"model-{n:05}-of-{len(shards):05}.safetensors": names for n, names in enumerate(shards, 1)}
 
 
+def order_of_use(tensors: Mapping[str, Kind]) -> dict[str, Kind]:
+    """Put a model's tensors, given in the order of its state dict, into the order in which they are stored.
+
+    This is the order in which modules are registered, which stands for the order in which a forward pass reads them.
+    Only sibling layers of the same input width, such as query, key and value, change places: first all their weights
+    follow one another, then all their biases, so that one matrix, or one vector, spans them without a copy.
+    """
+    runs: list[list[tuple[str, dict[str, str]]]] = []
+    for owner, names in groupby(tensors, key=lambda name: name.rpartition(".")[0]):
+        module = owner, {name.rpartition(".")[2]: name for name in names}
+        if runs and _are_siblings(runs[-1][-1], module, tensors):
+            runs[-1].append(module)
+        else:
+            runs.append([module])
+    order: list[str] = []
+    for run in runs:
+        leaves = dict.fromkeys(leaf for _, names in run for leaf in names)
+        order += [names[leaf] for leaf in leaves for _, names in run if leaf in names]
+    return {name: tensors[name] for name in order}
+
+
+def _are_siblings(
+    one: tuple[str, Mapping[str, str]], other: tuple[str, Mapping[str, str]], tensors: Mapping[str, Kind]
+) -> bool:
+    """Return whether two modules of one parent have matrices of the same name, dtype and input width."""
+
+    def matrices(names: Mapping[str, str]) -> Iterator[tuple[str, str, int]]:
+        kinds = {leaf: tensors[name] for leaf, name in names.items()}
+        return ((leaf, dtype, shape[1]) for leaf, (dtype, shape) in kinds.items() if len(shape) == 2)
+
+    same_parent = one[0].rpartition(".")[0] == other[0].rpartition(".")[0]
+    return same_parent and not {*matrices(one[1])}.isdisjoint(matrices(other[1]))
+
+
 def plan_header(
-    file: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+    file: str, tensors: Mapping[str, Kind], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, StoredTensor]]:
     """Return the header of a safetensors file for tensors given by dtype and shape, and the place of each tensor.
 
-    Tensors are sorted by dtype and name, as in the safetensors library. The metadata is sorted too, so that the header
-    is deterministic.
+    Tensors are stored in the order given, but sorted by dtype first, as in the safetensors library, so that all are
+    aligned. The metadata is sorted too, so that the header is deterministic.
     """
     ranks = {dtype: rank for rank, dtype in enumerate(_ITEM_SIZES)}
-    order = sorted(tensors, key=lambda name: (ranks[tensors[name][0]], name.encode()))
+    order = sorted(tensors, key=lambda name: ranks[tensors[name][0]])
     header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
     places: list[tuple[str, int, int]] = []
     end = 0

@@ -24,6 +24,7 @@ from zoo.artifact.weights import (
     StoredTensor,
     digest_tensors,
     dtype_name,
+    order_of_use,
     plan_header,
     split_shards,
 )
@@ -186,11 +187,14 @@ def write_weights(
 ) -> str:
     """Write one safetensors file, or shards with the usual index, one tensor at a time.
 
+    Tensors are stored in :func:`zoo.artifact.weights.order_of_use`.
+
     Returns :func:`zoo.artifact.weights.digest_tensors` of the weights written.
 
     Args:
         directory: the directory to write to.
-        tensors: give the shape and dtype of each tensor; they may be on the meta device.
+        tensors: give the shape and dtype of each tensor, in the order of the model's state dict; they may be on the
+            meta device.
         read: returns the values of a tensor; called once for each, when it is written.
         aliases: additional names of tensors, recorded in the header instead of stored.
         max_shard_bytes: larger weights are split into files of at most this size.
@@ -219,8 +223,11 @@ def write_weights(
 def write_tensors(
     file: Path, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write one safetensors file, one tensor at a time. ``tensors`` and ``read`` are as for :func:`write_weights`."""
-    kinds = {name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    """Write one safetensors file, sorted by name, one tensor at a time.
+
+    ``tensors`` and ``read`` are as for :func:`write_weights`.
+    """
+    kinds = {name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in sorted(tensors.items())}
     header, places = plan_header(file.name, kinds, metadata)
     with file.open("wb") as out:
         out.write(header)
@@ -243,8 +250,8 @@ def _plan_files(
     tensors: Mapping[str, Tensor], aliases: Mapping[str, str], max_shard_bytes: int
 ) -> Iterator[tuple[str, bytes, dict[str, StoredTensor]]]:
     """Yield the name and header of each weight file, and the places of its tensors."""
-    kinds = {name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
-    for file, names in split_shards({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes).items():
+    kinds = order_of_use({name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()})
+    for file, names in split_shards({name: tensors[name].nbytes for name in kinds}, max_shard_bytes).items():
         yield file, *plan_header(file, {name: kinds[name] for name in names}, {"format": "pt", **aliases})
 
 
