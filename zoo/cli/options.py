@@ -19,6 +19,8 @@ __all__ = [
     "Command",
     "DataCommand",
     "Group",
+    "check_figure_option",
+    "figure_option",
     "force_option",
     "is_quiet",
     "json_option",
@@ -126,6 +128,25 @@ def output_option(help: str, *, metavar: str = "DIR") -> Callable[[Any], Any]:
 def force_option(help: str) -> Callable[[Any], Any]:
     """Return the option ``--force``."""
     return click.option("--force", is_flag=True, help=help)
+
+
+def figure_option(help: str, *names: str) -> Callable[[Any], Any]:
+    """Return the option ``--figure``, a file to plot the result to; ``names`` are older names of it."""
+    kind = click.Path(path_type=Path)
+    return click.option("--figure", *names, "figure", type=kind, metavar="FILE", help=f"{help} .svg or .png.")
+
+
+def check_figure_option(figure: Path | None, *, force: bool, forces_more: bool = False) -> None:
+    """Raise :class:`UsageError` if there is a figure that cannot be written, or ``--force`` without one.
+
+    ``forces_more`` says that ``--force`` has another use.
+    """
+    if figure is not None:
+        from zoo.plots.plot import check_figure
+
+        check_figure(figure, force=force)
+    elif force and not forces_more:
+        raise UsageError("--force applies to --figure only", None, "name a file with --figure")
 
 
 class _Number(click.ParamType[int]):

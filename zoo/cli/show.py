@@ -10,12 +10,12 @@ import click
 
 from zoo import plugins
 from zoo.artifact import ADAPTER, coverage_summary, find_records
+from zoo.cli import figures
 from zoo.cli.model_argument import find_model
 from zoo.cli.options import json_option
 from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.contract import Graph, KeyValues, States
 from zoo.errors import ArtifactError, UsageError
-from zoo.figures.drawing import write_figure
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
 
@@ -105,14 +105,6 @@ def _graph(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _draw(spec: ModelSpec, stored: ModelDirectory | None, target: Path, force: bool, as_json: bool) -> None:
-    write_figure(spec, target, force=force)
-    if as_json:
-        emit_json("show", {**_facts(spec, stored), "figure": str(target)})
-    else:
-        click.echo(f"{target}: diagram of {spec.name}, {parameter_count(spec):,} parameters")
-
-
 def _write_page(
     stored: ModelDirectory, texts: Sequence[str], target: Path, force: bool, as_json: bool, **options: Any
 ) -> None:
@@ -140,7 +132,13 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
-@click.option("--figure", type=click.Path(path_type=Path), metavar="FILE.svg", help="Write a diagram as SVG instead.")
+@click.option(
+    "--figure", type=click.Path(path_type=Path), metavar="FILE", help="Write a figure instead: .svg, or .png of a plot."
+)
+@click.option(
+    "--of", "kind", type=click.Choice(list(figures.KINDS)), help=f"What the figure shows.  [default: {figures.MODULES}]"
+)
+@click.option("--variant", metavar="NAME", help="Variant of the export to plot.  [default: the plain one]")
 @click.option(
     "--attention", is_flag=True, help="Write a page with the attention weights of TEXT, of a pair, or of an image file."
 )
@@ -156,6 +154,8 @@ def command(
     texts: tuple[str, ...],
     settings: tuple[str, ...],
     figure: Path | None,
+    kind: str | None,
+    variant: str | None,
     attention: bool,
     output: Path | None,
     generate: int | None,
@@ -169,9 +169,13 @@ def command(
     """
     if attention and figure is not None:
         raise UsageError("both --attention and --figure", None, "choose one of them")
+    if figure is None:
+        for name, value in (("--of", kind), ("--variant", variant)):
+            if value is not None:
+                raise UsageError(f"{name} applies to --figure only", None, "name a file with --figure")
     if not attention:
         for name, value in (
-            (f"the argument {texts[0]!r}" if texts else "", texts),
+            (f"the argument {texts[0]!r}" if texts else "", texts if figure is None else ()),
             ("--output", output),
             ("--generate", generate),
             ("--unverified", unverified),
@@ -187,7 +191,10 @@ def command(
         _write_page(stored, texts, output, force, as_json, generate=generate or 0, unverified=unverified)
         return
     if figure is not None:
-        _draw(spec, stored, figure, force, as_json)
+        figures.write(
+            kind or figures.MODULES, figure, spec, stored, texts, describe=lambda: _facts(spec, stored), force=force,
+            as_json=as_json, variant=variant,
+        )  # fmt: skip
         return
     if force:
         raise UsageError("--force applies to --figure and --attention only", None, "name a file with --figure")

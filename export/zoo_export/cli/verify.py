@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import Command, json_option, option, quiet_option
+from zoo.cli.options import Command, check_figure_option, figure_option, force_option, json_option, option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo_export.cli.options import (
     VERIFICATION,
@@ -48,6 +48,8 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
     section=VERIFICATION,
     help="Trace the model again and compare the graphs byte for byte, instead of comparing results.",
 )
+@figure_option("Plot the error of every output beside the allowed error.")
+@force_option("Replace an existing figure.")
 @json_option
 @quiet_option
 def command(
@@ -59,10 +61,13 @@ def command(
     grid: str,
     timeout: float | None,
     retrace: bool,
+    figure: Path | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Check the digests of the export in DIRECTORY, and compare it with the PyTorch model again."""
     sleep_when_idle()
+    check_figure_option(figure, force=force)
     if format_name not in (None, "onnx"):
         from zoo.exporters import verify_export
 
@@ -76,6 +81,7 @@ def command(
     if not runtime.startswith("web-"):
         refuse_options("is only for browsers", {"timeout"}, f"--runtime {runtime}")
     if retrace:
+        refuse_options("is not for --retrace", {"figure", "force"})
         from zoo_export.export import retrace as trace_again
 
         files = trace_again(directory, variant=variant)
@@ -96,6 +102,11 @@ def command(
             timeout=timeout,
             progress=progress,
         )
+    if figure is not None:
+        from zoo.plots.evidence import draw_parity
+
+        name = report.evidence["model"] + (f" ({variant})" if variant else "")
+        draw_parity(report.evidence, name).write(figure, force=force)
     if as_json:
         emit_json("verify", {"directory": str(directory), **summary(report, variant), "evidence": report.evidence})
     else:

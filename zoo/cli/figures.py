@@ -1,0 +1,87 @@
+"""The figures of ``zoo show``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zoo.cli.report import emit_json
+from zoo.errors import UsageError
+from zoo.figures.drawing import write_figure
+from zoo.models.count import parameter_count
+from zoo.registry import ModelSpec
+
+if TYPE_CHECKING:
+    from zoo.artifact import ModelDirectory
+    from zoo.plots import Plot
+
+__all__ = ["KINDS", "MODULES", "write"]
+
+MODULES = "modules"
+"""The kind that is drawn by default, a diagram."""
+KINDS: Mapping[str, frozenset[str]] = {
+    MODULES: frozenset(),
+    "parity": frozenset({"variant"}),
+    "coverage": frozenset({"variant"}),
+}
+"""The options that apply to each kind of figure."""
+
+
+def write(
+    kind: str,
+    target: Path,
+    spec: ModelSpec,
+    stored: ModelDirectory | None,
+    texts: Sequence[str],
+    *,
+    describe: Callable[[], Mapping[str, Any]],
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write one kind of figure and say what it shows. Options that were not given are None.
+
+    ``describe`` returns more facts for the JSON of a diagram.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in KINDS[kind]:
+            kinds = [other for other, names in KINDS.items() if name in names]
+            raise UsageError(f"--{name} does not apply to --of {kind}", None, f"choose --of {' or '.join(kinds)}")
+    if texts and "texts" not in KINDS[kind]:
+        kinds = [other for other, names in KINDS.items() if "texts" in names]
+        raise UsageError(f"{texts[0]!r} does not apply to --of {kind}", None, f"choose --of {' or '.join(kinds)}")
+    facts: dict[str, Any] = {"figure": str(target), "of": kind}
+    if kind == MODULES:
+        write_figure(spec, target, force=force)
+        facts |= describe()
+        title = f"diagram of {spec.name}, {parameter_count(spec):,} parameters"
+    else:
+        from zoo.plots.plot import check_figure
+
+        check_figure(target, force=force)
+        plot = _plot(kind, spec, stored, texts, given)
+        plot.write(target, force=force)
+        title = plot.title
+    if as_json:
+        emit_json("show", facts)
+    else:
+        click.echo(f"{target}: {title}")
+
+
+def _plot(
+    kind: str, spec: ModelSpec, stored: ModelDirectory | None, texts: Sequence[str], options: Mapping[str, Any]
+) -> Plot:
+    from zoo import plots
+
+    if stored is None:
+        raise UsageError(f"--of {kind} is drawn for a model directory", spec.name, f"zoo build {spec.name}")
+    match kind:
+        case "parity":
+            return plots.parity(stored.path, **options)
+        case "coverage":
+            return plots.coverage(stored.path, **options)
+    raise AssertionError(kind)
