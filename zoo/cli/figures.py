@@ -26,6 +26,9 @@ KINDS: Mapping[str, frozenset[str]] = {
     MODULES: frozenset(),
     "parity": frozenset({"variant"}),
     "coverage": frozenset({"variant"}),
+    "positions": frozenset(),
+    "spans": frozenset(),
+    "memory": frozenset({"texts", "layer", "head", "token"}),
 }
 """The options that apply to each kind of figure."""
 
@@ -77,6 +80,8 @@ def _plot(
 ) -> Plot:
     from zoo import plots
 
+    if kind == "positions":
+        return plots.positions(spec if stored is None else stored.path)
     if stored is None:
         raise UsageError(f"--of {kind} is drawn for a model directory", spec.name, f"zoo build {spec.name}")
     match kind:
@@ -84,4 +89,10 @@ def _plot(
             return plots.parity(stored.path, **options)
         case "coverage":
             return plots.coverage(stored.path, **options)
+        case "spans":
+            return plots.spans(stored.path)
+        case "memory":
+            if len(texts) != 1:
+                raise UsageError(f"--of memory shows one text, got {len(texts)}", stored.path, "give a text")
+            return plots.memory(stored.path, texts[0], **options)
     raise AssertionError(kind)

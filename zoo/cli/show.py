@@ -139,6 +139,9 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
     "--of", "kind", type=click.Choice(list(figures.KINDS)), help=f"What the figure shows.  [default: {figures.MODULES}]"
 )
 @click.option("--variant", metavar="NAME", help="Variant of the export to plot.  [default: the plain one]")
+@click.option("--layer", type=click.IntRange(min=0), metavar="N", help="Layer to plot, from 0.")
+@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Head to plot, from 0.")
+@click.option("--token", type=int, metavar="N", help="Token of TEXT to plot, from 0, or from the end if negative.")
 @click.option(
     "--attention", is_flag=True, help="Write a page with the attention weights of TEXT, of a pair, or of an image file."
 )
@@ -156,6 +159,9 @@ def command(
     figure: Path | None,
     kind: str | None,
     variant: str | None,
+    layer: int | None,
+    head: int | None,
+    token: int | None,
     attention: bool,
     output: Path | None,
     generate: int | None,
@@ -170,9 +176,10 @@ def command(
     if attention and figure is not None:
         raise UsageError("both --attention and --figure", None, "choose one of them")
     if figure is None:
-        for name, value in (("--of", kind), ("--variant", variant)):
-            if value is not None:
-                raise UsageError(f"{name} applies to --figure only", None, "name a file with --figure")
+        plotting = {"--of": kind, "--variant": variant, "--layer": layer, "--head": head, "--token": token}
+        for option, given in plotting.items():
+            if given is not None:
+                raise UsageError(f"{option} applies to --figure only", None, "name a file with --figure")
     if not attention:
         for name, value in (
             (f"the argument {texts[0]!r}" if texts else "", texts if figure is None else ()),
@@ -193,7 +200,7 @@ def command(
     if figure is not None:
         figures.write(
             kind or figures.MODULES, figure, spec, stored, texts, describe=lambda: _facts(spec, stored), force=force,
-            as_json=as_json, variant=variant,
+            as_json=as_json, variant=variant, layer=layer, head=head, token=token,
         )  # fmt: skip
         return
     if force:

@@ -58,14 +58,17 @@ class ProductKeyMemory(nn.Module):
 
     def search(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The k best slots for (B, T, E) and their scores, best first: (M, H, k) each."""
-        queries = self.query_norm(self.query(x.flatten(0, 1)))  # (M, H Q)
-        halves = queries.unflatten(-1, (self.num_heads, 2, -1)).permute(2, 1, 0, 3)  # (2, H, M, Q / 2)
-        # In float32 at least: in 16 bits many scores tie, and the choice between ties is arbitrary.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        scores = halves.to(wide) @ self.keys.to(wide).transpose(-2, -1)  # (2, H, M, n)
-        best, places = scores.transpose(1, 2).topk(self.top_k)  # (2, M, H, k)
+        best, places = self.score(x).transpose(1, 2).topk(self.top_k)  # (2, M, H, k)
         pairs = best[0].unsqueeze(-1) + best[1].unsqueeze(-2)  # (M, H, k, k)
         top, pair = pairs.flatten(-2).topk(self.top_k)  # (M, H, k)
         first = places[0].gather(-1, pair // self.top_k)
         second = places[1].gather(-1, pair % self.top_k)
         return top, first * self.num_keys + second
+
+    def score(self, x: Tensor) -> Tensor:
+        """The score of every half-key of both sides for (B, T, E): (2, H, M, n)."""
+        queries = self.query_norm(self.query(x.flatten(0, 1)))  # (M, H Q)
+        halves = queries.unflatten(-1, (self.num_heads, 2, -1)).permute(2, 1, 0, 3)  # (2, H, M, Q / 2)
+        # In float32 at least: in 16 bits many scores tie, and the choice between ties is arbitrary.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return halves.to(wide) @ self.keys.to(wide).transpose(-2, -1)

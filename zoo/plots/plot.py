@@ -27,6 +27,7 @@ __all__ = [
     "WIDTH",
     "Plot",
     "check_figure",
+    "draw_map",
     "drawn",
     "layer_of",
     "log_axis",
@@ -38,6 +39,8 @@ __all__ = [
 
 Parameters = ParamSpec("Parameters")
 
+_CELLS = 4096
+"""Maximum number of cells that are drawn as rectangles rather than as an image."""
 SUFFIXES = (".png", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 """Colours that people with any colour vision tell apart (Okabe & Ito 2008), and grey."""
@@ -149,6 +152,32 @@ def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
     return figure
 
 
+def draw_map(axes: Any, values: Any, label: str, *, low: float | None = None, high: float | None = None,
+             first: tuple[float, float] = (0, 0), gid: str) -> None:  # fmt: skip
+    """Draw a heat map of an array (rows, columns), row 0 on top, with a colour bar.
+
+    Args:
+        axes: where to draw.
+        values: the array; NaN is left white.
+        label: what the colours stand for.
+        low: value of the darkest colour, the smallest one by default.
+        high: value of the lightest colour, the largest one by default.
+        first: the column and the row that the first value stands for.
+        gid: id of the map.
+    """
+    (rows, columns), (left, top) = values.shape, first
+    if values.size <= _CELLS:
+        x, y = ([start - 0.5 + n for n in range(count + 1)] for start, count in ((left, columns), (top, rows)))
+        drawing = axes.pcolormesh(x, y, values, cmap=MAP, vmin=low, vmax=high, gid=gid)
+        axes.invert_yaxis()
+    else:
+        extent = (left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5)
+        drawing = axes.imshow(values, cmap=MAP, vmin=low, vmax=high, aspect="auto", extent=extent,
+                              interpolation="nearest", gid=gid)  # fmt: skip
+    bar = axes.figure.colorbar(drawing, ax=axes, label=label, pad=0.01, aspect=12)
+    bar.outline.set_visible(False)
+
+
 def log_axis(axis: Any) -> None:
     """Make an axis logarithmic, with powers of ten as text, and numbers between them on a short axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -198,7 +227,7 @@ def printable(text: str) -> str:
 def _styled() -> Iterator[None]:
     from matplotlib import rc_context, rcParamsDefault
 
-    defaults = {key: value for key, value in rcParamsDefault.items() if key not in ("backend", "backend_fallback")}
-    with warnings.catch_warnings(), rc_context({**defaults, **_STYLE}):
+    style: dict[Any, Any] = {key: value for key, value in rcParamsDefault.items() if not key.startswith("backend")}
+    with warnings.catch_warnings(), rc_context(style | _STYLE):
         warnings.filterwarnings("ignore", message="Glyph")  # viewers of SVG have other fonts
         yield

@@ -65,6 +65,8 @@ class BERTBlock(nn.Module):
 class Embeddings(nn.Module):
     """Sum of token, position and type embeddings, normalised and projected to the encoder's width."""
 
+    position_tensors = ("position.weight",)
+
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
         width = c.embedding_size or 0

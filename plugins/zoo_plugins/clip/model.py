@@ -47,6 +47,8 @@ class Block(nn.Module):
 class TextEncoder(nn.Module):
     """Texts to vectors of ``embedding_size``."""
 
+    position_tensors = ("position_embedding.weight",)
+
     def __init__(self, c: CLIPConfig) -> None:
         super().__init__()
         self.config = c
@@ -101,6 +103,8 @@ class AttentionPooling(nn.Module):
 
 class ImageEncoder(nn.Module):
     """Images to vectors of ``embedding_size``."""
+
+    position_tensors = ("position_embedding.weight",)
 
     def __init__(self, c: CLIPConfig) -> None:
         super().__init__()

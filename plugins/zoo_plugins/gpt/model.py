@@ -58,6 +58,8 @@ class GPTBlock(nn.Module):
 class GPT(nn.Module):
     """Token and position embeddings, blocks, a final norm and the language-model head."""
 
+    position_tensors = ("position_embedding.weight",)
+
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
         self.config = c

@@ -87,6 +87,7 @@ class Perceiver(nn.Module):
         self.token_embedding = nn.Embedding(c.vocab_size, c.embedding_size)
         if c.positions == "learned":
             self.position_embedding = nn.Embedding(c.max_seq_len, c.embedding_size)
+            self.position_tensors = ("position_embedding.weight",)
         self.latents = nn.Embedding(c.num_latents, c.hidden_size)
         self.reader = reading_block(c)
         self.blocks = nn.ModuleList(latent_block(c) for _ in range(c.num_layers))

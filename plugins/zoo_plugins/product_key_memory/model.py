@@ -51,6 +51,8 @@ class ProductKeyMemoryBlock(nn.Module):
 class ProductKeyMemoryDecoder(nn.Module):
     """Normalised token and position embeddings, blocks, and the language-model head."""
 
+    position_tensors = ("position_embedding.weight",)
+
     def __init__(self, c: ProductKeyMemoryConfig) -> None:
         super().__init__()
         self.config = c

@@ -81,6 +81,8 @@ class AxialPositions(nn.Module):
 class Reformer(nn.Module):
     """Embeddings, reversible blocks, a norm over both streams, and the projection to the vocabulary."""
 
+    position_tensors = ("position_embedding.*weight",)  # one table, or two if they are axial
+
     def __init__(self, c: ReformerConfig) -> None:
         super().__init__()
         self.config = c

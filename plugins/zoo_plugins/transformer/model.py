@@ -127,6 +127,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(stack.vocab_size, c.hidden_size)
         self.position = positions(c)
+        self.position_tensors = ("position.weight",) if c.positions == "learned" else ()
         self.offset = c.position_offset
         self.scale = math.sqrt(c.hidden_size) if c.scale_embeddings else None
         self.norm = norm(c, c.embedding_norm)

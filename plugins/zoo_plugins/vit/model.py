@@ -58,6 +58,8 @@ class ViTBlock(nn.Module):
 class Embeddings(nn.Module):
     """Embeddings of special tokens and patches, plus positions (equation 1)."""
 
+    position_tensors = ("position",)
+
     def __init__(self, c: ViTConfig) -> None:
         super().__init__()
         self.patch = nn.Conv2d(c.num_channels, c.hidden_size, c.patch_size, stride=c.patch_size)

@@ -79,6 +79,8 @@ class DecoderBlock(nn.Module):
 class Whisper(nn.Module):
     """Spectrogram, convolutions, encoder, decoder and the projection to the vocabulary (figure 1)."""
 
+    position_tensors = ("encoder_positions.weight", "decoder_positions.weight")
+
     def __init__(self, c: WhisperConfig) -> None:
         super().__init__()
         self.config = c
