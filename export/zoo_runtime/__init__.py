@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo_runtime.generation.options import Generation
+    from zoo_runtime.plots import plot_answers
     from zoo_runtime.providers import open_session
     from zoo_runtime.runner import Answer, Pair, Runner, TextRunner, Tokens
     from zoo_runtime.session import Session, load_session
@@ -24,6 +25,7 @@ __all__ = [
     "Tokens",
     "load_session",
     "open_session",
+    "plot_answers",
     "search_vectors",
 ]
 
@@ -39,6 +41,7 @@ _HOMES = {
     "Tokens": "zoo_runtime.runner",
     "load_session": "zoo_runtime.session",
     "open_session": "zoo_runtime.providers",
+    "plot_answers": "zoo_runtime.plots",
     "search_vectors": "zoo_runtime.vectors",
 }
 

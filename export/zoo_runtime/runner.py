@@ -19,6 +19,7 @@ from zoo_runtime.adapters import ADAPTER_IDS
 
 if TYPE_CHECKING:
     from zoo.artifact import Export, ModelDirectory
+    from zoo.plots import Distribution
     from zoo.plugins import Plugin
     from zoo.probe.pipeline import Arrays
     from zoo.tokenizers.chat import ChatTemplate
@@ -238,6 +239,10 @@ class Runner(ABC, Generic[Item]):
         """Yield one or more human-readable lines per answer."""
         for answer in answers:
             yield f"{label(answer)}: {answer.result}"
+
+    def distributions(self, answer: Answer) -> Sequence[Distribution]:
+        """Return the probabilities in an answer, for ``zoo run --figure``; only tasks that give some define it."""
+        raise UsageError("the task gives no probabilities", self.session.path)
 
     def read_all(self, answers: Sequence[Answer]) -> list[tuple[int, Item]]:
         """Read a window of inputs into pairs (index, item), setting ``error`` on answers that cannot be read."""

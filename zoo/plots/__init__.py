@@ -9,16 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zoo.plots.bars import Distribution, distributions
     from zoo.plots.encodings import positions
     from zoo.plots.evidence import coverage, parity
     from zoo.plots.key_search import memory
     from zoo.plots.learned_spans import spans
     from zoo.plots.plot import Plot
 
-__all__ = ["Plot", "coverage", "memory", "parity", "positions", "spans"]
+__all__ = ["Distribution", "Plot", "coverage", "distributions", "memory", "parity", "positions", "spans"]
 
 _HOMES = {
     "Plot": "zoo.plots.plot",
+    "Distribution": "zoo.plots.bars",
+    "distributions": "zoo.plots.bars",
     "coverage": "zoo.plots.evidence",
     "memory": "zoo.plots.key_search",
     "parity": "zoo.plots.evidence",

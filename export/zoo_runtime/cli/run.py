@@ -16,6 +16,7 @@ from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
 from zoo_runtime.cli.chats import as_chat, parse_chat
+from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.inputs import adapted, count_inputs, parse_input, read_inputs
 
 GENERATION = (
@@ -57,6 +58,8 @@ def generation_options(command: Any) -> Any:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
 @click.option("--training-data", metavar="FILE", type=click.Path(path_type=Path),
               help="For augment: write rows of inputs and variants to a .jsonl, .csv or .parquet file.")  # fmt: skip
+@click.option("--figure", type=click.Path(path_type=Path), metavar="FILE",
+              help="Plot the probabilities in the answers, as those of --task next-token: .svg or .png.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted run with the same .jsonl output.")
 @click.option("--force", is_flag=True, help="Replace an existing output once the new one is complete.")
 @click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
@@ -110,6 +113,7 @@ def command(
     id_column: str | None,
     output: Path | None,
     training_data: Path | None,
+    figure: Path | None,
     resume: bool,
     force: bool,
     pairs: tuple[tuple[str, str], ...],
@@ -134,6 +138,7 @@ def command(
     from zoo_runtime import Pair, load_session
     from zoo_runtime.adapters import number_of
     from zoo_runtime.augmented import AugmentedRows
+    from zoo_runtime.plots import check_plottable
     from zoo_runtime.results import Results
     from zoo_runtime.rows import column_types
     from zoo_runtime.vectors import source
@@ -148,7 +153,7 @@ def command(
         raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
     target = training_data or output
     option = f"--output {output}" if output is not None else f"--training-data {training_data}"
-    if (resume or force) and target is None:
+    if (resume and target is None) or (force and target is figure is None):
         raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
     if output is not None and as_json:
         raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
@@ -165,6 +170,7 @@ def command(
         results = Results(output, force=force, resume=resume, types=column_types(input_file))
     prompts = [parse_chat(text) for text in texts] if chat else list(texts)
     given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(parse_input, id_lists)]
+    drawing = None if figure is None else AnswerFigure(figure, len(given), force=force)
     # An option such as a prompt may name columns.
     keep = bool(settings) or training_data is not None or (output is not None and output.suffix.lower() == ".parquet")
     inputs = read_inputs(given, input_file, column, id_column, pair_column, keep=keep)
@@ -184,6 +190,8 @@ def command(
         runner = session.runner(task, **more, **options)
         if training_data is not None and not runner.makes_variants:
             raise UsageError(f"the task {task or session.task} makes no variants", "--training-data", "--task augment")
+        if drawing is not None:
+            check_plottable(runner, task or session.task)
         if len(gathered := runner.gather(texts)) != len(texts):
             given = [*gathered, *given[len(texts) :]]
             inputs = read_inputs(given, None, column, None, None)
@@ -192,7 +200,7 @@ def command(
                 what = f"{len(adapters)} adapters for {len(given)} inputs"
                 raise UsageError(what, "--adapter", "give one, or one each")
             inputs = adapted(inputs, adapters)
-        alone = len(texts) == len(given) == 1 and results is None and not as_json and runner.streams
+        alone = len(texts) == len(given) == 1 and results is drawing is None and not as_json and runner.streams
         if stream and not alone:
             raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
         if alone and (stream or (stream is None and sys.stdout.isatty())):
@@ -208,6 +216,8 @@ def command(
         with results.writing() if results is not None else contextlib.nullcontext():
             pending = (item for item in inputs if item.error is not None or item.id not in done)
             answers = report.watch(session.answer(runner, pending, batch_size))
+            if drawing is not None:
+                answers = drawing.watch(answers)
             if results is not None or not sys.stdout.isatty():  # on a terminal, results show the progress
                 answers = show_counts(answers, earlier, count_inputs(given, input_file))
             if results is not None:
@@ -221,6 +231,8 @@ def command(
                 emit_json("run", facts | {"results": [described(answer) for answer in answers]})
             else:
                 print_answers(session, runner, answers, together=bool(given))
+        if drawing is not None:
+            drawing.write(session, runner, task or session.task)
     if isinstance(results, AugmentedRows):
         lost = f", {results.empty} empty variants left out" if results.empty > 1 else ", 1 empty variant left out"
         click.echo(f"{training_data}: {results.rows} rows of {written} inputs{lost * bool(results.empty)}", err=True)

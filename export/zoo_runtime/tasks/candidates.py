@@ -12,12 +12,14 @@ import numpy as np
 from zoo.config import Settings
 from zoo.contract import dim_size
 from zoo.errors import ArtifactError, UsageError
+from zoo.plots import Distribution
 from zoo_runtime.parts import Parts, PartsRunner
 from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
 from zoo_runtime.tasks.classification import (
     ClassificationOptions,
     class_names,
     classify,
+    distribution_of,
     problem_type,
     show_classes,
     softmax,
@@ -135,6 +137,9 @@ class ZeroShot(_PairsRunner):
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         yield from map(show_classes, answers)
+
+    def distributions(self, answer: Answer) -> Sequence[Distribution]:
+        return [distribution_of(answer, exclusive=not self.chosen.multi_label and len(self.labels) > 1)]
 
 
 @dataclass(frozen=True, kw_only=True)

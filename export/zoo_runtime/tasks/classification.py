@@ -13,6 +13,7 @@ from zoo.classes import ProblemType, problem_of
 from zoo.config import Settings
 from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError, UsageError
+from zoo.plots import Distribution
 from zoo_runtime.runner import (
     Answer,
     Context,
@@ -30,6 +31,7 @@ __all__ = [
     "TextClassification",
     "class_names",
     "classify",
+    "distribution_of",
     "problem_type",
     "rank_classes",
     "show_classes",
@@ -84,6 +86,9 @@ class TextClassification(TextRunner):
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         yield from map(show_classes, answers)
+
+    def distributions(self, answer: Answer) -> Sequence[Distribution]:
+        return [distribution_of(answer, exclusive=self.problem == "single_label_classification")]
 
 
 class NextSentence(TextRunner):
@@ -174,6 +179,15 @@ def show_classes(answer: Answer, most: int | None = None) -> str:
         for found in answer.result["classes"][:most]
     )
     return f"{label(answer)}: {'  '.join(classes)}"
+
+
+def distribution_of(answer: Answer, *, exclusive: bool) -> Distribution:
+    """Return the probabilities of the classes in an answer. Raises :class:`UsageError` for those of a regression."""
+    classes = answer.result["classes"]
+    if any("probability" not in item for item in classes):
+        raise UsageError("a regression gives no probabilities", label(answer))
+    items = [(str(item["label"]), float(item["probability"])) for item in classes]
+    return Distribution(title=label(answer), items=items, exclusive=exclusive)
 
 
 def sigmoid(logits: Array) -> Array:

@@ -15,9 +15,10 @@ import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
+from zoo.plots import Distribution
 from zoo_runtime.batching import batches
 from zoo_runtime.runner import Answer, Context, Tokens, finite, label
-from zoo_runtime.tasks.classification import show_classes, sigmoid, softmax
+from zoo_runtime.tasks.classification import distribution_of, show_classes, sigmoid, softmax
 from zoo_runtime.tasks.images import ImageRunner, Pixels
 from zoo_runtime.tasks.text import Embed, EmbedOptions, shown_vector
 
@@ -111,3 +112,6 @@ class ZeroShotImages(ImageRunner):
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         yield from map(show_classes, answers)
+
+    def distributions(self, answer: Answer) -> Sequence[Distribution]:
+        return [distribution_of(answer, exclusive=self.session.option("label_probabilities") != "sigmoid")]

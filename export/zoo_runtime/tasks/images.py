@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from zoo.errors import UsageError
 from zoo.images import ImageReader
+from zoo.plots import Distribution
 from zoo_runtime.runner import Answer, Context, Runner, chosen_adapters, finite, label, require_outputs
 from zoo_runtime.tasks.classification import (
     ClassificationOptions,
     classify,
+    distribution_of,
     problem_type,
     rank_classes,
     show_classes,
@@ -114,6 +116,10 @@ class ImageClassification(ImageRunner):
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             yield show_classes(answer, self.chosen.top_k or SHOWN)
+
+    def distributions(self, answer: Answer) -> Sequence[Distribution]:
+        found = distribution_of(answer, exclusive=self.problem == "single_label_classification")
+        return [replace(found, items=found.items[: self.chosen.top_k or SHOWN])]
 
 
 class ImageFeatures(ImageRunner):

@@ -11,9 +11,10 @@ import numpy as np
 from zoo.artifact import LOOP
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
+from zoo.plots import Distribution
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, label
 from zoo_runtime.tasks.classification import softmax
-from zoo_runtime.tasks.text import shown_token
+from zoo_runtime.tasks.text import shown_token, token_name
 
 __all__ = ["NextToken", "NextTokenOptions", "Score"]
 
@@ -110,3 +111,7 @@ class NextToken(_Likelihood):
         for answer in answers:
             parts = (f"{shown_token(part)!r} {part['probability']:.4f}" for part in answer.result["next"])
             yield f"{label(answer)}: " + "  ".join(parts)
+
+    def distributions(self, answer: Answer) -> Sequence[Distribution]:
+        items = [(token_name(part), part["probability"]) for part in answer.result["next"]]
+        return [Distribution(title=label(answer), items=items)]

@@ -11,6 +11,7 @@ import numpy as np
 from zoo.artifact.prefixes import read_prefixes
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
+from zoo.plots import Distribution
 from zoo_runtime.runner import (
     Answer,
     Context,
@@ -33,6 +34,7 @@ __all__ = [
     "mask_token",
     "shown_token",
     "shown_vector",
+    "token_name",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -200,6 +202,12 @@ class FillMask(TextRunner):
                 choices = (f"{shown_token(item)!r} {item['probability']:.4f}" for item in filled)
                 yield f"{label(answer)}: " + "  ".join(choices)
 
+    def distributions(self, answer: Answer) -> Sequence[Distribution]:
+        return [
+            Distribution(title=label(answer), items=[(token_name(item), item["probability"]) for item in filled])
+            for filled in answer.result["masks"]
+        ]
+
 
 def mask_token(session: Context) -> int:
     """Return the model's mask token, or raise :class:`UsageError` if it has none."""
@@ -212,6 +220,12 @@ def mask_token(session: Context) -> int:
 def shown_token(item: Mapping[str, Any]) -> Any:
     """A token in human-readable output: its text, or its id without a tokenizer."""
     return item["token"] if item["text"] is None else item["text"]
+
+
+def token_name(item: Mapping[str, Any]) -> str:
+    """A token in a plot: its text, with its id if the text is not valid, or its id."""
+    text = repr(shown_token(item))
+    return f"{text} {item['token']}" if "\N{REPLACEMENT CHARACTER}" in text else text
 
 
 def shown_vector(vector: Sequence[float]) -> str:
