@@ -72,7 +72,7 @@ def _draw(axes: Any, item: Distribution) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.25 * max(values) or 1)
-    axes.xaxis.get_major_locator().set_params(nbins=4)
+    axes.locator_params(axis="x", nbins=4)
     rest = 1 - sum(values)
     axes.set_xlabel(
         f"probability (all others: {_percent(rest)})" if item.exclusive and rest > _ROUNDING else "probability"

@@ -89,7 +89,7 @@ def _computed(model: StoredModel) -> Iterator[_Encoding]:
     length = min(getattr(model.spec.config, "max_seq_len", None) or _LENGTH, _LENGTH)
     places = torch.arange(length).unsqueeze(0)
     for kind in (SinusoidalPositions, TensorToTensorPositions):
-        for path, module in model.find(kind):  # type: ignore[type-abstract]
+        for path, module in model.find(kind):
             table = as_floats(module(places, torch.float32)[0].T)  # (E, N)
             yield _Encoding(path, "sinusoids", table, "dimension", "value", curves=_rows(len(table)))
     for path, rotary in model.find(RotaryPositions):
@@ -128,7 +128,8 @@ def _draw(name: str, found: Sequence[_Encoding]) -> Plot:
     if len(found) > len(shown):
         title += f" ({len(shown)} of {len(found)})"
     figure = new_figure(title, 0.3 + 3.3 * len(shown))
-    for part, item in zip(np.atleast_1d(figure.subfigures(len(shown), 1)), shown, strict=True):
+    parts = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
+    for part, item in zip(parts, shown, strict=True):
         above, below = part.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         size = float(np.abs(item.values).max(initial=0)) or 1.0
         draw_map(above, item.values, item.value, low=-size, high=size, first=(item.start, 0), gid=f"map-{item.name}")

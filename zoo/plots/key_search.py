@@ -127,7 +127,7 @@ def _draw(title: str, found: _Search) -> Plot:
         axes.plot(places[number], side[places[number]], MARKERS[number], color=COLOURS[number], markersize=4,
                   label=f"{count} best", gid=f"best-{number}")  # fmt: skip
         axes.axhline(0, color="0.4", linewidth=0.6)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         axes.set(xlabel=f"half-key of side {number + 1}", ylabel="score")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), handletextpad=0.1, borderaxespad=0)
     axes = figure.add_subplot(grid[:, 1])

@@ -200,7 +200,7 @@ def command(
                 what = f"{len(adapters)} adapters for {len(given)} inputs"
                 raise UsageError(what, "--adapter", "give one, or one each")
             inputs = adapted(inputs, adapters)
-        alone = len(texts) == len(given) == 1 and results is drawing is None and not as_json and runner.streams
+        alone = len(texts) == len(given) == 1 and results is None and drawing is None and not as_json and runner.streams
         if stream and not alone:
             raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
         if alone and (stream or (stream is None and sys.stdout.isatty())):
