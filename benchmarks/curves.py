@@ -13,7 +13,7 @@ from typing import Any
 import losses
 
 from zoo_export.bench.curves import bench_curves
-from zoo_export.bench.plot import draw_curves
+from zoo_export.bench.plot import plot_bench
 from zoo_export.cli.curves import growth_rows, table_rows
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "cost-curves.md"
@@ -68,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.losses:
         result = bench_curves(["layer-*"], LENGTHS, seconds=options.seconds, progress=lambda n, of: print(f"{n}/{of}"))
-        draw_curves(result, PLOT)
+        plot_bench(result).write(PLOT, force=True)
         fill("curves", curves(result))
     fill("losses", losses.report())
 

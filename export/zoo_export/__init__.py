@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zoo_export.bench.plot import plot_bench
     from zoo_export.export import export_model
     from zoo_export.parity.foreign import compare_runtime
-    from zoo_export.verify import verify_model
+    from zoo_export.precision.layers import plot_layers
+    from zoo_export.verify import plot_modules, verify_model
 
 __all__ = [
     "compare_runtime",
     "export_model",
+    "plot_bench",
+    "plot_layers",
+    "plot_modules",
     "verify_model",
 ]
 
 _HOMES = {
     "compare_runtime": "zoo_export.parity.foreign",
     "export_model": "zoo_export.export",
+    "plot_bench": "zoo_export.bench.plot",
+    "plot_layers": "zoo_export.precision.layers",
+    "plot_modules": "zoo_export.verify",
     "verify_model": "zoo_export.verify",
 }
 

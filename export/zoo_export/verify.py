@@ -9,19 +9,21 @@ from typing import Any, Literal, cast
 from zoo.artifact import ADAPTERS, ATTENTIONS, LOOP, PRECISIONS, PROFILES, SERVING, Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
+from zoo.plots.plot import Plot
 from zoo.probe.inputs import make_feeds
 from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import check_evidence, revoking, write_export
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.memory import check_memory, longest_input
 from zoo_export.parity.modules import ModuleError
+from zoo_export.parity.plot import draw_modules
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import running, typical_point
 from zoo_runtime.providers import Provider, check_dtype
 
-__all__ = ["Runtime", "diff_model", "verify_model", "verify_onnx"]
+__all__ = ["Runtime", "diff_model", "plot_modules", "verify_model", "verify_onnx"]
 
 Runtime = Literal["onnxruntime", "openvino", "reference", "web-wasm", "web-webgpu"]
 """Runtimes that an export can be compared on.
@@ -146,3 +148,17 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     feeds = make_feeds(subject.graphs, point, SEED, longest, fixed=subject.fixed)
     with running(f"at {point}", directory):
         return {name: subject.module_errors("off", name, feeds, point) for name in graphs}
+
+
+def plot_modules(directory: str | os.PathLike[str], *, variant: str = "", provider: Provider = "cpu") -> Plot:
+    """Plot the error of each module's output against float64, in the graphs and in torch.
+
+    Arguments and errors are those of ``zoo diff``, which compares the modules.
+
+    Raises:
+        ArtifactError: a file is altered or missing.
+        UsageError: the variant cannot be compared by modules, or matplotlib is not installed.
+    """
+    found = diff_model(Path(directory), variant=variant, provider=provider)
+    name = str(ModelDirectory.open(Path(directory)).description["name"])
+    return draw_modules(f"{name} ({variant})" if variant else name, found)

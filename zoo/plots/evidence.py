@@ -16,7 +16,7 @@ import numpy as np
 
 from zoo.artifact import Export, ModelDirectory, abridged
 from zoo.errors import ArtifactError, UsageError
-from zoo.plots.plot import COLOURS, MARKERS, Plot, drawn, layer_of, log_axis, new_figure, printable
+from zoo.plots.plot import COLOURS, MARKERS, Plot, drawn, layer_of, log_axis, mark_zero, new_figure, printable
 
 __all__ = ["coverage", "draw_coverage", "draw_parity", "parity"]
 
@@ -119,8 +119,7 @@ def _draw_errors(axes: Any, rows: Sequence[_Row], levels: Sequence[str], key: st
         )  # fmt: skip
     log_axis(axes.xaxis)
     if 0 in values:
-        axes.axvline(zero, color="0.5", linewidth=0.6, linestyle=":")
-        axes.annotate("0", (zero, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color="0.4")
+        mark_zero(axes, zero)
     axes.grid(axis="x")
     axes.tick_params(axis="y", length=0)
     for place in range(1, len(rows)):

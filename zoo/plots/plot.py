@@ -31,6 +31,7 @@ __all__ = [
     "drawn",
     "layer_of",
     "log_axis",
+    "mark_zero",
     "new_figure",
     "power_text",
     "printable",
@@ -190,14 +191,20 @@ def log_axis(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def mark_zero(axes: Any, place: float) -> None:
+    """Mark the place of zero on a logarithmic x axis."""
+    axes.axvline(place, color="0.5", linewidth=0.6, linestyle=":")
+    axes.annotate("0", (place, 0), (2, 2), xycoords=("data", "axes fraction"), textcoords="offset points", color="0.4")
+
+
 def power_text(value: float) -> str:
     """Format a number with one digit: a power of ten, unless it is near 1.
 
     >>> power_text(2e-6), power_text(1e-6), power_text(0.5)
     ('2×10⁻⁶', '10⁻⁶', '0.5')
     """
-    if 1e-3 < value < 1e5:
-        return f"{value:g}" if value < 1e4 else f"{value:,.0f}"
+    if 1e-3 < value < 1e6:
+        return f"{value:g}" if value < 1000 else f"{value:,.0f}"
     digit, _, exponent = f"{value:.0e}".partition("e")
     power = f"10{str(int(exponent)).translate(_RAISED)}"
     return power if digit == "1" else f"{digit}\N{MULTIPLICATION SIGN}{power}"

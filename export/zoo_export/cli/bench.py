@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import BYTES, THREADS, json_option
+from zoo.cli.options import BYTES, THREADS, check_figure_option, figure_option, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import UsageError
 from zoo_export.cli.curves import BUSY, show_curves
@@ -76,11 +76,11 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
 @click.option("--torch/--no-torch", default=True, help="Also measure torch and compare outputs.  [default: torch]")
 @click.option("--compile/--no-compile", "compiled", default=True,
               help="Also measure torch.compile.  [default: compile, if it works]")  # fmt: skip
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Plot the result: .png or .svg.")
+@figure_option("Plot the result.", "--plot")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
 @json_option
-def command(names: tuple[str, ...], plot: Path | None, force: bool, as_json: bool,
+def command(names: tuple[str, ...], figure: Path | None, force: bool, as_json: bool,
             baseline: str | None, max_memory: int | None, **options: Any) -> None:  # fmt: skip
     """Measure the speed of the exported model in DIRECTORY, compared with torch and the limits of this machine.
 
@@ -91,26 +91,23 @@ def command(names: tuple[str, ...], plot: Path | None, force: bool, as_json: boo
     lengths = options["lengths"]
     if len(names) == 1 and not (lengths and (lengths.curve or not Path(names[0]).is_dir())):
         refuse_options("is only for curves", ("baseline", "max_memory"))
-        _measure(Path(names[0]), plot, force, as_json, **options)
+        _measure(Path(names[0]), figure, force, as_json, **options)
         return
     if lengths is None:
         remedy = "name the directory of an exported model, or give --lengths 128..16384"
         raise UsageError("curves need lengths" if names else "nothing to measure", None, remedy)
     refuse_options("is not for curves", options.keys() - {"lengths", "threads", "seconds"})
     show_curves(
-        names or (LAYERS,), sorted(lengths), plot=plot, force=force, as_json=as_json, baseline=baseline,
+        names or (LAYERS,), sorted(lengths), figure=figure, force=force, as_json=as_json, baseline=baseline,
         max_memory=max_memory, threads=options["threads"], seconds=options["seconds"],
     )  # fmt: skip
 
 
-def _measure(directory: Path, plot: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, **options: Any) -> None:
     """Measure one model and torch, and print the table."""
     from zoo_export.bench import bench_model
 
-    if plot is not None:
-        from zoo_export.bench.plot import check_plot, draw_plot
-
-        check_plot(plot, force=force)
+    check_figure_option(figure, force=force)
     with comparing("measuring") as progress:
         result = bench_model(directory, progress=progress, **options)
     for name, reason in result["left_out"].items():
@@ -119,8 +116,10 @@ def _measure(directory: Path, plot: Path | None, force: bool, as_json: bool, **o
     if waited > BUSY:
         what = f"threads waited for a free core for {waited:.0%} of the time"
         click.echo(f"warning: {what}, so ratios are unreliable: repeat it on an idle machine", err=True)
-    if plot is not None:
-        draw_plot(result, plot)
+    if figure is not None:
+        from zoo_export.bench.plot import plot_bench
+
+        plot_bench(result).write(figure, force=force)
     if as_json:
         emit_json("bench", result)
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from zoo.cli.options import check_figure_option
 from zoo.cli.report import columns, emit_json
 from zoo_export.cli.results import comparing
 
@@ -24,16 +25,13 @@ def show_curves(
     names: Sequence[str],
     lengths: Sequence[int],
     *,
-    plot: Path | None,
+    figure: Path | None,
     force: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Measure curves and print them. ``options`` are passed to :func:`zoo_export.bench.curves.bench_curves`."""
-    if plot is not None:
-        from zoo_export.bench.plot import check_plot, draw_curves
-
-        check_plot(plot, force=force)
+    check_figure_option(figure, force=force)
     from zoo_export.bench.curves import bench_curves
 
     with comparing("measuring") as progress:
@@ -43,8 +41,10 @@ def show_curves(
     if busy:
         what = f"threads waited for a free core for more than {BUSY:.0%} of the time at {busy} of {len(waited)} points"
         click.echo(f"warning: {what}: repeat it on an idle machine", err=True)
-    if plot is not None:
-        draw_curves(result, plot)
+    if figure is not None:
+        from zoo_export.bench.plot import plot_bench
+
+        plot_bench(result).write(figure, force=force)
     if as_json:
         emit_json("bench-curves", result)
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zoo.cli.options import Command, json_option
+from zoo.cli.options import Command, check_figure_option, figure_option, force_option, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import ParityError
 from zoo_export.cli.options import provider_option, variant_option
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 DEPTH = 2
 
 
+def chosen(modules: list[ModuleError], everything: bool) -> list[ModuleError]:
+    """Return the modules down to the level of blocks, or all, and the first one that diverges."""
+    first = next((item for item in modules if item.diverges), None)
+    return [item for item in modules if everything or item is first or item.path.count(".") < DEPTH]
+
+
 def rows(modules: list[ModuleError], everything: bool) -> list[tuple[str, ...]]:
-    """Rows for modules down to the level of blocks, or for all modules, plus the first one that diverges."""
+    """Return the rows of the table."""
     first = next((item for item in modules if item.diverges), None)
     return [
         (
@@ -31,8 +37,7 @@ def rows(modules: list[ModuleError], everything: bool) -> list[tuple[str, ...]]:
             f"{item.error / item.scale:.1e}" if item.scale else "",
             "<- begins here" if item is first else "diverges" if item.diverges else "",
         )
-        for item in modules
-        if everything or item is first or item.path.count(".") < DEPTH
+        for item in chosen(modules, everything)
     ]
 
 
@@ -41,14 +46,29 @@ def rows(modules: list[ModuleError], everything: bool) -> list[tuple[str, ...]]:
 @click.option("--all", "everything", is_flag=True, help="Also show modules inside blocks.")
 @variant_option
 @provider_option
+@figure_option("Plot the errors of the modules beside the allowed ones.")
+@force_option("Replace an existing figure.")
 @json_option
-def command(directory: Path, everything: bool, variant: str, provider: str, as_json: bool) -> None:
+def command(
+    directory: Path, everything: bool, variant: str, provider: str, figure: Path | None, force: bool, as_json: bool
+) -> None:
     """Compare the graphs in DIRECTORY with the PyTorch model, module by module, and find the first that diverges."""
+    check_figure_option(figure, force=force)
     from zoo_export.verify import diff_model
 
     graphs = diff_model(directory, variant=variant, provider=provider)  # type: ignore[arg-type]
+    if figure is not None:
+        from zoo.artifact import ModelDirectory
+        from zoo_export.parity.plot import draw_modules
+
+        name = str(ModelDirectory.open(directory).description["name"]) + (f" ({variant})" if variant else "")
+        shown = {graph: chosen(found, everything) for graph, found in graphs.items()}
+        draw_modules(name, shown).write(figure, force=force)
     if as_json:
-        emit_json("diff", {"graphs": {name: [asdict(item) for item in found] for name, found in graphs.items()}})
+        facts = {
+            name: [{**asdict(item), "diverges": item.diverges} for item in found] for name, found in graphs.items()
+        }
+        emit_json("diff", {"graphs": facts})
     else:
         for name, found in graphs.items():
             columns(

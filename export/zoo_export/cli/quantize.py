@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import PRECISIONS
-from zoo.cli.options import Command, force_option, json_option, option, quiet_option
+from zoo.cli.options import Command, check_figure_option, figure_option, force_option, json_option, option, quiet_option
 from zoo.cli.report import bytes_text, emit_json, say
 from zoo.errors import UsageError
 from zoo_export.cli.options import grid_option, model_directory, provider_option, sleep_when_idle
@@ -35,7 +35,8 @@ _PRECISION = "Precision"
 )
 @provider_option
 @grid_option
-@force_option("Replace an earlier export of this precision.")
+@figure_option("Plot the error of weights and blocks by layer.")
+@force_option("Replace an earlier export of this precision, and FILE.")
 @json_option
 @quiet_option
 def command(
@@ -45,6 +46,7 @@ def command(
     text: Path | None,
     provider: str,
     grid: str,
+    figure: Path | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -55,6 +57,7 @@ def command(
     sleep_when_idle()
     if dtype is None and max_kl is None:
         raise UsageError("no precision", "zoo quantize", "add --dtype NAME or --max-kl X")
+    check_figure_option(figure, force=force, forces_more=True)
     from zoo_export.precision.certify import export_variant
 
     directory = model_directory(model, force=force and not Path(model).is_dir())
@@ -75,6 +78,10 @@ def command(
         else:
             say(f"{directory}: no smaller precision diverges by at most {max_kl:g} nats; float32 is kept")
         return
+    if figure is not None:
+        from zoo_export.precision.layers import plot_layers
+
+        plot_layers(directory, chosen, text=text).write(figure, force=force)
     certificate = report.evidence["certificate"]
     if as_json:
         facts = {"precision": chosen, "certificate": certificate, **summary(report, chosen)}

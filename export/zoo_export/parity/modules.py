@@ -20,7 +20,7 @@ from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo_export.graph.file import MODULE_KEY, inline
 
-__all__ = ["ModuleError", "module_errors"]
+__all__ = ["ModuleError", "module_errors", "module_outputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,13 @@ class ModuleError:
     torch_error: float
     scale: float
     """Largest absolute value of the output in float64."""
-    diverges: bool
+    limit: float
+    """Largest error that does not count as divergence: 4 x torch's + 16 x epsilon x the scale."""
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the error is above its limit, or not finite."""
+        return not self.error <= self.limit
 
     def __str__(self) -> str:
         return f"{self.path} ({self.kind}), {self.source}"
@@ -68,7 +74,7 @@ def module_errors(
     upto = graphs[: graphs.index(graph) + 1]
     tapped, taps = _tap(data)
     found = run_pipeline(open_with(tapped), upto, feeds, point, split=True)[graph.name]
-    reference, yardstick = (_module_outputs(executor, graph, upto, feeds, point) for executor in references)
+    reference, yardstick = (module_outputs(executor, graph, upto, feeds, point) for executor in references)
     unit = epsilon(references[1].dtype)
     model = references[0].model
     errors = []
@@ -89,7 +95,7 @@ def module_errors(
                 error,
                 allowed,
                 scale,
-                diverges=not error <= 4 * allowed + 16 * unit * scale,
+                4 * allowed + 16 * unit * scale,
             )
         )
     return errors
@@ -127,7 +133,7 @@ def _tap(data: bytes) -> tuple[bytes, dict[str, str]]:
     return ir.to_proto(model).SerializeToString(), {path: str(value.name) for path, value in last.items()}
 
 
-def _module_outputs(
+def module_outputs(
     executor: TorchExecutor, watched: Graph, upto: tuple[Graph, ...], feeds: Feeds, point: Point
 ) -> Arrays:
     """Return the output of each module's last call within the graph ``watched``, in the order of those calls."""

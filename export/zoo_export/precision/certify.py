@@ -52,6 +52,7 @@ __all__ = [
     "export_variant",
     "sample",
     "verify_stored_variant",
+    "window_feeds",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -292,7 +293,7 @@ def certify(
     _check_max_kl(stored, max_kl)
     for number, window in enumerate(tokens.windows):
         point = Point(1, len(window), 0, "none")
-        feeds = _feeds(graphs, point, window, SEED + number)
+        feeds = window_feeds(graphs, point, window, SEED + number)
         wanted, made = (run_pipeline(e, graphs, feeds, point, split=False) for e in (reference, runtime))
         for graph in graphs:
             for tensor in graph.output_tensors():
@@ -341,7 +342,7 @@ def _judge(name: str, item: Divergence | Likeness, kl: float, cosine: float) -> 
     return f"{name} has a mean cosine of {item.mean_cosine:.4f} with float32, required {cosine:g}"
 
 
-def _feeds(graphs: tuple[Graph, ...], point: Point, window: list[int], seed: int) -> Feeds:
+def window_feeds(graphs: tuple[Graph, ...], point: Point, window: list[int], seed: int) -> Feeds:
     """Build inputs: the window for every graph's first token id input, zeros for other tokens, noise for the rest."""
     feeds = make_feeds(graphs, point, seed, point.length + 1)
     for graph in graphs:

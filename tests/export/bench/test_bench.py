@@ -26,7 +26,7 @@ from zoo_export.bench import bench_model, torch_backend
 from zoo_export.bench.cases import Case, OnnxBackend, feeds_of, make_cases
 from zoo_export.bench.limits import bytes_read, closed_form, necessary_flops, weight_bytes
 from zoo_export.bench.measure import check_outputs, in_turns
-from zoo_export.bench.plot import check_plot, draw_plot
+from zoo_export.bench.plot import plot_bench
 from zoo_runtime import load_session
 
 Exported = Callable[..., Path]
@@ -257,7 +257,7 @@ def test_unknown_limits_are_not_reported(exported_model: Exported, zoo: Callable
     assert of_limit[2] > 0
     assert sum("limit: " in line for line in zoo(*arguments).out.splitlines()) == 1
     if find_spec("matplotlib") is not None:
-        draw_plot(result, tmp_path / "a.png")
+        plot_bench(result).write(tmp_path / "a.png")
         assert (tmp_path / "a.png").stat().st_size > 1000
 
 
@@ -306,13 +306,13 @@ def test_invalid_plot_is_rejected_before_measuring(
 ) -> None:
     folder = exported_model("gpt-tiny")
     monkeypatch.setattr("zoo_export.bench.bench_model", lambda *_, **__: pytest.fail("it was measured"))
-    zoo("bench", folder, "--plot", "a.gif").failed(2, "unsupported plot format: a.gif: name it *.png or *.svg")
+    zoo("bench", folder, "--plot", "a.gif").failed(2, "unsupported figure format: a.gif: name it *.png or *.svg")
     Path("a.svg").write_text("mine")
     zoo("bench", folder, "--plot", "a.svg").failed(2, "already exists: a.svg: use --force to replace it")
     Path("b.svg").mkdir()
     zoo("bench", folder, "--plot", "b.svg", "--force").failed(2, "exists and is not a file: b.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    zoo("bench", folder, "--plot", "c.png").failed(2, "pip install attention-zoo[plot]")
+    zoo("bench", folder, "--plot", "c.png").failed(2, "attention-zoo[plot]")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.svg", "b.svg"]
     assert Path("a.svg").read_text() == "mine"
 
@@ -324,7 +324,6 @@ def test_plot_is_written(name: str, start: bytes, exported_model: Exported, tmp_
     result = bench_model(exported_model("transformer-tiny"), lengths=[4, 5], **QUICK)
     path = tmp_path / name
     path.write_text("before")
-    check_plot(path, force=True)
-    draw_plot(result, path)
+    plot_bench(result).write(path, force=True)
     assert path.read_bytes().startswith(start)
     assert [item.name for item in tmp_path.iterdir()] == [name]

@@ -20,7 +20,7 @@ from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.registry import registry
 from zoo_export.bench import curves, points
 from zoo_export.bench.curves import below_from, bench_curves, growth
-from zoo_export.bench.plot import draw_curves
+from zoo_export.bench.plot import plot_bench
 from zoo_export.bench.points import MEASURED, OUT_OF_MEMORY, measure_point
 from zoo_export.cli.bench import command
 from zoo_export.cli.curves import growth_rows, table_rows
@@ -110,7 +110,7 @@ def test_ranges_grow_by_at_most_a_factor_of_two(first: int, last: int) -> None:
         (["gpt-tiny", "--lengths", "8..9", "--batch", "2"], ("--batch is not for curves",)),
         (["gpt-tiny", "--lengths", "8..9", "--no-torch"], ("--torch is not for curves",)),
         (["folder", "--baseline", "gpt-tiny"], ("--baseline is only for curves",)),
-        (["gpt-tiny", "--lengths", "8..9", "--plot", "a.gif"], ("unsupported plot format: a.gif",)),
+        (["gpt-tiny", "--lengths", "8..9", "--plot", "a.gif"], ("unsupported figure format: a.gif",)),
     ],
 )
 def test_invalid_requests_are_rejected_before_measuring(
@@ -281,7 +281,7 @@ def test_command_prints_json_or_tables_and_plots(
         assert all(text in drawing for text in ("curve-full", "curve-linformer", "n^1", "n^2", "tokens, n"))
         zoo("bench", "--lengths", "8..40", *plot).failed(2, "already exists: a.svg")
         before = Path("a.svg").read_bytes()
-        draw_curves(result, Path("a.svg"))
+        plot_bench(result).write("a.svg", force=True)
         assert Path("a.svg").read_bytes() == before
     lines = zoo("bench", "bert-tiny", "--lengths", "8,16").out.splitlines()
     assert lines[1] == "presets: graphs verified against their models on up to 16 tokens"
