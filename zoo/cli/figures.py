@@ -29,6 +29,7 @@ KINDS: Mapping[str, frozenset[str]] = {
     "positions": frozenset(),
     "spans": frozenset(),
     "memory": frozenset({"texts", "layer", "head", "token"}),
+    "attention": frozenset({"texts", "layer", "head", "token", "unverified"}),
 }
 """The options that apply to each kind of figure."""
 
@@ -45,11 +46,11 @@ def write(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write one kind of figure and say what it shows. Options that were not given are None.
+    """Write one kind of figure and say what it shows. Options that were not given are None, empty or false.
 
     ``describe`` returns more facts for the JSON of a diagram.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, (), False)}
     for name in given:
         if name not in KINDS[kind]:
             kinds = [other for other, names in KINDS.items() if name in names]
@@ -94,5 +95,16 @@ def _plot(
         case "memory":
             if len(texts) != 1:
                 raise UsageError(f"--of memory shows one text, got {len(texts)}", stored.path, "give a text")
-            return plots.memory(stored.path, texts[0], **options)
+            for name in ("layer", "head"):
+                if len(options.get(name, ())) > 1:
+                    raise UsageError(f"--of memory shows one {name}", f"--{name}", "give it once")
+            places = {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()}
+            return plots.memory(stored.path, texts[0], **places)
+        case "attention":
+            if not texts:
+                raise UsageError("--of attention needs an input", stored.path, "give a text, or an image file")
+            return plots.attention(
+                stored.path, *texts, layers=options.get("layer", ()), heads=options.get("head", ()),
+                token=options.get("token"), unverified="unverified" in options,
+            )  # fmt: skip
     raise AssertionError(kind)

@@ -139,8 +139,12 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
     "--of", "kind", type=click.Choice(list(figures.KINDS)), help=f"What the figure shows.  [default: {figures.MODULES}]"
 )
 @click.option("--variant", metavar="NAME", help="Variant of the export to plot.  [default: the plain one]")
-@click.option("--layer", type=click.IntRange(min=0), metavar="N", help="Layer to plot, from 0.")
-@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Head to plot, from 0.")
+@click.option(
+    "--layer", type=click.IntRange(min=0), metavar="N", multiple=True, help="Layer to plot, from 0. May be repeated."
+)
+@click.option(
+    "--head", type=click.IntRange(min=0), metavar="N", multiple=True, help="Head to plot, from 0. May be repeated."
+)
 @click.option("--token", type=int, metavar="N", help="Token of TEXT to plot, from 0, or from the end if negative.")
 @click.option(
     "--attention", is_flag=True, help="Write a page with the attention weights of TEXT, of a pair, or of an image file."
@@ -149,7 +153,7 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
 @click.option(
     "--generate", type=click.IntRange(min=1), metavar="N", help="Generate N tokens first, and show each step."
 )
-@click.option("--unverified", is_flag=True, help="Allow a page for an export that is not verified.")
+@click.option("--unverified", is_flag=True, help="Show the attention of an export that is not verified.")
 @click.option("--force", is_flag=True, help="Replace an existing figure or page.")
 @json_option
 def command(
@@ -159,8 +163,8 @@ def command(
     figure: Path | None,
     kind: str | None,
     variant: str | None,
-    layer: int | None,
-    head: int | None,
+    layer: tuple[int, ...],
+    head: tuple[int, ...],
     token: int | None,
     attention: bool,
     output: Path | None,
@@ -178,14 +182,14 @@ def command(
     if figure is None:
         plotting = {"--of": kind, "--variant": variant, "--layer": layer, "--head": head, "--token": token}
         for option, given in plotting.items():
-            if given is not None:
+            if given not in (None, ()):
                 raise UsageError(f"{option} applies to --figure only", None, "name a file with --figure")
     if not attention:
         for name, value in (
             (f"the argument {texts[0]!r}" if texts else "", texts if figure is None else ()),
             ("--output", output),
             ("--generate", generate),
-            ("--unverified", unverified),
+            ("--unverified", unverified and figure is None),
         ):
             if value:
                 raise UsageError(f"{name} applies to --attention only", None, "add --attention")
@@ -201,6 +205,7 @@ def command(
         figures.write(
             kind or figures.MODULES, figure, spec, stored, texts, describe=lambda: _facts(spec, stored), force=force,
             as_json=as_json, variant=variant, layer=layer, head=head, token=token,
+            unverified=unverified,
         )  # fmt: skip
         return
     if force:

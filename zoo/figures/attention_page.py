@@ -24,7 +24,7 @@ from zoo.storage import check_file_target, new_file
 if TYPE_CHECKING:
     from zoo.plugins import Plugin
 
-__all__ = ["AttentionPage", "attention_page", "check_page"]
+__all__ = ["AttentionPage", "attention_page", "check_page", "read_attention"]
 
 MAX_BYTES = 25_000_000
 """Default limit of a page's size."""
@@ -88,17 +88,36 @@ def attention_page(
         ParityError: the export is not verified.
     """
     stored = ModelDirectory.open(Path(directory))
+    record = read_attention(stored, inputs, generate=generate, layers=layers, heads=heads, unverified=unverified)
+    text, facts = build_page(stored, Export(stored, ATTENTIONS), record, max_bytes)
+    return AttentionPage(text, facts["title"], facts)
+
+
+def read_attention(
+    stored: ModelDirectory,
+    inputs: Sequence[Any],
+    *,
+    generate: int = 0,
+    layers: Sequence[int] = (),
+    heads: Sequence[int] = (),
+    unverified: bool = False,
+) -> AttentionRecord:
+    """Return the attention weights of one input. Arguments and errors are those of :func:`attention_page`."""
     if len(inputs) not in (1, 2):
         raise UsageError(f"expected one input or a pair, got {len(inputs)}", stored.path, "give a text or an image")
     plugin, read = _reader(stored)
     with plugins.blame(plugin, f"cannot read the attention of {stored.path}"):
         record = read(
-            stored.path, inputs, generate=generate, layers=tuple(layers), heads=tuple(heads), unverified=unverified
+            stored.path,
+            tuple(inputs),
+            generate=generate,
+            layers=tuple(layers),
+            heads=tuple(heads),
+            unverified=unverified,
         )
     if not isinstance(record, AttentionRecord):
         raise PluginError(f"{plugin}: expected a zoo.AttentionRecord, got {type(record).__name__}")
-    text, facts = build_page(stored, Export(stored, ATTENTIONS), record, max_bytes)
-    return AttentionPage(text, facts["title"], facts)
+    return record
 
 
 def check_page(target: Path, *, force: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zoo.plots.attention_maps import attention
     from zoo.plots.bars import Distribution, distributions
     from zoo.plots.encodings import positions
     from zoo.plots.evidence import coverage, parity
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from zoo.plots.learned_spans import spans
     from zoo.plots.plot import Plot
 
-__all__ = ["Distribution", "Plot", "coverage", "distributions", "memory", "parity", "positions", "spans"]
+__all__ = ["Distribution", "Plot", "attention", "coverage", "distributions", "memory", "parity", "positions", "spans"]
 
 _HOMES = {
     "Plot": "zoo.plots.plot",
+    "attention": "zoo.plots.attention_maps",
     "Distribution": "zoo.plots.bars",
     "distributions": "zoo.plots.bars",
     "coverage": "zoo.plots.evidence",
