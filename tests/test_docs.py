@@ -83,6 +83,7 @@ def test_every_hook_has_a_guide() -> None:
         "zoo.cost",
         "zoo.checkpoints",
         "zoo.exporters",
+        "zoo.plots",
         "zoo.testing",
         "zoo.training",
         "zoo_export",

@@ -1,0 +1,99 @@
+"""Draw the figures of the documentation again.
+
+Usage:
+    zoo import MINILM -o minilm && zoo export minilm --onnx --attentions && zoo export minilm --onnx
+    zoo quantize minilm --dtype int4
+    cat docs/*.md docs/*/*.md README.md > corpus.txt
+    python benchmarks/figures.py train --data corpus.txt -o runs
+    zoo bench minilm --lengths 8,16,32,64,128,256 --json > speed.json
+    python benchmarks/figures.py draw --runs runs --minilm minilm --speed speed.json
+
+MINILM is the directory of a checkpoint of all-MiniLM-L6-v2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from zoo import plots
+from zoo.registry import registry
+from zoo_export import export_model, plot_bench, plot_layers, plot_modules
+from zoo_runtime import load_session, plot_answers
+
+ZOO = str(Path(sys.executable).with_name("zoo"))
+TARGET = Path(__file__).parents[1] / "docs" / "_static" / "figures"
+STEPS = 700
+SETTINGS = {
+    "gpt-tiny": (),
+    "product-key-memory-tiny": (),
+    "adaptive-span-tiny": ("span=128", "span_ramp=16", "span_penalty=2e-4"),
+}
+"""The models to train, with settings beyond the size that all share."""
+TEXTS = ("zoo export gpt-tiny --on", "The weights of the mode", "PyTor")
+LAW = "The Law will never be perfect, but its application should be just"
+ANIMAL = "The animal didn't cross the street because it was too tired"
+MARIO = "Mario was late because he missed the train"
+
+
+def train(data: Path, folder: Path) -> None:
+    """Train the small models."""
+    for name, settings in SETTINGS.items():
+        given = [item for text in ("hidden_size=128", "num_layers=4", *settings) for item in ("--set", text)]
+        recipe = ["--recipe", "language-model", "--data", str(data.resolve()), "--max-steps", str(STEPS)]
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run([ZOO, "train", name, *recipe, *given, "-o", name.removesuffix("-tiny")], check=True, cwd=folder)
+
+
+def draw(runs: Path, minilm: Path, speed: Path | None) -> None:
+    """Write all figures; that of the speed needs a measurement."""
+    folder = runs / "plain"
+    if not folder.is_dir():
+        subprocess.run([ZOO, "build", "gpt-tiny", "-o", str(folder), "--quiet"], check=True)
+        export_model(folder)
+    gpt = runs / "gpt"
+    if not (gpt / "parity.json").is_file():
+        export_model(gpt)
+    with load_session(gpt) as session:
+        next_tokens = plot_answers(session, list(TEXTS), task="next-token", top_k=6)
+    drawn = {
+        "parity": plots.parity(folder),
+        "coverage": plots.coverage(folder),
+        "modules": plot_modules(folder),
+        "layers": plot_layers(minilm, "int4"),
+        "next-token": next_tokens,
+        "positions": plots.positions(registry().resolve("transformer-base")),
+        "spans": plots.spans(runs / "adaptive-span"),
+        "memory": plots.memory(runs / "product-key-memory", "The weights of the model"),
+        "law": plots.attention(minilm, LAW, layers=[3], heads=[1], token=9),
+        "animal": plots.attention(minilm, ANIMAL, layers=[3], heads=[1]),
+        "mario": plots.attention(minilm, MARIO, layers=[5], heads=[5]),
+    }
+    if speed is not None:
+        drawn["speed"] = plot_bench(json.loads(speed.read_text(encoding="utf-8")))
+    for name, plot in drawn.items():
+        print(plot.write(TARGET / f"{name}.svg", force=True).stat().st_size, plot.title)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("train")
+    command.add_argument("--data", type=Path, required=True)
+    command.add_argument("-o", "--output", type=Path, required=True)
+    command = commands.add_parser("draw")
+    command.add_argument("--runs", type=Path, required=True)
+    command.add_argument("--minilm", type=Path, required=True)
+    command.add_argument("--speed", type=Path)
+    given = parser.parse_args()
+    if given.command == "train":
+        train(given.data, given.output)
+    else:
+        draw(given.runs, given.minilm, given.speed)
+
+
+if __name__ == "__main__":
+    main()
