@@ -45,7 +45,9 @@ class LayerErrors:
     """Number of tokens of the text on which outputs were computed; 0 if the model reads none."""
 
 
-def plot_layers(directory: str | os.PathLike[str], precision: Precision, *, text: Path | None = None) -> Plot:
+def plot_layers(
+    directory: str | os.PathLike[str], precision: Precision, *, text: str | os.PathLike[str] | None = None
+) -> Plot:
     """Plot the errors of a smaller precision by layer.
 
     Args:
@@ -62,7 +64,7 @@ def plot_layers(directory: str | os.PathLike[str], precision: Precision, *, text
     export = Export(stored, precision)
     export.check()
     export.check_verified()
-    errors = layer_errors(stored, read_variant(stored, precision), sample(stored, text))
+    errors = layer_errors(stored, read_variant(stored, precision), sample(stored, None if text is None else Path(text)))
     return draw_layers(str(stored.description["name"]), errors)
 
 
