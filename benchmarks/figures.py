@@ -26,11 +26,9 @@ from zoo_runtime import load_session, plot_answers
 
 ZOO = str(Path(sys.executable).with_name("zoo"))
 TARGET = Path(__file__).parents[1] / "docs" / "_static" / "figures"
-STEPS = 700
-SETTINGS = {
-    "gpt-tiny": (),
-    "product-key-memory-tiny": (),
-    "adaptive-span-tiny": ("span=128", "span_ramp=16", "span_penalty=2e-4"),
+MODELS = {
+    "adaptive-span-tiny": ("max_steps=700", "span=128", "span_ramp=16", "span_penalty=2e-4"),
+    "product-key-memory-tiny": ("max_steps=200",),
 }
 """The models to train, with settings beyond the size that all share."""
 TEXTS = ("zoo export gpt-tiny --on", "The weights of the mode", "PyTor")
@@ -41,9 +39,9 @@ MARIO = "Mario was late because he missed the train"
 
 def train(data: Path, folder: Path) -> None:
     """Train the small models."""
-    for name, settings in SETTINGS.items():
+    for name, settings in MODELS.items():
         given = [item for text in ("hidden_size=128", "num_layers=4", *settings) for item in ("--set", text)]
-        recipe = ["--recipe", "language-model", "--data", str(data.resolve()), "--max-steps", str(STEPS)]
+        recipe = ["--recipe", "language-model", "--data", str(data.resolve())]
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run([ZOO, "train", name, *recipe, *given, "-o", name.removesuffix("-tiny")], check=True, cwd=folder)
 
@@ -54,10 +52,10 @@ def draw(runs: Path, minilm: Path, speed: Path | None) -> None:
     if not folder.is_dir():
         subprocess.run([ZOO, "build", "gpt-tiny", "-o", str(folder), "--quiet"], check=True)
         export_model(folder)
-    gpt = runs / "gpt"
-    if not (gpt / "parity.json").is_file():
-        export_model(gpt)
-    with load_session(gpt) as session:
+    language = runs / "adaptive-span"
+    if not (language / "parity.json").is_file():
+        export_model(language)
+    with load_session(language) as session:
         next_tokens = plot_answers(session, list(TEXTS), task="next-token", top_k=6)
     drawn = {
         "parity": plots.parity(folder),
@@ -66,7 +64,7 @@ def draw(runs: Path, minilm: Path, speed: Path | None) -> None:
         "layers": plot_layers(minilm, "int4"),
         "next-token": next_tokens,
         "positions": plots.positions(registry().resolve("transformer-base")),
-        "spans": plots.spans(runs / "adaptive-span"),
+        "spans": plots.spans(language),
         "memory": plots.memory(runs / "product-key-memory", "The weights of the model"),
         "law": plots.attention(minilm, LAW, layers=[3], heads=[1], token=9),
         "animal": plots.attention(minilm, ANIMAL, layers=[3], heads=[1]),

@@ -26,7 +26,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "datasets": 3,
         "exporters": 7,
         "exports": 16,
-        "figures": 12,
+        "figures": 11,
         "objectives": 3,
         "presets": 5,
         "resolution": 7,
