@@ -31,7 +31,7 @@ MODELS = {
     "product-key-memory-tiny": ("max_steps=200",),
 }
 """The models to train, with settings beyond the size that all share."""
-TEXTS = ("zoo export gpt-tiny --on", "The weights of the mode", "PyTor")
+TEXTS = ("The weights of the ", "zoo export gpt-tiny --", "PyTor")
 LAW = "The Law will never be perfect, but its application should be just"
 ANIMAL = "The animal didn't cross the street because it was too tired"
 MARIO = "Mario was late because he missed the train"

@@ -25,7 +25,7 @@ TENSORS = "position_tensors"
 """The attribute in which a module declares its learned positions."""
 _LENGTH = 256
 """Maximum number of positions of an encoding that is computed."""
-_CURVES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+_CURVES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)
 """The dimensions drawn as curves, as parts of all. Frequencies fall exponentially, so most are among the first."""
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 """Line styles of curves, so that they are distinguishable without colour."""

@@ -132,7 +132,15 @@ def _draw(title: str, found: _Search) -> Plot:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), handletextpad=0.1, borderaxespad=0)
     axes = figure.add_subplot(grid[:, 1])
     sums = found.scores[0][places[0], None] + found.scores[1][None, places[1]]
-    drawing = axes.pcolormesh(np.arange(count + 1) - 0.5, np.arange(count + 1) - 0.5, sums, cmap=MAP, gid="sums")
+    drawing = axes.pcolormesh(
+        np.arange(count + 1) - 0.5,
+        np.arange(count + 1) - 0.5,
+        sums,
+        cmap=MAP,
+        gid="sums",
+        edgecolors="face",
+        linewidth=0.3,
+    )
     axes.invert_yaxis()
     weights = np.exp(found.chosen - found.chosen.max())
     axes.scatter(

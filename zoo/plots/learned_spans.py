@@ -47,12 +47,12 @@ def spans(directory: str | os.PathLike[str]) -> Plot:
     title = f"{model.name}: attention spans of heads, at most {limit} tokens, ramp of {ramp}"
     figure = new_figure(title, max(2.2, 1.2 + 0.3 * min(len(values), 20)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
-    draw_map(left, table, "span (tokens)", low=0, high=float(limit), gid="spans")
+    draw_map(left, table, "span (tokens)", low=0, gid="spans")
     if max(table.shape) <= _SHOWN:
         for layer, row in enumerate(values):
             for head, span in enumerate(row):
-                colour = "white" if span < 0.55 * limit else "black"
-                left.text(head, layer, f"{span:.0f}", ha="center", va="center", color=colour)
+                colour = "white" if span < 0.55 * np.nanmax(table) else "black"
+                left.text(head, layer, f"{span:.3g}", ha="center", va="center", color=colour)
         left.set_xticks(range(heads))
         left.set_yticks(range(len(values)), [printable(path.partition(".attention")[0]) for path, _ in found])
     left.tick_params(length=0)

@@ -169,7 +169,9 @@ def draw_map(axes: Any, values: Any, label: str, *, low: float | None = None, hi
     (rows, columns), (left, top) = values.shape, first
     if values.size <= _CELLS:
         x, y = ([start - 0.5 + n for n in range(count + 1)] for start, count in ((left, columns), (top, rows)))
-        drawing = axes.pcolormesh(x, y, values, cmap=MAP, vmin=low, vmax=high, gid=gid)
+        drawing = axes.pcolormesh(
+            x, y, values, cmap=MAP, vmin=low, vmax=high, gid=gid, edgecolors="face", linewidth=0.3
+        )  # no gaps between cells
         axes.invert_yaxis()
     else:
         extent = (left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5)

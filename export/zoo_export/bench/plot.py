@@ -35,7 +35,8 @@ def plot_bench(result: Mapping[str, Any]) -> Plot:
 
 def _title(result: Mapping[str, Any]) -> str:
     variant = f" ({result['variant']})" if result["variant"] else ""
-    return f"{result['model']}{variant}: speed on {result['provider']}, {result['cpu']}"
+    threads = f", threads: {result['threads']}" if result.get("threads") else ""
+    return f"{result['model']}{variant}: speed on {result['provider']}{threads}, {result['cpu']}"
 
 
 def _backends(cases: Sequence[Mapping[str, Any]]) -> list[str]:
