@@ -20,11 +20,11 @@ from zoo_export.cli.results import comparing
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @option(
     "--layout",
-    type=click.Choice(["hub", "standalone", "transformers-js"]),
+    type=click.Choice(["hub", "standalone", "transformers-js", "web"]),
     required=True,
     section="Layout",
     help="'hub' writes a checkpoint for other libraries, 'standalone' a self-contained ONNX model, 'transformers-js' "
-    "one for each verified precision with what transformers.js reads beside it.",
+    "one for each verified precision with what transformers.js reads beside it, 'web' a page that runs the model.",
 )
 @option(
     "--model-type",
@@ -33,22 +33,36 @@ from zoo_export.cli.results import comparing
     help="Model type to write.  [default: the first that fits]",
 )
 @option(
-    "--max-shard-size", type=BYTES, metavar="SIZE", section="Layout hub", help="Maximum size of a file.  [default: 5GB]"
+    "--max-shard-size",
+    type=BYTES,
+    metavar="SIZE",
+    section="Layouts hub and web",
+    help="Maximum size of a file of weights.  [default: 5GB for hub, 32MB for web]",
+)
+@option(
+    "--variant",
+    metavar="NAME",
+    section="Layout web",
+    help="Variant of the export, such as int8.  [default: the plain one]",
 )
 @force_option("Replace what an earlier publish wrote to OUT.")
 @json_option
 @quiet_option
 def command(
-    directory: Path, target: Path, layout: str, model_type: str | None, max_shard_size: int | None, force: bool,
-    as_json: bool,
+    directory: Path, target: Path, layout: str, model_type: str | None, max_shard_size: int | None,
+    variant: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the model in DIRECTORY to OUT in a layout that other tools read, and verify the result."""
     check_output_target(target, f"publish --layout {layout}", force=force)
-    if layout != "hub" and max_shard_size is not None:
-        raise UsageError("--max-shard-size is for --layout hub", f"--layout {layout}", "leave it out")
+    for name, value, layouts in (
+        ("--model-type", model_type, ["hub", "transformers-js"]),
+        ("--max-shard-size", max_shard_size, ["hub", "web"]),
+        ("--variant", variant, ["web"]),
+    ):
+        if value is not None and layout not in layouts:
+            what = f"{name} is for {' and '.join(f'--layout {known}' for known in layouts)}"
+            raise UsageError(what, f"--layout {layout}", "leave it out")
     if layout == "standalone":
-        if model_type is not None:
-            raise UsageError("--model-type is not for --layout standalone", "--model-type", "leave it out")
         from zoo_export.publish.standalone import write_standalone
 
         files = write_standalone(directory, target, force=force)
@@ -67,6 +81,19 @@ def command(
             emit_json("publish", {"directory": str(target), "layout": layout, **asdict(published)})
         else:
             say(f"{target}: {published.model_type}, dtype {' or '.join(published.dtypes)}")
+        return
+    if layout == "web":
+        from zoo_export.publish.web import write_web
+
+        page = write_web(directory, target, variant=variant or "", max_shard_bytes=max_shard_size, force=force)
+        if as_json:
+            facts = {"files": page.files, "doubts": dict(page.doubts)}
+            emit_json("publish", {"directory": str(target), "layout": layout, **facts})
+            return
+        say(f"{target}: index.html and {len(page.files) - 1} more files")
+        for runtime, doubt in page.doubts.items():
+            said = "verified" if doubt is None else f"not verified ({doubt}), so visitors must agree before it runs"
+            say(f"{runtime}: {said}")
         return
     from zoo.checkpoints import export_checkpoint
 

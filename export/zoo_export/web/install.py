@@ -12,7 +12,16 @@ from typing import Literal, get_args
 from zoo import memo
 from zoo.errors import UsageError, argument
 
-__all__ = ["BROWSER", "PACKAGE", "WEB_RUNTIMES", "Package", "WebRuntime", "find_browser", "find_package"]
+__all__ = [
+    "BROWSER",
+    "PACKAGE",
+    "WEB_RUNTIMES",
+    "Package",
+    "WebRuntime",
+    "find_browser",
+    "find_package",
+    "find_tokenizers",
+]
 
 WebRuntime = Literal["web-wasm", "web-webgpu"]
 WEB_RUNTIMES: tuple[WebRuntime, ...] = get_args(WebRuntime)
@@ -22,19 +31,24 @@ BROWSER = "ZOO_BROWSER"
 PACKAGE = "ZOO_ONNXRUNTIME_WEB"
 """Environment variable with the folder of the npm package onnxruntime-web."""
 _EXECUTABLES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome", "msedge")
-_NAME = "onnxruntime-web"
+_NAME, _TOKENIZERS = "onnxruntime-web", "@huggingface/tokenizers"
 _MODULES: dict[WebRuntime, str] = {"web-wasm": "ort.wasm.min.mjs", "web-webgpu": "ort.webgpu.min.mjs"}
+_LOADERS: dict[WebRuntime, str] = {
+    "web-wasm": "ort-wasm-simd-threaded", "web-webgpu": "ort-wasm-simd-threaded.asyncify"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The npm package onnxruntime-web."""
+    """An npm package."""
 
     folder: Path
     """The folder of its scripts and WebAssembly modules."""
     module: str
-    """The name of the ES module for a runtime."""
+    """The name of its ES module, of onnxruntime-web that for a runtime."""
     version: str
+    loader: str = ""
+    """The name, without suffix, of the script and the WebAssembly module that the ES module loads."""
 
 
 def find_browser(runtime: str) -> Path:
@@ -59,23 +73,42 @@ def find_package(runtime: WebRuntime) -> Package:
 
     Raises :class:`UsageError` if there is none, or if it has no module for the runtime.
     """
-    chosen, cache, here = os.environ.get(PACKAGE), memo.directory(), Path.cwd()
-    parents = [here, *here.parents, *([cache] if cache is not None else [])]
-    places = [Path(chosen)] if chosen else [parent / "node_modules" / _NAME for parent in parents]
-    for place in places:
-        version = _version(place)
+    chosen = os.environ.get(PACKAGE)
+    for place in [Path(chosen)] if chosen else _places(_NAME):
+        version = _version(place, _NAME)
         if version is not None:
             if not (place / "dist" / _MODULES[runtime]).is_file():
                 raise UsageError(f"{_NAME} {version} has no {_MODULES[runtime]}", place, f"npm install {_NAME}@latest")
-            return Package((place / "dist").resolve(), _MODULES[runtime], version)
+            return Package((place / "dist").resolve(), _MODULES[runtime], version, _LOADERS[runtime])
     what = f"{PACKAGE}={chosen} is not the folder of {_NAME}" if chosen else f"{_NAME} is not installed"
     raise UsageError(what, argument("runtime", runtime), f"npm install {_NAME}, or set {PACKAGE} to its folder")
 
 
-def _version(place: Path) -> str | None:
-    """Return the version of a package that has this name, or None."""
+def find_tokenizers() -> Package:
+    """Return the npm package @huggingface/tokenizers, beside onnxruntime-web or in a ``node_modules`` as that.
+
+    Raises :class:`UsageError` if there is none.
+    """
+    chosen = os.environ.get(PACKAGE)
+    beside = [Path(chosen).parent / _TOKENIZERS] if chosen else []
+    for place in [*beside, *_places(_TOKENIZERS)]:
+        version = _version(place, _TOKENIZERS)
+        if version is not None and (place / "dist" / "tokenizers.min.mjs").is_file():
+            return Package((place / "dist").resolve(), "tokenizers.min.mjs", version)
+    raise UsageError(f"{_TOKENIZERS} is not installed", None, f"npm install {_TOKENIZERS}")
+
+
+def _places(name: str) -> list[Path]:
+    """Return where an npm package may be installed."""
+    cache, here = memo.directory(), Path.cwd()
+    parents = [here, *here.parents, *([cache] if cache is not None else [])]
+    return [parent / "node_modules" / name for parent in parents]
+
+
+def _version(place: Path, name: str) -> str | None:
+    """Return the version of the package in a folder if it has this name, or None."""
     try:
         facts = json.loads((place / "package.json").read_text(encoding="utf-8"))
-        return str(facts["version"]) if facts["name"] == _NAME else None
+        return str(facts["version"]) if facts["name"] == name else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,0 +1,102 @@
+// Images to the pixels that a model reads: Pillow's resizing, in its fixed-point arithmetic.
+// @ts-check
+/** @import { Manifest } from "./types.js" */
+import { ModelError } from "./errors.js";
+
+/** Filters of Pillow: the half width of each, and its value at a distance. @type {Record<string, [number, (x: number) => number]>} */
+const FILTERS = {
+  box: [0.5, (x) => (x > -0.5 && x <= 0.5 ? 1 : 0)],
+  bilinear: [1, (x) => Math.max(0, 1 - Math.abs(x))],
+  hamming: [1, (x) => (x === 0 ? 1 : Math.abs(x) < 1 ? Math.sin(Math.PI * x) / (Math.PI * x) * (0.54 + 0.46 * Math.cos(Math.PI * x)) : 0)],
+  bicubic: [2, (x) => cubic(Math.abs(x), -0.5)],
+  lanczos: [3, (x) => (Math.abs(x) < 3 ? sinc(x) * sinc(x / 3) : 0)],
+};
+/** Bits of a fixed-point weight after the point. */
+const BITS = 22;
+
+const sinc = (/** @type {number} */ x) => (x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x));
+const cubic = (/** @type {number} */ x, /** @type {number} */ a) =>
+  x < 1 ? ((a + 2) * x - (a + 3)) * x * x + 1 : x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
+
+/**
+ * Return the normalised pixels, (channels, height, width).
+ * @param {Blob | ImageData} image @param {NonNullable<Manifest["image"]>} settings
+ */
+export async function pixels(image, { width, height, channels, resample, crop, keepsRatio, mean, std }) {
+  const source = image instanceof ImageData ? image : await decode(image);
+  const bytes = planes(source, channels);
+  let size = [Math.floor(width / crop + 1e-6), Math.floor(height / crop + 1e-6)];
+  if (keepsRatio) size = source.width <= source.height ? [size[0], Math.max(size[1], Math.floor(size[0] * source.height / source.width))]
+    : [Math.max(size[0], Math.floor(size[1] * source.width / source.height)), size[1]];
+  const left = Math.floor((size[0] - width) / 2), top = Math.floor((size[1] - height) / 2);
+  const values = new Float32Array(channels * height * width);
+  bytes.forEach((plane, channel) => {
+    const resized = resize(plane, source.width, source.height, size[0], size[1], resample);
+    for (let row = 0; row < height; row++) for (let column = 0; column < width; column++) {
+      const byte = resized[(row + top) * size[0] + column + left];
+      const unit = Math.fround(byte * Math.fround(1 / 255));
+      values[(channel * height + row) * width + column] = Math.fround(unit - mean[channel]) / std[channel];
+    }
+  });
+  return values;
+}
+
+/** @param {Blob} file */
+async function decode(file) {
+  const bitmap = await createImageBitmap(file, { premultiplyAlpha: "none", colorSpaceConversion: "none" }).catch(() => {
+    throw new ModelError("The browser cannot read this file as an image.", "InputError");
+  });
+  const context = new OffscreenCanvas(bitmap.width, bitmap.height).getContext("2d", { willReadFrequently: true });
+  if (!context) throw new ModelError("The browser cannot draw images.", "InputError");
+  context.drawImage(bitmap, 0, 0);
+  return context.getImageData(0, 0, bitmap.width, bitmap.height);
+}
+
+/** Return a plane of bytes for each channel; grey is Pillow's. @param {ImageData} image @param {number} channels */
+function planes({ data, width, height }, channels) {
+  const result = Array.from({ length: channels }, () => new Uint8Array(width * height));
+  for (let place = 0; place < width * height; place++) {
+    const [red, green, blue] = data.subarray(4 * place, 4 * place + 3);
+    if (channels === 1) result[0][place] = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16;
+    else result.forEach((plane, channel) => { plane[place] = data[4 * place + channel]; });
+  }
+  return result;
+}
+
+/**
+ * Resize a plane, first along rows, then along columns, each rounded to bytes.
+ * @param {Uint8Array} plane @param {number} width @param {number} height @param {number} toWidth @param {number} toHeight
+ * @param {string} name of the filter
+ */
+export function resize(plane, width, height, toWidth, toHeight, name) {
+  const across = width === toWidth ? plane : convolve(plane, height, width, toWidth, 1, width, 1, toWidth, name);
+  if (height === toHeight) return across;
+  return convolve(across, toWidth, height, toHeight, toWidth, 1, toWidth, 1, name);
+}
+
+/**
+ * Resample lines of `from` bytes to `to` bytes. Strides are those along a line, and between lines.
+ * @param {Uint8Array} plane @param {number} lines @param {number} from @param {number} to
+ * @param {number} step @param {number} jump @param {number} toStep @param {number} toJump @param {string} name
+ */
+function convolve(plane, lines, from, to, step, jump, toStep, toJump, name) {
+  const [half, filter] = FILTERS[name] ?? [0, () => 0], scale = from / to, stretch = Math.max(scale, 1), support = half * stretch;
+  const result = new Uint8Array(lines * to);
+  for (let place = 0; place < to; place++) {
+    const centre = (place + 0.5) * scale;
+    if (name === "nearest") {
+      for (let line = 0; line < lines; line++) result[line * toJump + place * toStep] = plane[line * jump + Math.floor(centre) * step];
+      continue;
+    }
+    const first = Math.max(0, Math.floor(centre - support + 0.5)), last = Math.min(from, Math.floor(centre + support + 0.5));
+    const weights = Array.from({ length: last - first }, (_, x) => filter((x + first - centre + 0.5) / stretch));
+    const sum = weights.reduce((total, weight) => total + weight, 0);
+    const fixed = weights.map((weight) => Math.trunc(weight / sum * 2 ** BITS + (weight < 0 ? -0.5 : 0.5)));
+    for (let line = 0; line < lines; line++) {
+      let total = 2 ** (BITS - 1);
+      for (let x = 0; x < fixed.length; x++) total += plane[line * jump + (first + x) * step] * fixed[x];
+      result[line * toJump + place * toStep] = Math.max(0, Math.min(255, Math.floor(total / 2 ** BITS)));
+    }
+  }
+  return result;
+}

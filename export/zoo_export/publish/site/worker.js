@@ -1,0 +1,84 @@
+// The worker: loads a model and runs it, one call after the other.
+// @ts-check
+/** @import { Loaded, Manifest, Runtime } from "./types.js" */
+/** @import { Model } from "./tasks.js" */
+import { ModelError } from "./errors.js";
+import { Downloads } from "./files.js";
+import { run } from "./tasks.js";
+
+/** The largest number of bytes that 32-bit WebAssembly can address. */
+const LARGEST = 2 ** 32;
+/** @type {Map<number, AbortController>} */
+const calls = new Map();
+/** @type {Promise<unknown>} */
+let last = Promise.resolve();
+/** @type {Model} */
+let model;
+
+/**
+ * @param {{ manifest: Manifest, runtime: Runtime, folder: string, threads?: number, unverified?: boolean, cache?: boolean }} given
+ * @param {(message: object) => void} send @param {AbortSignal} signal
+ * @returns {Promise<Loaded>}
+ */
+async function load({ manifest, runtime, folder, threads, unverified, cache }, send, signal) {
+  const { doubt } = runtime.evidence;
+  if (doubt !== null && !unverified) throw new ModelError(`There is no evidence that ${runtime.name} computes what the model does (${doubt}).`, "UnverifiedError");
+  const pieces = Object.values(manifest.files), wasm = { size: runtime.wasm.size, parts: [runtime.wasm] };
+  const total = [wasm, ...pieces].flatMap(({ parts }) => parts).reduce((sum, { size }) => sum + size, 0);
+  if (total > LARGEST) throw new ModelError(`The model has ${(total / 1e9).toFixed(1)} GB, but a page can use 4.3 GB at most.`, "MemoryError");
+  const opened = cache === false ? null : await self.caches?.open(`zoo ${folder}`).catch(() => null);
+  const downloads = new Downloads(new URL(folder), total, (progress) => send({ progress }), signal, opened ?? null);
+  const binary = await downloads.file(wasm);
+  /** @type {Record<string, Uint8Array<ArrayBuffer>>} */
+  const files = {};
+  for (const [name, file] of Object.entries(manifest.files)) files[name] = await downloads.file(file);
+  await downloads.tidy();
+
+  /** @type {typeof import("onnxruntime-web")} */
+  const ort = await import(new URL(runtime.module, folder).href);
+  const count = self.crossOriginIsolated ? threads ?? Math.min(navigator.hardwareConcurrency, 8) : 1;
+  ort.env.wasm.numThreads = count;
+  ort.env.wasm.wasmBinary = binary.buffer;
+  ort.env.wasm.wasmPaths = { mjs: new URL(runtime.loader, folder).href };
+  ort.env.logLevel = "error";
+  /** @type {Model["sessions"]} */
+  const sessions = {};
+  for (const graph of manifest.graphs) {
+    signal.throwIfAborted();
+    sessions[graph.name] = await ort.InferenceSession.create(files[graph.file], {
+      executionProviders: [runtime.name.replace("web-", "")],
+      externalData: graph.weights.map((path) => ({ path, data: files[path] })),
+    });
+  }
+  const texts = manifest.tokenizer && await (await import("./text.js")).Texts.open(manifest.tokenizer, new URL(folder), files);
+  const wrong = texts?.check(manifest.tokenizer?.samples ?? []);
+  if (wrong && !unverified) throw new ModelError(`This page divides texts into other tokens than zoo does, such as ${JSON.stringify(wrong)}.`, "UnverifiedError");
+  model = { ort, manifest, sessions, texts };
+  return { runtime: runtime.name, threads: count };
+}
+
+/** Name errors by what a visitor can do. @param {unknown} error */
+function described(error) {
+  const { name = "Error", message = String(error) } = /** @type {Error} */ (error ?? {});
+  if (/bad_alloc|out of memory|allocation failed|Array buffer allocation|memory access out of bounds/i.test(message))
+    return { name: "MemoryError", message: "The browser has too little memory for the model: close other tabs, or choose a smaller model." };
+  return { name, message };
+}
+
+self.onmessage = ({ data: { id, method, given } }) => {
+  if (method === "cancel") return calls.get(id)?.abort(new DOMException("The call was cancelled.", "AbortError"));
+  const control = new AbortController(), { signal } = control;
+  calls.set(id, control);
+  const send = (/** @type {object} */ message) => self.postMessage({ id, ...message });
+  last = last.then(async () => {
+    try {
+      signal.throwIfAborted();
+      send({ value: method === "load" ? await load(given, send, signal)
+        : await run(model, given.input, given.options, { signal, onText: (text) => send({ text }) }) });
+    } catch (error) {
+      send({ error: described(error) });
+    } finally {
+      calls.delete(id);
+    }
+  });
+};

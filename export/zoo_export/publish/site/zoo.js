@@ -1,0 +1,154 @@
+// Runs a published model in a worker: const session = await loadSession(); await session.run("text").
+// @ts-check
+/** @import { Loaded, LoadOptions, Manifest, Progress, Result, Runtime, RunOptions } from "./types.js" */
+
+import { ModelError } from "./errors.js";
+
+export { ModelError };
+
+/**
+ * Read the description of a published model.
+ * @param {string | URL} folder of model.json
+ * @returns {Promise<Manifest>}
+ */
+export async function describe(folder = new URL("./", import.meta.url)) {
+  const url = new URL("model.json", folder);
+  const response = await fetch(url, { cache: "no-cache" });
+  if (!response.ok) throw new ModelError(`${url} cannot be loaded (${response.status} ${response.statusText}).`, "DownloadError");
+  const manifest = await response.json();
+  if (manifest.schema !== 1) throw new ModelError(`model.json has the unknown schema ${manifest.schema}.`, "DownloadError");
+  return manifest;
+}
+
+/** Say what this browser lacks, or return null. */
+export function missing() {
+  if (!isSecureContext) return "The page must be served over HTTPS or from localhost: browsers check digests only there.";
+  if (typeof WebAssembly !== "object" || typeof BigInt64Array !== "function" || typeof Worker !== "function")
+    return "This browser is too old: it lacks WebAssembly or workers.";
+  // A function with a vector instruction: v128.const, i8x16.popcnt, drop.
+  const simd = [0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, 25, 1, 23, 0, 253, 12, ...Array(16).fill(0), 253, 98, 26, 11];
+  return WebAssembly.validate(new Uint8Array(simd)) ? null : "This browser is too old: its WebAssembly lacks vector instructions.";
+}
+
+/**
+ * Return the runtime to use: the first verified one that the browser has, or else the first that it has.
+ * @param {Manifest} manifest @param {string} [name]
+ * @returns {Promise<Runtime>}
+ */
+export async function chooseRuntime(manifest, name) {
+  const has = await Promise.all(manifest.runtimes.map(async ({ name }) =>
+    name === "web-wasm" || !!(await /** @type {any} */ (navigator).gpu?.requestAdapter().catch(() => null))));
+  const found = manifest.runtimes.filter((runtime, place) => has[place] && (!name || runtime.name === name));
+  const runtime = found.find(({ evidence }) => evidence.doubt === null) ?? found[0];
+  if (!runtime) throw new ModelError(`The browser or the folder has no ${name ?? "runtime"}.`, "InputError");
+  return runtime;
+}
+
+/**
+ * Download a model, and open it in a worker.
+ * @param {string | URL | Manifest} source the folder of model.json, or what describe() read in this folder
+ * @param {LoadOptions} options
+ */
+export async function loadSession(source = new URL("./", import.meta.url), options = {}) {
+  const { onProgress, signal, ...rest } = options;
+  const lacks = missing();
+  if (lacks) throw new ModelError(lacks, "UnsupportedError");
+  const isRead = typeof source === "object" && "schema" in source;
+  const folder = isRead ? new URL("./", import.meta.url) : new URL(source, location.href);
+  const manifest = isRead ? source : await describe(folder);
+  const runtime = await chooseRuntime(manifest, options.runtime);
+  const session = new Session(manifest, runtime);
+  try {
+    Object.assign(session, await session.call("load", { manifest, runtime, folder: folder.href, ...rest }, { signal, onProgress }));
+    return session;
+  } catch (error) {
+    session.close();
+    throw error;
+  }
+}
+
+/** A model in a worker. Calls run one after the other. */
+export class Session {
+  #worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  /** @type {Map<number, any>} */
+  #calls = new Map();
+  #count = 0;
+  /** @type {ModelError | null} */
+  #failure = null;
+  threads = 0;
+
+  /** @param {Manifest} manifest @param {Runtime} runtime */
+  constructor(manifest, runtime) {
+    this.manifest = manifest;
+    this.runtime = runtime.name;
+    this.#worker.onmessage = ({ data: { id, ...message } }) => {
+      const call = this.#calls.get(id);
+      if (message.progress) call?.onProgress?.(message.progress);
+      else if (message.text !== undefined) call?.onText?.(message.text);
+      else if ("value" in message) call?.resolve(message.value);
+      else call?.reject(message.error.name === "AbortError" ? new DOMException(message.error.message, "AbortError")
+        : new ModelError(message.error.message, message.error.name));
+    };
+    this.#worker.onerror = (event) => this.#fail(`The worker failed: ${event.message ?? "its script cannot be loaded"}.`);
+  }
+
+  /**
+   * Run an input: a text, a pair of texts, or an image (a Blob or ImageData).
+   * @param {string | [string, string] | Blob | ImageData} input @param {RunOptions} options
+   * @returns {Promise<Result>}
+   */
+  run(input, { signal, onText, ...options } = {}) {
+    return this.call("run", { input, options }, { signal, onText });
+  }
+
+  /**
+   * Generate a text, piece by piece: for await (const piece of session.stream("text")).
+   * @param {string} input @param {RunOptions} options
+   * @returns {AsyncGenerator<string, Result>}
+   */
+  async *stream(input, options = {}) {
+    /** @type {string[]} */
+    const pieces = [];
+    let wake = () => {}, isDone = false;
+    const result = this.run(input, { ...options, onText: (piece) => { pieces.push(piece); wake(); } });
+    result.finally(() => { isDone = true; wake(); }).catch(() => {});
+    for (;;) {
+      while (pieces.length) yield /** @type {string} */ (pieces.shift());
+      if (isDone) return await result;
+      await new Promise((resolve) => { wake = () => resolve(null); });
+    }
+  }
+
+  /** End the worker, and free its memory. */
+  close() {
+    this.#worker.terminate();
+    this.#fail("The session is closed.");
+  }
+
+  /**
+   * @param {string} method @param {object} given
+   * @param {{ signal?: AbortSignal, onText?: (piece: string) => void, onProgress?: (progress: Progress) => void }} hooks
+   * @returns {Promise<any>}
+   */
+  async call(method, given, { signal, ...hooks } = {}) {
+    signal?.throwIfAborted();
+    if (this.#failure) throw this.#failure;
+    const id = ++this.#count, cancel = () => this.#worker.postMessage({ id, method: "cancel" });
+    signal?.addEventListener("abort", cancel);
+    try {
+      return await new Promise((resolve, reject) => {
+        this.#calls.set(id, { resolve, reject, ...hooks });
+        this.#worker.postMessage({ id, method, given });
+      });
+    } finally {
+      signal?.removeEventListener("abort", cancel);
+      this.#calls.delete(id);
+    }
+  }
+
+  /** @param {string} message */
+  #fail(message) {
+    this.#failure ??= new ModelError(message, "WorkerError");
+    for (const { reject } of this.#calls.values()) reject(this.#failure);
+  }
+}

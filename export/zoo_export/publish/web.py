@@ -1,0 +1,288 @@
+"""A folder that any static server can serve, with a page that runs a verified export in the browser.
+
+The files of weights are cut into shards, so that browsers can cache them one by one, check each, and go on after an
+interruption. Nothing is stored twice: the graph is the verified one, and the page passes it the shards as its external
+data. onnxruntime-web and the tokenizers are copied from the user's npm packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from zoo.artifact import CARD, PRECISIONS, TARGET_TOKENIZER, TOKENIZER, Export, ModelDirectory
+from zoo.artifact.outputs import new_output
+from zoo.errors import UsageError, argument
+from zoo.models.count import parameter_count
+from zoo_export.graph.file import external_tensors, parse
+from zoo_export.publish.description import SCHEMA, describe_task
+from zoo_export.web.install import WEB_RUNTIMES, Package, WebRuntime, find_package, find_tokenizers
+from zoo_export.web.verify import web_record
+from zoo_runtime import load_session
+from zoo_runtime.onnx_runtime import ort
+
+__all__ = ["SHARD_BYTES", "WebPage", "write_web"]
+
+SHARD_BYTES = 32_000_000
+"""Default size of a shard."""
+_LARGEST = 2**32
+"""Bytes that 32-bit WebAssembly can address."""
+_GAP = 2**16
+"""Bytes that no graph reads and that are published with those around them."""
+_FILES, _VENDOR = "files", "vendor"
+_VARIANTS = ("", "cpu", "int8", "int4")
+_MODULES = {
+    "index.html",
+    "page.css",
+    "page.js",
+    "zoo.js",
+    "worker.js",
+    "errors.js",
+    "files.js",
+    "numbers.js",
+    "tasks.js",
+}
+_COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/)[\s\S])*\*/\n|^[ \t]*//[^\n]*\n| ?/\*\*(?:(?!\*/)[\s\S])*\*/(?= )", re.M)
+"""A comment in a module: a whole line or more, or a type before an expression."""
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
+
+
+@dataclass(frozen=True)
+class WebPage:
+    """What was written."""
+
+    files: list[str]
+    """Relative to the folder."""
+    doubts: Mapping[str, str | None]
+    """Why an export is not verified in a browser, by runtime; None if it is."""
+
+
+def write_web(
+    directory: Path,
+    target: Path,
+    *,
+    variant: str = "",
+    max_shard_bytes: int | None = None,
+    force: bool = False,
+) -> WebPage:
+    """Publish a verified export as a page.
+
+    With ``force``, an earlier page is replaced, unless files were added to it or changed.
+
+    Args:
+        directory: the model.
+        target: the folder to write.
+        variant: the export to publish.
+        max_shard_bytes: largest size of a shard of weights, 32 MB by default.
+        force: replace an earlier page.
+
+    Raises:
+        ArtifactError: the model is not exported or has been altered.
+        ParityError: the export is not verified.
+        UsageError: ``target`` exists, pages cannot run the model, or an npm package is not installed.
+    """
+    if variant not in _VARIANTS:
+        raise UsageError(f"pages cannot run the variant {variant}", directory, f"known: {', '.join(_VARIANTS[1:])}")
+    stored = ModelDirectory.open(directory, rehash=True)
+    export = Export(stored, variant)
+    with load_session(directory, variant=variant) as session:
+        if session.export.dtype != "float32":
+            raise UsageError(f"pages cannot run {session.export.dtype}", directory, "build the model in float32")
+        facts = describe_task(session)
+    packages = _packages(stored, variant)
+    with new_output(target, "publish --layout web", force=force) as stage:
+        for folder in (_FILES, _VENDOR):
+            (stage / folder).mkdir()
+        graphs = export.read()
+        shards = dict(_publish(stage, stored, export, facts, graphs, max_shard_bytes or SHARD_BYTES))
+        size = sum(part["size"] for pieces in shards.values() for part in pieces["parts"])
+        if size > _LARGEST:
+            what = f"{size / 1e9:.1f} GB do not fit into the 4.3 GB of a page"
+            raise UsageError(what, directory, argument("variant", "int4", "publish {}"))
+        if facts["tokenizer"] is not None:
+            target_name = TARGET_TOKENIZER if TARGET_TOKENIZER in stored.files else None
+            module = _copy_tokenizers(stage, find_tokenizers())
+            facts["tokenizer"] |= {"module": module, "file": TOKENIZER, "target": target_name}
+        manifest = {
+            "schema": SCHEMA,
+            "title": directory.resolve().name,
+            "model": stored.spec.name,
+            "description": stored.spec.description,
+            "architecture": stored.spec.architecture.name,
+            "parameters": parameter_count(stored.spec),
+            "variant": variant,
+            "dtype": variant if variant in PRECISIONS else export.dtype,
+            "files": shards,
+            "runtimes": [_runtime(stage, stored, variant, name, package) for name, package in packages.items()],
+            **facts,
+        }
+        text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        (stage / "model.json").write_text(text, encoding="utf-8")
+        _write_site(stage, manifest)
+        written = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
+    return WebPage(written, {runtime["name"]: runtime["evidence"]["doubt"] for runtime in manifest["runtimes"]})
+
+
+def _packages(stored: ModelDirectory, variant: str) -> dict[WebRuntime, Package]:
+    """Return the packages of WebAssembly and, where the export was verified on it, of WebGPU, which is preferred."""
+    verified = [name for name in WEB_RUNTIMES if _doubt(stored, name, variant) is None]
+    return {name: find_package(name) for name in reversed(WEB_RUNTIMES) if name == "web-wasm" or name in verified}
+
+
+def _doubt(stored: ModelDirectory, runtime: WebRuntime, variant: str, version: str | None = None) -> str | None:
+    """Return why an export is not verified on a runtime, or on this version of it."""
+    record = web_record(stored, runtime, variant)
+    if not record.exists:
+        return "it was not compared there"
+    doubt, provider = record.doubt(), record.evidence.get("provider")
+    named = f"onnxruntime-web {version} {runtime.removeprefix('web-')}"
+    if doubt is None and version is not None and provider != named:
+        return f"it was compared on {provider}, and this is {named}"
+    return doubt
+
+
+def _runtime(stage: Path, stored: ModelDirectory, variant: str, name: WebRuntime, package: Package) -> dict[str, Any]:
+    """Copy onnxruntime-web for a runtime, and return its entry in the manifest."""
+    folder = stage / _VENDOR / "onnxruntime-web"
+    folder.mkdir(exist_ok=True)
+    paths = {}
+    for source in (package.module, f"{package.loader}.mjs", f"{package.loader}.wasm"):
+        paths[source] = folder / source.replace(".mjs", ".js")  # many servers know no other suffix of modules
+        shutil.copyfile(package.folder / source, paths[source])
+    for licence in ("LICENSE", "ThirdPartyNotices.txt"):  # the npm package has none
+        shutil.copyfile(Path(ort.__file__).parent / licence, folder / licence)
+    module, loader, wasm = (str(path.relative_to(stage)) for path in paths.values())
+    record = web_record(stored, name, variant)
+    evidence = record.evidence if record.exists else {}
+    if record.exists:
+        shutil.copyfile(stored.file(record.evidence_file), stage / _FILES / record.evidence_file)
+    return {
+        "name": name,
+        "version": package.version,
+        "module": module,
+        "loader": loader,
+        "wasm": {"path": wasm, "offset": 0, **_digest((stage / wasm).read_bytes())},
+        "evidence": {
+            "doubt": _doubt(stored, name, variant, package.version),
+            "file": f"{_FILES}/{record.evidence_file}" if record.exists else None,
+            **{key: evidence.get(key) for key in ("provider", "browser", "device")},
+            "points": len(evidence.get("grid", {}).get("points", ())),
+            "worst": _worst(evidence),
+        },
+    }
+
+
+def _worst(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the output with the largest error, relative to its limit."""
+    found = [
+        {"output": name, "error": level["max_abs_error"], "limit": level["limit"]}
+        for graph in evidence.get("graphs", {}).values()
+        for name, levels in graph.get("outputs", {}).items()
+        for level in levels.values()
+        if isinstance(level, Mapping) and level.get("limit") and "max_abs_error" in level
+    ]
+    return max(found, default=None, key=lambda item: item["error"] / item["limit"])
+
+
+def _publish(
+    stage: Path,
+    stored: ModelDirectory,
+    export: Export,
+    facts: Mapping[str, Any],
+    graphs: Mapping[str, bytes],
+    size: int,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Write the graphs of a task, their weights and the tokenizers; yield each name with its pieces."""
+    wanted: dict[str, list[tuple[int, int]]] = {}
+    for graph in facts["graphs"]:
+        content = graphs[graph["name"]]
+        found = _places(content)
+        graph["weights"] = sorted(found)
+        for name, places in found.items():
+            wanted.setdefault(name, []).extend(places)
+        (stage / _FILES / graph["file"]).write_bytes(content)
+        yield graph["file"], _whole(graph["file"], content)
+    for name, places in sorted(wanted.items()):
+        yield name, _cut(stage / _FILES, stored.file(name), _merged(places, stored.file(name).stat().st_size), size)
+    tokenizers = (TOKENIZER, TARGET_TOKENIZER) if facts["tokenizer"] is not None else ()
+    for name in tokenizers:
+        if name in stored.files:
+            content = stored.file(name).read_bytes()
+            (stage / _FILES / name).write_bytes(content)
+            yield name, _whole(name, content)
+    for name in (export.evidence_file, CARD):
+        if name in stored.files:
+            shutil.copyfile(stored.file(name), stage / _FILES / name)
+
+
+def _places(graph: bytes) -> dict[str, list[tuple[int, int]]]:
+    """Return the bytes that a graph reads, (start, stop), by the name of the file."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for tensor in external_tensors(parse(graph)):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        start = int(entries.get("offset", 0))
+        found.setdefault(entries["location"], []).append((start, start + int(entries["length"])))
+    return found
+
+
+def _merged(places: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Return ranges of a file that cover these, with the small gaps between them and at its ends."""
+    result = [(0, 0)]
+    for start, stop in [*sorted(places), (size, size)]:
+        first, last = result[-1]
+        if start - last <= _GAP:
+            result[-1] = first, max(last, stop)
+        else:
+            result.append((start, stop))
+    return [(start, stop) for start, stop in result if stop > start]
+
+
+def _cut(folder: Path, source: Path, ranges: Sequence[tuple[int, int]], largest: int) -> dict[str, Any]:
+    """Write ranges of a file as shards; a file that is a single shard keeps its name."""
+    size, parts = source.stat().st_size, []
+    places = [(offset, min(offset + largest, stop)) for start, stop in ranges for offset in range(start, stop, largest)]
+    with source.open("rb") as file:
+        for number, (start, stop) in enumerate(places):
+            name = source.name if places == [(0, size)] else f"{source.name}.{number:03}"
+            file.seek(start)
+            content = file.read(stop - start)
+            (folder / name).write_bytes(content)
+            parts.append({"path": f"{_FILES}/{name}", "offset": start, **_digest(content)})
+    return {"size": size, "parts": parts}
+
+
+def _whole(name: str, content: bytes) -> dict[str, Any]:
+    return {"size": len(content), "parts": [{"path": f"{_FILES}/{name}", "offset": 0, **_digest(content)}]}
+
+
+def _digest(content: bytes) -> dict[str, Any]:
+    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _copy_tokenizers(stage: Path, package: Package) -> str:
+    """Copy the module of the tokenizers and its licence, and return its path."""
+    folder = stage / _VENDOR / "tokenizers"
+    folder.mkdir()
+    shutil.copyfile(package.folder / package.module, folder / "tokenizers.min.js")
+    shutil.copyfile(package.folder.parent / "LICENSE", folder / "LICENSE")
+    return f"{_VENDOR}/tokenizers/tokenizers.min.js"
+
+
+def _write_site(stage: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the page and the modules that its task needs, without their comments."""
+    source = resources("zoo_export.publish").joinpath("site")
+    needed = {"generation": "generate.js", "tokenizer": "text.js", "image": "image.js"}
+    slots = {"title": html.escape(manifest["title"]), "description": html.escape(manifest["description"])}
+    for name in sorted(_MODULES | {module for field, module in needed.items() if manifest[field] is not None}):
+        text = source.joinpath(name).read_text(encoding="utf-8")
+        if name.endswith(".js"):
+            text = _COMMENT.sub("", text)
+        (stage / name).write_text(_SLOT.sub(lambda slot: slots[slot[1]], text), encoding="utf-8")

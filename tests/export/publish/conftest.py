@@ -1,0 +1,93 @@
+"""A browser, and pages that are served to it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import browser, onnxruntime_web
+from zoo.artifact import ModelDirectory, write_json
+from zoo_export.publish.web import write_web
+from zoo_export.web.install import find_package
+from zoo_export.web.verify import web_record
+
+__all__ = ["browser", "onnxruntime_web"]
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """A plain static server, which isolates pages if it is told to."""
+
+    server: Any
+    extensions_map = http.server.SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/plain", "": "text/plain"}
+
+    def end_headers(self) -> None:
+        if self.server.isolates:
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        self.server.asked.append(self.path)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Any]]:
+    """Serve a folder; return the server, with its ``url`` and the paths that were ``asked``."""
+    servers: list[Any] = []
+
+    def start(folder: Path, *, isolates: bool = False) -> Any:
+        server: Any = http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
+        )
+        server.isolates, server.asked, server.url = isolates, [], f"http://127.0.0.1:{server.server_port}/"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def attest() -> Callable[..., None]:
+    """Give a copy of an export the evidence of a browser, as if its native comparison had been made there."""
+
+    def write(folder: Path, variant: str = "", **changes: Any) -> None:
+        stored = ModelDirectory.open(folder)
+        record = web_record(stored, "web-wasm", variant)
+        name = f"parity.{variant}.json" if variant else "parity.json"
+        evidence = json.loads((folder / name).read_text())
+        files = {file: stored.files[file]["sha256"] for file in evidence["files"]}
+        provider = f"onnxruntime-web {find_package('web-wasm').version} wasm"
+        facts = {"files": files, "provider": provider, "browser": "Chromium", **changes}
+        with stored.adding(action="verified") as stage:
+            write_json(stage / record.evidence_file, evidence | facts)
+
+    return write
+
+
+@pytest.fixture
+def publish(attest: Callable[..., None], onnxruntime_web: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Publish a copy of an export, with evidence unless told otherwise."""
+
+    def make(source: Path, *, evidence: bool = True, variant: str = "", **options: Any) -> Path:
+        folder = tmp_path / "models" / source.name
+        if not folder.exists():
+            shutil.copytree(source, folder)
+        if evidence:
+            attest(folder, variant)
+        page = tmp_path / "pages" / f"{source.name}{len(list(tmp_path.glob('pages/*')))}"
+        write_web(folder, page, variant=variant, **options)
+        return page
+
+    return make

@@ -1,0 +1,188 @@
+"""``zoo publish --layout web``: the files that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.export.web.test_install import MODULE, install
+from zoo_export.publish import web
+from zoo_export.web.install import PACKAGE
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+SITE = ROOT / "export" / "zoo_export" / "publish" / "site"
+LIMIT = 30_000
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for the npm packages, which are copied as they are."""
+    package = install(tmp_path / "npm" / "node_modules", "onnxruntime-web", MODULE, version="1.30.0")
+    for suffix in (".mjs", ".wasm"):
+        (package / "dist" / f"ort-wasm-simd-threaded{suffix}").write_text(suffix)
+    tokenizers = install(package.parent, "@huggingface/tokenizers", "tokenizers.min.mjs", version="0.2.0")
+    (tokenizers / "LICENSE").write_text("licence")
+    monkeypatch.setenv(PACKAGE, str(package))
+    return package.parent
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    return found
+
+
+def test_shards_are_the_files_of_the_model(exported_model: Exported, packages: Path, zoo: Zoo) -> None:
+    """Each byte once, in shards of the chosen size, with digests; the graph and the tokenizer unchanged."""
+    source = exported_model("gpt-tiny")
+    result = zoo("publish", source, "page", "--layout", "web", "--max-shard-size", "100KB", "--json")
+    assert result.status == 0, result.err
+    written = {str(path.relative_to("page")) for path in Path("page").rglob("*") if path.is_file()}
+    assert written == {*result.json["files"], ".zoo-files.json"}
+    manifest = manifest_of(Path("page"))
+    assert list(manifest["files"]) == ["model.onnx", "model.safetensors", "tokenizer.json"]
+    for name, pieces in manifest["files"].items():
+        content = (source / name).read_bytes()
+        assert pieces["size"] == len(content)
+        assert sum(part["size"] for part in pieces["parts"]) == len(content)
+        for part in pieces["parts"]:
+            stored = Path("page", part["path"]).read_bytes()
+            assert stored == content[part["offset"] : part["offset"] + part["size"]]
+            assert part["sha256"] == hashlib.sha256(stored).hexdigest()
+            assert len(stored) <= 100_000
+    shards = [part["path"] for part in manifest["files"]["model.safetensors"]["parts"]]
+    assert shards == [f"files/model.safetensors.{number:03}" for number in range(len(shards))]
+    assert len(shards) > 3
+    assert not Path("page/files/model.safetensors").exists()
+    assert {"LICENSE", "ThirdPartyNotices.txt"} <= {path.name for path in Path("page/vendor/onnxruntime-web").iterdir()}
+    assert Path("page/vendor/tokenizers/LICENSE").read_text() == "licence"
+
+
+@pytest.mark.slow
+def test_a_variant_is_published_without_what_it_does_not_read(
+    exported_copy: Exported, packages: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo_export.precision.certify import export_variant
+
+    monkeypatch.setattr(web, "_GAP", 0)
+    folder = exported_copy("gpt-tiny")
+    export_variant(folder, "int8")
+    assert zoo("publish", folder, "page", "--layout", "web", "--variant", "int8").status == 0
+    manifest = manifest_of(Path("page"))
+    pieces = manifest["files"]["model.safetensors"]
+    content = (folder / "model.safetensors").read_bytes()
+    assert sum(part["size"] for part in pieces["parts"]) < pieces["size"] / 2
+    for part in pieces["parts"]:
+        assert Path("page", part["path"]).read_bytes() == content[part["offset"] :][: part["size"]]
+    assert manifest["graphs"][0]["inPlace"] is True
+
+
+def test_evidence_is_stated(exported_copy: Exported, packages: Path, zoo: Zoo, attest: Any) -> None:
+    folder = exported_copy("bert-tiny")
+    said = zoo("publish", folder, "first", "--layout", "web").out
+    assert "web-wasm: not verified (it was not compared there), so visitors must agree before it runs" in said
+    attest(folder)
+    assert "web-wasm: verified" in zoo("publish", folder, "second", "--layout", "web").out
+    (runtime,) = manifest_of(Path("second"))["runtimes"]
+    evidence = runtime["evidence"]
+    assert (evidence["doubt"], evidence["provider"]) == (None, "onnxruntime-web 1.30.0 wasm")
+    assert evidence["worst"]["error"] <= evidence["worst"]["limit"]
+    assert json.loads(Path("second", evidence["file"]).read_text())["verified"] is True
+    attest(folder, provider="onnxruntime-web 1.29.0 wasm")
+    said = zoo("publish", folder, "third", "--layout", "web").out
+    assert "it was compared on onnxruntime-web 1.29.0 wasm, and this is onnxruntime-web 1.30.0 wasm" in said
+    attest(folder, verified=False, reason="zoo verify failed: too far")
+    assert "not verified (zoo verify failed: too far)" in zoo("publish", folder, "fourth", "--layout", "web").out
+
+
+def test_force_replaces_only_a_page(exported_model: Exported, packages: Path, zoo: Zoo, snapshot: Any) -> None:
+    command = ("publish", exported_model("bert-tiny"), "page", "--layout", "web")
+    assert zoo(*command).status == 0
+    written = snapshot()
+    zoo(*command).failed(2, "already exists", "page: use --force")
+    assert zoo(*command, "--force").status == 0
+    assert snapshot() == written
+    Path("page/index.html").write_text("mine")
+    zoo(*command, "--force").failed(2, "contains files other than those zoo wrote", "index.html")
+
+
+def test_refusals(
+    exported_model: Exported, exported_copy: Exported, packages: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = exported_model("bert-tiny")
+    command = ("publish", source, "page", "--layout", "web")
+    zoo(*command, "--variant", "bfloat16").failed(2, "pages cannot run the variant bfloat16", "cpu, int8, int4")
+    zoo(*command, "--variant", "int8").failed(3, "not exported for int8", "zoo quantize")
+    zoo(*command, "--model-type", "bert").failed(2, "--model-type is for --layout hub: --layout web")
+    zoo(*command[:3], "--layout", "hub", "--variant", "int8").failed(2, "--variant is for --layout web: --layout hub")
+    monkeypatch.setattr(web, "_LARGEST", 1000)
+    zoo(*command).failed(2, "do not fit into the 4.3 GB of a page", "publish --variant int4")
+    monkeypatch.undo()
+    monkeypatch.setenv(PACKAGE, str(packages / "onnxruntime-web"))
+    shutil.rmtree(packages / "@huggingface")
+    zoo(*command).failed(2, "@huggingface/tokenizers is not installed: npm install @huggingface/tokenizers")
+    monkeypatch.setenv(PACKAGE, str(packages))
+    zoo(*command).failed(2, "is not the folder of onnxruntime-web")
+    assert not Path("page").exists()
+    folder = exported_copy("gpt-tiny")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-4])
+    zoo("publish", folder, "page", "--layout", "web").failed(3, "model.safetensors")
+
+
+@pytest.mark.slow
+def test_tasks_that_pages_do_not_have(exported_model: Exported, packages: Path, zoo: Zoo) -> None:
+    source = exported_model("clip-tiny")
+    zoo("publish", source, "page", "--layout", "web").failed(
+        2, "pages cannot run the task zero-shot", "text-generation"
+    )
+
+
+def test_modules_are_small_and_name_no_other_server(exported_model: Exported, packages: Path, zoo: Zoo) -> None:
+    """Below 30 kB beside onnxruntime-web, the tokenizers and the page; without comments, which would count."""
+    assert zoo("publish", exported_model("gpt-tiny"), "page", "--layout", "web").status == 0
+    modules = [path for path in Path("page").glob("*.js") if path.name != "page.js"]
+    assert {"zoo.js", "worker.js", "generate.js", "text.js"} <= {path.name for path in modules}
+    assert "image.js" not in {path.name for path in modules}
+    assert sum(path.stat().st_size for path in modules) < LIMIT
+    for path in Path("page").iterdir():
+        if path.suffix in (".js", ".html", ".css"):
+            assert not re.search(r"https?:|//\w+\.|@import|/\*\*", path.read_text())
+
+
+def test_titles_are_escaped(exported_copy: Exported, packages: Path, zoo: Zoo) -> None:
+    folder = exported_copy("bert-tiny").rename("a <b> & c")
+    assert zoo("publish", folder, "page", "--layout", "web").status == 0
+    assert "<title>a &lt;b&gt; &amp; c</title>" in Path("page/index.html").read_text()
+
+
+def test_modules_are_type_checked(onnxruntime_web: Path, tmp_path: Path) -> None:
+    """With TypeScript, in strict mode, against the types of onnxruntime-web and of the tokenizers."""
+    modules = onnxruntime_web.parent
+    compiler = modules / ".bin" / "tsc"
+    types = modules / "@huggingface" / "tokenizers" / "types" / "index.d.ts"
+    if shutil.which("node") is None or not compiler.exists() or not types.exists():
+        pytest.skip("needs npm install typescript @huggingface/tokenizers")
+    shutil.copytree(SITE, tmp_path / "site")
+    options = {
+        "strict": True, "checkJs": True, "allowJs": True, "noEmit": True, "skipLibCheck": True, "types": [],
+        "target": "es2023", "module": "esnext", "moduleResolution": "bundler",
+        "lib": ["es2023", "dom", "dom.iterable", "dom.asynciterable"],
+        "paths": {
+            "onnxruntime-web": [str(modules / "onnxruntime-common" / "dist" / "esm" / "index.d.ts")],
+            "@huggingface/tokenizers": [str(types)],
+        },
+    }  # fmt: skip
+    Path("tsconfig.json").write_text(json.dumps({"compilerOptions": options, "include": ["site/*.js"]}))
+    checked = subprocess.run([compiler, "-p", "tsconfig.json"], capture_output=True, text=True, timeout=600)
+    assert (checked.returncode, checked.stdout) == (0, "")
+    Path("site/wrong.js").write_text('import { best } from "./numbers.js";\nexport const wrong = best("text", 3);\n')
+    assert subprocess.run([compiler, "-p", "tsconfig.json"], capture_output=True, timeout=600).returncode != 0

@@ -1,0 +1,561 @@
+"""Published pages in a browser: the results of every task, downloads, evidence, and what visitors see."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.exported import LIVELY, change_weights
+from zoo.models import create, persist
+from zoo.registry import registry
+from zoo_export import export_model
+from zoo_runtime import load_session
+
+Exported = Callable[..., Path]
+PATIENCE = 300_000
+"""Milliseconds to wait for a page, which may be slow but never is in vain."""
+CALL = """async ({ url, input, options, load }) => {
+  const { loadSession } = await import(url + "zoo.js");
+  const session = await loadSession(url, load);
+  const results = [];
+  for (const text of input) {
+    const pieces = [];
+    const result = await session.run(text, { ...options, onText: (piece) => pieces.push(piece) });
+    results.push({ ...result, embedding: result.embedding && Array.from(result.embedding), pieces });
+  }
+  session.close();
+  return results;
+}"""
+"""Load a model and run it on inputs."""
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a page in a context of its own, and fail if it logs, raises, or asks another server."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+
+    def open_(url: str, *, width: int = 1280, theme: str = "light", allow: str = r"(?!)", script: str = "") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda said: None if re.search(allow, said.text) else complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        context.on("request", lambda asked: None if is_own(asked.url, url) else complaints.append(asked.url))
+        if script:
+            page.add_init_script(script)
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def is_own(address: str, url: str) -> bool:
+    """Whether an address belongs to the page."""
+    return address.startswith((url, "data:", f"blob:{url}"))
+
+
+@pytest.fixture
+def run(serve: Any, tab: Any) -> Callable[..., list[dict[str, Any]]]:
+    """Run inputs through the module of a published folder."""
+
+    def call(folder: Path, *inputs: Any, load: Any = None, **options: Any) -> list[dict[str, Any]]:
+        url = serve(folder).url
+        given = {"url": url, "input": inputs, "options": options, "load": load or {}}
+        return list(tab(url).evaluate(CALL, given))
+
+    return call
+
+
+def shows(page: Any) -> Any:
+    """Wait until a page can load its model."""
+    page.wait_for_selector("#load")
+    return page
+
+
+def loads(page: Any) -> Any:
+    """Load the model."""
+    shows(page).click("#load")
+    page.wait_for_selector("#form")
+    return page
+
+
+def done(page: Any) -> str:
+    """Wait for the end of a run, and return the result."""
+    page.wait_for_selector("#run:not(:disabled)")
+    return str(page.inner_text("#output"))
+
+
+TEXTS = ["hello", "Où est-il ? 🙂", "a\nb"]
+
+
+@pytest.fixture
+def lively(exported_model: Exported) -> Path:
+    """A decoder that does not only repeat its last token."""
+    return exported_model("gpt-tiny", **LIVELY["gpt-tiny"])
+
+
+def test_greedy_tokens_are_those_of_python(lively: Path, publish: Any, run: Any) -> None:
+    """Also with a penalty, suppressed tokens, a stop string, and when the positions end."""
+    folder = publish(lively)
+    with load_session(lively) as session:
+        for options in (
+            {"max_new_tokens": 100},
+            {"max_new_tokens": 12, "repetition_penalty": 1.7, "suppress_tokens": [10, 32], "no_repeat_ngram_size": 2},
+            {"max_new_tokens": 8, "min_new_tokens": 4, "stop": ["b", "\ufffd"]},
+            {"max_new_tokens": 5, "temperature": 0.7, "top_k": 1},
+        ):
+            wanted = session.run(TEXTS, **options)
+            found = run(folder, *TEXTS, **options)
+            for one, other in zip(found, wanted, strict=True):
+                assert len(set(other["generated_ids"])) > 1
+                assert {key: one[key] for key in other} == other
+                assert "".join(one["pieces"]) == other["generated"]
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    "name", ["t5-tiny", "llama-tiny", "mamba2-tiny", "qwen3-next-tiny", "seq2seq-tiny", "transformer-tiny"]
+)
+def test_decoder(exported_model: Exported, publish: Any, run: Any, name: str) -> None:
+    """States beside keys and values, and decoders with an encoder."""
+    source = exported_model(name, **LIVELY.get(name, {"gain": 3.0}))
+    with load_session(source) as session:
+        wanted = session.run(TEXTS, max_new_tokens=16)
+    found = run(publish(source), *TEXTS, max_new_tokens=16)
+    assert [one["generated_ids"] for one in found] == [other["generated_ids"] for other in wanted]
+    assert [one["generated"] for one in found] == [other["generated"] for other in wanted]
+
+
+def probabilities(result: dict[str, Any]) -> dict[str, float]:
+    return {item["label"]: item["probability"] for item in result["classes"]}
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", ["bert-tiny", "longformer-tiny", "linformer-tiny", "modernbert-tiny"])
+def test_embedding(exported_model: Exported, publish: Any, run: Any, name: str) -> None:
+    source = exported_model(name, noise=True, gain=2.0)
+    with load_session(source, task="sentence-embedding") as session:
+        wanted = session.run(TEXTS)
+    for one, other in zip(run(publish(source), *TEXTS), wanted, strict=True):
+        assert one["tokens"] == other["tokens"]
+        np.testing.assert_allclose(one["embedding"], other["embedding"], atol=1e-5)
+    assert np.abs(wanted[0]["embedding"] - wanted[1]["embedding"]).max() > 1e-2
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", ["rnn-tiny", "textcnn-tiny"])
+def test_text_classification(exported_model: Exported, publish: Any, run: Any, name: str) -> None:
+    source = exported_model(name, noise=True, gain=3.0)
+    with load_session(source) as session:
+        wanted = session.run(TEXTS)
+    for one, other in zip(run(publish(source), *TEXTS), wanted, strict=True):
+        found, expected = probabilities(one), probabilities(other)
+        assert list(found) == list(expected)
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_fill_mask(exported_model: Exported, publish: Any, run: Any) -> None:
+    source = exported_model("perceiver-tiny", noise=True, gain=2.0)
+    with load_session(source) as session:
+        text = f"ab{session.runner().decode([session.option('mask_token_id')])}d"  # type: ignore[attr-defined]
+        (wanted,) = session.run([text])
+    (found,) = run(publish(source), text)
+    assert found["tokens"] == wanted["tokens"]
+    for one, other in zip(found["masks"], wanted["masks"], strict=True):
+        assert [item["token"] for item in one] == [item["token"] for item in other]
+        assert [item["label"] for item in one] == [item["text"] for item in other]
+        assert [item["probability"] for item in one] == pytest.approx([item["probability"] for item in other], abs=1e-5)
+
+
+IMAGE = """async ({ url, image, type }) => {
+  const { loadSession } = await import(url + "zoo.js");
+  const session = await loadSession(url);
+  const bytes = Uint8Array.from(atob(image), (character) => character.charCodeAt(0));
+  return await session.run(new Blob([bytes], { type }));
+}"""
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    "settings", [(), ("image_resample=bicubic", "image_crop=0.9"), ("image_resize=shortest_edge",)]
+)
+def test_image_classification(exported_model: Exported, publish: Any, serve: Any, tab: Any, settings: Any) -> None:
+    """Images larger and smaller than the model's, resized as Pillow does."""
+    from PIL import Image
+
+    source = exported_model("vit-tiny", *settings, noise=True, gain=3.0)
+    url = serve(publish(source)).url
+    page = tab(url)
+    random = np.random.default_rng(0)
+    with load_session(source) as session:
+        for size in ((101, 67, 3), (9, 30, 3)):
+            data = io.BytesIO()
+            Image.fromarray(random.integers(256, size=size, dtype=np.uint8)).save(data, "png")
+            (wanted,) = session.run([data.getvalue()])
+            image = base64.b64encode(data.getvalue()).decode()
+            found = page.evaluate(IMAGE, {"url": url, "image": image, "type": "image/png"})
+            assert probabilities(found) == pytest.approx(probabilities(wanted), abs=1e-5)
+
+
+def test_page_writes_a_text(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """What visitors see: the evidence, the download in bytes, the text; all of it with the keyboard."""
+    folder = publish(lively)
+    with load_session(lively) as session:
+        (wanted,) = session.run(["hello"], max_new_tokens=20)
+    server = serve(folder)
+    page = shows(tab(server.url))
+    size = sum(
+        part["size"]
+        for pieces in json.loads((folder / "model.json").read_text())["files"].values()
+        for part in pieces["parts"]
+    )
+    assert page.inner_text("#verdict").startswith("Verified on onnxruntime-web ")
+    total = float(re.search(r"\(([\d.]+) MB\)", page.inner_text("#load"))[1])  # type: ignore[index]
+    assert total > size / 1e6
+    assert not [path for path in server.asked if ".wasm" in path]
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#form")
+    assert page.evaluate("document.activeElement.id") == "text"
+    assert "one thread" in page.inner_text("#status")
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text("hello")
+    page.fill("#max_new_tokens", "20")
+    page.focus("#text")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function("() => /^Done/.test(document.getElementById('status').textContent)")
+    assert page.text_content("#output") == "hello" + wanted["generated"]
+    assert "20 new tokens" in page.inner_text("#status")
+
+
+def problem(page: Any) -> str:
+    """Try to load, and return what the page says."""
+    shows(page).click("#load")
+    page.wait_for_selector("#load:not(:disabled)")
+    page.wait_for_selector("#problem", state="visible")
+    return str(page.inner_text("#problem"))
+
+
+@pytest.fixture
+def small(exported_model: Exported) -> Path:
+    return exported_model("bert-tiny")
+
+
+def test_model_without_evidence_needs_consent(small: Path, publish: Any, serve: Any, tab: Any) -> None:
+    folder = publish(small, evidence=False)
+    page = tab(serve(folder).url)
+    assert "it was not compared there" in problem(page)
+    assert page.inner_text("#verdict").startswith("Not verified on wasm: it was not compared there")
+    page.check("#agreed")
+    loads(page)
+    page.click("#run")
+    assert "1.0000" in done(page)
+
+
+def test_foreign_tokens_need_consent(small: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """The page tokenises samples, and compares their ids with those of Python."""
+    folder = publish(small)
+    text = (folder / "model.json").read_text()
+    sample = json.loads(text)["tokenizer"]["samples"][0]["ids"]
+    (folder / "model.json").write_text(text.replace(json.dumps(sample, separators=(",", ":")), "[1,2,3]"))
+    page = tab(serve(folder).url)
+    assert problem(page) == 'This page divides texts into other tokens than zoo does, such as "Tea?".'
+    page.check("#agreed")
+    loads(page)
+
+
+NETWORK = "Failed to load resource"
+
+
+@pytest.mark.parametrize("name", ["files/model.safetensors.002", "vendor/onnxruntime-web/ort-wasm-simd-threaded.wasm"])
+def test_damaged_files_are_refused(small: Path, publish: Any, serve: Any, tab: Any, name: str) -> None:
+    """Truncated, altered, longer, or missing; a sound one loads afterwards, and the rest comes from the cache."""
+    folder = publish(small, max_shard_bytes=100_000)
+    server = serve(folder)
+    page = tab(server.url, allow=NETWORK)
+    path = folder / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-7])
+    assert problem(page).startswith(f"{name} ends after {len(content) - 7} of {len(content)} bytes")
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert problem(page).startswith(f"{name} has another SHA-256 than the file that was published")
+    path.write_bytes(content + b"!")
+    assert problem(page).startswith(f"{name} has more than {len(content)} bytes")
+    path.unlink()
+    assert problem(page).startswith(f"{name} cannot be loaded (404")
+    path.write_bytes(content)
+    server.asked.clear()
+    loads(page)
+    if name.endswith("002"):
+        assert [path for path in server.asked if path.endswith((".wasm", "safetensors.001"))] == []
+    assert f"/{name}" in server.asked
+
+
+def test_files_are_kept_in_the_cache(small: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """A second visit asks for no file; a file that was damaged in the cache is loaded again, an old one removed."""
+    folder = publish(small, max_shard_bytes=100_000)
+    server = serve(folder)
+    page = loads(tab(server.url))
+    server.asked.clear()
+    page.reload()
+    loads(page)
+    assert not [
+        path
+        for path in server.asked
+        if path.startswith(("/files/", "/vendor/onnxruntime-web/ort-wasm-simd-threaded.wasm"))
+    ]
+    spoilt = page.evaluate(
+        """async () => {
+          const cache = await caches.open(`zoo ${location.href}`);
+          const key = (await cache.keys()).find(({ url }) => url.includes("safetensors.001"));
+          const content = new Uint8Array(await (await cache.match(key)).arrayBuffer());
+          content[0] ^= 1;
+          await cache.put(key, new Response(content));
+          await cache.put("files/old?sha256=0", new Response("old"));
+          return (await cache.keys()).length;
+        }"""
+    )
+    server.asked.clear()
+    page.reload()
+    loads(page)
+    assert [path for path in server.asked if path.startswith("/files/")] == ["/files/model.safetensors.001"]
+    assert page.evaluate("async () => (await (await caches.open(`zoo ${location.href}`)).keys()).length") == spoilt - 1
+
+
+def test_download_can_be_cancelled(small: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """It is shown in bytes; what was complete is kept."""
+    page = shows(tab(serve(publish(small)).url))
+    url = page.url
+    found = page.evaluate(
+        """async () => {
+          const { loadSession } = await import("./zoo.js");
+          const control = new AbortController(), seen = [];
+          const error = await loadSession(undefined, { signal: control.signal, onProgress: (progress) => {
+            seen.push(progress);
+            if (progress.loaded > 1e6) control.abort();
+          } }).catch((error) => error);
+          return { name: error.name, seen };
+        }"""
+    )
+    assert found["name"] == "AbortError"
+    counts = [item["loaded"] for item in found["seen"]]
+    assert counts == sorted(counts)
+    assert counts[-1] < found["seen"][0]["total"] * 1.001
+    page.goto(url)
+    loads(page)
+
+
+def test_generation_can_be_cancelled(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """The page stays responsive, and can go on afterwards."""
+    page = loads(tab(serve(publish(lively)).url))
+    found = page.evaluate(
+        """async () => {
+          const { loadSession } = await import("./zoo.js");
+          const session = await loadSession(), control = new AbortController(), pieces = [];
+          const onText = (piece) => { pieces.push(piece); if (pieces.length === 3) control.abort(); };
+          const options = { max_new_tokens: 120, signal: control.signal, onText };
+          const error = await session.run("hello", options).catch((error) => error);
+          const streamed = [];
+          for await (const piece of session.stream("hello", { max_new_tokens: 12 })) streamed.push(piece);
+          const whole = await session.run("hello", { max_new_tokens: 12 });
+          session.close();
+          const closed = await session.run("hello").catch((error) => error);
+          return { name: error.name, count: pieces.length, streamed, whole: whole.generated, closed: closed.message };
+        }"""
+    )
+    assert found["name"] == "AbortError"
+    assert 3 <= found["count"] < 60
+    assert "".join(found["streamed"]) == found["whole"]
+    assert len(found["streamed"]) > 1
+    assert found["closed"] == "The session is closed."
+
+
+def test_isolated_pages_use_threads(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """The tokens are those of one thread."""
+    folder = publish(lively)
+    with load_session(lively) as session:
+        (wanted,) = session.run(["hello"], max_new_tokens=40)
+    page = shows(tab(serve(folder, isolates=True).url))
+    found = page.evaluate(
+        """async () => {
+          const { loadSession } = await import("./zoo.js");
+          const session = await loadSession(undefined, { threads: 3 });
+          return { threads: session.threads, ids: (await session.run("hello", { max_new_tokens: 40 })).generated_ids };
+        }"""
+    )
+    assert found == {"threads": 3, "ids": wanted["generated_ids"]}
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("WebAssembly.validate = () => false;", "This browser is too old: its WebAssembly lacks vector instructions."),
+        ("delete window.Worker;", "This browser is too old: it lacks WebAssembly or workers."),
+        ("Object.defineProperty(window, 'isSecureContext', { value: false });", "served over HTTPS or from localhost"),
+    ],
+)
+def test_browser_that_cannot_run_it(small: Path, publish: Any, serve: Any, tab: Any, script: str, said: str) -> None:
+    page = tab(serve(publish(small)).url, script=script)
+    page.wait_for_function("said => document.getElementById('problem').textContent.includes(said)", arg=said)
+    assert page.is_hidden("#load")
+
+
+def test_page_opened_as_a_file_says_why_it_does_not_work(small: Path, publish: Any, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((publish(small) / "index.html").as_uri())
+    assert "it cannot load the model" in page.inner_text("#problem")
+    page.close()
+
+
+def test_model_that_is_too_large(small: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """For 32-bit memory, and for what the browser has left."""
+    folder = publish(small)
+    manifest = json.loads((folder / "model.json").read_text())
+    (part,) = manifest["files"]["model.safetensors"]["parts"]
+    size = part["size"]
+    part["size"] = 2**33
+    (folder / "model.json").write_text(json.dumps(manifest))
+    page = tab(serve(folder).url)
+    assert problem(page) == "The model has 8.6 GB, but a page can use 4.3 GB at most."
+    part["size"], manifest["files"]["model.safetensors"]["size"] = size, 2**53
+    (folder / "model.json").write_text(json.dumps(manifest))
+    page.reload()
+    assert "The browser cannot reserve" in problem(page)
+
+
+def test_inputs_that_the_model_does_not_read(small: Path, publish: Any, serve: Any, tab: Any) -> None:
+    page = loads(tab(serve(publish(small)).url))
+    page.fill("#text", "a" * 40)
+    page.click("#run")
+    page.wait_for_selector("#problem", state="visible")
+    assert re.fullmatch(r"The text has \d+ tokens, the model reads 32: shorten it\.", page.inner_text("#problem"))
+    page.fill("#text", "tea\nno")
+    page.click("#run")
+    page.wait_for_selector("#output table")
+    assert page.is_hidden("#problem")
+    found = page.evaluate(
+        """async () => {
+          const { loadSession } = await import("./zoo.js");
+          const session = await loadSession();
+          return await session.run("").catch((error) => [error.name, error.message]);
+        }"""
+    )
+    assert found == ["InputError", "The text is empty."]
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_page_is_accessible(lively: Path, publish: Any, serve: Any, tab: Any, theme: str, width: int) -> None:
+    """Before loading, with a result, and with an error; and nothing is wider than the window."""
+    playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+    def check(page: Any) -> None:
+        found = playwright.Axe().run(page).response["violations"]
+        assert [(item["id"], [node["html"] for node in item["nodes"]]) for item in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+    page = shows(tab(serve(publish(lively)).url, width=width, theme=theme))
+    check(page)
+    page.click("#evidence summary")
+    check(page)
+    loads(page)
+    page.click("#run")
+    done(page)
+    check(page)
+    page.fill("#text", "")
+    page.click("#run")
+    page.wait_for_selector("#problem", state="visible")
+    check(page)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 384) == (theme == "dark")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-tiny", "rnn-tiny", "perceiver-tiny", "vit-tiny", "t5-tiny"])
+def test_page_of_each_task(
+    exported_model: Exported, publish: Any, serve: Any, tab: Any, tmp_path: Path, name: str
+) -> None:
+    """The example that is filled in runs, and axe finds nothing in its result."""
+    from PIL import Image
+
+    playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page = loads(tab(serve(publish(exported_model(name))).url, width=390))
+    if name == "vit-tiny":
+        Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
+        page.set_input_files("#image", tmp_path / "red.png")
+    else:
+        page.fill("#text", page.input_value("#text")[:20] if name != "perceiver-tiny" else page.input_value("#text"))
+    page.click("#run")
+    page.wait_for_function("() => /^Done/.test(document.getElementById('status').textContent)")
+    assert page.text_content("#output")
+    assert page.is_hidden("#problem")
+    assert playwright.Axe().run(page).response["violations"] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.slow
+def test_quantised_decoder(exported_with: Exported, publish: Any, run: Any, tmp_path: Path) -> None:
+    """Its caches are buffers with spare positions, which grow; parts of the float32 weights are read too."""
+    from zoo_export.precision.certify import export_variant
+
+    folder = Path(shutil.copytree(exported_with("gpt-tiny"), tmp_path / "gpt-tiny"))
+    export_variant(folder, "int8")
+    page = publish(folder, variant="int8")
+    with load_session(folder, variant="int8") as session:
+        wanted = session.run(TEXTS, max_new_tokens=100)
+    found = run(page, *TEXTS, max_new_tokens=100)
+    assert [one["generated_ids"] for one in found] == [other["generated_ids"] for other in wanted]
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_decoder_with_a_trained_tokenizer(zoo: Any, publish: Any, run: Any, tmp_path: Path, kind: str) -> None:
+    """Texts become the tokens of Python, and tokens the same text, also where a piece ends inside a character."""
+    corpus = ROOT / "docs" / "howto" / "train.md"
+    assert zoo("tokenizer", "train", corpus, "--vocab-size", 400, "--kind", kind, "-o", "tokenizer.json").status == 0
+    spec = registry().resolve("gpt-tiny", ("max_seq_len=64", "vocab_size=400", "eos_token_id=399"))
+    model = create.build(spec, seed=1, dtype="float32")
+    change_weights(model, 1, noise=False, gain=12.0)
+    source = persist.save_spec(spec, model, tmp_path / "worded", tokenizer="tokenizer.json")
+    assert export_model(source).passed
+    texts = ["The model reads tokens, and the loss", "Où est-il ? 🙂", "1,234.5 x"]
+    with load_session(source) as session:
+        wanted = session.run(texts, max_new_tokens=24)
+    for one, other in zip(run(publish(source), *texts, max_new_tokens=24), wanted, strict=True):
+        assert {key: one[key] for key in other} == other
+        assert "".join(one["pieces"]) == other["generated"]
+    assert len(set(wanted[0]["generated_ids"])) > 3
+
+
+@pytest.mark.slow
+def test_verified_and_published(exported_copy: Exported, onnxruntime_web: Path, zoo: Any, serve: Any, tab: Any) -> None:
+    """From the comparison in a browser to the page, which states its evidence."""
+    folder = exported_copy("bert-tiny")
+    subprocess.run([sys.executable, "-m", "zoo", "verify", folder, "--runtime", "web-wasm"], check=True)
+    assert "web-wasm: verified" in zoo("publish", folder, "page", "--layout", "web").out
+    evidence = json.loads((folder / "evidence.web-wasm.json").read_text())
+    page = loads(tab(serve(Path("page")).url))
+    said = page.inner_text("#verdict")
+    assert f"Verified on {evidence['provider']} in {evidence['browser']}" in said
+    assert f"on {len(evidence['grid']['points'])} inputs" in said
+    page.click("#run")
+    assert "1.0000" in done(page)
