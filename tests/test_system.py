@@ -230,3 +230,23 @@ def test_posix_modules_are_imported_conditionally() -> None:
             found = [node.module] if isinstance(node, ast.ImportFrom) else []
             found += [name.name for name in node.names] if isinstance(node, ast.Import) else []
             assert POSIX.isdisjoint(found), file
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of glibc")
+def test_large_blocks_are_returned_when_they_are_freed() -> None:
+    """By default, glibc keeps a freed block of 30 MB below one in use, if a block as large was freed before."""
+    code = """
+import sys
+import numpy as np, psutil
+from zoo import system
+if sys.argv[1] == "now":
+    system.release_large_blocks()
+for _ in range(2):
+    blocks = [np.ones(30 * 2**17) for _ in range(8)]
+    full = psutil.Process().memory_info().rss
+    last = blocks.pop()
+    del blocks
+print(full - psutil.Process().memory_info().rss)
+"""
+    freed = {when: int(subprocess.check_output([sys.executable, "-c", code, when])) for when in ("now", "later")}
+    assert freed["now"] > 0.8 * 7 * 30 * 2**20 > freed["later"]

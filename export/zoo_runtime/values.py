@@ -79,7 +79,7 @@ def run_session(session: ort.InferenceSession, names: Sequence[str], arrays: Map
 def run_lean(
     session: ort.InferenceSession, names: Sequence[str], arrays: Mapping[str, Array], made: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Run a session on the CPU like :func:`run_session`, and return the memory that it pools to the system.
+    """Run a session on the CPU like :func:`run_session`, and return the memory that it pools, if any, to the system.
 
     Args:
         session: the session.
@@ -97,7 +97,8 @@ def run_lean(
         else:
             binding.bind_output(name)
     options = ort.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    if session.get_session_options().enable_cpu_mem_arena:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with refusing_sizes():
         session.run_with_iobinding(binding, options)
     return {

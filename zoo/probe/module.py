@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -181,6 +181,9 @@ def perturb(model: nn.Module, seed: int = 0) -> None:
 class TorchExecutor:
     """Runs graphs by calling the unmodified module, in its own dtype."""
 
+    _can_defer = True
+    """Whether large products may be computed later: no mode of torch changes them."""
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.real = next(model.parameters()).dtype
@@ -194,7 +197,7 @@ class TorchExecutor:
             if self._kept is None:
                 outputs = call_graph(self.model, graph, tensors, hooks=True)
             else:
-                with deferring_products():
+                with deferring_products() if self._can_defer else nullcontext():
                     outputs = call_graph(self.model, graph, tensors, hooks=True)
                 outputs = {
                     tensor.name: _take(outputs[tensor.name], self._kept(graph, tensor))

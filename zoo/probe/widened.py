@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 __all__ = ["Product", "WideWeight", "deferring_products", "share_weights"]
@@ -20,6 +21,8 @@ _LARGE = 2**18
 _PART = 2**19
 """Number of elements that a product converts at a time. So few fit into the cache, which makes a product about as fast
 as one with a converted copy in memory; with fewer it is slower."""
+_MANY, _LARGER_PART = 512, 2**21
+"""Number of rows from which a product takes so much longer than a conversion that larger parts are faster."""
 _DEFERRED = 2**24
 """Number of elements from which a product may be deferred."""
 _EXPANSION = 8
@@ -71,10 +74,10 @@ class Product(torch.Tensor):
 
     whole: Tensor | None
     """The result, once it was read. Changes in place are made to it."""
-    factors: tuple[Tensor, WideWeight, Tensor | None]
+    factors: tuple[Tensor, Tensor, Tensor | None]
 
     @staticmethod
-    def __new__(cls, x: Tensor, weight: WideWeight, bias: Tensor | None) -> Product:
+    def __new__(cls, x: Tensor, weight: Tensor, bias: Tensor | None) -> Product:
         shape = (*x.shape[:-1], len(weight))
         product: Product = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=x.dtype, device=x.device)
         product.factors = x.clone(), weight, bias  # the model may go on to change x in place
@@ -98,43 +101,62 @@ class Product(torch.Tensor):
         x, weight, bias = self.factors
         if self.whole is not None or axis % self.ndim == self.ndim - 1:
             return self.computed().index_select(axis, places)
-        return _product(x.index_select(axis, places), weight, bias)
+        return _product_of(x.index_select(axis, places), weight, bias)
 
     def computed(self) -> Tensor:
         """Return the complete result."""
         if self.whole is None:
-            self.whole = _product(*self.factors)
+            self.whole = _product_of(*self.factors)
         return self.whole
+
+
+class _DeferredProducts(TorchFunctionMode):
+    """Defers large products with weights that need no conversion."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.linear and len(args) in (2, 3) and not kwargs and not isinstance(args[1], WideWeight):
+            x, weight, bias = (*args, None)[:3]
+            if type(weight) in (Tensor, nn.Parameter) and x.dtype == weight.dtype and _is_deferred(x, weight):
+                return Product(x, weight, bias)
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager
 def deferring_products() -> Iterator[None]:
-    """Defer large products with wide weights, as :class:`Product` says. Only operations of torch can read them."""
+    """Defer large products, as :class:`Product` says. Only operations of torch can read them."""
     token = _deferring.set(True)
     try:
-        yield
+        with _DeferredProducts():
+            yield
     finally:
         _deferring.reset(token)
 
 
-def _linear(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
-    if (
-        _deferring.get()
-        and type(x) is Tensor
+def _is_deferred(x: Tensor, weight: Tensor) -> bool:
+    return (
+        type(x) is Tensor
         and weight.ndim == 2
         and len(weight) >= _EXPANSION * weight.shape[1]
         and math.prod(x.shape[:-1]) * len(weight) > _DEFERRED
-    ):
+    )
+
+
+def _linear(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
+    if _deferring.get() and _is_deferred(x, weight):
         return Product(x, weight, bias)
     return _product(x, weight, bias)
+
+
+def _product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _product(x, weight, bias) if isinstance(weight, WideWeight) else F.linear(x, weight, bias)
 
 
 def _product(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
     if isinstance(x, WideWeight) or weight.ndim != 2:
         return F.linear(x.widened() if isinstance(x, WideWeight) else x, weight.widened(), bias)
-    rows = max(1, _PART // weight.shape[1])
     output = x.new_empty(*x.shape[:-1], weight.shape[0])
     flat, products = x.reshape(-1, x.shape[-1]), output.view(-1, len(weight))
+    rows = max(1, (_PART if len(flat) < _MANY else _LARGER_PART) // weight.shape[1])
     wide = x.new_empty(rows, weight.shape[1])
     for part, product in zip(weight.stored.split(rows), products.split(rows, dim=1), strict=True):
         torch.mm(flat, wide[: len(part)].copy_(part).t(), out=product)

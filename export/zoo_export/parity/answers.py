@@ -33,7 +33,7 @@ from zoo_runtime.runner import Answer, Runner
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.session import Session
 
-__all__ = ["Answers", "compare_answers"]
+__all__ = ["Answers", "Questions", "compare_answers"]
 
 Array = np.ndarray[Any, Any]
 
@@ -47,31 +47,51 @@ class Answers:
 
 
 def compare_answers(subject: Subject, runtimes: Mapping[str, Executor]) -> Answers:
-    """Compare the answers of the model's tasks, on the stored weights.
+    """Compare the answers of the model's tasks, on the stored weights (:class:`Questions`)."""
+    return Questions(subject, runtimes).compare()
+
+
+class Questions:
+    """The answers of the model's tasks on the graphs, to be compared with those of the model.
 
     Args:
         subject: the graphs and their model, not perturbed.
-        runtimes: executors of the graphs, by level. The last whose yardstick is the module itself is compared.
+        runtimes: executors of the graphs, by level. The last whose yardstick is the module itself is asked.
     """
-    found = Answers()
-    known: _Known = {}
-    level = [level for level in runtimes if subject.yardstick(level) is subject.models.yardstick][-1]
-    declared = subject.stored.spec.task
-    for plugin, task in _tasks(declared):
+
+    def __init__(self, subject: Subject, runtimes: Mapping[str, Executor]) -> None:
+        self.subject, self._known = subject, _Known()
+        self.level = [level for level in runtimes if subject.yardstick(level) is subject.models.yardstick][-1]
+        self._asked = [(task, self._ask(runtimes, plugin, task)) for plugin, task in _tasks(subject.stored.spec.task)]
+
+    def _ask(self, runtimes: Mapping[str, Executor], plugin: Plugin, task: Task) -> _Comparison | ZooError:
         try:
-            comparison = _Comparison(subject, runtimes[level], plugin, task, known)
-            found.evidence[task.name] = comparison.evidence()
-            found.failures += [f"task {task.name}, {subject.labels[level]}: {line}" for line in comparison.failures]
-        except UsageError as reason:  # as zoo run would refuse
-            found.evidence[task.name] = _not_compared(str(reason))
+            return _Comparison(self.subject, runtimes[self.level], plugin, task, self._known)
         except ZooError as error:
-            found.evidence[task.name] = _not_compared(str(error))
-            found.failures.append(f"task {task.name} fails ({error})")
-    known.clear()
-    release_memory()
-    if declared not in found.evidence:
-        found.evidence[declared] = _not_compared("no task of this name declares a formula")
-    return found
+            return error
+
+    def compare(self) -> Answers:
+        """Compare the answers with those of the module and of the formulas. To be called once."""
+        found, declared = Answers(), self.subject.stored.spec.task
+        for task, asked in self._asked:
+            try:
+                if isinstance(asked, ZooError):
+                    raise asked
+                asked.compare()
+                found.evidence[task.name] = asked.evidence()
+                label = self.subject.labels[self.level]
+                found.failures += [f"task {task.name}, {label}: {line}" for line in asked.failures]
+            except UsageError as reason:  # as zoo run would refuse
+                found.evidence[task.name] = _not_compared(str(reason))
+            except ZooError as error:
+                found.evidence[task.name] = _not_compared(str(error))
+                found.failures.append(f"task {task.name} fails ({error})")
+        self._asked = []
+        self._known.clear()
+        release_memory()
+        if declared not in found.evidence:
+            found.evidence[declared] = _not_compared("no task of this name declares a formula")
+        return found
 
 
 def _not_compared(reason: str) -> dict[str, Any]:
@@ -173,7 +193,7 @@ class _Part:
 
 
 class _Comparison:
-    """One task on its samples."""
+    """One task on its samples, answered on the graphs."""
 
     def __init__(self, subject: Subject, runtime: Executor, plugin: Plugin, task: Task, known: _Known) -> None:
         self.subject, self.plugin, self.task, self.known = subject, plugin, task, known
@@ -182,14 +202,20 @@ class _Comparison:
         assert task.formula is not None
         self.formula: Formula = load_reference(task.formula, plugin)
         self.runner = self._runner(runtime)
-        samples: list[Any] = []
+        self._samples: list[Any] = []
         for value in self.runner.samples():
-            answer = Answer(len(samples) + 1, value)
+            answer = Answer(len(self._samples) + 1, value)
             if self.runner.read_all([answer]):
-                samples.append(value)
-        self.answers = self._answers(self.runner, samples)
+                self._samples.append(value)
+        self.answers = self._answers(self.runner, self._samples)
+        self.on_module = False
+        self.cases: list[tuple[Any, Answer, Answer]] = []
+        self.failures: list[str] = []
+
+    def compare(self) -> None:
+        """Compare the answers with those on the module, and with the formula."""
         try:
-            own = self._answers(self._runner(subject.models.yardstick), samples)
+            own = self._answers(self._runner(self.subject.models.yardstick), self._samples)
         except UsageError:  # generation
             own = self.answers
         self.on_module = own is not self.answers
@@ -198,7 +224,7 @@ class _Comparison:
             for mine, other in zip(self.answers, own, strict=True)
             if mine.error is None and other.error is None
         ]
-        self.failures: list[str] = [
+        self.failures = [
             f"{mine.error or other.error}"
             for mine, other in zip(self.answers, own, strict=True)
             if (mine.error is None) != (other.error is None) or (mine.error is not None and not self.on_module)

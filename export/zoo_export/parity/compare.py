@@ -16,7 +16,7 @@ from zoo.probe.module import declared_tensors, not_perturbed
 from zoo.system import release_memory
 from zoo_export.graph.file import referenced_tensors
 from zoo_export.graph.widen import widen
-from zoo_export.parity.answers import compare_answers
+from zoo_export.parity.answers import Questions
 from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.reference import SEED
@@ -87,7 +87,9 @@ def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = 
     """Run a sweep and the model's tasks, and report what they found."""
     subject = sweep.subject
     try:
-        answers = compare_answers(subject, sweep.runtimes)  # first: the sweep leaves the weights perturbed
+        questions = Questions(subject, sweep.runtimes)
+        sweep.prepare(full_grid)
+        answers = questions.compare()  # before the sweep, which leaves the weights perturbed
         sweep.run(full_grid, progress)
         failures = [*sweep.failures(), *answers.failures]
     finally:

@@ -12,7 +12,7 @@ from zoo.contract import Graph
 from zoo.probe.inputs import Feeds, Point, empty_past, make_feeds, next_past
 from zoo.probe.pipeline import Executor, decoder_inputs, token_input
 
-__all__ = ["greedy", "greedy_agreement"]
+__all__ = ["greedy", "greedy_agreement", "greedy_tokens"]
 
 Array = np.ndarray[Any, Any]
 
@@ -49,26 +49,22 @@ def greedy_agreement(
     margins: Mapping[str, float],
     longest: int = _PROMPT + _NEW,
     fixed: Mapping[str, int] = MappingProxyType({}),
+    decoded: Mapping[str, Array] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Compare a few tokens decoded from a left-padded batch by the reference and by executors, by level.
 
     Prompt and continuation have at most ``longest`` tokens together. A row is compared up to the first step at which
     the two best logits differ by the level's margin or less: either token is a correct choice there. Returns nothing
-    for a model that does not decode token ids.
+    for a model that does not decode token ids. ``decoded`` has the tokens of levels that were decoded before, from
+    :func:`greedy_tokens`.
     """
-    decoder = graphs[-1]
-    if not decoder.pasts or all(tensor.name != "logits" for tensor in decoder.output_tensors()):
+    if not _decodes(graphs):
         return {}
-    if token_input(decoder) is None:
-        return {}
-    prompt = min(_PROMPT, -(-longest // 2))
-    new = min(_NEW, longest - prompt + 1)  # the last token is not an input
-    rows = fixed.get("batch", _ROWS)
-    feeds = make_feeds(graphs, Point(rows, prompt, 0, "left"), _SEED, longest)
-    tokens, gaps = _decode(reference, graphs, feeds, new)
+    tokens, gaps = _decode(reference, graphs, longest, fixed)
+    new, rows = tokens.shape
     found = {}
     for level, runtime in runtimes.items():
-        others, _ = _decode(runtime, graphs, feeds, new)
+        others = decoded[level] if level in decoded else _decode(runtime, graphs, longest, fixed)[0]
         settled = np.cumsum(gaps <= margins[level], axis=0) == 0
         differs = (tokens != others) & settled
         agreed = int(np.argmax(differs.any(1))) if differs.any() else new
@@ -77,8 +73,25 @@ def greedy_agreement(
     return found
 
 
-def _decode(execute: Executor, graphs: Sequence[Graph], feeds: Mapping[str, Array], new: int) -> tuple[Array, Array]:
+def greedy_tokens(
+    execute: Executor, graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int] = MappingProxyType({})
+) -> Array | None:
+    """Return the tokens that :func:`greedy_agreement` compares, (step, batch), or None if there are none."""
+    return _decode(execute, graphs, longest, fixed)[0] if _decodes(graphs) else None
+
+
+def _decodes(graphs: Sequence[Graph]) -> bool:
+    """Whether the last graph is a decoder of token ids."""
+    decoder = graphs[-1]
+    has_logits = any(tensor.name == "logits" for tensor in decoder.output_tensors())
+    return bool(decoder.pasts) and has_logits and token_input(decoder) is not None
+
+
+def _decode(execute: Executor, graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int]) -> tuple[Array, Array]:
     """Return the tokens (step, batch) of a greedy continuation, and how far the best logit is from the second."""
+    prompt = min(_PROMPT, -(-longest // 2))
+    new = min(_NEW, longest - prompt + 1)  # the last token is not an input
+    feeds = make_feeds(graphs, Point(fixed.get("batch", _ROWS), prompt, 0, "left"), _SEED, longest)
     known = dict(feeds)
     for graph in graphs[:-1]:
         known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})

@@ -45,29 +45,34 @@ class Distribution:
     disagreements: int = 0
     near_ties: int = 0
 
-    def add(self, wanted: Array, allowed: Array, found: Array, margin: float) -> None:
+    def add(self, wanted: Array, allowed: Array, found: Array, margin: float, rows: Array | None = None) -> None:
         """Add logits of shape (rows, vocabulary), by the reference, PyTorch and the graph, a few rows at a time.
 
-        Logits that differ by ``margin`` or less are a near-tie.
+        Logits that differ by ``margin`` or less are a near-tie. ``rows`` are the numbers of the rows to add, by default
+        all.
         """
-        for some in np.array_split(np.arange(len(wanted)), -(-wanted.size // _CHUNK) or 1):
+        rows = np.arange(len(wanted)) if rows is None else rows
+        for some in np.array_split(rows, -(-rows.size * wanted.shape[-1] // _CHUNK) or 1):
             if len(some):
                 one, own, other = (values[some].astype(np.float64) for values in (wanted, allowed, found))
                 self._add(one, own, other, margin)
 
     def _add(self, wanted: Array, allowed: Array, found: Array, margin: float) -> None:
-        if not (highest := _largest_divergence(wanted, found)) <= self.kl:  # true for NaN, too
+        exact = log_softmax(wanted)
+        if not (highest := _largest(exact, found)) <= self.kl:  # true for NaN, too
             self.kl = highest
-        self.torch_kl = max(self.torch_kl, _largest_divergence(wanted, allowed))
+        self.torch_kl = max(self.torch_kl, _largest(exact, allowed))
         self.scale = max(self.scale, float(np.max(np.abs(wanted))))
         top = min(TOP, wanted.shape[-1])
-        best, theirs = (np.argpartition(-values, top - 1, axis=-1)[:, :top] for values in (wanted, found))
+        best, theirs = (np.argpartition(values, -top, axis=-1)[:, -top:] for values in (wanted, found))
         shared = [len(set(one) & set(other)) / top for one, other in zip(best.tolist(), theirs.tolist(), strict=True)]
         self.overlap = min(self.overlap, *shared)
+        highest_ones = np.sort(np.take_along_axis(wanted, best, -1), axis=-1)
         if top < wanted.shape[-1]:
-            last, theirs_last = (np.partition(values, -top, axis=-1)[:, -top, None] for values in (wanted, found))
+            last = highest_ones[:, :1]
+            theirs_last = np.min(np.take_along_axis(found, theirs, -1), axis=-1, keepdims=True)
             self.missing += int(np.sum((wanted > last + margin) & (found < theirs_last)))
-        gaps = np.diff(np.partition(wanted, -2, axis=-1)[:, -2:], axis=-1)[:, 0] if wanted.shape[-1] > 1 else 1.0
+        gaps = np.diff(highest_ones[:, -2:], axis=-1)[:, 0] if top > 1 else 1.0
         differs, ties = np.argmax(wanted, -1) != np.argmax(found, -1), gaps <= margin
         self.rows += len(wanted)
         self.near_ties += int(np.sum(differs & ties))
@@ -76,8 +81,8 @@ class Distribution:
     def allow(self, reference: Array, yardstick: Array, valid: Array) -> None:
         """Raise the limit by a result of PyTorch with these valid rows."""
         if valid.any():
-            divergence = _largest_divergence(sampled(reference, valid), sampled(yardstick, valid))
-            self.torch_kl = max(self.torch_kl, divergence)
+            exact, own = (sampled(logits, valid) for logits in (reference, yardstick))
+            self.torch_kl = max(self.torch_kl, _largest(log_softmax(exact), own))
 
     @property
     def close(self) -> bool:
@@ -134,6 +139,6 @@ def sampled(logits: Array, valid: Array) -> Array:
     return logits[sampled_rows(valid)].astype(np.float64)
 
 
-def _largest_divergence(wanted: Array, found: Array) -> float:
-    """Return the largest divergence of rows of logits."""
-    return float(np.max(divergences(log_softmax(wanted), log_softmax(found))))
+def _largest(log_p: Array, logits: Array) -> float:
+    """Return the largest divergence of rows of logits from log-probabilities."""
+    return float(np.max(divergences(log_p, log_softmax(logits))))

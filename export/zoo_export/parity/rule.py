@@ -31,8 +31,6 @@ WIDE = 2
 of a graph, so that rows at which the graph alone jumps are rare."""
 Key = tuple[str, str, str]
 """Level, graph and output."""
-Sample = np.ndarray[Any, Any]
-"""Some valid rows of logits, of shape (rows, vocabulary)."""
 Judges = Mapping[Key, Errors] | Mapping[Key, Distribution]
 
 
@@ -75,8 +73,8 @@ class Findings:
 
     def add_torch(
         self, level: str, exact: Mapping[str, Arrays], allowed: Mapping[str, Arrays], feeds: Feeds, point: Point
-    ) -> dict[Key, Sample]:
-        """Add the errors of PyTorch at one point. Returns a sample of its logits.
+    ) -> None:
+        """Add the errors of PyTorch at one point.
 
         Args:
             level: how the graphs are run.
@@ -86,19 +84,14 @@ class Findings:
             feeds: the inputs.
             point: their shape.
         """
-        logits = {}
         for graph in self.graphs:
             for tensor in graph.output_tensors():
-                key = level, graph.name, tensor.name
                 (wanted, own), valid = _rows(graph, tensor, (exact, allowed), feeds, point)
-                self.errors[key].add_torch(wanted, own, valid, point)
-                if key in self.distributions:
-                    logits[key] = own[sampled_rows(valid)]
-        return logits
+                self.errors[level, graph.name, tensor.name].add_torch(wanted, own, valid, point)
 
     def add(
         self, level: str, exact: Mapping[str, Arrays], found: Mapping[str, Arrays], feeds: Feeds, point: Point
-    ) -> dict[Key, Sample]:
+    ) -> None:
         """Add the errors of the graphs at one point, after those of PyTorch.
 
         Args:
@@ -108,56 +101,49 @@ class Findings:
             feeds: the inputs.
             point: their shape.
 
-        Returns:
-            A sample of the graphs' logits.
-
         Raises:
             ValueError: an output does not have its declared shape.
         """
         self.compared.add(level)
-        known, logits = dict(feeds), {}
+        known = dict(feeds)
         for graph in self.graphs:
             known |= found[graph.name]
             for tensor in graph.output_tensors():
-                key = level, graph.name, tensor.name
                 shape = found[graph.name][tensor.name].shape
                 kept = kept_positions(graph, tensor, feeds, point)
                 check_shape(graph, tensor, kept.whole if kept and shape == kept.shape else shape, known, point)
                 (wanted, result), valid = _rows(graph, tensor, (exact, found), feeds, point)
-                self.errors[key].add_graph(wanted, result, valid, point)
-                if key in self.distributions:
-                    logits[key] = result[sampled_rows(valid)]
-        return logits
+                self.errors[level, graph.name, tensor.name].add_graph(wanted, result, valid, point)
 
     def add_distributions(
         self,
+        level: str,
         exact: Mapping[str, Arrays],
-        torch: Mapping[Key, Sample],
-        graphs: Mapping[Key, Sample],
+        allowed: Mapping[str, Arrays],
+        found: Mapping[str, Arrays],
         feeds: Feeds,
         point: Point,
     ) -> None:
-        """Add next-token distributions at one point.
+        """Add next-token distributions at one point, after the errors.
 
         The allowed errors say which rows are judged, and which are near-ties.
 
         Args:
+            level: how the graphs were run.
             exact: the outputs of each graph, by the reference.
-            torch: samples of logits, from :meth:`add_torch`.
-            graphs: the same, from :meth:`add`.
+            allowed: the same by the yardstick.
+            found: the same by the graphs.
             feeds: the inputs.
             point: their shape.
         """
         for graph in self.graphs:
             for tensor in graph.output_tensors():
-                keys = [key for key in graphs if key[1:] == (graph.name, tensor.name)]
-                if keys:
-                    (wanted,), valid = _rows(graph, tensor, (exact,), feeds, point)
-                for key in keys:
-                    judged = self.errors[key].judged_rows(valid)[sampled_rows(valid)]
-                    samples = (wanted[sampled_rows(valid)], torch[key], graphs[key])
-                    one, own, found = (values[judged] for values in samples)
-                    self.distributions[key].add(one, own, found, self._margin(key))
+                key = level, graph.name, tensor.name
+                if key in self.distributions:
+                    (wanted, own, result), valid = _rows(graph, tensor, (exact, allowed, found), feeds, point)
+                    rows = sampled_rows(valid)
+                    rows = rows[self.errors[key].judged_rows(valid)[rows]]
+                    self.distributions[key].add(wanted, own, result, self._margin(key), rows)
 
     def doubtful(self, judges: Judges, levels: Collection[str]) -> list[Key]:
         """Return the keys of errors or distributions beyond a limit that another result of PyTorch may raise."""

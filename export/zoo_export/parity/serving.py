@@ -31,6 +31,8 @@ class ServingSubject(OnnxSubject):
     of the buffers, whose unused slots hold large numbers; rows that a batch does not need take no part.
     """
 
+    _can_close = False
+
     @property
     def capacity(self) -> int:
         """The number of tokens that a row has room for."""

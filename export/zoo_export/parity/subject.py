@@ -23,6 +23,7 @@ from zoo.probe.pipeline import Executor
 from zoo_export.coverage.outcomes import Conditions
 from zoo_export.graph.file import arrays_of, pointers, referenced_tensors, without_functions
 from zoo_export.graph.static import fixed_sizes
+from zoo_export.parity.ahead import Sessions
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
 from zoo_runtime.executor import OnnxExecutor
@@ -137,6 +138,9 @@ class OnnxSubject(Subject):
         load: returns a new instance of the model, by default the one that is stored.
     """
 
+    _can_close = True
+    """Whether executors hold no sessions but those that they are given."""
+
     def __init__(
         self,
         stored: ModelDirectory,
@@ -171,8 +175,11 @@ class OnnxSubject(Subject):
         }
 
     def long_runtimes(self, runtimes: Mapping[str, Executor]) -> Mapping[str, Executor]:
-        """Return optimised sessions on mapped weights: a long input needs the memory of repacked ones for itself."""
-        return {"all": self._open(self.files, True, share=True)}
+        """Return optimised sessions on mapped weights: a long input needs the memory of repacked ones for itself.
+
+        Without a pool, the memory of each result is free for the next ones.
+        """
+        return {"all": self._open(self.files, True, share=True, pool=False)}
 
     def conditions(self) -> Sequence[Conditions]:
         longest = getattr(self.stored.spec.config, "max_seq_len", None)
@@ -217,27 +224,42 @@ class OnnxSubject(Subject):
         }
 
     def _open(
-        self, files: Mapping[str, bytes], optimize: bool, memory: Memory = "mapped", *, share: bool = False
+        self,
+        files: Mapping[str, bytes],
+        optimize: bool,
+        memory: Memory = "mapped",
+        *,
+        share: bool = False,
+        pool: bool = True,
     ) -> Executor:
         """Open sessions for all graphs on the current weights of the models.
 
         With ``share``, optimised sessions, too, have the memory of the stored weights in common with the models.
         """
-        try:
-            sessions = {
+        weights = self._scratch.name if self._scratch is not None else self.stored.path
+        replaced = {name: self._replaced(file) for name, file in files.items()}
+        shared = {name: self._shared(file, optimize and not share) for name, file in files.items()}
+
+        def open_all() -> dict[str, ort.InferenceSession]:
+            return {
                 name: open_session(
                     file,
-                    weights=self._scratch.name if self._scratch is not None else self.stored.path,
+                    weights=weights,
                     provider=self.provider,
                     optimize=optimize,
                     placements=True,
                     memory=memory,
                     spin=False,  # torch and the sessions take turns; idle threads of one would slow down the other
-                    replace=self._replaced(file),
-                    shared=self._shared(file, optimize and not share),
+                    pool=pool,
+                    replace=replaced[name],
+                    shared=shared[name],
                 )
                 for name, file in files.items()
             }
+
+        apart = self.provider == "cpu" and self._scratch is None and not any(shared.values())
+        try:
+            sessions = Sessions(open_all, apart=apart and self._can_close)
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
         return self._executor(sessions)

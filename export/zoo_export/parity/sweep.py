@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,20 +31,19 @@ from zoo.probe.inputs import (
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.probe.positions import kept_positions
-from zoo.system import release_memory
+from zoo.system import release_large_blocks, release_memory
 from zoo_export.coverage.outcomes import Conditions, Coverage, candidates, many_lengths, turning_points
-from zoo_export.parity.greedy import greedy_agreement
+from zoo_export.parity.ahead import Ahead, Results, size_of
+from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
 from zoo_export.parity.reference import SEED
-from zoo_export.parity.rule import WIDE, Findings, Judges, Key
+from zoo_export.parity.rule import WIDE, Findings, Judges
 from zoo_export.parity.subject import FAINT, Subject
 
-__all__ = ["Magnitude", "Sweep", "running", "smallest_points", "typical_point"]
+__all__ = ["Magnitude", "Sweep", "in_order", "running", "smallest_points", "typical_point"]
 
-_Results = Mapping[str, Arrays]
-"""The outputs of each graph. Of large ones, only the kept positions."""
-_Allowed = tuple[Collection[str], _Results]
+_Allowed = tuple[Collection[str], Results]
 """Levels, and the outputs by their yardstick."""
 _LARGE, _FRAGMENTS = 2**26, 2**22
 """Bytes of outputs from which freed memory is returned to the system between two runs, and between two points. Most of
@@ -83,6 +82,8 @@ class Sweep:
         self.levels: dict[Point, list[str]] = {}
         """Levels that were compared at each point, on the stored weights."""
         self._splits: set[tuple[int, int]] = set()
+        self._ahead, self._decoded = Ahead(), dict[str, Any]()
+        self._planned: list[Point] | None = None
         self.graph_facts: dict[str, dict[str, Any]] = {}
         """Evidence about each graph, apart from its errors."""
         self.left_out = 0
@@ -103,22 +104,18 @@ class Sweep:
 
         Stops at a point whose error is far beyond the limit.
         """
-        graphs = self.subject.graphs
-        grid, self.left_out = make_grid(
-            graphs, self.longest, self.parameters, whole=full_grid, fixed=self.subject.fixed
-        )
-        points = [point for point in grid if fits(graphs, point) and self.subject.compares(point)]
-        self.left_out += len(grid) - len(points)
-        self.added = self.cover(points, full_grid)
-        points += self.added
-        long = [] if full_grid else [point for point in points if is_long(point, self.parameters)]
+        if self._planned is None:
+            self.prepare(full_grid)
+        assert self._planned is not None
+        points = self._planned
+        long = self._long(points, full_grid)
         self.visit([point for point in points if point not in long], progress, len(points))
         if not self.findings.hopeless:
             self.compare_magnitudes(points, self.runtimes)
             self.decode()
-        self.graph_facts = {graph.name: self.subject.graph_facts(graph, self.runtimes) for graph in graphs}
         if long and not self.findings.hopeless:
             self.runtimes = self.subject.long_runtimes(self.runtimes)
+            release_large_blocks()
             release_memory()  # of those that are left out
             self.visit(long, progress, len(points))
         self.points.sort(key=points.index)
@@ -127,6 +124,43 @@ class Sweep:
         release_memory()  # for perturbed weights
         if not self.findings.hopeless:
             self.perturb(points)
+
+    def prepare(self, full_grid: bool = False) -> None:
+        """Choose the points to compare, and run graphs ahead whose sessions have weights of their own."""
+        graphs = self.subject.graphs
+        grid, self.left_out = make_grid(
+            graphs, self.longest, self.parameters, whole=full_grid, fixed=self.subject.fixed
+        )
+        points = [point for point in grid if fits(graphs, point) and self.subject.compares(point)]
+        self.left_out += len(grid) - len(points)
+        self.added = self.cover(points, full_grid)
+        points += self.added
+        self._planned = points
+        self.graph_facts = {graph.name: self.subject.graph_facts(graph, self.runtimes) for graph in graphs}
+        long = self._long(points, full_grid)
+        short = in_order(point for point in points if point not in long)
+        apart = self._ahead.apart(self.runtimes)
+        magnitudes = at_magnitudes(graphs, smallest_points(points)[0]) if apart else []
+        with suppress(Exception):  # they are compared again, and fail there
+            self._decoded = {
+                level: tokens
+                for level, runtime in apart.items()
+                if (tokens := greedy_tokens(runtime, graphs, self.longest, self.subject.fixed)) is not None
+            }
+        self._run_ahead([*magnitudes, *short])
+
+    def _long(self, points: Sequence[Point], full_grid: bool) -> list[Point]:
+        return [] if full_grid else [point for point in points if is_long(point, self.parameters)]
+
+    def _run_ahead(self, points: Sequence[Point]) -> int:
+        """Run sessions with weights of their own at the first points, and close them. Returns the number of points."""
+
+        def run(runtime: Executor, point: Point) -> Results:
+            return self._run_one(runtime, self._feeds(point), point, complete=True)
+
+        number = self._ahead.run(self.runtimes, points, run)
+        self._ahead.close(self.runtimes)
+        return number
 
     def cover(self, points: Sequence[Point], full_grid: bool = False) -> list[Point]:
         """Return more points, at which conditions of the graphs have outcomes that they have at none of the points.
@@ -174,20 +208,22 @@ class Sweep:
         return make_feeds(subject.graphs, point, SEED, self.longest, special=self.special, fixed=subject.fixed)
 
     def visit(self, points: Sequence[Point], progress: Progress | None = None, total: int | None = None) -> None:
-        """Compare at these points, in order of cost, up to one whose error is far beyond the limit.
+        """Compare at these points, :func:`in_order`, up to one whose error is far beyond the limit.
 
-        A point with several rows is the first, because it shows how large the numbers of each channel are. ``progress``
-        is told ``total`` as the number of all points, by default that of these.
+        ``progress`` is told ``total`` as the number of all points, by default that of these.
         """
-        first = smallest_points(points)[:1] if points else []
-        for point in sorted(points, key=lambda point: (point not in first, point.tokens)):
-            if progress is not None:
-                progress(len(self.points) + 1, total or len(points))
-            self.compare_at(point, self.runtimes)
-            self.points.append(point)
-            self.levels[point] = list(self.runtimes)
-            if self.findings.hopeless:
-                break
+        waiting = in_order(points)
+        while waiting:
+            number = self._run_ahead(waiting)
+            for point in waiting[:number]:
+                if progress is not None:
+                    progress(len(self.points) + 1, total or len(points))
+                self.compare_at(point, self.runtimes)
+                self.points.append(point)
+                self.levels[point] = list(self.runtimes)
+                if self.findings.hopeless:
+                    return
+            waiting = waiting[number:]
 
     def decode(self) -> None:
         """Compare greedily decoded text, if the last graph is a decoder of token ids."""
@@ -196,7 +232,7 @@ class Sweep:
         margins = {level: findings.margin(level, graphs[-1]) if findings.distributions else 0 for level in levels}
         with running("in greedy decoding", self.subject.stored.path):
             findings.greedy |= greedy_agreement(
-                reference, self.runtimes, graphs, margins, self.longest, self.subject.fixed
+                reference, self.runtimes, graphs, margins, self.longest, self.subject.fixed, self._decoded
             )
 
     def perturb(self, points: Sequence[Point]) -> None:
@@ -244,22 +280,28 @@ class Sweep:
     def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
         """Compare executors, by level, at one point.
 
-        PyTorch is first, because its errors are the model's, and the reference last, because its outputs are large.
+        The graphs are first, because their sessions need most memory, and the yardstick last, because its outputs are
+        smaller than those of the reference. An error of PyTorch is reported all the same: it is the model's.
         """
-        feeds, where = self._feeds(point), self.subject.stored.path
-        with running(f"at {point}", where):
-            allowed = self._run_yardsticks(runtimes, feeds, point)
-        found = self._run(runtimes, feeds, point)
+        feeds, where, failure = self._feeds(point), self.subject.stored.path, None
+        try:
+            found = self._run(runtimes, feeds, point)
+        except ParityError as error:
+            failure = error
         with running(f"at {point}", where):
             exact = self._run_reference(feeds, point)
+            allowed = self._run_yardsticks(runtimes, feeds, point)
+        if failure is not None:
+            raise failure
         self._judge(self.findings, point, runtimes, feeds, found, exact, allowed)
 
-    def _run(self, runtimes: Mapping[str, Executor], feeds: Feeds, point: Point) -> dict[str, _Results]:
+    def _run(self, runtimes: Mapping[str, Executor], feeds: Feeds, point: Point) -> dict[str, Results]:
         """Return the results of executors, by level. If a number that is dropped is not finite, one that is kept is."""
         found = {}
         for level, runtime in runtimes.items():
             with running(f"at {point}, {self.subject.labels[level]}", self.subject.stored.path):
-                found[level] = self._run_one(runtime, feeds, point, complete=True)
+                ahead = self._ahead.take(level, point)
+                found[level] = ahead or self._run_one(runtime, feeds, point, complete=True)
         return found
 
     def _run_yardsticks(self, levels: Iterable[str], feeds: Feeds, point: Point) -> list[_Allowed]:
@@ -269,7 +311,7 @@ class Sweep:
             found.setdefault(self.subject.yardstick(level), []).append(level)
         return [(some, self._run_one(executor, feeds, point)) for executor, some in found.items()]
 
-    def _run_reference(self, feeds: Feeds, point: Point) -> _Results:
+    def _run_reference(self, feeds: Feeds, point: Point) -> Results:
         """Return the results in float64, after a check that they do not depend on where a text is cut."""
         graphs, reference = self.subject.graphs, self.subject.models.reference
         if not self._is_new_split(point):
@@ -278,7 +320,7 @@ class Sweep:
         check_split(graphs, whole, exact, feeds, point)
         return self._kept(exact, feeds, point)
 
-    def _run_one(self, executor: Executor, feeds: Feeds, point: Point, *, complete: bool = False) -> _Results:
+    def _run_one(self, executor: Executor, feeds: Feeds, point: Point, *, complete: bool = False) -> Results:
         with executor.keeping(feeds, point) if isinstance(executor, TorchExecutor) else nullcontext():
             outputs = run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
         return self._kept(outputs, feeds, point, complete=complete)
@@ -303,11 +345,11 @@ class Sweep:
                 outputs[graph.name][tensor.name] = some
                 dropped = True
         del values
-        if dropped or _size(outputs) > _LARGE:
+        if dropped or size_of(outputs) > _LARGE:
             release_memory()
         return outputs
 
-    def _unstable(self, feeds: Feeds, exact: _Results, allowed: Iterable[_Allowed], point: Point) -> dict[str, str]:
+    def _unstable(self, feeds: Feeds, exact: Results, allowed: Iterable[_Allowed], point: Point) -> dict[str, str]:
         """Return the levels at which PyTorch itself breaks the rule, and how."""
         findings = self._new_findings()
         for levels, outputs in allowed:
@@ -326,26 +368,25 @@ class Sweep:
         point: Point,
         runtimes: Mapping[str, Executor],
         feeds: Feeds,
-        found: Mapping[str, _Results],
-        exact: _Results,
+        found: Mapping[str, Results],
+        exact: Results,
         allowed: Iterable[_Allowed],
     ) -> None:
         """Compare the results of executors, by level, with those of PyTorch at one point, and add the errors."""
         with running(f"at {point}", self.subject.stored.path):
-            torch: dict[Key, Any] = {}
-            graphs: dict[Key, Any] = {}
-            for levels, outputs in allowed:
-                for level in levels:
-                    torch |= findings.add_torch(level, exact, outputs, feeds, point) if level in runtimes else {}
+            torch = {level: outputs for levels, outputs in allowed for level in levels if level in runtimes}
+            for level, outputs in torch.items():
+                findings.add_torch(level, exact, outputs, feeds, point)
             for level, results in found.items():
-                graphs |= findings.add(level, exact, results, feeds, point)
+                findings.add(level, exact, results, feeds, point)
             self._settle(findings, findings.errors, runtimes, exact, feeds, point)
             self._settle_constants(findings, findings.errors, runtimes, exact, feeds, point)
             self._settle(findings, findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
-            findings.add_distributions(exact, torch, graphs, feeds, point)
+            for level, results in found.items():
+                findings.add_distributions(level, exact, torch[level], results, feeds, point)
             self._settle(findings, findings.distributions, runtimes, exact, feeds, point)
             self._settle_constants(findings, findings.distributions, runtimes, exact, feeds, point)
-        if _size(exact) > _FRAGMENTS:
+        if size_of(exact) > _FRAGMENTS:
             release_memory()
 
     def _is_new_split(self, point: Point) -> bool:
@@ -361,7 +402,7 @@ class Sweep:
         findings: Findings,
         judges: Judges,
         levels: Collection[str],
-        exact: _Results,
+        exact: Results,
         feeds: Feeds,
         point: Point,
         *,
@@ -388,7 +429,7 @@ class Sweep:
         findings: Findings,
         judges: Judges,
         runtimes: Mapping[str, Executor],
-        exact: _Results,
+        exact: Results,
         feeds: Feeds,
         point: Point,
     ) -> None:
@@ -480,11 +521,6 @@ class Magnitude:
         return {"error_of_limit": errors, "left_out": self.left_out}
 
 
-def _size(results: _Results) -> int:
-    """Return the bytes of all outputs."""
-    return sum(values.nbytes for outputs in results.values() for values in outputs.values())
-
-
 @contextmanager
 def running(where: str, path: Path) -> Iterator[None]:
     """Raise errors of the runtime as :class:`ParityError`."""
@@ -509,6 +545,16 @@ def typical_point(graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int
     padded = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     length = fixed.get("sequence", min(ODD, longest - past))
     return Point(fixed.get(rows_of(graphs)[0], 2), length, past, "left" if padded else "none")
+
+
+def in_order(points: Iterable[Point]) -> list[Point]:
+    """Return points in the order in which they are compared, by cost.
+
+    A point with several rows is the first, because it shows how large the numbers of each channel are.
+    """
+    found = list(points)
+    first = smallest_points(found)[:1] if found else []
+    return sorted(found, key=lambda point: (point not in first, point.tokens))
 
 
 def smallest_points(points: Sequence[Point]) -> list[Point]:

@@ -103,6 +103,8 @@ class EmulatedExecutor(TorchExecutor):
         plan: the packing of each quantised weight, by name.
     """
 
+    _can_defer = False
+
     def __init__(self, model: nn.Module, plan: Mapping[str, Packing]) -> None:
         super().__init__(model)
         self._packings = {id(model.get_parameter(name)): packing for name, packing in plan.items()}

@@ -130,7 +130,13 @@ class WebSubject(_InBrowser, OnnxSubject):
         return kept | self._provider_facts()
 
     def _open(
-        self, files: Mapping[str, bytes], optimize: bool, memory: Memory = "mapped", *, share: bool = False
+        self,
+        files: Mapping[str, bytes],
+        optimize: bool,
+        memory: Memory = "mapped",
+        *,
+        share: bool = False,
+        pool: bool = True,
     ) -> Executor:
         folder = Path(self._scratch.name) if self._scratch is not None else self.stored.path
         graphs = {}
