@@ -250,3 +250,30 @@ print(full - psutil.Process().memory_info().rss)
 """
     freed = {when: int(subprocess.check_output([sys.executable, "-c", code, when])) for when in ("now", "later")}
     assert freed["now"] > 0.8 * 7 * 30 * 2**20 > freed["later"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_result_of_another_process() -> None:
+    """A process without threads forks. Failures, deaths and incomplete results are None. None outlives the block."""
+    code = """
+import os, signal, threading, time
+import psutil
+from zoo import system
+def fail(): raise ValueError
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+def own(): return str(os.getpid()).encode()
+for function in (own, fail, die, lambda: b"", lambda: bytes(10_000_000)):
+    with system.computing_apart(function) as result:
+        data = result()
+    print(None if data is None else len(data), data == own())
+with system.computing_apart(lambda: time.sleep(60)):
+    assert len(psutil.Process().children()) == 1
+assert not psutil.Process().children()
+threading.Thread(target=time.sleep, args=(1,)).start()
+with system.computing_apart(own) as result:
+    print(result())
+"""
+    lines = subprocess.check_output([sys.executable, "-c", code], text=True, stderr=subprocess.DEVNULL).splitlines()
+    assert int(lines[0].split()[0]) > 0
+    assert lines[0].endswith("False")
+    assert lines[1:] == ["None False", "None False", "0 False", "10000000 False", "None"]

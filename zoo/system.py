@@ -11,11 +11,13 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from zoo.errors import StorageError, ZooWarning
 
@@ -25,6 +27,7 @@ if sys.platform != "win32":
 __all__ = [
     "MAX_THREADS",
     "Release",
+    "computing_apart",
     "end_tree",
     "free_memory",
     "has_parent",
@@ -197,6 +200,48 @@ def usable_cores() -> int:
     else:
         cores = os.cpu_count() or 1
     return cores
+
+
+@contextmanager
+def computing_apart(function: Callable[[], bytes]) -> Iterator[Callable[[], bytes | None]]:
+    """Compute a result in a forked process while the block runs. Yields a function that waits for it.
+
+    The result is None if the function raised, if the process was killed, and where a process cannot be forked: outside
+    Linux, or where this one has threads, which the other would lack. The function cannot change anything here. Its
+    process is killed when the block ends.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        yield lambda: None
+        return
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        _compute(function, writing)
+    os.close(writing)
+    try:
+        with open(reading, "rb", closefd=False) as pipe:
+            yield lambda: _checked(pipe.read())
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _compute(function: Callable[[], bytes], writing: int) -> NoReturn:
+    """Write a result and its digest to a pipe, and end this process."""
+    try:
+        data = function()
+        with open(writing, "wb") as pipe:
+            pipe.write(hashlib.sha256(data).digest() + data)
+    finally:
+        os._exit(0)
+
+
+def _checked(data: bytes) -> bytes | None:
+    """Return a result, or None if it is incomplete."""
+    digest, result = data[:32], data[32:]
+    return result if hashlib.sha256(result).digest() == digest else None
 
 
 def free_memory() -> float:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zoo_runtime.providers import Provider
 
 from zoo_export.trace.cache import repeat_if_stale
-from zoo_export.trace.make import Options, link_graphs, make_graphs, planned_layout
+from zoo_export.trace.make import Options, link_graphs, make_graphs, planned_layout, tracing_apart
 
 __all__ = [
     "Request",
@@ -108,12 +108,13 @@ def export_onnx(job: Job) -> dict[str, Any]:
 
 def _verified_graphs(job: Job) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Return the graphs of a model and the evidence that they match it."""
-    from zoo_export.parity.compare import compare  # imported late, because tracing alone does not need ONNX Runtime
-    from zoo_export.parity.laws import check_laws
-
     request, stored = job.options or Request(), job.model
-    laws = check_laws(stored.spec)
-    graphs = make_graphs(stored, request)
+    with tracing_apart(stored, request) as traced:
+        from zoo_export.parity.compare import compare  # late: a process that has imported PyTorch is not forked
+        from zoo_export.parity.laws import check_laws
+
+        laws = check_laws(stored.spec)
+        graphs = traced()
     report = compare(
         stored,
         graphs,

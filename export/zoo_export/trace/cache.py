@@ -15,7 +15,7 @@ from typing import TypeVar
 from zoo import memo
 from zoo.errors import ArtifactError, ParityError
 
-__all__ = ["read", "repeat_if_stale", "write"]
+__all__ = ["note_help", "read", "repeat_if_stale", "was_helped", "write"]
 
 Result = TypeVar("Result")
 
@@ -51,6 +51,18 @@ def write(key: str, data: bytes) -> None:
     if (attempt := _attempt.get()) is not None:
         attempt.written.add(key)
     memo.write(key, data)
+
+
+def was_helped() -> bool:
+    """Return whether this attempt used the result of an earlier call."""
+    attempt = _attempt.get()
+    return attempt is not None and attempt.was_helped
+
+
+def note_help(helped: bool) -> None:
+    """Record that another process used results of earlier calls for this attempt."""
+    if (attempt := _attempt.get()) is not None:
+        attempt.was_helped |= helped
 
 
 def repeat_if_stale(function: Callable[[], Result]) -> Result:

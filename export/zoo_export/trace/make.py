@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
@@ -13,12 +16,14 @@ from zoo.config import Settings
 from zoo.contract import Graph, Size, rows_of, sizes_of
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
+from zoo.system import computing_apart
 from zoo_export.graph.file import link
 from zoo_export.trace import cache
 from zoo_export.trace import key as traces
 from zoo_export.trace.sizes import serving_sizes
 
-__all__ = ["OPSETS", "PORTABLE", "TRACED", "Options", "link_graphs", "make_graphs", "planned_layout", "unlinked_graphs"]
+__all__ = ["OPSETS", "PORTABLE", "TRACED", "Options", "link_graphs", "make_graphs", "planned_layout", "tracing_apart",
+           "unlinked_graphs"]  # fmt: skip
 
 OPSETS = tuple(range(18, 25))
 """Supported opset versions. torch does not export newer ones."""
@@ -102,6 +107,38 @@ class Options(Settings):
 def make_graphs(stored: ModelDirectory, options: Options = Options(), *, cached: bool = True) -> dict[str, bytes]:
     """Create all declared graphs by name, linked to the weights but not verified."""
     return link_graphs(stored.spec, stored.dtype, stored.layout, options, cached=cached)
+
+
+@contextmanager
+def tracing_apart(stored: ModelDirectory, options: Options = Options()) -> Iterator[Callable[[], dict[str, bytes]]]:
+    """Trace in a process of its own while the block runs. Yields a function that is :func:`make_graphs`.
+
+    What PyTorch's exporter imports and leaves behind takes as much memory as PyTorch itself. This process traces where
+    PyTorch is imported already, whose threads a forked process lacks, or if the other fails.
+    """
+
+    def trace() -> bytes:
+        return pickle.dumps((unlinked_graphs(stored.spec, stored.dtype, options), cache.was_helped()))
+
+    if _imported():
+        yield lambda: make_graphs(stored, options)
+        return
+    with computing_apart(trace) as result:
+
+        def graphs() -> dict[str, bytes]:
+            data = result()
+            if data is None:
+                return make_graphs(stored, options)
+            made, helped = pickle.loads(data)
+            cache.note_help(helped)
+            return {name: link(graph, stored.layout) for name, graph in made.items()}
+
+        yield graphs
+
+
+def _imported() -> bool:
+    """Whether this process has imported PyTorch."""
+    return "torch" in sys.modules
 
 
 def link_graphs(
