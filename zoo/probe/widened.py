@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["Product", "WideWeight", "deferring_products", "share_weights"]
+__all__ = ["Ask", "Product", "WideWeight", "asking", "deferring_products", "product", "share_weights"]
 
 _LARGE = 2**18
 """Number of elements from which a weight is converted where it is used."""
@@ -79,10 +79,10 @@ class Product(torch.Tensor):
     @staticmethod
     def __new__(cls, x: Tensor, weight: Tensor, bias: Tensor | None) -> Product:
         shape = (*x.shape[:-1], len(weight))
-        product: Product = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=x.dtype, device=x.device)
-        product.factors = x.clone(), weight, bias  # the model may go on to change x in place
-        product.whole = None
-        return product
+        made: Product = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=x.dtype, device=x.device)
+        made.factors = x.clone(), weight, bias  # the model may go on to change x in place
+        made.whole = None
+        return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -154,13 +154,34 @@ def _product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _product(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
     if isinstance(x, WideWeight) or weight.ndim != 2:
         return F.linear(x.widened() if isinstance(x, WideWeight) else x, weight.widened(), bias)
+    ask = _asking.get()
+    return product(x, weight, bias) if ask is None else ask((x, weight, bias))
+
+
+@contextmanager
+def asking(ask: Callable[[Ask], Tensor]) -> Iterator[None]:
+    """Let a function compute the products with wide weights."""
+    token = _asking.set(ask)
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+def product(x: Tensor, weight: WideWeight, bias: Tensor | None = None) -> Tensor:
+    """Return the result of a dense layer with a wide weight of two dimensions."""
     output = x.new_empty(*x.shape[:-1], weight.shape[0])
     flat, products = x.reshape(-1, x.shape[-1]), output.view(-1, len(weight))
     rows = max(1, (_PART if len(flat) < _MANY else _LARGER_PART) // weight.shape[1])
     wide = x.new_empty(rows, weight.shape[1])
-    for part, product in zip(weight.stored.split(rows), products.split(rows, dim=1), strict=True):
-        torch.mm(flat, wide[: len(part)].copy_(part).t(), out=product)
+    for part, result in zip(weight.stored.split(rows), products.split(rows, dim=1), strict=True):
+        torch.mm(flat, wide[: len(part)].copy_(part).t(), out=result)
     return output if bias is None else output.add_(bias)
+
+
+Ask = tuple[Tensor, WideWeight, "Tensor | None"]
+"""Input, weight and bias of a dense layer."""
+_asking: ContextVar[Callable[[Ask], Tensor] | None] = ContextVar("asking", default=None)
 
 
 def _embedding(weight: WideWeight, indices: Tensor, *options: Any, **named: Any) -> Tensor:

@@ -12,7 +12,7 @@ from zoo.errors import IncomparableError
 from zoo.probe.inputs import Point, longest_length
 from zoo.system import free_memory
 
-__all__ = ["check_memory", "fits", "longest_input"]
+__all__ = ["check_memory", "fits", "longest_input", "output_count"]
 
 _ATTENTIONS = 2**28
 """Largest number of attention weights compared at one point: it grows with the square of the length."""
@@ -30,7 +30,7 @@ def longest_input(config: Config, graphs: Sequence[Graph], longest: int | None =
     if longest is not None:
         length = min(length, longest)
     while length > 1 and not (
-        fits(graphs, Point(1, length, 0, "none")) and _outputs(graphs, Point(1, length, 0, "none")) <= _OUTPUTS
+        fits(graphs, Point(1, length, 0, "none")) and output_count(graphs, Point(1, length, 0, "none")) <= _OUTPUTS
     ):
         length //= 2
     return length
@@ -38,10 +38,10 @@ def longest_input(config: Config, graphs: Sequence[Graph], longest: int | None =
 
 def fits(graphs: Sequence[Graph], point: Point) -> bool:
     """Return whether the attention weights at a point are few enough to compare."""
-    return _outputs(graphs, point, attentions=True) <= _ATTENTIONS
+    return output_count(graphs, point, attentions=True) <= _ATTENTIONS
 
 
-def _outputs(graphs: Sequence[Graph], point: Point, *, attentions: bool = False) -> int:
+def output_count(graphs: Sequence[Graph], point: Point, *, attentions: bool = False) -> int:
     """Return the number of attention weights, or of all other outputs, at a point."""
     total = point.length + point.past
     shapes = (
@@ -62,7 +62,7 @@ def check_memory(stored: ModelDirectory, graphs: Sequence[Graph] | None = None) 
     graphs = graphs or stored.spec.graphs
     longest = Point(1, longest_input(stored.spec.config, graphs), 0, "none")
     weights = sum(tensor.length for tensor in stored.layout.values()) * (4 if stored.dtype in HALVES else 1)
-    outputs = _outputs(graphs, longest) + _outputs(graphs, longest, attentions=True)
+    outputs = output_count(graphs, longest) + output_count(graphs, longest, attentions=True)
     needed, free = weights * _COPIES + outputs * _OUTPUT_BYTES, free_memory()
     if needed > free:
         raise IncomparableError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +40,7 @@ from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
 from zoo_export.parity.reference import SEED
+from zoo_export.parity.references import References
 from zoo_export.parity.rule import WIDE, Findings, Judges
 from zoo_export.parity.subject import FAINT, Subject
 
@@ -84,6 +87,7 @@ class Sweep:
         self._splits: set[tuple[int, int]] = set()
         self._ahead, self._decoded = Ahead(), dict[str, Any]()
         self._planned: list[Point] | None = None
+        self._references = References(subject.models.reference.model, subject.graphs)
         self.graph_facts: dict[str, dict[str, Any]] = {}
         """Evidence about each graph, apart from its errors."""
         self.left_out = 0
@@ -215,7 +219,7 @@ class Sweep:
         waiting = in_order(points)
         while waiting:
             number = self._run_ahead(waiting)
-            for point in waiting[:number]:
+            for point in self._refer(waiting[:number]):
                 if progress is not None:
                     progress(len(self.points) + 1, total or len(points))
                 self.compare_at(point, self.runtimes)
@@ -241,9 +245,8 @@ class Sweep:
         large = [point for point in smallest_points(points)[1:] if point.tokens * self.parameters > CHEAP]
         others = [point for point in large if point not in self.added]
         for runtimes in self.subject.open_perturbed():
-            for point in chosen:
-                if FAINT not in runtimes or point not in others:
-                    self.compare_at(point, runtimes)
+            for point in self._refer([point for point in chosen if FAINT not in runtimes or point not in others]):
+                self.compare_at(point, runtimes)
             if FAINT not in runtimes:
                 self.compare_magnitudes(points, runtimes)
 
@@ -314,11 +317,29 @@ class Sweep:
     def _run_reference(self, feeds: Feeds, point: Point) -> Results:
         """Return the results in float64, after a check that they do not depend on where a text is cut."""
         graphs, reference = self.subject.graphs, self.subject.models.reference
-        if not self._is_new_split(point):
+        known = self._references.take(point)
+        if known is None and not self._is_new_split(point):
             return self._run_one(reference, feeds, point)
-        exact, whole = (run_pipeline(reference, graphs, feeds, point, split=split) for split in (True, False))
-        check_split(graphs, whole, exact, feeds, point)
+        exact, whole = known or (
+            run_pipeline(reference, graphs, feeds, point, split=True),
+            run_pipeline(reference, graphs, feeds, point, split=False),
+        )
+        if whole is not None:
+            check_split(graphs, whole, exact, feeds, point)
         return self._kept(exact, feeds, point)
+
+    def _refer(self, points: Sequence[Point]) -> Iterator[Point]:
+        """Yield points in order, and evaluate the reference at several short ones together before they are compared."""
+        ahead = 0
+        for number, point in enumerate(points):
+            if number == ahead:
+                short = list(itertools.takewhile(partial(is_affordable, parameters=self.parameters), points[number:]))
+                before = set(self._splits)
+                taken = self._references.evaluate(short, self._feeds, self._is_new_split) if len(short) > 1 else []
+                if not taken:
+                    self._splits = before
+                ahead = number + max(1, len(taken) or len(short))
+            yield point
 
     def _run_one(self, executor: Executor, feeds: Feeds, point: Point, *, complete: bool = False) -> Results:
         with executor.keeping(feeds, point) if isinstance(executor, TorchExecutor) else nullcontext():
