@@ -9,6 +9,9 @@ ENV is a virtual environment with the other tool: see benchmarks/export.py, and
 The models are GPT-2 small and BERT base with random weights; speed does not depend on the values. All candidates are
 called in turns in one process, so that other load on the machine affects them equally: compare numbers of one run, not
 of different runs. For graphs that update their cache in place, cache inputs and outputs are bound to the same memory.
+
+A decoding step cannot take less than the time of reading its weights and cache once. That row is measured as by
+`zoo bench` (zoo_export.bench.limits.Reading): the fastest turn of the faster of two operators that read as many bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,10 @@ import onnxruntime as ort
 from onnxruntime.quantization import quantize_dynamic
 
 from export import ZOO, make_checkpoint, measure
+from zoo_export.bench.limits import Reading, weight_bytes
 
 LAYERS, HEADS, WIDTH, VOCABULARY = 12, 12, 64, 50257
+READ = "reading weights and cache once"
 MAKE_BERT = "from transformers import BertConfig, BertModel; BertModel(BertConfig()).save_pretrained('bert')"
 CONVERT = """
 import sys
@@ -92,8 +96,8 @@ def step(model: ort.InferenceSession, batch: int, tokens: int, past: int) -> Cal
     return lambda: (model.run_with_iobinding(binding), buffers)
 
 
-def in_turns(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """Make the calls in turns, and return the median milliseconds of each."""
+def in_turns(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Make the calls in turns, and return the milliseconds of each."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 2):
         for name, call in calls.items():
@@ -101,14 +105,19 @@ def in_turns(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
             call()
             if number >= 2:
                 times[name].append(1000 * (time.perf_counter() - started))
+    return times
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the median of each list."""
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def generate(generator: Any, prompt: int, new: int) -> Call:
-    """Return a CTranslate2 call that reads a prompt and generates ``new`` tokens."""
+def generate(generator: Any, batch: int, prompt: int, new: int) -> Call:
+    """Return a CTranslate2 call that reads prompts and generates ``new`` tokens for each."""
     tokens = [f"t{number}" for number in range(prompt)]
     return lambda: generator.generate_batch(
-        [tokens], max_length=new, min_length=new, include_prompt_in_result=False, sampling_topk=1
+        [tokens] * batch, max_length=new, min_length=new, include_prompt_in_result=False, sampling_topk=1
     )
 
 
@@ -123,30 +132,31 @@ def table(title: str, results: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def decoder_table(models: Mapping[str, Path], generators: Mapping[str, Any], rounds: int) -> None:
-    """Time prefill and decoding. A step of CTranslate2 is the time of 16 additional tokens divided by 16."""
+    """Time decoding and prefill. A step of CTranslate2 is the time of 16 additional tokens divided by 16."""
     sessions = {name: session(path) for name, path in models.items()}
-    halves = np.split(np.ones(124_439_808 // 2, np.float64), 2)
-    pool = ThreadPoolExecutor(2)
+    weights = weight_bytes(models["zoo"].read_bytes())
     results: dict[str, dict[str, float]] = {}
-    for past in (128, 512):
-        calls: dict[str, Call] = {name: step(model, 1, 1, past) for name, model in sessions.items()}
-        calls["reading 498 MB, two threads"] = lambda: list(pool.map(np.sum, halves))
-        more = {(name, new): generate(made, past, new) for name, made in generators.items() for new in (1, 17)}
-        found = in_turns(calls, rounds)
-        long = in_turns({f"{name} {new}": call for (name, new), call in more.items()}, max(3, rounds // 4))
+    for batch, past in ((1, 128), (1, 512), (8, 128)):
+        reading = Reading(weights + 2 * LAYERS * batch * past * HEADS * WIDTH * 4, "cpu", spin=False)
+        calls: dict[str, Call] = {name: step(model, batch, 1, past) for name, model in sessions.items()}
+        times = in_turns({**calls, **reading.calls}, rounds)
+        found = medians({name: times[name] for name in calls})
+        found[f"{READ}, the minimum"] = min(min(times[name]) for name in reading.calls)
+        more = {(name, new): generate(made, batch, past, new) for name, made in generators.items() for new in (1, 17)}
+        long = medians(in_turns({f"{name} {new}": call for (name, new), call in more.items()}, max(3, rounds // 4)))
         for name in generators:
             found[name] = (long[f"{name} 17"] - long[f"{name} 1"]) / 16
-        results[f"decode, {past} past"] = found
+        results[f"decode, {batch} x {past} past"] = found
     calls = {name: step(model, 1, 128, 0) for name, model in sessions.items()}
-    calls |= {name: generate(made, 128, 1) for name, made in generators.items()}
-    results["prefill of 128"] = in_turns(calls, max(3, rounds // 2))
-    table("GPT-2 small, batch 1", results)
+    calls |= {name: generate(made, 1, 128, 1) for name, made in generators.items()}
+    results["prefill of 1 x 128"] = medians(in_turns(calls, max(3, rounds // 2)))
+    table("GPT-2 small", results)
 
 
 def encoder_table(models: Mapping[str, Path], rounds: int) -> None:
     """Time BERT base on 8 sequences of 128 tokens."""
     calls = {name: step(session(path), 8, 128, 0) for name, path in models.items()}
-    table("BERT base", {"8 x 128": in_turns(calls, rounds)})
+    table("BERT base", {"8 x 128": medians(in_turns(calls, rounds))})
 
 
 def memory_table(graphs: Mapping[str, Path]) -> None:
@@ -154,7 +164,7 @@ def memory_table(graphs: Mapping[str, Path]) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import sessions as b; from pathlib import Path\n"
         "model = b.session(Path(sys.argv[2]), session__disable_prepacking=sys.argv[3])\n"
-        "took = b.in_turns({'decode': b.step(model, 1, 1, 128)}, 15)['decode']\n"
+        "took = b.medians(b.in_turns({'decode': b.step(model, 1, 1, 128)}, 15))['decode']\n"
         "status = dict(l.split(':', 1) for l in open('/proc/self/status'))\n"
         "found = [int(status[key].split()[0]) / 1024 for key in ('RssAnon', 'RssFile', 'VmHWM')]\n"
         "print(' | '.join(f'{value:.0f}' for value in found), f'| {took:.1f}')"

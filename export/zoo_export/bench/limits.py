@@ -1,7 +1,8 @@
 """Roofline bounds: the minimum time of a case on this machine, from the bytes it reads and the FLOPs it computes.
 
-Memory bandwidth is measured with a vector-matrix product of the size that the case reads, compute throughput with a
-product of two large matrices. Both run on ONNX Runtime with as many threads as the session.
+The memory bound is the time of reading as many bytes as the case must read, weights and caches, once: the fastest turn
+of the faster of two operators, since no single one reads fastest on every machine. Compute throughput is measured with
+a product of two large matrices. All run on ONNX Runtime with as many threads as the session.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from zoo_export.bench.cases import Call, Case
 from zoo_export.graph.file import inline, parse
 from zoo_runtime import Session
 from zoo_runtime.executor import LOGITS_TO_KEEP
-from zoo_runtime.providers import device_of, open_session
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.providers import Provider, device_of, open_session
 from zoo_runtime.values import to_value
 
-__all__ = ["Count", "Limits", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
+__all__ = ["Count", "Limits", "Reading", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
 
 _GEMM = {"cpu": 1024, "cuda": 8192}
 """Rows of the large matrices: enough to saturate the cores, few enough to time several products."""
-_INNER = 256
-"""Length of the vector in the bandwidth measurement."""
+_ROWS = 256
+"""Rows of the matrix that is read to measure bandwidth."""
 _LOOKUPS = ("Gather", "GatherBlockQuantized")
 Count = Callable[[ModelSpec, Case], int | None]
 """Returns the FLOPs of a case, or None if unknown."""
@@ -51,17 +53,16 @@ class Limits:
         self.known = self.flops is not None or case.phase == "decode"
         # CPU kernels have no float16 arithmetic: they compute in float32.
         dtype = np.dtype(np.float32) if session.provider == "cpu" else session.dtype
-        columns, side = -(-self.bytes // (_INNER * dtype.itemsize)), _GEMM[session.provider]
-        self._read, self._computed = _INNER * columns * dtype.itemsize, 2 * side**3
-        self.calls = {
-            "memory": _product(session, (1, _INNER, columns), dtype),
-            "compute": _product(session, (side, side, side), dtype),
-        }
-        """Calls to time; pass their seconds to :meth:`describe`."""
+        side, provider, threads = _GEMM[session.provider], session.provider, session.threads
+        self._reading, self._computed = Reading(self.bytes, provider, threads), 2 * side**3
+        square = _ones((side, side), provider, dtype)
+        product = _call("MatMul", {"a": square, "b": square}, provider, threads)
+        self.calls = {**self._reading.calls, "compute": product}
+        """Calls to time; pass the seconds of the fastest turn of each to :meth:`describe`."""
 
     def describe(self, seconds: Mapping[str, float]) -> dict[str, Any]:
         """Return the minimum time of the case, which limit sets it, and the measurements behind it."""
-        speeds = {"memory": self._read / seconds["memory"], "compute": self._computed / seconds["compute"]}
+        speeds = {"memory": self._reading.speed(seconds), "compute": self._computed / seconds["compute"]}
         least = {"memory": self.bytes / speeds["memory"], "compute": (self.flops or 0) / speeds["compute"]}
         bound = max(least, key=lambda name: least[name]) if self.known else None
         return {
@@ -74,21 +75,53 @@ class Limits:
         }
 
 
-def _product(session: Session, sizes: tuple[int, int, int], dtype: np.dtype[Any]) -> Call:
-    """Return a matrix product of sizes m x k and k x n on the session's provider."""
-    from onnx import helper
+class Reading:
+    """Two ways of reading a number of bytes once: a vector-matrix product, and the maximum of each row.
 
-    m, k, n = sizes
-    kind = helper.np_dtype_to_tensor_dtype(dtype)
-    shapes = {"a": (m, k), "b": (k, n), "c": (m, n)}
-    a, b, c = (helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items())
-    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "product", [a, b], [c])
+    Args:
+        size: the number of bytes, rounded up to whole columns.
+        provider: the execution provider.
+        threads: number of threads; by default as many as a session has.
+        spin: whether idle threads wait actively, see :func:`zoo_runtime.providers.open_session`.
+    """
+
+    def __init__(self, size: int, provider: Provider, threads: int | None = None, *, spin: bool = True) -> None:
+        columns = -(-size // (_ROWS * 4))
+        self.size = _ROWS * columns * 4
+        """The number of bytes that a call reads."""
+        row, matrix = (_ones((rows, columns), provider) for rows, columns in ((1, _ROWS), (_ROWS, columns)))
+        self.calls: dict[str, Call] = {
+            "product": _call("MatMul", {"a": row, "b": matrix}, provider, threads, spin=spin),
+            "maxima": _call("ReduceMax", {"b": matrix}, provider, threads, spin=spin),
+        }
+        """Calls to time; pass the seconds of the fastest turn of each to :meth:`speed`."""
+
+    def speed(self, seconds: Mapping[str, float]) -> float:
+        """Return the bytes per second of the faster way."""
+        return self.size / min(seconds[name] for name in self.calls)
+
+
+def _ones(shape: tuple[int, int], provider: Provider, dtype: type[Any] | np.dtype[Any] = np.float32) -> ort.OrtValue:
+    return to_value(np.ones(shape, dtype), provider)
+
+
+def _call(
+    operator: str, inputs: Mapping[str, ort.OrtValue], provider: Provider, threads: int | None, *, spin: bool = True
+) -> Call:
+    """Return a call of one operator on matrices; ``ReduceMax`` reduces the last axis."""
+    from onnx import helper, numpy_helper
+
+    kind = next(iter(inputs.values())).element_type()
+    given = [helper.make_tensor_value_info(name, kind, value.shape()) for name, value in inputs.items()]
+    axes = [numpy_helper.from_array(np.array([-1]), "axes")] if operator == "ReduceMax" else []
+    node = helper.make_node(operator, [*inputs, *(axis.name for axis in axes)], ["c"])
+    graph = helper.make_graph([node], "limit", given, [helper.make_tensor_value_info("c", kind, [None, None])], axes)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    runtime = open_session(model.SerializeToString(), provider=session.provider, threads=session.threads)
-    device, binding = device_of(runtime), runtime.io_binding()
-    for name in ("a", "b"):
-        binding.bind_ortvalue_input(name, to_value(np.ones(shapes[name], dtype), device))
-    binding.bind_output("c", device)
+    runtime = open_session(model.SerializeToString(), provider=provider, threads=threads, spin=spin)
+    binding = runtime.io_binding()
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("c", device_of(runtime))
 
     def call() -> Sequence[Any]:
         runtime.run_with_iobinding(binding)

@@ -24,7 +24,7 @@ from zoo.probe.inputs import empty_past
 from zoo.registry import registry
 from zoo_export.bench import bench_model, torch_backend
 from zoo_export.bench.cases import Case, OnnxBackend, feeds_of, make_cases
-from zoo_export.bench.limits import bytes_read, closed_form, necessary_flops, weight_bytes
+from zoo_export.bench.limits import Reading, bytes_read, closed_form, necessary_flops, weight_bytes
 from zoo_export.bench.measure import check_outputs, in_turns
 from zoo_export.bench.plot import plot_bench
 from zoo_runtime import load_session
@@ -272,6 +272,16 @@ def test_torch_is_not_imported_without_need(exported_model: Exported, tmp_path: 
         assert list(case["backends"]) == ["onnxruntime"]
         assert case["backends"]["onnxruntime"]["times_torch"] is None
         assert case["limit"]["flops"] > 0
+
+
+def test_reading_is_as_fast_as_the_faster_operator() -> None:
+    """Both read the same bytes: at least as many as asked, by less than a column more."""
+    reading = Reading(1_000_000, "cpu", threads=1)
+    assert reading.size - 1024 < 1_000_000 <= reading.size
+    for call in reading.calls.values():
+        call()
+    slow, fast = reading.calls
+    assert reading.speed({slow: 2.0, fast: 0.5}) == reading.speed({slow: 0.5, fast: 2.0}) == 2 * reading.size
 
 
 def test_table_has_a_line_per_backend_and_limit(exported_model: Exported, zoo: Callable[..., Any]) -> None:
