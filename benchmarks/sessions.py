@@ -76,7 +76,7 @@ def step(model: ort.InferenceSession, batch: int, tokens: int, past: int) -> Cal
         elif item.name == "attention_mask":
             value = np.ones((batch, past + tokens), np.int64)
         elif item.name == "position_ids":
-            value = np.arange(past, past + tokens)[None]
+            value = np.tile(np.arange(past, past + tokens), (batch, 1))
         elif item.name == "past_length":
             value = np.array(past)
         elif item.name == "logits_to_keep":

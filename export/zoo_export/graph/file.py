@@ -16,6 +16,7 @@ import onnx
 
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError
+from zoo_export.graph.join import parts_of, separate, span
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -140,18 +141,21 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str] = ()) -> bytes:
     """Return the graph with every stored initialiser linked to the stored tensor of the same name.
 
-    Initialisers in the files ``kept``, such as those of quantised weights, stay as they are.
+    Initialisers in the files ``kept``, such as those of quantised weights, stay as they are. One that spans several
+    tensors (:mod:`zoo_export.graph.join`) is divided if these do not follow one another in this layout.
 
     Raises:
         ArtifactError: tensors are missing, or have different shapes or dtypes.
     """
     model = parse(graph)
+    separate(model, layout)
     problems = []
     for tensor in external_tensors(model):
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
         if location in kept:
             continue
-        place = layout.get(tensor.name)
+        parts = parts_of(tensor)
+        place = span(parts, layout) if parts else layout.get(tensor.name)
         if place is None:
             problems.append(f"missing {tensor.name}")
         elif tuple(tensor.dims) != place.shape:
@@ -222,9 +226,25 @@ def names_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
 
 
 def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTensor]) -> set[str]:
-    """Return the names of the stored tensors that any of the graphs reads."""
-    places = {place for graph in graphs for place in pointers(graph).values()}
-    return {name for name, tensor in layout.items() if (tensor.file, tensor.offset) in places}
+    """Return the names of the stored tensors that any of the graphs reads, alone or in an initialiser that spans it."""
+    read = {place for graph in graphs for place in _ranges(graph)}
+    starts = {(file, start) for file, start, _ in read}
+
+    def is_spanned(tensor: StoredTensor) -> bool:
+        end = tensor.offset + tensor.length
+        return any(file == tensor.file and start <= tensor.offset and end <= stop for file, start, stop in read)
+
+    return {name for name, tensor in layout.items() if (tensor.file, tensor.offset) in starts or is_spanned(tensor)}
+
+
+def _ranges(graph: bytes) -> Iterator[tuple[str, int, int]]:
+    """Yield the file and the first and last offset of every external initialiser that a node reads."""
+    places = pointers(graph)
+    for tensor in external_tensors(parse(graph)):
+        if tensor.name in places:
+            file, start = places[tensor.name]
+            width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            yield file, start, start + math.prod(tensor.dims) * width
 
 
 def contract(model: ir.Model) -> str:

@@ -178,8 +178,8 @@ def make_variant(stored: ModelDirectory, precision: Precision, directory: Path) 
     if precision in HALVES:
         return _to_half(stored, Variant(precision, directory, file, {}))
     empty = Variant(precision, directory, file, {})
-    written = make_graphs(stored, Options(profile="cpu"))
-    graphs = {name: empty.parse(graph, stored) for name, graph in written.items()}
+    unlinked = unlinked_graphs(stored.spec, stored.dtype, Options(profile="cpu"))  # one initialiser per tensor
+    graphs = {name: empty.parse(link(graph, stored.layout), stored) for name, graph in unlinked.items()}
     plan, kept = _plan(stored, graphs, SCHEMES[precision])
     decoders = [graphs[graph.name].graph for graph in stored.spec.graphs if graph.pasts]
     measured = {

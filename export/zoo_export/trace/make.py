@@ -17,7 +17,8 @@ from zoo.contract import Graph, Size, rows_of, sizes_of
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
 from zoo.system import computing_apart
-from zoo_export.graph.file import link
+from zoo_export.graph.file import link, parse, serialize
+from zoo_export.graph.join import join
 from zoo_export.trace import cache
 from zoo_export.trace import key as traces
 from zoo_export.trace.sizes import serving_sizes
@@ -131,7 +132,7 @@ def tracing_apart(stored: ModelDirectory, options: Options = Options()) -> Itera
                 return make_graphs(stored, options)
             made, helped = pickle.loads(data)
             cache.note_help(helped)
-            return {name: link(graph, stored.layout) for name, graph in made.items()}
+            return _linked(made, stored.dtype, stored.layout, options)
 
         yield graphs
 
@@ -145,8 +146,21 @@ def link_graphs(
     spec: ModelSpec, dtype: str, layout: Mapping[str, StoredTensor], options: Options, *, cached: bool = True
 ) -> dict[str, bytes]:
     """Create all declared graphs by name, linked to the tensors of a layout."""
-    graphs = unlinked_graphs(spec, dtype, options, cached=cached)
+    return _linked(unlinked_graphs(spec, dtype, options, cached=cached), dtype, layout, options)
+
+
+def _linked(
+    graphs: Mapping[str, bytes], dtype: str, layout: Mapping[str, StoredTensor], options: Options
+) -> dict[str, bytes]:
+    if options.profile == "cpu" and dtype == "float32":
+        graphs = {name: _joined(graph, layout) for name, graph in graphs.items()}
     return {name: link(graph, layout) for name, graph in graphs.items()}
+
+
+def _joined(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
+    model = parse(graph)
+    join(model, layout)
+    return serialize(model)
 
 
 def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
