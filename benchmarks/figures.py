@@ -5,7 +5,7 @@ Usage:
     zoo quantize minilm --dtype int4
     cat docs/*.md docs/*/*.md README.md > corpus.txt
     python benchmarks/figures.py train --data corpus.txt -o runs
-    zoo bench minilm --lengths 8,16,32,64,128,256 --json > speed.json
+    zoo bench minilm --lengths 8,16,32,64,128,256 --threads 1 --json > speed.json
     python benchmarks/figures.py draw --runs runs --minilm minilm --speed speed.json
 
 MINILM is the directory of a checkpoint of all-MiniLM-L6-v2.

@@ -28,7 +28,7 @@ def drawn(plot: Any, gid: str) -> np.ndarray[Any, Any]:
 
 
 def test_one_head_has_its_weights_and_tokens(showing: Showing, zoo: Any, tmp_path: Path) -> None:
-    folder, text = showing("bert-tiny"), "time $x$"
+    folder, text = showing("gpt-tiny"), "time $x$"
     result = weights_of(folder, text)
     plot = plots.attention(folder, text, layers=[1], heads=[2])
     assert np.array_equal(drawn(plot, "weights"), result["attentions"]["attentions.1.2"])
@@ -41,6 +41,7 @@ def test_one_head_has_its_weights_and_tokens(showing: Showing, zoo: Any, tmp_pat
     assert Path("a.svg").read_bytes() == Path("1.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_all_heads_are_drawn(showing: Showing, tmp_path: Path) -> None:
     folder = showing("transformer-tiny")
     result = weights_of(folder, Pair("abc", "de"))["attentions"]
@@ -83,9 +84,13 @@ def test_attention_that_cannot_be_drawn(showing: Showing, zoo: Any, tmp_path: Pa
     zoo(*show, "b", "c").failed(2, "expected one input or a pair, got 3")
     zoo("show", folder, "--figure", "a.svg", "--of", "attention").failed(2, "--of attention needs an input")
     zoo("show", folder, "a", "--unverified", "--figure", "a.svg", "--of", "parity").failed(2, "does not apply")
-    with pytest.raises(UsageError, match="lines are drawn for at most 48 tokens, got 60"):
-        plots.attention(showing("gpt-tiny", "max_seq_len=64"), "a" * 60, token=0)
     before = {path.name for path in tmp_path.iterdir()}
     plain = copy_of("gpt-tiny")
     zoo("show", plain, "a", *show[3:]).failed(3, "not exported for attentions", "--attentions")
     assert {path.name for path in tmp_path.iterdir()} - {plain.name} == before
+
+
+@pytest.mark.slow
+def test_lines_between_many_tokens_are_refused(showing: Showing) -> None:
+    with pytest.raises(UsageError, match="lines are drawn for at most 48 tokens, got 60"):
+        plots.attention(showing("gpt-tiny", "max_seq_len=64"), "a" * 60, token=0)
