@@ -175,7 +175,8 @@ def command(
 ) -> None:
     """Show MODEL, a preset or a model directory: configuration, exact parameter count, memory, FLOPs and graphs.
 
-    No weights are allocated. For a directory, exports are shown too, and its files are compared with the manifest.
+    No weights are allocated, except to plot them or what they compute. For a directory, exports are shown too, and its
+    files are compared with the manifest.
     """
     if attention and figure is not None:
         raise UsageError("both --attention and --figure", None, "choose one of them")
