@@ -27,8 +27,6 @@ class Block(nn.Module):
 class MyArch(nn.Module):
     """Token and position embeddings, blocks, a final norm and the language-modelling head."""
 
-    position_tensors = ("positions.weight",)
-
     def __init__(self, c: MyArchConfig) -> None:
         super().__init__()
         self.config = c
