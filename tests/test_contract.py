@@ -24,6 +24,7 @@ PAST = zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=2, head_dim
         ("frames // 4 + 1", lambda frames, text: frames // 4 + 1, ("frames",)),
         ("(frames + 3) // 4", lambda frames, text: -(-frames // 4), ("frames",)),
         ("text + frames // 2 // 2 + text", lambda frames, text: 2 * text + frames // 4, ("text", "frames")),
+        ("min(frames + text, 31)", lambda frames, text: min(frames + text, 31), ("frames", "text")),
         (64, lambda frames, text: 64, ()),
     ],
 )
@@ -36,7 +37,7 @@ def test_size_of_a_dimension(dim: Any, expected: Any, names: tuple[str, ...], fr
 @pytest.mark.parametrize(
     "dim",
     ["frames / 4", "frames // 0", "frames // text", "frames - 1", "4 * frames", "4", "", "a b", "1 // a", "f(x)",
-     "a.b", "a + 1.5", "a + True", "a\n+ b"],
+     "a.b", "a + 1.5", "a + True", "a\n+ b", "min(a)", "min(a, b, c)", "min(a, key=b)", "max(a, 3)", "min(3, 4)"],
 )  # fmt: skip
 def test_malformed_dimension_is_one_line(dim: str) -> None:
     for make in (
@@ -160,6 +161,67 @@ def test_malformed_states_are_one_line(changes: dict[str, Any], message: str) ->
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         dataclasses.replace(STATES, **changes)
     assert "\n" not in str(error.value)
+
+
+MASK = zoo.mask("attention_mask", length="past_sequence + sequence")
+
+
+def windowed(*windows: int | None, inputs: tuple[Any, ...] = (IDS, MASK)) -> zoo.Graph:
+    past = dataclasses.replace(PAST, num_layers=3, windows=windows)
+    return zoo.Graph(inputs=inputs, outputs=(zoo.floats("logits", "batch", "sequence", 9),), past=(past, STATES))
+
+
+def test_windows_limit_the_past_of_their_layers() -> None:
+    graph = windowed(8, None)  # the pattern repeats: 8, None, 8
+    sizes = {"batch": 1, "past_sequence": 6, "sequence": 5}
+    lengths = [[pair.shape(sizes)[2] for pair in pairs] for pairs in graph.past_pairs()[:6:2]]
+    assert lengths == [[6, 7], [6, 11], [6, 7]]
+    assert graph.past_pairs()[0][1].dims == ("batch", 2, "min(past_sequence + sequence, 7)", 4)
+    assert graph.kept_lengths() == {"min(past_sequence + sequence, 7)": 7}
+    assert [past.name for past, _ in graph.growing_pairs()] == ["past_key_values.1.key", "past_key_values.1.value"]
+    assert (graph.past_length, graph.has_windows) == ("past_sequence", True)
+    assert graph.dim_names() == ("batch", "sequence", "past_sequence")
+
+
+def test_a_graph_without_windows_keeps_all_positions() -> None:
+    plain = windowed(None)
+    assert windowed(8, None).without_windows() == plain
+    assert plain.without_windows() is plain
+    single = dataclasses.replace(windowed(8), past=dataclasses.replace(PAST, windows=(8,)))
+    assert single.without_windows().past == PAST
+    weights = zoo.attentions(3, 2, keys="past_sequence + sequence")
+    assert not dataclasses.replace(windowed(8), attentions=weights).with_attentions().has_windows
+
+
+def test_elements_of_a_past_with_windows() -> None:
+    past = dataclasses.replace(PAST, num_layers=3, windows=(8, None))
+    per_position = 2 * 4 * 2
+    assert [past.elements(tokens) for tokens in (3, 7, 100)] == [
+        9 * per_position,
+        21 * per_position,
+        114 * per_position,
+    ]
+    assert past.elements_per_token() == per_position
+    assert past.without_windows().elements_per_token() == 3 * per_position
+
+
+@pytest.mark.parametrize("windows", [[8], (), (1,), (True,), (8.0,), ("8",)])
+def test_malformed_windows_are_one_line(windows: Any) -> None:
+    with pytest.raises(ValueError, match=r"windows? of past_key_values must be a .* or None, got"):
+        dataclasses.replace(PAST, windows=windows)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"outputs": (dataclasses.replace(PAST, windows=(8,)),)}, "has windows, which only a past may have"),
+        ({"inputs": (IDS, zoo.floats("x", "batch", "min(frames, 8)"))}, "x of graph 'model' has a minimum as length"),
+        ({"past": dataclasses.replace(PAST, windows=(8,))}, "must have the length 'past_sequence \\+ sequence'"),
+    ],
+)
+def test_windows_where_they_have_no_meaning(declared: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        zoo.Graph(**{"inputs": (IDS,), "outputs": (HIDDEN,), **declared})
 
 
 def test_parts_of_a_past_have_one_length_and_distinct_names() -> None:

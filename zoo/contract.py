@@ -50,8 +50,9 @@ RESERVED_COMMANDS = frozenset(
 """Names of built-in commands, which plugins cannot use."""
 
 Dim = str | int
-"""A fixed size, or the name of a dimension that is free at run time. A sum, such as ``past_sequence + sequence``, or a
-quotient rounded down, such as ``frames // 4`` or ``(frames + 3) // 4``, is a dimension of that size."""
+"""A fixed size, or the name of a dimension that is free at run time. A sum, such as ``past_sequence + sequence``, a
+quotient rounded down, such as ``frames // 4`` or ``(frames + 3) // 4``, or a minimum, such as
+``min(past_sequence, 31)``, is a dimension of that size."""
 
 
 def dim_size(dim: Dim, sizes: Mapping[str, int]) -> int:
@@ -71,7 +72,7 @@ def dim_names(dim: Dim) -> tuple[str, ...]:
     >>> dim_names("(frames + 3) // 4"), dim_names(64)
     (('frames',), ())
     """
-    return () if isinstance(dim, int) else tuple(dict.fromkeys(re.findall(r"[^\W\d]\w*", dim)))
+    return () if isinstance(dim, int) else tuple(dict.fromkeys(re.findall(r"[^\W\d]\w*(?!\w*\()", dim)))
 
 
 def is_quotient(dim: Dim) -> bool:
@@ -81,13 +82,14 @@ def is_quotient(dim: Dim) -> bool:
 
 @cache
 def _parse(dim: str) -> ast.expr:
-    """Parse a dimension. Raises :class:`ValueError` unless it consists of names, numbers, sums and quotients."""
+    """Parse a dimension. Raises :class:`ValueError` unless it has names, numbers, sums, quotients and minima only."""
     try:
         tree = ast.parse(dim.strip(), mode="eval").body
     except (SyntaxError, ValueError):
         tree = ast.Constant(None)
     if not dim_names(dim) or not all(map(_is_allowed, ast.walk(tree))):
         known = "a name, or a sum or quotient such as 'past_sequence + sequence' or '(frames + 3) // 4'"
+        known += ", or a minimum such as 'min(frames, 31)'"
         raise ValueError(f"bad dimension {dim!r}: write a number, {known}")
     return tree
 
@@ -96,6 +98,8 @@ def _is_allowed(node: ast.AST) -> bool:
     match node:
         case ast.BinOp(op=ast.FloorDiv(), right=ast.Constant(value=int(divisor))):
             return divisor > 0
+        case ast.Call(func=ast.Name(id="min"), args=[_, _], keywords=[]):
+            return True
         case ast.Constant(value=number):
             return type(number) is int
         case _:
@@ -112,6 +116,8 @@ def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
             return _evaluate(left, sizes) + _evaluate(right, sizes)
         case ast.BinOp(left=left, right=right):
             return _evaluate(left, sizes) // _evaluate(right, sizes)
+        case ast.Call(args=arguments):
+            return min(_evaluate(argument, sizes) for argument in arguments)
         case _:
             return int(ast.literal_eval(node))
 
@@ -229,7 +235,18 @@ def attentions(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyValues:
-    """Keys and values of every layer: tensors ``NAME.N.key`` and ``NAME.N.value``, (batch, heads, length, dim)."""
+    """Keys and values of every layer: tensors ``NAME.N.key`` and ``NAME.N.value``, (batch, heads, length, dim).
+
+    A layer in which a query sees at most ``window`` keys, its own included, needs those of the last ``window - 1``
+    positions alone, padding included. With ``windows``, its past has ``min(past_sequence, window - 1)`` positions, and
+    what a call returns has ``min(past_sequence + sequence, window - 1)``.
+
+    >>> past = KeyValues(name="past_key_values", num_layers=2, num_heads=4, head_dim=16, windows=(32, None))
+    >>> [tensor.dims[2] for tensor in past.tensors()[::2]], past.present_tensors()[0].dims[2]
+    (['min(past_sequence, 31)', 'past_sequence'], 'min(past_sequence + sequence, 31)')
+    >>> past.elements(2000), past.without_windows().elements(2000)  # of one sequence of 2,000 tokens
+    (259968, 512000)
+    """
 
     name: str
     num_layers: int
@@ -237,10 +254,31 @@ class KeyValues:
     head_dim: int
     value_head_dim: int | None = None
     length: str = "past_sequence"
+    windows: tuple[int | None, ...] = (None,)
+    """For each layer of a past, the largest number of keys that a query sees, its own included: at least 2, or None for
+    all keys. The pattern repeats over the layers."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a malformed length."""
+        """Raise ``ValueError`` for a malformed length or window."""
         object.__setattr__(self, "length", _canonical(self.length))
+        if not isinstance(self.windows, tuple) or not self.windows:
+            raise ValueError(f"the windows of {self.name} must be a tuple of numbers or None, got {self.windows!r}")
+        for window in self.windows:
+            if window is not None and (type(window) is not int or window < 2):
+                raise ValueError(f"a window of {self.name} must be a number from 2 on, or None, got {window!r}")
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the past of a layer is limited by a window."""
+        return any(self.window(layer) is not None for layer in range(self.num_layers))
+
+    def window(self, layer: int) -> int | None:
+        """Return the largest number of keys that a query of a layer sees; None for all."""
+        return self.windows[layer % len(self.windows)]
+
+    def without_windows(self) -> KeyValues:
+        """Return the same with keys and values of all positions in every layer."""
+        return replace(self, windows=(None,))
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Return two tensors per layer, key before value."""
@@ -251,8 +289,17 @@ class KeyValues:
         return _present_tensors(self)
 
     def elements_per_token(self) -> int:
-        """Return the number of elements stored per token of one sequence."""
-        return self.num_layers * self.num_heads * (self.head_dim + (self.value_head_dim or self.head_dim))
+        """Return the number of elements stored per token of one sequence, in the layers without a window."""
+        return self._elements(sum(self.window(layer) is None for layer in range(self.num_layers)))
+
+    def elements(self, tokens: int) -> int:
+        """Return the number of elements stored for the past of one sequence of a number of tokens."""
+        windows = map(self.window, range(self.num_layers))
+        return self._elements(sum(tokens if window is None else min(tokens, window - 1) for window in windows))
+
+    def _elements(self, positions: int) -> int:
+        """Return the number of elements of positions of one layer."""
+        return positions * self.num_heads * (self.head_dim + (self.value_head_dim or self.head_dim))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -361,6 +408,7 @@ class Graph:
             raise ValueError(f"the keys and values of the past of {where} must have one length, got {sorted(lengths)}")
         if len({item.name for item in self.pasts}) < len(self.pasts):
             raise ValueError(f"two parts of the past of {where} have the same name")
+        self._check_windows(where)
         for name in self.sizes:
             if name not in self.dim_names():
                 raise ValueError(f"{where} declares sizes of {name!r}, which is no dimension of its inputs")
@@ -377,6 +425,19 @@ class Graph:
                         f"{tensor.name} of {where} has the length {dim!r}, so padding must be on the right"
                     )
 
+    def _check_windows(self, where: str) -> None:
+        """Raise ``ValueError`` for windows, and lengths that depend on them, where they have no meaning."""
+        for item in (*self.inputs, *self.outputs):
+            if isinstance(item, KeyValues) and item.has_windows:
+                raise ValueError(f"{item.name} of {where} has windows, which only a past may have")
+        for tensor in _flatten(self.inputs):
+            if any("min(" in str(dim) for dim in tensor.dims):
+                raise ValueError(f"{tensor.name} of {where} has a minimum as length, which only a past may have")
+        free = {self.past_length, self.total_length}
+        if self.has_windows and not any(free & {*tensor.dims} for tensor in self.input_tensors()):
+            what = f"all layers of the past of {where} have windows"
+            raise ValueError(f"{what}, so an input, such as a mask, must have the length {self.total_length!r}")
+
     def _any_size(self) -> set[str]:
         """Return the names of dimensions that can be neither restricted nor divided."""
         return {*self.rows, *(["sequence"] if self.pasts else []), *filter(None, [self.past_length])}
@@ -385,6 +446,28 @@ class Graph:
     def pasts(self) -> tuple[KeyValues | States, ...]:
         """The parts of the past; empty for a graph without one."""
         return () if self.past is None else self.past if isinstance(self.past, tuple) else (self.past,)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the past of a layer is limited by a window."""
+        return any(isinstance(item, KeyValues) and item.has_windows for item in self.pasts)
+
+    def without_windows(self) -> Graph:
+        """Return the graph with keys and values of all positions in every layer."""
+        if not self.has_windows:
+            return self
+        pasts = tuple(item.without_windows() if isinstance(item, KeyValues) else item for item in self.pasts)
+        return replace(self, past=pasts if isinstance(self.past, tuple) else pasts[0])
+
+    def kept_lengths(self) -> dict[Dim, int]:
+        """Return the length of each present with a window, and the number of last positions that it keeps at most."""
+        return {
+            _kept(f"{item.length} + sequence", window): window - 1
+            for item in self.pasts
+            if isinstance(item, KeyValues)
+            for window in map(item.window, range(item.num_layers))
+            if window is not None
+        }
 
     @property
     def past_length(self) -> str | None:
@@ -417,12 +500,13 @@ class Graph:
         return tuple(zip(self.past_tensors(), self.present_tensors(), strict=True))
 
     def growing_pairs(self) -> tuple[tuple[TensorSpec, TensorSpec], ...]:
-        """Return the keys and values of :meth:`past_pairs`, which grow by the tokens of a call."""
+        """Return the keys and values of :meth:`past_pairs` without a window, which grow by the tokens of a call."""
         return tuple(pair for pair in self.past_pairs() if self.past_length in pair[0].dims)
 
     def with_attentions(self) -> Graph:
-        """Return the graph with its attention weights added as last outputs."""
-        return replace(self, outputs=(*self.outputs, *self.attentions))
+        """Return the graph with its attention weights added as last outputs, and without windows."""
+        graph = self.without_windows()
+        return replace(graph, outputs=(*graph.outputs, *graph.attentions))
 
     def recorded(self) -> tuple[TensorSpec, ...]:
         """Return the attention weights that are outputs: all of them or none."""
@@ -476,11 +560,12 @@ def causal_graph(
     head_dim: int,
     num_heads: int | None = None,
     num_memories: int = 0,
+    windows: tuple[int | None, ...] = (None,),
 ) -> Graph:
     """Declare the single graph of a causal decoder: next-token logits for ``input_ids``, with a mask and a past.
 
     With ``num_heads``, it also declares each layer's attention weights: that many heads, over the keys of the tokens
-    preceded by ``num_memories`` learned keys.
+    preceded by ``num_memories`` learned keys. ``windows`` are those of :class:`KeyValues`.
 
     >>> graph = causal_graph(vocab_size=260, num_layers=1, num_kv_heads=4, head_dim=16)
     >>> for tensor in graph.input_tensors():
@@ -491,10 +576,13 @@ def causal_graph(
     past_key_values.0.value ('batch', 4, 'past_sequence', 16)
     """
     keys = " + ".join(filter(None, (str(num_memories or ""), "past_sequence", "sequence")))
+    past = KeyValues(
+        name="past_key_values", num_layers=num_layers, num_heads=num_kv_heads, head_dim=head_dim, windows=windows
+    )
     return Graph(
         inputs=(token_ids("input_ids", vocab_size), mask("attention_mask", length="past_sequence + sequence")),
         outputs=(floats("logits", "batch", "sequence", vocab_size),),
-        past=KeyValues(name="past_key_values", num_layers=num_layers, num_heads=num_kv_heads, head_dim=head_dim),
+        past=past,
         attentions=attentions(num_layers, num_heads, keys=keys) if num_heads else (),
     )
 
@@ -504,7 +592,7 @@ def causal_graph(
 def _key_value_tensors(item: KeyValues) -> tuple[TensorSpec, ...]:
     sizes = (("key", item.head_dim), ("value", item.value_head_dim or item.head_dim))
     return tuple(
-        floats(f"{item.name}.{layer}.{part}", "batch", item.num_heads, item.length, size)
+        floats(f"{item.name}.{layer}.{part}", "batch", item.num_heads, _kept(item.length, item.window(layer)), size)
         for layer in range(item.num_layers)
         for part, size in sizes
     )
@@ -512,13 +600,19 @@ def _key_value_tensors(item: KeyValues) -> tuple[TensorSpec, ...]:
 
 @lru_cache(maxsize=256)
 def _present_tensors(past: KeyValues) -> tuple[TensorSpec, ...]:
+    after = replace(past, name=_present_name(past.name))
     return tuple(
-        floats(
-            tensor.name.replace(past.name, _present_name(past.name), 1),
-            *(f"{dim} + sequence" if dim == past.length else dim for dim in tensor.dims),
+        replace(
+            tensor,
+            dims=(*tensor.dims[:2], _kept(f"{past.length} + sequence", past.window(number // 2)), tensor.dims[3]),
         )
-        for tensor in past.tensors()
+        for number, tensor in enumerate(after.tensors())
     )
+
+
+def _kept(length: str, window: int | None) -> str:
+    """Return the number of positions that a layer keeps of a text of a length, as a dimension."""
+    return length if window is None else f"min({length}, {window - 1})"
 
 
 def _present_name(name: str) -> str:

@@ -13,7 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zoo.artifact import CARD, LOOP, TOKENIZER, Export, ModelDirectory, describe, export_file, new_model
+from zoo.artifact import (
+    CARD,
+    LOOP,
+    TOKENIZER,
+    Export,
+    ModelDirectory,
+    declared_graphs,
+    describe,
+    export_file,
+    new_model,
+)
 from zoo.artifact.card import model_card
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument
 from zoo.exporters import Job, export_to
@@ -118,7 +128,7 @@ def _verified_graphs(job: Job) -> tuple[dict[str, bytes], dict[str, Any]]:
     report = compare(
         stored,
         graphs,
-        declared=Export(stored, job.variant).graphs,
+        declared=declared_graphs(stored.spec, job.variant, windows=request.limits_past),
         provider=request.compared_on,
         full_grid=request.grid == "full",
         progress=job.progress,
@@ -213,7 +223,7 @@ def retrace(directory: Path, *, variant: str = "") -> list[str]:
     export.check()
     if "options" not in export.evidence:
         raise UsageError(f"the graphs of {variant} are not traced from the model", argument("variant"))
-    options = Options.from_dict(export.evidence["options"], directory / export.evidence_file)
+    options = Options.of_export(export.evidence, directory / export.evidence_file)
     entries = {EVIDENCE_KEY: evidence_digest(export.evidence), **metadata_of(export.stored)}
     there = export.read()
     for name, graph in make_graphs(export.stored, options, cached=False).items():

@@ -50,7 +50,7 @@ class Stepper(Protocol):
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether :meth:`roll_back` is supported: the past consists of keys and values only."""
+        """Whether :meth:`roll_back` is supported: the past consists of keys and values of all positions."""
         ...
 
     def step(self, tokens: Array, mask: Array | None = None, *, every: bool = False) -> Array:
@@ -81,7 +81,8 @@ class Stepper(Protocol):
     def roll_back(self, count: int) -> None:
         """Forget the last ``count`` positions of every row.
 
-        Raises :class:`zoo.UsageError` if there are fewer, or the past holds states: use :meth:`save`.
+        Raises :class:`zoo.UsageError` if there are fewer, or the past holds states, or windows limit it: use
+        :meth:`save`.
         """
         ...
 
@@ -172,7 +173,7 @@ def check_rows(rows: Any, count: int, where: str) -> Array:
 def check_roll_back(count: Any, stepper: Stepper, where: str) -> int:
     """Return the number of positions to forget.
 
-    Raises :class:`UsageError` unless it is from 0 to the stepper's length, and 0 if the past holds states.
+    Raises :class:`UsageError` unless it is from 0 to the stepper's length, and 0 if the past cannot be shortened.
     """
     try:
         number = operator.index(count)
@@ -183,7 +184,7 @@ def check_roll_back(count: Any, stepper: Stepper, where: str) -> int:
     if number > stepper.length:
         raise UsageError(f"cannot roll back {number} of {stepper.length} positions", where)
     if number and not stepper.can_roll_back:
-        what = "the past holds states, which cannot be rolled back"
+        what = "the past holds states, or the last positions of a window, which cannot be rolled back"
         raise UsageError(what, where, "save the past before, and restore it")
     return number
 

@@ -392,6 +392,11 @@ def test_show_gpt3(zoo) -> None:
     weights = layers * (4 * hidden**2 + 2 * hidden * 4 * hidden) + vocabulary * hidden
     assert facts["flops_per_token"] == 2 * weights + layers * 2 * (2 * context * hidden)
     assert "174,604,259,328" in zoo("show", "gpt3-175b").out
+    limited = facts["kv_cache_bytes_with_windows"]  # every other layer keeps the 255 tokens before the next
+    assert limited["per_token"]["float32"] == 4 * kept // 2
+    assert limited["in_windows"]["float32"] == 255 * 4 * kept // 2
+    assert "min(past_sequence, 255)" in facts["graphs"][0]["inputs"]["past_key_values.1.key"]
+    assert zoo("show", "gpt-tiny", "--json").json["kv_cache_bytes_with_windows"] is None
 
 
 def test_show_graphs(zoo) -> None:

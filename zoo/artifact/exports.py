@@ -142,8 +142,10 @@ class Export(Record):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The declared graphs, with the outputs of this variant."""
-        return declared_graphs(self.stored.spec, self.variant)
+        """The declared graphs, with the outputs of this variant, and with windows if it was exported with them."""
+        options = self.evidence.get("options") if self.exists else None
+        windows = isinstance(options, dict) and options.get("windows") is True
+        return declared_graphs(self.stored.spec, self.variant, windows=windows)
 
     @property
     def graph_files(self) -> dict[str, str]:
@@ -210,13 +212,13 @@ def find_records(stored: ModelDirectory) -> list[Record]:
     ]
 
 
-def declared_graphs(spec: ModelSpec, variant: str = "") -> tuple[Graph, ...]:
-    """Return the graphs of a model with the outputs of a variant.
+def declared_graphs(spec: ModelSpec, variant: str = "", *, windows: bool = False) -> tuple[Graph, ...]:
+    """Return the graphs of a model with the outputs of a variant. With ``windows``, the declared ones limit its past.
 
     Raises :class:`UsageError` for the attention weights of a model that declares none.
     """
     if variant != ATTENTIONS:
-        return spec.graphs
+        return spec.windowed_graphs if windows else spec.graphs
     if not any(graph.attentions for graph in spec.graphs):
         what = f"{spec.plugin}: {spec.architecture.name} declares no attention weights"
         raise UsageError(what, spec.name, "declare them as attentions of its zoo.Graph")

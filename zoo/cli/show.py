@@ -47,9 +47,24 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "active_parameters": spec.cost.active if spec.cost else None,
         "bytes": {dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
         "kv_cache_bytes_per_token": {dtype: kept * size for dtype, size in ITEM_BYTES.items()} if kept else None,
+        "kv_cache_bytes_with_windows": _with_windows(spec),
         "state_bytes": {dtype: fixed * size for dtype, size in ITEM_BYTES.items()} if fixed else None,
         "flops_per_token": spec.cost.flops if spec.cost else None,
-        "graphs": [_graph(graph) for graph in spec.graphs],
+        "graphs": [_graph(graph) for graph in spec.windowed_graphs],
+    }
+
+
+def _with_windows(spec: ModelSpec) -> dict[str, dict[str, int]] | None:
+    """Return the bytes of keys and values that grow by a token, and those that full windows hold; None without any."""
+    pasts = [item for graph in spec.windowed_graphs for item in graph.pasts if isinstance(item, KeyValues)]
+    if not any(item.has_windows for item in pasts):
+        return None
+    growing = sum(item.elements_per_token() for item in pasts)
+    longest = max(window or 0 for item in pasts for window in item.windows)
+    full = sum(item.elements(longest) - item.elements_per_token() * longest for item in pasts)
+    return {
+        name: {dtype: elements * size for dtype, size in ITEM_BYTES.items()}
+        for name, elements in (("per_token", growing), ("in_windows", full))
     }
 
 
@@ -231,6 +246,12 @@ def command(
     for title, key in (("KV cache per token", "kv_cache_bytes_per_token"), ("states per sequence", "state_bytes")):
         if facts[key]:
             rows.append((title, ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in facts[key].items())))
+    if limited := facts["kv_cache_bytes_with_windows"]:
+        pairs = ((dtype, size, limited["in_windows"][dtype]) for dtype, size in limited["per_token"].items())
+        sizes = (
+            f"{bytes_text(size)} and at most {bytes_text(full)} per text in {dtype}" for dtype, size, full in pairs
+        )
+        rows.append(("with windows", ", ".join(sizes)))
     if facts["flops_per_token"]:
         rows.append(("FLOPs per token", f"{facts['flops_per_token']:,} forward, at full context"))
     if facts["objectives"]:

@@ -191,7 +191,8 @@ class MultiHeadAttention(nn.Module):
         """Attend from ``x`` (B, T, E) to itself, or to ``memory``, the :meth:`keys_values` of another sequence.
 
         ``bias`` is added to the scores. ``rotation``, from :class:`RotaryPositions`, rotates queries and keys by their
-        position. ``cache`` holds the keys and values of the tokens before ``x``, and those of ``x`` are appended to it.
+        position. ``cache`` holds the keys and values of the tokens before ``x``, and those of ``x`` are appended to it;
+        if it has a window, the columns of ``mask`` and ``bias`` for older tokens than it keeps are ignored.
         A ``memory`` needs no cache: project its keys and values once and pass them to every call. The result is
         (B, T, E), or of width ``output_size``.
 
@@ -199,6 +200,8 @@ class MultiHeadAttention(nn.Module):
         """
         if memory is not None and cache is not None:
             raise ValueError("memory and cache exclude each other: a memory already holds all its keys and values")
+        if cache is not None:
+            mask, bias = cache.seen(mask, x.shape[1]), cache.seen(bias, x.shape[1])
         query, key, value = self._query_key_value(x, memory, rotation, cache)
         dropout = self.dropout if self.training else 0.0
         heads = scaled_dot_product_attention(

@@ -25,7 +25,9 @@ def call_graph(
     Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares,
     or stores other states.
     """
-    arguments = {item.name: _gather(item, feeds) for item in (*graph.inputs, *graph.pasts)}
+    length = _past_length(graph, feeds) if graph.has_windows else None
+    arguments = {item.name: _gather(item, feeds) for item in graph.inputs}
+    arguments |= {item.name: _gather(item, feeds, length) for item in graph.pasts}
     pasts = {item.name: arguments[item.name] for item in graph.pasts}
     recorded = graph.recorded()
     with ExitStack() as stack:
@@ -46,13 +48,25 @@ def call_graph(
     return outputs
 
 
-def _gather(item: TensorSpec | KeyValues | States, feeds: Mapping[str, Tensor]) -> Any:
-    """Return the argument for an input: a tensor, a cache, or the states of every layer."""
+def _past_length(graph: Graph, feeds: Mapping[str, Tensor]) -> int:
+    """Return the number of tokens in the past, which layers with a window do not tell."""
+    found = {
+        dim: feeds[tensor.name].shape[axis]
+        for tensor in graph.input_tensors()
+        for axis, dim in enumerate(tensor.dims)
+        if dim in (graph.past_length, graph.total_length, "sequence")
+    }
+    past = found.get(str(graph.past_length))
+    return found[graph.total_length] - found["sequence"] if past is None else past
+
+
+def _gather(item: TensorSpec | KeyValues | States, feeds: Mapping[str, Tensor], length: int | None = None) -> Any:
+    """Return the argument for an input: a tensor, a cache after ``length`` tokens, or the states of every layer."""
     if isinstance(item, TensorSpec):
         return feeds[item.name]
     tensors = [feeds[tensor.name] for tensor in item.tensors()]
     if isinstance(item, KeyValues):
-        return Cache(zip(tensors[::2], tensors[1::2], strict=True))
+        return Cache(zip(tensors[::2], tensors[1::2], strict=True), windows=item.windows, length=length)
     names, count = [tensor.name for tensor in item.states], len(item.states)
     return [
         LayerStates(zip(names, tensors[start : start + count], strict=True)) for start in range(0, len(tensors), count)

@@ -114,7 +114,8 @@ def make_grid(
     """Return the points to compare, and the number of points of the whole grid that are left out.
 
     The whole grid is batch {1, 2, 5} x length {1, 7, longest} x past {0, 3 or all but length} x padding {none, left,
-    right, and one row of padding only}, and a few larger batches, longer pasts and other lengths. For large models,
+    right, and one row of padding only}, and a few larger batches, longer pasts and other lengths, and pasts about as
+    long as a window. For large models,
     where points of the longest length take minutes, the standard grid keeps one of them, with a past and padding, and
     others that add a new kind of past or padding, up to ``WORK``; and short points have one batch size each.
     ``fixed`` has the sizes of dimensions that have only one. The batch is that of the first dimension of rows; see
@@ -139,6 +140,7 @@ def make_grid(
         if not (padding == "empty row" and batch == 1):
             points.append(point)
     unusual = list(_unusual_points(max_length, has_past, paddings, allowed)) if free and not fixed else []
+    unusual += _points_at_windows(graphs, max_length, paddings) if not fixed else []
     if not others:  # one token has no padding beside it
         points, unusual = ([p for p in some if not _is_one_padded_token(p)] for some in (points, unusual))
     points = list(dict.fromkeys(points))
@@ -213,6 +215,16 @@ def at_magnitudes(graphs: Sequence[Graph], point: Point) -> list[Point]:
     if not any(tensor.is_float for tensor in _given(graphs).values()):
         return []
     return [replace(point, mean=mean, deviation=deviation) for mean, deviation in MAGNITUDES]
+
+
+def _points_at_windows(graphs: Sequence[Graph], longest: int, paddings: Sequence[Padding]) -> list[Point]:
+    """Return points with a past that is just too short to fill a window, that fills it, and that is longer."""
+    left, right = paddings[1:3] if len(paddings) > 1 else ("none", "none")
+    kept = sorted({count for graph in graphs for count in graph.kept_lengths().values()})
+    shapes: list[tuple[int, int, int, Padding]] = []
+    for count in kept:
+        shapes += [(1, 2, count - 1, "none"), (2, 1, count, left), (2, 2, count + 1, right), (2, ODD, count + 2, left)]
+    return [Point(*shape) for shape in shapes if shape[2] > 0 and shape[1] + shape[2] <= longest]
 
 
 def _given(graphs: Sequence[Graph]) -> dict[str, TensorSpec]:

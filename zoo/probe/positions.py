@@ -114,10 +114,12 @@ def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point
         masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in found}
         if graph.pasts and graph.total_length in masks:
             masks["sequence"] = masks[graph.total_length][:, -point.length :]
+        whole = masks.get(graph.total_length)
+        kept = {} if whole is None else {dim: whole[:, -count:] for dim, count in graph.kept_lengths().items()}
         for mask in masks.values():
             valid = valid & _along(mask.any(1), tensor, place)
         for axis, dim in enumerate(tensor.dims):
-            mask = masks.get(dim, _quotient_mask(dim, masks) if is_quotient(dim) else None)
+            mask = (masks | kept).get(dim, _quotient_mask(dim, masks) if is_quotient(dim) else None)
             if mask is not None:
                 valid = valid & _along(mask, tensor, place, axis)
     return valid

@@ -79,7 +79,12 @@ class ModelSpec:
 
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:
-        """The graphs of the model's export."""
+        """The graphs of the model's export, with keys and values of all positions in every layer of a past."""
+        return tuple(graph.without_windows() for graph in self.windowed_graphs)
+
+    @cached_property
+    def windowed_graphs(self) -> tuple[Graph, ...]:
+        """The same with the windows that the configuration declares: see :class:`zoo.KeyValues`."""
         with blame(self.plugin, f"cannot declare the graphs of {self.name}"):
             return tuple(self.config.graphs())
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zoo.contract import Dim, Graph, KeyValues, Size, TensorSpec, dim_names, dim_size, is_quotient, rows_of, sizes_of
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
+
+if TYPE_CHECKING:
+    from zoo.probe.pipeline import Executor
 
 __all__ = [
     "LAWS",
@@ -31,6 +34,8 @@ _LONG = 130
 """Number of tokens of a long text, limited by the model's maximum length."""
 _REPEATED = 520
 """Number of tokens of a text of one repeated token, limited likewise."""
+_WIDEST = 600
+"""Largest number of positions in a window's past at which windows are checked, because longer texts take minutes."""
 _MANY = 9
 """Batch size at which rows may compete for something that a small batch leaves free."""
 
@@ -466,7 +471,8 @@ def cache(subject: Subject) -> None:
     calls, training is not affected, but generated text gets worse with every token.
 
     Positions of new tokens begin after the past: ``zoo.nn.positions_of(length, total, padding=...)``. Append keys to
-    the cache after they are rotated by their positions.
+    the cache after they are rotated by their positions. A layer may declare a window in ``zoo.KeyValues`` if no query
+    sees more keys than that, its own included.
     """
     from zoo.testing.compute import LENGTH, check_equal, counting, executor, make_inputs, masks, run
 
@@ -477,6 +483,7 @@ def cache(subject: Subject) -> None:
         raise Inapplicable("inputs have only one token")
     execute = executor(subject.exact)
     expected = "calls on the parts give the same outputs as one call on the whole"
+    _check_windows(subject, execute)
     for total in sorted({min(LENGTH + 2, subject.longest), min(_LONG, subject.longest)}):
         feeds = make_inputs(subject.graphs, subject.longest, length=total)
         own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
@@ -498,6 +505,42 @@ def cache(subject: Subject) -> None:
     whole, parts = (run(execute, subject.graphs, feeds, cuts) for cuts in ((), (total // 2,)))
     situation = f"cut after {total // 2} of {total} equal tokens"
     check_equal(pasts, whole, parts, expected, situation, counting(feeds))
+
+
+def _check_windows(subject: Subject, execute: Executor) -> None:
+    """Check that calls with a past that windows limit give what one call gives whose past is complete.
+
+    Texts are cut before, at and after the place where a window is full, at one of these and at all of them.
+    """
+    from zoo.testing.compute import check_equal, counting, make_inputs, masks, run
+
+    windowed = [graph for graph in subject.windowed if graph.has_windows]
+    own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
+    for kept in sorted({count for graph in windowed for count in graph.kept_lengths().values()}):
+        total = min(2 * kept + 3, kept + _ODD, subject.longest)
+        if kept + 1 >= total or kept > _WIDEST:
+            continue
+        feeds = make_inputs(subject.graphs, subject.longest, rows=2, length=total)
+        near = range(max(1, kept - 1), min(kept + 4, total))
+        cuts = [tuple(near), *((cut,) for cut in near), (1, kept // 2 + 1, total - 1)]
+        cases = [(None, "no"), *own]
+        if kept > _LONG:  # a long text takes time
+            cuts, cases = cuts[:2], cases[-1:]
+        for mask, side in cases:
+            inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
+            whole = run(execute, subject.graphs, inputs)
+            for graph in windowed:
+                for tensor in graph.present_tensors():
+                    for axis, dim in enumerate(tensor.dims):
+                        count = graph.kept_lengths().get(dim)
+                        if count is not None:
+                            values = whole[graph.name][tensor.name]
+                            whole[graph.name][tensor.name] = values.take(range(max(0, total - count), total), axis)
+            for cut in dict.fromkeys(tuple(sorted({*cut})) for cut in cuts):
+                parts = run(execute, subject.windowed, inputs, cut)
+                situation = f"cut after {' and '.join(map(str, cut))} of {total} tokens, with {side} padding"
+                expected = f"a past of {kept} positions, which the window of {kept + 1} leaves, is enough"
+                check_equal(windowed, whole, parts, expected, situation, counting(inputs))
 
 
 LAWS = (

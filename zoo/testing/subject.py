@@ -35,8 +35,13 @@ class Subject:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The declared graphs."""
+        """The declared graphs, with keys and values of all positions in every layer of a past."""
         return self.spec.graphs
+
+    @property
+    def windowed(self) -> tuple[Graph, ...]:
+        """The declared graphs with windows, which limit the past of layers; the same as ``graphs`` without any."""
+        return self.spec.windowed_graphs
 
     @cached_property
     def longest(self) -> int:

@@ -55,7 +55,7 @@ def make_adapted(
             )
             raise UsageError(what, stored.path, "merge the adapter")
     graphs, used = {}, set()
-    for name, data in make_graphs(stored, Options(functions=False), cached=cached).items():
+    for name, data in make_graphs(stored, Options(functions=False, windows=False), cached=cached).items():
         model = ir.from_proto(parse(data))
         used |= _add_adapters(model, places)
         graphs[name] = serialize(ir.to_proto(model))

@@ -216,7 +216,7 @@ class _Subject(OnnxSubject):
         self._graphs, self._number, self._form = graphs, number, form
         adapter = graphs.adapters[number - 1] if number else None
         self._file = (graphs.directory / FILE).read_bytes()
-        super().__init__(stored, graphs.files, provider, load=partial(_load, stored, adapter, form))
+        super().__init__(stored, graphs.files, provider, stored.spec.graphs, load=partial(_load, stored, adapter, form))
         how = f"adapter {adapter.name}, {form}" if adapter is not None else BASE
         labels = {**self.labels, MIXED: "in a batch of several adapters", LORA_FILE: "from its file"}
         self.labels = {level: f"{how}, {label}" for level, label in labels.items()}

@@ -23,7 +23,7 @@ from zoo_export.bench.measure import cpu_name
 from zoo_export.bench.points import MEASURED, measure_point
 from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import versions, write_export
-from zoo_export.trace.make import make_graphs
+from zoo_export.trace.make import Options, make_graphs
 from zoo_runtime import load_session
 
 __all__ = ["COMPARED", "FULL", "below_from", "bench_curves", "growth"]
@@ -166,7 +166,7 @@ def _prepare(source: _Source, folder: Path, longest: int) -> Path:
     report = compare(stored, graphs, longest=longest)
     if not report.passed:
         raise ParityError(report.verdict(), source.name, "nothing was measured")
-    write_export(Export(stored), graphs, report.evidence)
+    write_export(Export(stored), graphs, {**report.evidence, "options": Options().facts()})
     return target
 
 

@@ -134,8 +134,7 @@ def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
     """Return the minimum bytes that a call reads: weights, caches and encoder outputs."""
     graph = case.graph
     past = case.batch * sum(
-        item.elements_per_token() * case.past if isinstance(item, KeyValues) else item.elements()
-        for item in graph.pasts
+        item.elements(case.past) if isinstance(item, KeyValues) else item.elements() for item in graph.pasts
     )
     handed = sum(value.nbytes for value in feeds.values() if value.dtype != np.int64)
     return weight_bytes(session.export.read()[graph.name]) + handed + past * session.dtype.itemsize

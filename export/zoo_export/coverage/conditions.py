@@ -307,10 +307,18 @@ def _varies(place: int) -> Callable[[ir.Node], bool]:
 
 
 def _bounds_slice(place: int) -> Callable[[ir.Node], bool]:
-    """Return whether a start or end of a slice may lie beyond its axis: not if it is 0 or stands for the end."""
+    """Return whether a start or end of a slice may lie beyond its axis: not if it is 0 or stands for the end.
+
+    Nor if it is a maximum or minimum, which is a condition of its own.
+    """
 
     def applies(node: ir.Node) -> bool:
         if not (_has(place)(node) and _has(3)(node)):
+            return False
+        maker = _input(node, place).producer()
+        while maker is not None and maker.op_type in _LAYOUT:
+            maker = _input(maker, 0).producer()
+        if maker is not None and maker.op_type in ("Max", "Min"):
             return False
         constant = ir.convenience.get_const_tensor(_input(node, place))
         return constant is None or bool(((numbers := abs(constant.numpy())) > 0).all() and (numbers < _END).all())

@@ -301,7 +301,8 @@ class _Loop:
         ids = state("ids", integer, "batch", "step_tokens")
         mask = state("mask", integer, "batch", "seen") if masked else None
         done, generated = state("done", boolean, "batch"), state("generated", integer, "batch", "so_far")
-        pasts = {t.name: state(t.name, self.dtypes[t.name], *t.dims) for t in plan.decoder.past_tensors()}
+        shapes = {value.name: value.shape or () for value in self.parts[plan.decoder.name].graph.inputs}
+        pasts = {t.name: state(t.name, self.dtypes[t.name], *shapes[t.name]) for t in plan.decoder.past_tensors()}
         given = self.known | pasts | {plan.ids: ids} | ({plan.mask: mask} if plan.mask and mask else {})
         nodes, outputs = self._take(plan.decoder, given)
         op.made += nodes

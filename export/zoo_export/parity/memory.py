@@ -59,7 +59,7 @@ def check_memory(stored: ModelDirectory, graphs: Sequence[Graph] | None = None) 
     Weights are read from their file. A comparison holds one copy that is perturbed or repacked for kernels, and the
     outputs of the longest input. Graphs in half precision are also compared in float32, on two copies.
     """
-    graphs = graphs or stored.spec.graphs
+    graphs = graphs or stored.spec.windowed_graphs
     longest = Point(1, longest_input(stored.spec.config, graphs), 0, "none")
     weights = sum(tensor.length for tensor in stored.layout.values()) * (4 if stored.dtype in HALVES else 1)
     outputs = output_count(graphs, longest) + output_count(graphs, longest, attentions=True)

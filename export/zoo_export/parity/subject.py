@@ -131,7 +131,7 @@ class OnnxSubject(Subject):
         stored: the model that was exported.
         files: its serialised graphs, by name.
         provider: the execution provider to run them on.
-        declared: the declared graphs, by default those of the model.
+        declared: the declared graphs, by default those of a portable export.
         in_float32: compare graphs that were widened to float32 (:func:`zoo_export.graph.widen.widen`) with the model
             in float32, on perturbed weights alone.
         moved: the same graphs with constants elsewhere within the rounding to half precision.
@@ -159,7 +159,7 @@ class OnnxSubject(Subject):
         self._load = load = load or partial(persist.load_directory, stored)
         labels = {level: f"{label}, in float32" for level, label in PERTURBED_LABELS.items()} if in_float32 else _LABELS
         models = Models(lambda: load().float()) if in_float32 else Models(load)
-        super().__init__(stored, declared or stored.spec.graphs, models, labels)
+        super().__init__(stored, declared or stored.spec.windowed_graphs, models, labels)
         self.fixed = fixed_sizes(next(iter(files.values())))
         size = sum(place.length for place in stored.layout.values())
         self._repacked: Memory = "fast" if size <= _REPACKED else "mapped"

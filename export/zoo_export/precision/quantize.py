@@ -323,7 +323,7 @@ def _to_half(stored: ModelDirectory, empty: Variant) -> Variant:
 
     write_tensors(empty.path, layout, metadata, halves())
     places = read_header(empty.path)
-    unlinked = unlinked_graphs(stored.spec, dtype, Options())
+    unlinked = unlinked_graphs(stored.spec, dtype, Options(windows=False))
     graphs = {name: empty.parse(link(graph, places), stored) for name, graph in unlinked.items()}
     for model in graphs.values():
         model.metadata_props[PRECISION_KEY] = empty.precision

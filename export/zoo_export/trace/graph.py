@@ -183,26 +183,39 @@ def _example_sizes(graph: Graph, declared: Mapping[str, Size], longest: int | No
     Lengths fill several chunks of a model that cuts texts into chunks, because the tracer takes a number of 1 for a
     constant. They are below the largest number of tokens, because it takes a slice of all rows for a constant, too.
     """
-    names = graph.dim_names()
+    limited = _limited(graph)
+    names = *limited, *graph.dim_names()
     for smallest in (37, 11):
         sizes = _distinct_sizes(graph, names, declared, smallest)
-        if longest is None or sum(size for name, size in sizes.items() if name not in graph.rows) < longest:
+        if (
+            longest is None
+            or sum(size for name, size in sizes.items() if name not in (*graph.rows, *limited)) < longest
+        ):
             return sizes
     return _distinct_sizes(graph, sorted(names, key=lambda name: name in graph.rows), declared, 3)
 
 
 def _distinct_sizes(graph: Graph, names: Iterable[str], declared: Mapping[str, Size], smallest: int) -> dict[str, int]:
     dims = {dim for tensor in (*graph.input_tensors(), *graph.output_tensors()) for dim in tensor.dims}
+    if graph.has_windows:  # the length of the whole past may be that of no tensor
+        dims = dims - {*graph.kept_lengths()} | {str(graph.past_length)}
     sizes: dict[str, int] = {}
     for name in names:
         allowed = declared.get(name, Size())
         for prime in _primes(smallest):
             sizes[name] = allowed.nearest(prime * allowed.multiple_of)
-            known = [dim_size(dim, sizes) for dim in dims if dim_names(dim) and sizes.keys() >= {*dim_names(dim)}]
+            ready = (dim for dim in dims if dim in sizes or (dim_names(dim) and sizes.keys() >= {*dim_names(dim)}))
+            known = [dim_size(dim, sizes) for dim in ready]
             distinct = min(known, default=3) > 2 and len({*known}) == len(known)
             if distinct or sizes[name] < prime * allowed.multiple_of:  # beyond the largest size
                 break
     return sizes
+
+
+def _limited(graph: Graph) -> tuple[str, ...]:
+    """Return the lengths of a past that windows limit. In a trace they are free, and shorter than the whole past."""
+    dims = (dim for tensor in graph.past_tensors() for dim in tensor.dims if isinstance(dim, str))
+    return tuple(dict.fromkeys(dim for dim in dims if dim_names(dim) not in ((), (dim,))))
 
 
 def _primes(smallest: int) -> Iterator[int]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from zoo.artifact import ATTENTIONS, PREFILL, PROFILES, SERVING, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
@@ -44,6 +44,9 @@ class Options(Settings):
     """Whether repeated modules become ONNX functions, in portable graphs from opset 23 on."""
     attentions: bool = False
     """Whether the graphs also return attention weights."""
+    windows: bool = True
+    """Whether a layer with a window keeps the keys and values of its last positions alone, in portable graphs. Without,
+    and in graphs of other profiles and those with attention weights, it keeps those of all positions."""
     fix: tuple[str, ...] = ()
     """Free dimensions to give a fixed size, as ``batch=1``. Such graphs are compared and run at this size only. In the
     profile ``serving``, all are fixed, by default as ``zoo_export.trace.sizes.serving_sizes`` says."""
@@ -94,6 +97,16 @@ class Options(Settings):
     def _known_opsets(self) -> tuple[int, ...]:
         return OPSETS if self.profile == PORTABLE else OPSETS[-1:]
 
+    @property
+    def limits_past(self) -> bool:
+        """Whether windows limit the past: an option that has no effect where the graphs do not support it."""
+        return self.windows and not self.variant
+
+    @classmethod
+    def of_export(cls, evidence: Mapping[str, Any], where: object) -> Self:
+        """Return the options of an export, given its evidence. Exports of earlier versions have no windows."""
+        return cls.from_dict({"windows": False, **evidence["options"]}, where)
+
     def facts(self) -> dict[str, Any]:
         """The options that a graph depends on."""
         return {
@@ -102,6 +115,7 @@ class Options(Settings):
             "attentions": self.attentions,
             "profile": self.profile,
             **({"fix": list(self.fix)} if self.fix else {}),
+            **({"windows": True} if self.limits_past else {}),
         }
 
 
@@ -165,7 +179,7 @@ def _joined(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
 
 def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
     """Create all declared graphs by name, from the cache or by tracing, without links to weights."""
-    graphs = declared_graphs(spec, options.variant)
+    graphs = declared_graphs(spec, options.variant, windows=options.limits_past)
     if options.profile == SERVING:
         return _serving_graphs(spec, graphs, dtype, options, cached)
     _check_fixed(spec, options.fixed)
@@ -186,7 +200,7 @@ def _serving_graphs(
         if data is None:
             from zoo_export.graph.serving import serve
 
-            plain = Options(opset=options.operators, functions=False)
+            plain = Options(opset=options.operators, functions=False, windows=False)
             data = serve(_unlinked(spec, graph, dtype, plain, cached), graph, fixed)
             cache.write(key, data)
         made[name] = data
@@ -222,12 +236,12 @@ def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cache
         elif options.profile != PORTABLE:
             from zoo_export.graph.profiles import specialise
 
-            plain = Options(opset=options.operators, functions=False)
+            plain = Options(opset=options.operators, functions=False, windows=False)
             data = specialise(_unlinked(spec, graph, dtype, plain, cached), graph, options.profile)
         elif options.operators < TRACED:
             from zoo_export.graph.opset import lower
 
-            plain = Options(functions=False, attentions=options.attentions)
+            plain = Options(functions=False, attentions=options.attentions, windows=options.windows)
             data = lower(_unlinked(spec, graph, dtype, plain, cached), options.operators)
         else:
             from zoo_export.trace.graph import trace_graph

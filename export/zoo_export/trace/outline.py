@@ -29,6 +29,7 @@ __all__ = ["CALL", "DOMAIN", "ENTER", "LEAVE", "Block", "CallOutput", "CallSite"
 
 DOMAIN, ENTER, LEAVE, CALL = "zoo.trace", "Enter", "Leave", "Call"
 """Domain and operators of the markers."""
+_DIFFERENT = "is called with different kinds of arguments"
 _PLAIN = vars(nn.Module())
 """Attributes of every module."""
 
@@ -121,13 +122,14 @@ class Outline:
             with torch.device("meta"):  # for tensors created without a device
                 returned = run(GraphModule(model, graph), examples)
             counts = Counter(id(call.block) for call in run.calls)
-            unfit = [block.paths for block in self.blocks if id(block) in run.unfit or counts[id(block)] == 1]
+            unfit = [block for block in self.blocks if id(block) in run.unfit or counts[id(block)] == 1]
             if not unfit:
                 break
-            for block in self.blocks:
-                if len(block.paths) > 1 and id(block) in run.unfit:
+            kinds = [kind for block in unfit for kind in run.kinds_of(block)]
+            for block in unfit:
+                if len(block.paths) > 1 and id(block) in run.unfit and not run.kinds_of(block):
                     reasons.append(f"{block.paths[0]} ({block.name}) {run.unfit[id(block)]}")
-            candidates = [paths for paths in candidates if paths not in unfit]
+            candidates = [*kinds, *(paths for paths in candidates if paths not in [block.paths for block in unfit])]
         self.unfit = reasons[0] if reasons and not self.blocks else None
         """Why there are no blocks, although modules repeat."""
         self.calls = run.calls
@@ -219,6 +221,8 @@ class _DryRun:
         self.calls: list[CallSite] = []
         self.unfit: dict[int, str] = {}
         """Why blocks cannot be functions, by ``id``."""
+        self.signatures: dict[str, Hashable] = {}
+        """The signature of the first call of each module, by path."""
         self.sources: dict[int, GraphInput | CallOutput | Outside] = {}
         self.used: set[int] = set()
         """Ids of tensors that are read outside the blocks, or returned from the graph."""
@@ -239,6 +243,14 @@ class _DryRun:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def kinds_of(self, block: Block) -> list[list[str]]:
+        """Return the modules of a block by the signature of their calls, if each has one and there are several."""
+        kinds: dict[Hashable, list[str]] = {}
+        if self.unfit.get(id(block)) == _DIFFERENT:
+            for path in block.paths:
+                kinds.setdefault(self.signatures.get(path), []).append(path)
+        return list(kinds.values()) if len(kinds) > 1 else []
 
     def read(self, value: object) -> None:
         """Record that tensors are read, unless inside a block."""
@@ -265,11 +277,12 @@ class _DryRun:
             self._active.append(path)
             try:
                 call = _Call(module, arguments, named)
+                self.signatures.setdefault(path, call.signature)
                 sources = [self._source(tensor) for tensor in call.tensors]
                 if block.first is None:
                     self._lead(block, path, call, forward)
                 elif call.signature != block.signature:
-                    raise _UnfitError("is called with different kinds of arguments")
+                    raise _UnfitError(_DIFFERENT)
                 number = len(self.calls)
                 self.calls.append(CallSite(block, path, sources))
                 made = [torch.empty_like(tensor) for tensor in block.returned]
@@ -442,8 +455,11 @@ def _flatten(name: str, value: Any, tensors: list[tuple[str, Tensor]], caches: l
         return Tensor
     if isinstance(value, _Cache):
         caches.append((name, value))
-        return type(value), tuple(
-            (part, _flatten(f"{name}_{part}", item, tensors, caches)) for part, item in _parts(value)
+        window = value.window if isinstance(value, LayerCache) else None
+        return (
+            type(value),
+            window,
+            tuple((part, _flatten(f"{name}_{part}", item, tensors, caches)) for part, item in _parts(value)),
         )
     if type(value) in (tuple, list):
         return type(value), tuple(_flatten(f"{name}_{n}", item, tensors, caches) for n, item in enumerate(value))

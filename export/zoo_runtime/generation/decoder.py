@@ -1,8 +1,8 @@
 """Token-by-token execution of a decoder graph, with its past kept in ONNX Runtime's memory.
 
 There are two kinds of graphs: with preallocated buffers for keys and values (``zoo export --profile``), which are
-extended in place, and without, which return longer ones each time, to be passed to the next call. States of fixed size
-are passed on in both. Nothing is copied between tokens.
+extended in place, and without, which return longer ones each time, to be passed to the next call. States of fixed size,
+and the keys and values of layers with windows, are passed on in both. Nothing is copied between tokens.
 
 B rows, T new tokens, V vocabulary, H width of an embedding.
 """
@@ -125,7 +125,7 @@ class Decoder:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether the past consists of keys and values only."""
+        """Whether the past consists of keys and values of all positions."""
         return len(self.graph.growing_pairs()) == len(self.graph.past_pairs())
 
     def step(self, tokens: Array, mask: Array | None = None, *, every: bool = False) -> Array:
@@ -195,7 +195,7 @@ class Decoder:
             self._bind_rows(len(rows))
 
     def roll_back(self, count: int) -> None:
-        """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
+        """Forget the last positions of every row. Raises :class:`UsageError` if the past cannot be shortened."""
         self._check_open()
         count = check_roll_back(count, self, self._where)
         self.length -= count

@@ -98,11 +98,13 @@ class GPTConfig(DecoderConfig):
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
             head_dim=self.key_size,
+            max_seq_len=self.max_seq_len,
+            sliding_windows=self.sliding_windows,
         )
         return (graph,)
 
     def cost(self) -> Cost:
-        """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
+        """Return the closed-form cost, of one call. Windows save no work in it: scores are computed before masking."""
         norm = cost.layer_norm(self.hidden_size, bias=self.norm_bias)
         block = (
             2 * norm

@@ -99,12 +99,13 @@ class GPT(nn.Module):
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
         x = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))  # (B, T, E)
         windows = [self.config.window(layer) for layer in range(len(self.blocks))]
-        masks = {
-            window: build_mask(
+        masks = {}
+        for window in dict.fromkeys(windows):
+            mask = build_mask(
                 length, total, padding=attention_mask, causal=True, window=window, device=input_ids.device
             )
-            for window in dict.fromkeys(windows)
-        }
+            first = past_key_values[windows.index(window)] if past_key_values is not None else None
+            masks[window] = mask if first is None else first.seen(mask, length)
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             x = block(x, masks[window], past_key_values[layer] if past_key_values is not None else None)
         return answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)

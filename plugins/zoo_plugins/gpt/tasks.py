@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,9 +25,22 @@ class DecoderConfig(EmbeddingConfig):
     read the last token other than ``pad_token_id``."""
 
     def decoder_graph(
-        self, *, vocab_size: int, hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int
+        self,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_seq_len: int,
+        sliding_windows: Sequence[int],
     ) -> Graph:
-        """Declare the graph of the task: one for prefill and decoding, or one without a past."""
+        """Declare the graph of the task: one for prefill and decoding, or one without a past.
+
+        ``sliding_windows`` has the window of each layer, 0 for none; the pattern repeats over the layers. A window of
+        the whole text limits nothing, and one of a single key keeps no past, which a graph cannot declare.
+        """
         if self.task == "text-generation":
             return causal_graph(
                 vocab_size=vocab_size,
@@ -34,6 +48,7 @@ class DecoderConfig(EmbeddingConfig):
                 num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
+                windows=tuple(window if 1 < window < max_seq_len else None for window in sliding_windows),
             )
         outputs = {
             "text-classification": (floats("logits", "batch", self.num_classes),),

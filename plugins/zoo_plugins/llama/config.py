@@ -151,6 +151,8 @@ class LlamaConfig(DecoderConfig):
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
             head_dim=self.key_size,
+            max_seq_len=self.max_seq_len,
+            sliding_windows=self.sliding_windows,
         )
         return (graph,)
 
@@ -159,7 +161,7 @@ class LlamaConfig(DecoderConfig):
         return cost.gated_feed_forward(self.hidden_size, self.intermediate_size, bias=self.mlp_bias)
 
     def cost(self) -> Cost:
-        """Return the closed-form cost. Windows save no work, because scores are computed before masking."""
+        """Return the closed-form cost, of one call. Windows save no work in it: scores are computed before masking."""
         block = (4 if self.post_norms else 2) * cost.rms_norm(self.hidden_size) + cost.attention(
             self.hidden_size,
             self.num_heads,

@@ -115,12 +115,13 @@ class Llama(nn.Module):
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
         windows = [self.config.window(layer) for layer in range(len(self.blocks))]
         rotations = self._rotations(windows, positions, x.dtype)
-        masks = {
-            window: build_mask(
+        masks = {}
+        for window in dict.fromkeys(windows):
+            mask = build_mask(
                 length, total, padding=attention_mask, causal=True, window=window, device=input_ids.device
             )
-            for window in dict.fromkeys(windows)
-        }
+            first = past_key_values[windows.index(window)] if past_key_values is not None else None
+            masks[window] = mask if first is None else first.seen(mask, length)
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             cache = past_key_values[layer] if past_key_values is not None else None
             x = block(x, rotations[window] if self.config.rotates(layer) else None, masks[window], cache)
