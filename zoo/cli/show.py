@@ -248,10 +248,8 @@ def command(
             rows.append((title, ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in facts[key].items())))
     if limited := facts["kv_cache_bytes_with_windows"]:
         pairs = ((dtype, size, limited["in_windows"][dtype]) for dtype, size in limited["per_token"].items())
-        sizes = (
-            f"{bytes_text(size)} and at most {bytes_text(full)} per text in {dtype}" for dtype, size, full in pairs
-        )
-        rows.append(("with windows", ", ".join(sizes)))
+        kept = (f"{bytes_text(size)} and at most {bytes_text(full)} per text in {dtype}" for dtype, size, full in pairs)
+        rows.append(("with windows", ", ".join(kept)))
     if facts["flops_per_token"]:
         rows.append(("FLOPs per token", f"{facts['flops_per_token']:,} forward, at full context"))
     if facts["objectives"]:

@@ -225,7 +225,7 @@ def portable_variant(stored: ModelDirectory, precision: Precision) -> Variant:
     verified.
     """
     variant = read_variant(stored, precision)
-    graphs = make_graphs(stored, Options(functions=False))
+    graphs = make_graphs(stored, Options(functions=False, windows=False))
     plain = {name: variant.parse(graph, stored) for name, graph in graphs.items()}
     return _quantize(replace(variant, graphs=plain), packings(variant.path))
 

@@ -96,6 +96,9 @@ def write_transformers_js(
 def _graphs(export: Export, progress: Progress | None) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
     """Return graphs with the declared inputs, and the evidence for them."""
     stored, precision = export.stored, export.variant
+    if export.graphs[0].has_windows:
+        what = "layers with windows keep a shorter past than others, and transformers.js expects one length"
+        raise UsageError(what, stored.path, "export it again with --option windows=false --force")
     if precision not in ("int8", "int4") or not stored.spec.graphs[0].pasts:
         return export.read(), export.evidence
     variant = portable_variant(stored, precision)  # type: ignore[arg-type]
