@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -454,13 +455,18 @@ def random_weights(subject: Subject, draw: int) -> dict[str, Array]:
 def in_double(model: onnx.ModelProto, weights: Mapping[str, Array], stored: ModelDirectory) -> onnx.ModelProto:
     """Convert the graph to float64 with these weights. Values that a fault introduced are kept."""
     own = helper.np_dtype_to_tensor_dtype(np.dtype(stored.dtype))
-    places = {(tensor.file, tensor.offset): name for name, tensor in stored.layout.items()}
+    order = sorted(stored.layout, key=lambda name: (stored.layout[name].file, stored.layout[name].offset))
+    places = {(stored.layout[name].file, stored.layout[name].offset): place for place, name in enumerate(order)}
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for item in made.graph.initializer:
         if item.external_data:
             entries = {entry.key: entry.value for entry in item.external_data}
-            value = weights[places[entries["location"], int(entries["offset"])]]
+            place, size = places[entries["location"], int(entries["offset"])], math.prod(item.dims)
+            value = weights[order[place]]
+            if value.size != size:  # it spans several tensors
+                following = np.concatenate([weights[name].ravel() for name in order[place:]])
+                value = following[:size].reshape(tuple(item.dims))
         else:
             value = numpy_helper.to_array(item)
         item.CopyFrom(numpy_helper.from_array(_double(value, own), item.name))
