@@ -15,19 +15,35 @@ from zoo.nn.recording import recorded_attentions
 __all__ = ["GraphModule", "call_graph"]
 
 
+class _Names:
+    """The names of the tensors of a graph's items. ``torch.compile`` cannot trace the parser of their dimensions."""
+
+    def __init__(self, graph: Graph) -> None:
+        items = [item for item in (*graph.inputs, *graph.outputs, *graph.pasts) if not isinstance(item, TensorSpec)]
+        self.tensors = {item.name: [tensor.name for tensor in item.tensors()] for item in items}
+        self.presents = {past.name: [tensor.name for tensor in past.present_tensors()] for past in graph.pasts}
+
+
 def call_graph(
-    model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor], *, hooks: bool = False
+    model: nn.Module,
+    graph: Graph,
+    feeds: Mapping[str, Tensor],
+    *,
+    hooks: bool = False,
+    names: _Names | None = None,
 ) -> dict[str, Tensor]:
     """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name.
 
     With ``hooks``, ``forward`` is called as users call it, through the model itself, which runs the model's own hooks.
+    ``names`` has the names of tensors, if they are known.
 
     Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares,
     or stores other states.
     """
     length = _past_length(graph, feeds) if graph.has_windows else None
-    arguments = {item.name: _gather(item, feeds) for item in graph.inputs}
-    arguments |= {item.name: _gather(item, feeds, length) for item in graph.pasts}
+    names = names or _Names(graph)
+    arguments = {item.name: _gather(item, feeds, names) for item in graph.inputs}
+    arguments |= {item.name: _gather(item, feeds, names, length) for item in graph.pasts}
     pasts = {item.name: arguments[item.name] for item in graph.pasts}
     recorded = graph.recorded()
     with ExitStack() as stack:
@@ -41,10 +57,9 @@ def call_graph(
     result = {**result, **{tensor.name: weight for tensor, weight in zip(recorded, weights, strict=True)}}
     outputs: dict[str, Tensor] = {}
     for item in graph.outputs:
-        specs = item.tensors() if isinstance(item, KeyValues) else (item,)
-        outputs |= _scatter(item, specs, result[item.name])
+        outputs |= _scatter(item, names.tensors.get(item.name, [item.name]), result[item.name])
     for past in graph.pasts:
-        outputs |= _scatter(past, past.present_tensors(), pasts[past.name])
+        outputs |= _scatter(past, names.presents[past.name], pasts[past.name])
     return outputs
 
 
@@ -60,32 +75,34 @@ def _past_length(graph: Graph, feeds: Mapping[str, Tensor]) -> int:
     return found[graph.total_length] - found["sequence"] if past is None else past
 
 
-def _gather(item: TensorSpec | KeyValues | States, feeds: Mapping[str, Tensor], length: int | None = None) -> Any:
+def _gather(
+    item: TensorSpec | KeyValues | States, feeds: Mapping[str, Tensor], names: _Names, length: int | None = None
+) -> Any:
     """Return the argument for an input: a tensor, a cache after ``length`` tokens, or the states of every layer."""
     if isinstance(item, TensorSpec):
         return feeds[item.name]
-    tensors = [feeds[tensor.name] for tensor in item.tensors()]
+    tensors = [feeds[name] for name in names.tensors[item.name]]
     if isinstance(item, KeyValues):
         return Cache(zip(tensors[::2], tensors[1::2], strict=True), windows=item.windows, length=length)
-    names, count = [tensor.name for tensor in item.states], len(item.states)
+    states, count = [tensor.name for tensor in item.states], len(item.states)
     return [
-        LayerStates(zip(names, tensors[start : start + count], strict=True)) for start in range(0, len(tensors), count)
+        LayerStates(zip(states, tensors[start : start + count], strict=True)) for start in range(0, len(tensors), count)
     ]
 
 
-def _scatter(item: TensorSpec | KeyValues | States, specs: Sequence[TensorSpec], value: Any) -> dict[str, Tensor]:
-    """Return the tensors of an output by name; ``specs`` are their declarations."""
+def _scatter(item: TensorSpec | KeyValues | States, names: Sequence[str], value: Any) -> dict[str, Tensor]:
+    """Return the tensors of an output by name."""
     if isinstance(item, TensorSpec):
         tensors = [value]
     elif isinstance(item, KeyValues):
         tensors = [tensor for pair in value.pairs() for tensor in pair]
     else:
-        names = [state.name for state in item.states]
+        states = [state.name for state in item.states]
         for number, layer in enumerate(value):
-            if sorted(layer) != sorted(names):
-                raise ValueError(f"layer {number} stores states {sorted(layer)}, but {item.name} declares {names}")
-        tensors = [layer[name] for layer in value for name in names]
-    return {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True)}
+            if sorted(layer) != sorted(states):
+                raise ValueError(f"layer {number} stores states {sorted(layer)}, but {item.name} declares {states}")
+        tensors = [layer[state] for layer in value for state in states]
+    return dict(zip(names, tensors, strict=True))
 
 
 class GraphModule(nn.Module):
@@ -95,11 +112,12 @@ class GraphModule(nn.Module):
         super().__init__()
         self.model = model
         self.graph = graph
-        # Specifications are made here because torch.compile cannot trace the parser of their dimensions.
+        self._names = _Names(graph)
         self._inputs = [tensor.name for tensor in graph.input_tensors()]
         self._outputs = [tensor.name for tensor in graph.output_tensors()]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Take the input tensors and return the output tensors, both in declaration order."""
-        outputs = call_graph(self.model, self.graph, dict(zip(self._inputs, tensors, strict=True)))
+        feeds = dict(zip(self._inputs, tensors, strict=True))
+        outputs = call_graph(self.model, self.graph, feeds, names=self._names)
         return tuple(outputs[name] for name in self._outputs)
