@@ -44,7 +44,7 @@ def peak(name: str, **settings: int) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_peak_of_a_comparison() -> None:
-    """Weights are mapped or repacked once at a time, and a part is read by the optimised session.
+    """Weights are mapped once, repacked once, and a part is read by the optimised session.
 
     Each output of a long input takes 8 bytes in float64, 4 in a graph or in PyTorch, and others in single operators.
     """
@@ -53,5 +53,5 @@ def test_peak_of_a_comparison() -> None:
     longest = peak("outputs", **OUTPUTS) - base
     points = json.loads(Path("outputs/parity.json").read_text())["grid"]["points"]
     outputs = longest / max(point["batch"] * point["length"] for point in points) / OUTPUTS["vocab_size"]
-    assert weights < 2
+    assert weights < 3
     assert outputs < 24  # as zoo_export.parity.memory reserves
