@@ -17,12 +17,13 @@ from transformers import MistralConfig, MistralForCausalLM
 from tests.exported import Builder
 from zoo.artifact import ModelDirectory, declared_graphs
 from zoo.checkpoints import import_checkpoint
-from zoo.errors import ParityError
+from zoo.errors import ParityError, UsageError
 from zoo.nn import Cache, LayerCache
 from zoo_export.export import export_graphs_only, export_loop, export_model, retrace
 from zoo_export.graph.file import parse, serialize
 from zoo_export.parity.compare import compare
 from zoo_export.parity.laws import LawError, check_laws
+from zoo_export.publish.transformers_js import write_transformers_js
 from zoo_export.trace.make import Options, make_graphs
 from zoo_export.verify import verify_model
 from zoo_runtime import Session, load_session
@@ -134,7 +135,7 @@ def test_the_loop_keeps_as_many_positions(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_exports_are_verified(exported_build: Builder, name: str) -> None:
+def test_exports_are_verified(exported_build: Builder, tmp_path: Path, name: str) -> None:
     built = exported_build(*MODELS[name], noise=True, gain=3.0)
     evidence = export_model(built).evidence
     assert evidence["verified"] is True
@@ -146,6 +147,9 @@ def test_exports_are_verified(exported_build: Builder, name: str) -> None:
     assert retrace(built) == ["model.onnx"]
     assert verify_model(built).passed
     assert export_loop(built).passed
+    if name == "everywhere":  # which the layout of Mistral can represent
+        with pytest.raises(UsageError, match=r"expects one length: .*: export it again with --option windows=false"):
+            write_transformers_js(built, tmp_path / "published")
 
 
 @pytest.mark.slow
