@@ -21,7 +21,7 @@ from zoo_runtime.tasks.classification import class_names, problem_type
 from zoo_runtime.tasks.generate import Generate
 from zoo_runtime.tasks.images import ImageRunner
 from zoo_runtime.tasks.text import Embed, mask_token
-from zoo_runtime.tasks.vocabulary import end_tokens, vocabulary_of
+from zoo_runtime.tasks.vocabulary import vocabulary_of
 
 __all__ = ["SCHEMA", "TASKS", "describe_task", "web_task"]
 
@@ -74,7 +74,7 @@ def describe_task(session: Session) -> dict[str, Any]:
         "segments": 0,
         "prefix": getattr(runner, "prefix", ""),
         "generation": _generation(session, runner) if isinstance(runner, Generate) else None,
-        "ends": list(end_tokens(session)),
+        "ends": sorted(runner.ends) if isinstance(runner, Generate) else [],
         "start": getattr(runner, "first", None),
         "mask": None,
         "labels": [],

@@ -16,7 +16,7 @@ import pytest
 from tests.browser import browser, onnxruntime_web
 from zoo.artifact import ModelDirectory, write_json
 from zoo_export.publish.web import write_web
-from zoo_export.web.install import find_package
+from zoo_export.web.install import WebRuntime, find_package
 from zoo_export.web.verify import web_record
 
 __all__ = ["browser", "onnxruntime_web"]
@@ -62,13 +62,13 @@ def serve() -> Iterator[Callable[..., Any]]:
 def attest() -> Callable[..., None]:
     """Give a copy of an export the evidence of a browser, as if its native comparison had been made there."""
 
-    def write(folder: Path, variant: str = "", **changes: Any) -> None:
+    def write(folder: Path, variant: str = "", runtime: WebRuntime = "web-wasm", **changes: Any) -> None:
         stored = ModelDirectory.open(folder)
-        record = web_record(stored, "web-wasm", variant)
+        record = web_record(stored, runtime, variant)
         name = f"parity.{variant}.json" if variant else "parity.json"
         evidence = json.loads((folder / name).read_text())
         files = {file: stored.files[file]["sha256"] for file in evidence["files"]}
-        provider = f"onnxruntime-web {find_package('web-wasm').version} wasm"
+        provider = f"onnxruntime-web {find_package(runtime).version} {runtime.removeprefix('web-')}"
         facts = {"files": files, "provider": provider, "browser": "Chromium", **changes}
         with stored.adding(action="verified") as stage:
             write_json(stage / record.evidence_file, evidence | facts)

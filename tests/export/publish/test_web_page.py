@@ -21,6 +21,8 @@ from tests.exported import LIVELY, change_weights
 from zoo.models import create, persist
 from zoo.registry import registry
 from zoo_export import export_model
+from zoo_export.web.browser import _DEVICE_FLAGS, _SOFTWARE, FLAGS
+from zoo_export.web.install import find_browser
 from zoo_runtime import load_session
 
 Exported = Callable[..., Path]
@@ -129,9 +131,10 @@ def test_greedy_tokens_are_those_of_python(lively: Path, publish: Any, run: Any)
                 assert "".join(one["pieces"]) == other["generated"]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["t5-tiny", "llama-tiny", "mamba2-tiny", "qwen3-next-tiny", "seq2seq-tiny", "transformer-tiny"]
+    "name",
+    ["t5-tiny", "llama-tiny", "gemma-tiny", "mamba2-tiny", "qwen3-next-tiny", "seq2seq-tiny", "transformer-tiny"],
 )
 def test_decoder(exported_model: Exported, publish: Any, run: Any, name: str) -> None:
     """States beside keys and values, and decoders with an encoder."""
@@ -147,7 +150,7 @@ def probabilities(result: dict[str, Any]) -> dict[str, float]:
     return {item["label"]: item["probability"] for item in result["classes"]}
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-tiny", "longformer-tiny", "linformer-tiny", "modernbert-tiny"])
 def test_embedding(exported_model: Exported, publish: Any, run: Any, name: str) -> None:
     source = exported_model(name, noise=True, gain=2.0)
@@ -159,7 +162,7 @@ def test_embedding(exported_model: Exported, publish: Any, run: Any, name: str) 
     assert np.abs(wanted[0]["embedding"] - wanted[1]["embedding"]).max() > 1e-2
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rnn-tiny", "textcnn-tiny"])
 def test_text_classification(exported_model: Exported, publish: Any, run: Any, name: str) -> None:
     source = exported_model(name, noise=True, gain=3.0)
@@ -193,7 +196,7 @@ IMAGE = """async ({ url, image, type }) => {
 }"""
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [(), ("image_resample=bicubic", "image_crop=0.9"), ("image_resize=shortest_edge",)]
 )
@@ -270,6 +273,7 @@ def test_model_without_evidence_needs_consent(small: Path, publish: Any, serve: 
     assert "1.0000" in done(page)
 
 
+@pytest.mark.slow
 def test_foreign_tokens_need_consent(small: Path, publish: Any, serve: Any, tab: Any) -> None:
     """The page tokenises samples, and compares their ids with those of Python."""
     folder = publish(small)
@@ -285,6 +289,7 @@ def test_foreign_tokens_need_consent(small: Path, publish: Any, serve: Any, tab:
 NETWORK = "Failed to load resource"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["files/model.safetensors.002", "vendor/onnxruntime-web/ort-wasm-simd-threaded.wasm"])
 def test_damaged_files_are_refused(small: Path, publish: Any, serve: Any, tab: Any, name: str) -> None:
     """Truncated, altered, longer, or missing; a sound one loads afterwards, and the rest comes from the cache."""
@@ -309,6 +314,7 @@ def test_damaged_files_are_refused(small: Path, publish: Any, serve: Any, tab: A
     assert f"/{name}" in server.asked
 
 
+@pytest.mark.slow
 def test_files_are_kept_in_the_cache(small: Path, publish: Any, serve: Any, tab: Any) -> None:
     """A second visit asks for no file; a file that was damaged in the cache is loaded again, an old one removed."""
     folder = publish(small, max_shard_bytes=100_000)
@@ -340,6 +346,7 @@ def test_files_are_kept_in_the_cache(small: Path, publish: Any, serve: Any, tab:
     assert page.evaluate("async () => (await (await caches.open(`zoo ${location.href}`)).keys()).length") == spoilt - 1
 
 
+@pytest.mark.slow
 def test_download_can_be_cancelled(small: Path, publish: Any, serve: Any, tab: Any) -> None:
     """It is shown in bytes; what was complete is kept."""
     page = shows(tab(serve(publish(small)).url))
@@ -388,6 +395,7 @@ def test_generation_can_be_cancelled(lively: Path, publish: Any, serve: Any, tab
     assert found["closed"] == "The session is closed."
 
 
+@pytest.mark.slow
 def test_isolated_pages_use_threads(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
     """The tokens are those of one thread."""
     folder = publish(lively)
@@ -425,6 +433,7 @@ def test_page_opened_as_a_file_says_why_it_does_not_work(small: Path, publish: A
     page.close()
 
 
+@pytest.mark.slow
 def test_model_that_is_too_large(small: Path, publish: Any, serve: Any, tab: Any) -> None:
     """For 32-bit memory, and for what the browser has left."""
     folder = publish(small)
@@ -526,7 +535,7 @@ def test_quantised_decoder(exported_with: Exported, publish: Any, run: Any, tmp_
     assert [one["generated_ids"] for one in found] == [other["generated_ids"] for other in wanted]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_decoder_with_a_trained_tokenizer(zoo: Any, publish: Any, run: Any, tmp_path: Path, kind: str) -> None:
     """Texts become the tokens of Python, and tokens the same text, also where a piece ends inside a character."""
@@ -559,3 +568,33 @@ def test_verified_and_published(exported_copy: Exported, onnxruntime_web: Path, 
     assert f"on {len(evidence['grid']['points'])} inputs" in said
     page.click("#run")
     assert "1.0000" in done(page)
+
+
+@pytest.mark.slow
+def test_webgpu_is_used_where_it_was_verified(
+    lively: Path, publish: Any, attest: Any, serve: Any, browser: Any, tmp_path: Path
+) -> None:
+    """In a browser that has it; another one uses WebAssembly, and so does a page without evidence for WebGPU."""
+    folder = Path(shutil.copytree(lively, tmp_path / "models" / lively.name))
+    plain = publish(folder)
+    attest(folder, runtime="web-webgpu", device="SwiftShader")
+    both = publish(folder)
+    with load_session(lively) as session:
+        (wanted,) = session.run(["hello"], max_new_tokens=8)
+    flags = [*FLAGS, *_DEVICE_FLAGS["web-webgpu"], *_SOFTWARE]
+    with_gpu = browser.browser_type.launch(executable_path=find_browser("web-webgpu"), args=flags)
+    for opened, page_folder, runtime in (
+        (with_gpu, both, "web-webgpu"), (with_gpu, plain, "web-wasm"), (browser, both, "web-wasm"),
+    ):  # fmt: skip
+        page = opened.new_page()
+        page.goto(serve(page_folder).url)
+        found = page.evaluate(
+            """async () => {
+              const { loadSession } = await import("./zoo.js");
+              const session = await loadSession();
+              return [session.runtime, (await session.run("hello", { max_new_tokens: 8 })).generated_ids];
+            }"""
+        )
+        assert found == [runtime, wanted["generated_ids"]]
+        page.close()
+    with_gpu.close()

@@ -47,6 +47,7 @@ async function load({ manifest, runtime, folder, threads, unverified, cache }, s
     signal.throwIfAborted();
     sessions[graph.name] = await ort.InferenceSession.create(files[graph.file], {
       executionProviders: [runtime.name.replace("web-", "")],
+      logSeverityLevel: 3,
       externalData: graph.weights.map((path) => ({ path, data: files[path] })),
     });
   }
