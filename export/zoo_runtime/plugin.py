@@ -108,9 +108,11 @@ def zoo_tasks() -> Sequence[zoo.Task]:
 def zoo_commands() -> Sequence[zoo.Command]:
     run = "Run an exported model on text, token ids, images, sound or vectors."
     search = "Find the rows of a file of vectors that are most similar to a text."
+    serve = "Answer requests over HTTP with exported models."
     doctor = "Show versions, execution providers and plugins."
     return [
         zoo.Command(name="run", help=run, command="zoo_runtime.cli.run:command", section="Use"),
         zoo.Command(name="search", help=search, command="zoo_runtime.cli.search:command", section="Use"),
+        zoo.Command(name="serve", help=serve, command="zoo_runtime.cli.serve:command", section="Use"),
         zoo.Command(name="doctor", help=doctor, command="zoo_runtime.cli.doctor:command", section="Inspect and extend"),
     ]

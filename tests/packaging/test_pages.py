@@ -31,6 +31,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "presets": 5,
         "resolution": 7,
         "run": 16,
+        "serve": 11,
         "tasks": 3,
         "tokenizers": 3,
         "train": 15,

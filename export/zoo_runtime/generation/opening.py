@@ -17,7 +17,7 @@ from zoo_runtime.serving.rows import fit, sizes_of_session
 from zoo_runtime.stepper import Array, Stepper
 from zoo_runtime.values import run_session, to_value
 
-__all__ = ["open_stepper", "serving_sizes"]
+__all__ = ["encode_rows", "open_stepper", "serving_sizes"]
 
 
 def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None = None) -> Stepper:
@@ -33,7 +33,7 @@ def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None 
         if len(array) != rows:
             raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
     if sizes := serving_sizes(session):
-        return _open_rows(session, _encode(session, feeds, sizes), rows)
+        return _open_rows(session, encode_rows(session, feeds, sizes), rows)
     known = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
     for encoder in encoders:
         if not {tensor.name for tensor in encoder.output_tensors()} <= known.keys():
@@ -57,8 +57,13 @@ def _open_rows(session: Context, known: Mapping[str, Array], count: int) -> Step
     return RowDecoder(rows, session.free_rows, count, constants)
 
 
-def _encode(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
-    """Run the graphs before the decoder at their fixed sizes; return the inputs and outputs by name."""
+def encode_rows(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Run the graphs before the decoder of an export for serving; return their inputs and outputs by name.
+
+    Args:
+        feeds: inputs, padded here to the sizes of the export, or outputs.
+        sizes: see :func:`serving_sizes`.
+    """
     known = dict(feeds)
     for graph in session.graphs[:-1]:
         names = [tensor.name for tensor in graph.output_tensors()]

@@ -185,6 +185,14 @@ class Rows:
         """Return how many more tokens fit into a row; None if any number does."""
         return None if self.limit is None else self.limit - int(self.lengths[row])
 
+    def portion(self, row: int, count: int) -> int:
+        """Return how many of the next ``count`` tokens of a row one call reads.
+
+        A text whose portions are given to :meth:`extend` one by one has the same logits, to the bit, as if all of it
+        were given at once.
+        """
+        return min(count, self._prefill.size if self._fits_prefill(row, count) else 1)
+
     def past(self, name: str) -> Buffer:
         """Return the buffer of a tensor of the past."""
         return self._pasts[name]
@@ -250,18 +258,19 @@ class Rows:
             return ArtifactError(f"token {wrong[0]} is not in the vocabulary of {upper}", f"row {row}")
         return None
 
+    def _fits_prefill(self, row: int, count: int) -> bool:
+        """Whether the graph ``prefill`` reads the next of ``count`` tokens of a row."""
+        size = self._prefill.size
+        fits = self.capacity is None or int(self.lengths[row]) + size <= self.capacity
+        return fits and count >= (2 if self.partial else max(size, 2))
+
     def _plan(self, waiting: Mapping[int, Array]) -> tuple[_Call, dict[int, int]]:
         """Choose the next call, and the number of tokens that each row reads in it.
 
         Which graph reads a row's tokens depends on that row alone, because the last bits of their results differ.
         """
-        size = self._prefill.size
-        least = 2 if self.partial else max(size, 2)
-        counts = {
-            row: min(len(tokens), size)
-            for row, tokens in waiting.items()
-            if len(tokens) >= least and (self.capacity is None or self.lengths[row] + size <= self.capacity)
-        }
+        portions = {row: self.portion(row, len(tokens)) for row, tokens in waiting.items()}
+        counts = {row: count for row, count in portions.items() if self._fits_prefill(row, len(waiting[row]))}
         return (self._prefill, counts) if counts else (self._step, dict.fromkeys(waiting, 1))
 
 

@@ -116,8 +116,8 @@ class AugmentByPrompt(Continue):
                 text = variant["ids"] if variant["text"] is None else repr(variant["text"])
                 yield f"{label(answer)}: {text}"
 
-    def _row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
-        row = super()._row(item, text)
+    def open_row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
+        row = super().open_row(item, text)
         if isinstance(item, Prompt):
             row.seed = (self.chosen.seed, item.number, item.variant)
         return row

@@ -98,7 +98,7 @@ class Generate(TextRunner):
         self.drafting = Drafting(self) if chosen.draft is not None or chosen.prompt_lookup else None
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
-        results: list[Any] = [self._result(item, [], "length") for item in items]
+        results: list[Any] = [self.result(item, [], "length") for item in items]
         if self.drafting is not None:
             results = [result | {"speculation": asdict(Counts())} for result in results]
         places = [place for place, item in enumerate(items) if self.room(item) > 0]
@@ -119,12 +119,12 @@ class Generate(TextRunner):
 
     def _continue(self, items: Sequence[Tokens]) -> list[Any]:
         items, stepper, ids, mask = self.start(items)
-        texts = [self._text(item) if self.chosen.stop else None for item in items]
-        rows = [self._row(item, text) for item, text in zip(items, texts, strict=True)]
+        texts = [self.open_text(item) if self.chosen.stop else None for item in items]
+        rows = [self.open_row(item, text) for item, text in zip(items, texts, strict=True)]
         for _ in continue_rows(stepper, ids, mask, rows, self.choose):
             pass
         return [
-            row.error or self._result(item, row.ids, row.finish, text, row.ranks)
+            row.error or self.result(item, row.ids, row.finish, text, row.ranks)
             for item, row, text in zip(items, rows, texts, strict=True)
         ]
 
@@ -134,17 +134,17 @@ class Generate(TextRunner):
         assert self.drafting is not None
         for given in items:
             item, reader = self.drafting.open(given)
-            text = self._text(item) if self.chosen.stop else None
-            row, counts = self._row(item, text), Counts()
+            text = self.open_text(item) if self.chosen.stop else None
+            row, counts = self.open_row(item, text), Counts()
             for _ in self.drafting.steps(item, reader, row, counts):
                 pass
-            result = self._result(item, row.ids, row.finish, text, row.ranks)
+            result = self.result(item, row.ids, row.finish, text, row.ranks)
             results.append(row.error or result | {"speculation": asdict(counts)})
         return results
 
     def _search(self, items: Sequence[Tokens]) -> list[Any]:
         items, stepper, ids, mask = self.start(items)
-        rows = [self._row(item) for item in items]
+        rows = [self.open_row(item) for item in items]
         graph = self.session.graphs[-1]
         if device_of(self.session.sessions[graph.name]) == "cpu":
             longest = max(len(row.text) + row.limit for row in rows)
@@ -155,7 +155,7 @@ class Generate(TextRunner):
         for item, row in zip(items, rows, strict=True):
             texts = []
             for beam in found[row]:
-                result = self._result(item, beam.ids, self._reason(beam), ranks=beam.ranks)
+                result = self.result(item, beam.ids, self._reason(beam), ranks=beam.ranks)
                 texts.append({**result, "score": beam.score})
             results.append(row.error or {**texts[0], "beams": texts[1:]})
         return results
@@ -173,21 +173,28 @@ class Generate(TextRunner):
         return self._pieces(item) if self.room(item) > 0 else iter(())
 
     def _pieces(self, item: Tokens) -> Iterator[str]:
-        if self.drafting is not None:
-            item, reader = self.drafting.open(item)
-            text = self._text(item)
-            row = self._row(item, text)
-            steps = self.drafting.steps(item, reader, row, Counts())
-        else:
-            (item,), stepper, ids, mask = self.start([item])
-            text = self._text(item)
-            row = self._row(item, text)
-            steps = continue_rows(stepper, ids, mask, [row], self.choose)
+        _, row, text, steps = self.open(item)
         for _ in steps:
             yield text.new()
         if row.error is not None:
             raise row.error
         yield text.rest()
+
+    def open(self, item: Tokens) -> tuple[Tokens, Continuation, GrowingText, Iterator[Continuation]]:
+        """Prepare the generation of one text without beams.
+
+        Returns the item, which may have become another, the ids and the text that grow, and an iterator that yields
+        after each new token.
+        """
+        if self.drafting is not None:
+            item, reader = self.drafting.open(item)
+            text = self.open_text(item)
+            row = self.open_row(item, text)
+            return item, row, text, self.drafting.steps(item, reader, row, Counts())
+        (item,), stepper, ids, mask = self.start([item])
+        text = self.open_text(item)
+        row = self.open_row(item, text)
+        return item, row, text, continue_rows(stepper, ids, mask, [row], self.choose)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
@@ -225,12 +232,14 @@ class Generate(TextRunner):
             )
         return Constraint(self.chosen, self.tokenizer.target, vocabulary_of(self.session), self.ends)
 
-    def _row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
+    def open_row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
         grow = text.append if text is not None else None
+        """Return an empty continuation of an item, which adds its tokens to ``text``."""
         matcher = None if self.constraint is None else self.constraint.start()
         return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow, matcher)
 
-    def _text(self, item: Tokens) -> GrowingText:
+    def open_text(self, item: Tokens) -> GrowingText:
+        """Return the empty text of a continuation, which ends at the stop strings."""
         return GrowingText(self.tokenizer.target.backend, self.prompt(item), self.chosen.stop)
 
     def _reason(self, beam: Beam) -> str:
@@ -240,7 +249,7 @@ class Generate(TextRunner):
             return "stop"
         return "complete" if beam.is_complete else "length"
 
-    def _result(
+    def result(
         self,
         item: Tokens,
         ids: list[int],
@@ -248,6 +257,14 @@ class Generate(TextRunner):
         text: GrowingText | None = None,
         ranks: Sequence[Ranked] = (),
     ) -> dict[str, Any]:
+        """Return the result of an item.
+
+        Args:
+            ids: the new tokens.
+            reason: why they end.
+            text: their text, if it has been decoded.
+            ranks: their probabilities, if the options ask for them.
+        """
         shown: str | None = None
         if text is not None:
             shown = text.text()
@@ -271,7 +288,7 @@ class Generate(TextRunner):
         results = []
         for item, ids in zip(items, chosen, strict=True):
             stops = [place for place, token in enumerate(ids) if token in self.ends]
-            results.append(self._result(item, ids[: stops[0] + 1] if stops else ids, "end" if stops else "length"))
+            results.append(self.result(item, ids[: stops[0] + 1] if stops else ids, "end" if stops else "length"))
         return results
 
 

@@ -262,7 +262,7 @@ class SpeechRecognition(Generate):
     def _pieces(self, item: Tokens) -> Iterator[str]:
         return chain.from_iterable(map(super()._pieces, self.windows(item)))
 
-    def _result(
+    def result(
         self,
         item: Tokens,
         ids: list[int],
@@ -272,7 +272,7 @@ class SpeechRecognition(Generate):
     ) -> dict[str, Any]:
         assert isinstance(item, Sound)
         facts = {"seconds": len(item.samples) / SAMPLING_RATE, "language": self.speech.language_of(item.ids)}
-        result = super()._result(item, ids, reason, text, ranks)
+        result = super().result(item, ids, reason, text, ranks)
         return facts | {key: value for key, value in result.items() if key != "tokens"}
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:

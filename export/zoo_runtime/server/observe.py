@@ -1,0 +1,141 @@
+"""Metrics and the log of requests. Neither contains texts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, TextIO
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from zoo_runtime.server.models import Served
+
+__all__ = ["FACTS", "LEFT", "Lines", "Metrics", "Observed", "log", "log_to"]
+
+FACTS = "zoo.facts"
+"""Key of the scope of a request, for what its handler adds to the log."""
+LEFT = 499
+"""Status in the log and the metrics of a request whose client left."""
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
+_LOGGER = logging.getLogger("zoo.server")
+
+
+def log(event: str, **facts: Any) -> None:
+    """Log an event with its facts."""
+    _LOGGER.info(event, extra={"facts": facts})
+
+
+class Lines(logging.Formatter):
+    """Formats a record as one line of JSON. Messages of exceptions are left out, since they could have texts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        facts = dict(getattr(record, "facts", {}))
+        if record.exc_info and record.exc_info[0] is not None:
+            facts["kind"] = record.exc_info[0].__name__
+        return json.dumps({"time": stamp, "event": record.getMessage()} | facts)
+
+
+def log_to(stream: TextIO) -> None:
+    """Write the log of the server, and the warnings of uvicorn, to a stream."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(Lines())
+    for name, level in (("zoo.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate = False
+        logger.handlers = [handler]
+
+
+class Metrics:
+    """Metrics for Prometheus.
+
+    Args:
+        models: the open models, whose queues are measured.
+    """
+
+    def __init__(self, models: Mapping[str, Served]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "zoo_requests", "Requests, by route and status.", ("route", "status"), registry=self.registry
+        )
+        self.seconds = Histogram(
+            "zoo_request_seconds", "Time to the end of an answer.", ("route",), buckets=_SECONDS, registry=self.registry
+        )
+        self.first = Histogram(
+            "zoo_first_token_seconds",
+            "Time from a request to the first text of a stream.",
+            ("model",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter("zoo_prompt_tokens", "Tokens read.", ("model",), registry=self.registry)
+        self.tokens = Counter("zoo_generated_tokens", "Tokens generated.", ("model",), registry=self.registry)
+        waiting = Gauge("zoo_waiting", "Inputs that wait.", ("model",), registry=self.registry)
+        running = Gauge("zoo_running", "Inputs that are being answered.", ("model",), registry=self.registry)
+        for name, served in models.items():
+            waiting.labels(name).set_function(partial(_total, served, "waiting"))
+            running.labels(name).set_function(partial(_total, served, "running"))
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+def _total(served: Served, name: str) -> float:
+    return float(sum(getattr(engine, name) for engine in served.engines))
+
+
+class Observed:
+    """An application whose requests are logged and counted.
+
+    Args:
+        app: the application.
+        metrics: the counters.
+        routes: the paths that are counted by themselves.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+        self.app, self.metrics, self.routes = app, metrics, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        facts: dict[str, Any] = {}
+        scope[FACTS] = facts
+        begun, status = time.monotonic(), 500
+
+        async def observing(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observing)
+        finally:
+            seconds = time.monotonic() - begun
+            status = facts.pop("status", status)
+            route = self._route(scope["path"])
+            self.metrics.requests.labels(route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(seconds)
+            if (model := facts.get("model")) is not None:
+                self.metrics.prompt_tokens.labels(model).inc(facts.get("prompt_tokens", 0))
+                self.metrics.tokens.labels(model).inc(facts.get("tokens", 0))
+                if "first_token_seconds" in facts:
+                    self.metrics.first.labels(model).observe(facts["first_token_seconds"])
+            if scope["path"] not in ("/healthz", "/readyz", "/metrics"):
+                log("request", method=scope["method"], route=route, status=status, seconds=round(seconds, 6), **facts)
+
+    def _route(self, path: str) -> str:
+        """Return the label of a path, of which there are few."""
+        if path in self.routes:
+            return path
+        return "/v1/tasks" if path.startswith("/v1/tasks/") else "other"

@@ -1,0 +1,100 @@
+"""Responses: in JSON, as server-sent events, and to clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from zoo_runtime.server.errors import RequestError
+from zoo_runtime.server.work import Event
+
+__all__ = ["Events", "LeftError", "Stream", "as_json", "failed", "sent", "while_connected"]
+
+T = TypeVar("T")
+
+
+class LeftError(Exception):
+    """The client closed its connection."""
+
+
+class Events:
+    """The events of the works of one request, in the event loop."""
+
+    def __init__(self) -> None:
+        self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
+
+    def deliver(self, index: int) -> Callable[[Event], None]:
+        """Return the function to which an engine gives the events of one work, in its own thread."""
+
+        def put(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, event))
+
+        return put
+
+    async def next(self) -> tuple[int, Event]:
+        """Return the next event, with the index of its work."""
+        return await self._queue.get()
+
+
+class Stream(StreamingResponse):
+    """Server-sent events. ``finish`` is called at the end, even if the client leaves before the first of them."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, content: AsyncIterator[bytes], finish: Callable[[], None]) -> None:
+        super().__init__(content, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        self._finish = finish
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._finish()
+
+
+async def while_connected(request: Request, answer: Awaitable[T], seconds: float) -> T:
+    """Await an answer while the client is connected. Raises :class:`LeftError` or :class:`RequestError`."""
+    found, left = asyncio.ensure_future(answer), asyncio.ensure_future(_until_left(request))
+    try:
+        await asyncio.wait({found, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if found.done():
+            return found.result()
+        if left.done():
+            raise LeftError
+        raise RequestError(504, f"no answer within {seconds:g} s", "timeout")
+    finally:
+        for task in (found, left):
+            task.cancel()
+        await asyncio.gather(found, left, return_exceptions=True)
+
+
+async def _until_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def sent(body: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + _encoded(body) + b"\n\n"
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def as_json(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response in JSON."""
+    return Response(_encoded(body), status, headers, media_type="application/json")
+
+
+def failed(error: RequestError) -> Response:
+    """Return the response of a request that is not answered."""
+    return as_json(error.body, error.status, error.headers)

@@ -1,0 +1,94 @@
+"""Answers in the shapes of OpenAI's API."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Answer", "embeddings_answer"]
+
+_REASONS = {"end": "stop", "stop": "stop", "complete": "stop", "length": "length"}
+
+
+@dataclass
+class Answer:
+    """The shapes of one answer: whole, or in chunks.
+
+    Args:
+        model: name of the model.
+        is_chat: whether it answers a chat.
+    """
+
+    model: str
+    is_chat: bool
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, results: Sequence[Mapping[str, Any]], usage: Mapping[str, int]) -> dict[str, Any]:
+        """Return the answer from the results of the task."""
+        choices = [self._choice(place, result) for place, result in enumerate(results)]
+        return self._object("") | {"choices": choices, "usage": dict(usage)}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the first chunk of a choice, if it has one without text."""
+        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) if self.is_chat else None
+
+    def chunk(self, index: int, text: str, reason: str | None = None) -> dict[str, Any]:
+        """Return a chunk of new text, which may be the last one of its choice."""
+        if self.is_chat:
+            return self._chunk(index, {"delta": {"content": text} if text else {}}, reason)
+        return self._chunk(index, {"text": text}, reason)
+
+    def usage(self, usage: Mapping[str, int]) -> dict[str, Any]:
+        """Return the last chunk of a stream, without choices."""
+        return self._object(".chunk") | {"choices": [], "usage": dict(usage)}
+
+    def _chunk(self, index: int, content: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": _REASONS.get(reason or "")}
+        return self._object(".chunk") | {"choices": [choice]}
+
+    def _object(self, suffix: str) -> dict[str, Any]:
+        kind, prefix = (f"chat.completion{suffix}", "chatcmpl") if self.is_chat else ("text_completion", "cmpl")
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+    def _choice(self, index: int, result: Mapping[str, Any]) -> dict[str, Any]:
+        text, reason = result["generated"] or "", _REASONS[result["finish_reason"]]
+        ranks = result.get("logprobs")
+        content: dict[str, Any] = {"text": text}
+        logprobs: Any = None if ranks is None else _columns(ranks)
+        if self.is_chat:
+            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            logprobs = None if ranks is None else {"content": [_token(rank) for rank in ranks], "refusal": None}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _token(ranked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a token of a chat with its log-probability, and those of the likeliest ones in its place."""
+    text = ranked["text"] or ""
+    found: dict[str, Any] = {"token": text, "logprob": ranked["log_probability"], "bytes": list(text.encode())}
+    return found | {"top_logprobs": [_token(top) for top in ranked["top"]]} if "top" in ranked else found
+
+
+def _columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the tokens of a completion and their log-probabilities as columns."""
+    texts = [rank["text"] or "" for rank in ranks]
+    offsets = np.cumsum([0, *map(len, texts)])[:-1].tolist()
+    tops = [{top["text"] or "": top["log_probability"] for top in rank["top"]} for rank in ranks]
+    chances = [rank["log_probability"] for rank in ranks]
+    return {"tokens": texts, "token_logprobs": chances, "top_logprobs": tops, "text_offset": offsets}
+
+
+def embeddings_answer(model: str, results: Sequence[Mapping[str, Any]], form: str) -> dict[str, Any]:
+    """Return the answer of ``/v1/embeddings``, with vectors as lists or as base64 of float32."""
+    vectors = [np.asarray(result["embedding"], np.float32) for result in results]
+    packed = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    shown: list[Any] = packed if form == "base64" else [vector.tolist() for vector in vectors]
+    data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(shown)]
+    tokens = sum(result["tokens"] for result in results)
+    return {"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}

@@ -1,0 +1,231 @@
+"""Bad requests: the right status, one error in OpenAI's shape, and nothing else disturbed."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.server.conftest import POSITIONS, SECONDS, Server
+
+COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(http: httpx.Client) -> Iterator[None]:
+    """An answer is the same before and after each test, and no row stays taken."""
+
+    def ask() -> Any:
+        body = {"model": "writer", "prompt": "hello", "max_tokens": 5, "temperature": 2, "seed": 1}
+        return http.post(COMPLETIONS, json=body).json()["choices"]
+
+    before = ask()
+    yield
+    assert ask() == before
+    assert 'zoo_waiting{model="writer"} 0.0' in http.get("/metrics").text
+
+
+def refused(response: httpx.Response, status: int, code: str | None = None, param: str | None = None) -> str:
+    """Assert that a response is an error, and return its message."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"error"}
+    error = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param), error
+    assert 0 < len(error["message"]) <= 1000
+    assert "\n" not in error["message"]
+    return str(error["message"])
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": "writer", "prompt": "a", "max_tokens": 2} | fields
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"a"', b'{"a": NaN}', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 9000, b"1" * 9000],
+)
+def test_body_that_is_no_json_object(http: httpx.Client, body: bytes) -> None:
+    refused(http.post(COMPLETIONS, content=body, headers=JSON), 400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"prompt": 5}, "invalid_type", "prompt"),
+        ({"prompt": [1.5]}, "invalid_type", "prompt"),
+        ({"prompt": [[1], "a"]}, "invalid_type", "prompt"),
+        ({"prompt": None}, "missing_field", "prompt"),
+        ({"prompt": []}, "invalid_value", "prompt"),
+        ({"prompt": ""}, "invalid_value", "prompt"),
+        ({"prompt": [10**9]}, "invalid_value", "prompt"),
+        ({"prompt": [-1]}, "invalid_value", "prompt"),
+        ({"prompt": [10**40]}, "invalid_value", "prompt"),
+        ({"prompt": "a" * POSITIONS * 2}, "context_length_exceeded", "prompt"),
+        ({"prompt": [5] * POSITIONS}, "context_length_exceeded", "prompt"),
+        ({"prompt": ["a"] * 1000}, "invalid_value", "prompt"),
+        ({"temperature": "hot"}, "invalid_type", "temperature"),
+        ({"temperature": True}, "invalid_type", "temperature"),
+        ({"temperature": -1}, "invalid_value", None),
+        ({"temperature": 1, "top_p": 7}, "invalid_value", None),
+        ({"max_tokens": 0}, "invalid_value", None),
+        ({"max_tokens": 10**9}, "invalid_value", "max_tokens"),
+        ({"n": 0}, "invalid_value", None),
+        ({"n": 10**6}, "invalid_value", None),
+        ({"seed": -1}, "invalid_value", None),
+        ({"stop": 1}, "invalid_type", "stop"),
+        ({"stop": [""]}, "invalid_value", None),
+        ({"stream": "yes"}, "invalid_type", "stream"),
+        ({"stream_options": []}, "invalid_type", "stream_options"),
+        ({"stream": True, "logprobs": 1}, "unsupported", "logprobs"),
+        ({"logit_bias": {"a": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": "x"}}, "invalid_type", "logit_bias"),
+        ({"logit_bias": {"99999999": 1}}, "invalid_value", None),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value", "response_format"),
+        ({"regex": "("}, "invalid_value", None),
+        ({"presence_penalty": 1}, "invalid_value", None),
+        ({"echo": True}, "invalid_type", "echo"),
+        ({"draft": "/etc"}, "unknown_field", "draft"),
+        ({"num_beams": 1000}, "unknown_field", "num_beams"),
+        ({"tempratur": 1}, "unknown_field", "tempratur"),
+    ],
+)
+def test_wrong_field(http: httpx.Client, fields: dict[str, Any], code: str, param: str | None) -> None:
+    refused(http.post(COMPLETIONS, json=asked(**fields)), 400, code, param)
+    if code != "unsupported":
+        refused(http.post(COMPLETIONS, json=asked(**{"stream": True} | fields)), 400, code, param)
+
+
+def test_wrong_model(http: httpx.Client, encoder: Path, translator: Path) -> None:
+    assert "'writer'" in refused(http.post(COMPLETIONS, json=asked(model="writr")), 404, "model_not_found", "model")
+    refused(http.post(COMPLETIONS, json={"prompt": "a"}), 400, "missing_field", "model")
+    refused(http.post(COMPLETIONS, json=asked(model=encoder.name)), 400, "wrong_task", "model")
+    refused(http.post(EMBEDDINGS, json={"model": "writer", "input": "a"}), 400, "wrong_task", "model")
+    refused(http.get("/v1/models/none"), 404, "model_not_found", "model")
+    talk = {"model": translator.name, "messages": [{"role": "user", "content": "a"}]}
+    refused(http.post(CHATS, json=talk), 400, "no_chat_template", "model")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], ["a"], [{"role": "user"}], [{"content": "a"}], [{"role": "system", "content": "a"}],
+     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+     [{"role": "user", "content": [5]}]],
+)  # fmt: skip
+def test_wrong_messages(http: httpx.Client, messages: list[Any]) -> None:
+    response = http.post(CHATS, json={"model": "writer", "messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+
+
+def test_wrong_input_of_embeddings(http: httpx.Client, encoder: Path) -> None:
+    for value, code in (("", "invalid_value"), ([], "invalid_value"), ({}, "invalid_type"),
+                        ("a" * 500, "context_length_exceeded"), (["a", ""], "invalid_value")):  # fmt: skip
+        refused(http.post(EMBEDDINGS, json={"model": encoder.name, "input": value}), 400, code, "input")
+    body = {"model": encoder.name, "input": "a", "dimensions": 3}
+    refused(http.post(EMBEDDINGS, json=body), 400, "unknown_field", "dimensions")
+
+
+def test_wrong_route_method_and_type(http: httpx.Client) -> None:
+    refused(http.get("/v1/nothing"), 404, "unknown_route")
+    refused(http.get(COMPLETIONS), 405, "wrong_method")
+    refused(http.post(COMPLETIONS, content=json.dumps(asked()), headers={"content-type": "text/plain"}), 415,
+            "invalid_content_type")  # fmt: skip
+
+
+def test_body_beyond_the_limit(http: httpx.Client, server: Server) -> None:
+    """Said by its length before it is sent, or found out while it is read in parts."""
+    refused(http.post(COMPLETIONS, json=asked(prompt="a" * 30_000)), 413, "body_too_large")
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * 1000
+
+    refused(http.post(COMPLETIONS, content=parts(), headers=JSON), 413, "body_too_large")
+    address = urlsplit(server.url)
+    with socket.create_connection((str(address.hostname), int(address.port or 0)), SECONDS) as raw:
+        raw.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                    f"content-length: {10**9}\r\n\r\n".encode())  # fmt: skip
+        assert raw.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_idle_connections_and_broken_ones(http: httpx.Client, server: Server) -> None:
+    """Connections that send nothing, half a request or nonsense do not keep others from being answered."""
+    address = urlsplit(server.url)
+    place = (str(address.hostname), int(address.port or 0))
+    opened = [socket.create_connection(place, SECONDS) for _ in range(200)]
+    try:
+        opened[0].sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-le")
+        opened[1].sendall(b"\x00\x01nonsense\r\n\r\n")
+        assert opened[1].recv(100).startswith(b"HTTP/1.1 400")
+        opened[2].sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                          b"content-length: 50\r\n\r\n{")  # fmt: skip
+        opened[2].close()
+        assert http.post(COMPLETIONS, json=asked()).status_code == 200
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def test_reader_that_does_not_read(http: httpx.Client, server: Server) -> None:
+    """Its texts are generated to their end, and others are answered meanwhile."""
+    body = asked(prompt=["a"] * 20, max_tokens=80, stream=True, temperature=2)
+    with http.stream("POST", COMPLETIONS, json=body):
+        assert http.post(COMPLETIONS, json=asked()).status_code == 200
+
+
+def test_cross_origin_requests_get_no_permission(http: httpx.Client) -> None:
+    headers = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    found = http.options(COMPLETIONS, headers=headers)
+    assert found.status_code == 405
+    answered = http.post(COMPLETIONS, json=asked(), headers={"origin": "https://example.org"})
+    assert not any(name.startswith("access-control") for name in (*found.headers, *answered.headers))
+
+
+def test_client_raises_the_classes_of_openai(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.completions.create(model="writer", prompt="a" * 500)
+        assert bad.value.code == "context_length_exceeded"
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="none", prompt="a")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = ["model", "prompt", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "logprobs",
+         "logit_bias", "response_format", "stream_options", "suppress_tokens", "regex", "messages",
+         "input", "user", "x"]  # fmt: skip
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), route=st.sampled_from([COMPLETIONS, CHATS]))
+def test_any_body_is_answered_or_refused(http: httpx.Client, fields: dict[str, Any], route: str) -> None:
+    """No body causes a failure of the server."""
+    talk = {"model": "writer", "max_tokens": 2}
+    talk |= {"prompt": "a"} if route == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    response = http.post(route, json=talk | fields)
+    assert response.status_code in (200, 400, 404), (fields, response.text)
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
