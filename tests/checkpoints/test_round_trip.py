@@ -253,7 +253,8 @@ def test_force_keeps_files_of_the_user(
         ("out", "--layout", "standalone", "--model-type", "bert"),
         ("out",),
         ("--layout", "hub"),
-        ("out", "--layout", "web"),
+        ("out", "--layout", "paper"),
+        ("out", "--layout", "web", "--model-type", "bert"),
     ],
 )
 def test_conflicting_options_are_rejected(tmp_path: Path, zoo: Callable[..., Any], arguments: Sequence[str]) -> None:
