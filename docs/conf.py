@@ -35,3 +35,5 @@ _TYPES = (
     r"|dict\[str|tuple\[str|ort\.InferenceSession|zoo\.config\.T|zoo\.nn\.recurrent\.S|zoo_runtime\.runner\.Item"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]
+
+nitpick_ignore = [("py:class", "Figure")]

@@ -30,7 +30,7 @@ def call_graph(
     feeds: Mapping[str, Tensor],
     *,
     hooks: bool = False,
-    names: _Names | None = None,
+    names: Any = None,
 ) -> dict[str, Tensor]:
     """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name.
 

@@ -18,7 +18,7 @@ def plot_bench(result: Mapping[str, Any]) -> Plot:
     """Plot speed against length, or time and memory of curves.
 
     Args:
-        result: the result of :func:`zoo_export.bench.bench_model` or of :func:`zoo_export.bench.curves.bench_curves`,
+        result: the result of ``bench_model`` or of ``bench_curves``,
             or the JSON of ``zoo bench``.
 
     Raises:
