@@ -193,10 +193,11 @@ EDITS: dict[str, Sequence[Edit]] = {
     # The method accepts arbitrary arguments.
     "signature": [
         ("model", "attention_mask, past_key_values):", "attention_mask, **kwargs):"),
+        ("model", "from torch import nn\n\nfrom zoo.nn import", "from torch import nn\n\nfrom zoo.nn import Cache,"),
         (
             "model",
             "        rows, length",
-            '        past_key_values = kwargs.get("past_key_values")\n        rows, length',
+            '        past_key_values = kwargs.get("past_key_values") or Cache.empty(1)\n        rows, length',
         ),
     ],
     # Outputs depend on the clock, by less than the tolerance of other checks.
