@@ -32,6 +32,12 @@ LIVELY: dict[str, dict[str, Any]] = {
     "transformer-tiny": {"seed": 1, "noise": True, "gain": 3.0},
 }
 """Weights with which a decoder rarely repeats itself."""
+CHAT_TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}
+{% if message.role not in ('user', 'assistant') %}{{ raise_exception('no role ' + message.role) }}{% endif %}
+{{ message.role[0] }}:{{ message.content | trim }}
+{% endfor %}
+{% if add_generation_prompt %}a:{% endif %}"""
 POSITIONS = "max_seq_len=32"
 """Fewer positions than in the presets, because the longest inputs dominate the time of a comparison."""
 

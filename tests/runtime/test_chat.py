@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.exported import CHAT_TEMPLATE
 from zoo import UsageError
 from zoo.checkpoints.exporting import export_checkpoint
 from zoo.checkpoints.importing import import_checkpoint
@@ -20,12 +21,6 @@ from zoo_runtime import load_session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
-TEMPLATE = """\
-{{ bos_token }}{% for message in messages %}
-{% if message.role not in ('user', 'assistant') %}{{ raise_exception('no role ' + message.role) }}{% endif %}
-{{ message.role[0] }}:{{ message.content | trim }}
-{% endfor %}
-{% if add_generation_prompt %}a:{% endif %}"""
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "tea"}, {"role": "user", "content": "?"}]
 NEW = 5
 
@@ -34,7 +29,7 @@ NEW = 5
 def hub(exported_model: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chat")
     export_checkpoint(exported_model("llama-tiny", seed=1, gain=12.0), folder / "hub")
-    (folder / "hub" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "hub" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return folder / "hub"
 
 

@@ -30,18 +30,21 @@ def call_graph(
     feeds: Mapping[str, Tensor],
     *,
     hooks: bool = False,
-    names: Any = None,
 ) -> dict[str, Tensor]:
     """Run ``graph`` of ``model`` on tensors named as declared, and return every declared output by name.
 
     With ``hooks``, ``forward`` is called as users call it, through the model itself, which runs the model's own hooks.
-    ``names`` has the names of tensors, if they are known.
 
     Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares,
     or stores other states.
     """
+    return _call(model, graph, feeds, _Names(graph), hooks=hooks)
+
+
+def _call(
+    model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor], names: _Names, *, hooks: bool = False
+) -> dict[str, Tensor]:
     length = _past_length(graph, feeds) if graph.has_windows else None
-    names = names or _Names(graph)
     arguments = {item.name: _gather(item, feeds, names) for item in graph.inputs}
     arguments |= {item.name: _gather(item, feeds, names, length) for item in graph.pasts}
     pasts = {item.name: arguments[item.name] for item in graph.pasts}
@@ -119,5 +122,5 @@ class GraphModule(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Take the input tensors and return the output tensors, both in declaration order."""
         feeds = dict(zip(self._inputs, tensors, strict=True))
-        outputs = call_graph(self.model, self.graph, feeds, names=self._names)
+        outputs = _call(self.model, self.graph, feeds, self._names)
         return tuple(outputs[name] for name in self._outputs)

@@ -20,7 +20,7 @@ from zoo.artifact import ADAPTERS, ModelDirectory
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError, UsageError
 from zoo_export.adapters.stack import FILE, LORA_A, LORA_B, layers_of
-from zoo_export.graph.file import MODULE_KEY, contract, external_tensors, parse, serialize
+from zoo_export.graph.file import MODULE_KEY, contract, external_tensors, parse, place_of, serialize
 from zoo_export.graph.rewriting import Tape
 from zoo_export.trace.make import Options, make_graphs
 from zoo_runtime.adapters import ADAPTER_IDS
@@ -191,9 +191,8 @@ def stacks_of(data: bytes, file: bytes) -> dict[str, Array]:
     """
     found = {}
     for tensor in external_tensors(parse(data)):
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if place.get("location") == FILE:
-            start, length = int(place["offset"]), int(place["length"])
+        location, start, length = place_of(tensor)
+        if location == FILE:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
             try:
                 found[tensor.name] = np.frombuffer(file[start : start + length], dtype).reshape(tuple(tensor.dims))

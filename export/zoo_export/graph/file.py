@@ -40,9 +40,11 @@ __all__ = [
     "metadata",
     "names_read",
     "parse",
+    "place_of",
     "pointers",
     "referenced_tensors",
     "serialize",
+    "set_place",
     "without_functions",
 ]
 
@@ -138,6 +140,24 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     return (tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
+def place_of(tensor: onnx.TensorProto) -> tuple[str, int, int]:
+    """Return the file of an initialiser's external data, empty if it is not linked, and the offset and length there."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length = entries.get("length") or math.prod(tensor.dims) * _item_size(tensor)
+    return entries.get("location", ""), int(entries.get("offset", 0)), int(length)
+
+
+def set_place(tensor: onnx.TensorProto, file: str, offset: int, length: int) -> None:
+    """Link an initialiser to bytes of a file."""
+    del tensor.external_data[:]
+    for key, value in (("location", file), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def _item_size(tensor: onnx.TensorProto) -> int:
+    return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
 def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str] = ()) -> bytes:
     """Return the graph with every stored initialiser linked to the stored tensor of the same name.
 
@@ -151,8 +171,7 @@ def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str]
     separate(model, layout)
     problems = []
     for tensor in external_tensors(model):
-        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-        if location in kept:
+        if place_of(tensor)[0] in kept:
             continue
         parts = parts_of(tensor)
         place = span(parts, layout) if parts else layout.get(tensor.name)
@@ -164,9 +183,7 @@ def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str]
             wanted = onnx.TensorProto.DataType.Name(tensor.data_type)
             problems.append(f"{tensor.name} is {place.dtype}, not {wanted}")
         else:
-            del tensor.external_data[:]
-            for key, value in (("location", place.file), ("offset", place.offset), ("length", place.length)):
-                tensor.external_data.add(key=key, value=str(value))
+            set_place(tensor, place.file, place.offset, place.length)
     if problems:
         raise ArtifactError(f"the weights do not fit the graph ({'; '.join(problems)})")
     return annotate(serialize(model), {HEADER_KEY: header_digest(layout)})
@@ -188,12 +205,7 @@ def pointers(graph: bytes) -> dict[str, tuple[str, int]]:
     """Return the file and offset of every external initialiser that a node reads, by name."""
     model = parse(graph)
     read = set(names_read(model.graph.node))
-    places = {
-        tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in external_tensors(model)
-    }
-    return {
-        name: (place.get("location", ""), int(place.get("offset", 0))) for name, place in places.items() if name in read
-    }
+    return {tensor.name: place_of(tensor)[:2] for tensor in external_tensors(model) if tensor.name in read}
 
 
 def arrays_of(graph: bytes, stored: Mapping[tuple[str, int], Array]) -> dict[str, Array]:
@@ -207,8 +219,7 @@ def arrays_of(graph: bytes, stored: Mapping[tuple[str, int], Array]) -> dict[str
     """
     arrays = {}
     for tensor in external_tensors(parse(graph)):
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        array = stored.get((place.get("location", ""), int(place.get("offset", 0))))
+        array = stored.get(place_of(tensor)[:2])
         if array is None or not array.flags.c_contiguous or array.size != math.prod(tensor.dims):
             continue
         if array.dtype == onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type):
@@ -239,12 +250,12 @@ def referenced_tensors(graphs: Iterable[bytes], layout: Mapping[str, StoredTenso
 
 def _ranges(graph: bytes) -> Iterator[tuple[str, int, int]]:
     """Yield the file and the first and last offset of every external initialiser that a node reads."""
-    places = pointers(graph)
-    for tensor in external_tensors(parse(graph)):
-        if tensor.name in places:
-            file, start = places[tensor.name]
-            width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-            yield file, start, start + math.prod(tensor.dims) * width
+    model = parse(graph)
+    read = set(names_read(model.graph.node))
+    for tensor in external_tensors(model):
+        if tensor.name in read:
+            file, start, _ = place_of(tensor)
+            yield file, start, start + math.prod(tensor.dims) * _item_size(tensor)
 
 
 def contract(model: ir.Model) -> str:

@@ -33,7 +33,7 @@ from zoo_runtime.runner import Answer, Runner
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.session import Session
 
-__all__ = ["Answers", "Questions", "compare_answers"]
+__all__ = ["Answers", "Questions"]
 
 Array = np.ndarray[Any, Any]
 
@@ -44,11 +44,6 @@ class Answers:
 
     evidence: dict[str, Any] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-
-
-def compare_answers(subject: Subject, runtimes: Mapping[str, Executor]) -> Answers:
-    """Compare the answers of the model's tasks, on the stored weights (:class:`Questions`)."""
-    return Questions(subject, runtimes).compare()
 
 
 class Questions:

@@ -17,7 +17,7 @@ from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError, argument
 from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
-from zoo_export.graph.file import external_tensors, inline, parse
+from zoo_export.graph.file import external_tensors, inline, parse, place_of
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.foreign import Run, compare_runtime
 from zoo_export.parity.report import Report
@@ -72,8 +72,7 @@ def _with_weights(stored: ModelDirectory, graph: bytes, weights: Weights | None)
     model = parse(graph)
     names = {(tensor.file, tensor.offset): name for name, tensor in stored.layout.items()}
     for tensor in external_tensors(model):
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        name = names.get((place.get("location", ""), int(place.get("offset", 0))))
+        name = names.get(place_of(tensor)[:2])
         if name is None:
             raise ArtifactError(f"initialiser {tensor.name} points at no tensor", stored.path)
         del tensor.external_data[:]

@@ -38,9 +38,9 @@ class LayerErrors:
 
     precision: str
     weights: Mapping[str, float]
-    """Of each weight that is stored in this precision, by name."""
+    """The error of each weight that is stored in this precision, by name."""
     blocks: Mapping[str, float]
-    """Of the output of each block, an element of a module list, by graph and path."""
+    """The error of each block's output, by graph and path; a block is an element of a module list."""
     tokens: int
     """Number of tokens of the text on which outputs were computed; 0 if the model reads none."""
 

@@ -18,7 +18,7 @@ from zoo.models.count import parameter_count
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import run_pipeline
-from zoo_export.graph.file import external_tensors, parse, serialize
+from zoo_export.graph.file import external_tensors, parse, place_of, serialize, set_place
 from zoo_export.graph.static import fixed_sizes
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.providers import Provider, open_session
@@ -109,10 +109,7 @@ def _copy(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> list
                 data.write(bytes(-data.tell() % _ALIGNMENT))
                 written[place] = data.tell()
                 data.write(_read(place))
-            for entry in tensor.external_data:
-                entry.value = {
-                    "location": f"{name}.onnx_data", "offset": str(written[place]), "length": str(place[2]),
-                }[entry.key]  # fmt: skip
+            set_place(tensor, f"{name}.onnx_data", written[place], place[2])
     (folder / f"{name}.onnx").write_bytes(serialize(model))
     if inside:
         (folder / f"{name}.onnx_data").unlink()
@@ -121,12 +118,11 @@ def _copy(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> list
 
 
 def _place(stored: ModelDirectory, tensor: onnx.TensorProto) -> _Place:
-    """Return the file, offset and length of a weight. The comparison of the outputs shows that they are right."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
+    """Return the file, offset and length of a weight."""
+    location, offset, length = place_of(tensor)
     if location not in stored.files:
         raise ArtifactError(f"initialiser {tensor.name} points at {location!r}, which is not of the model", stored.path)
-    return stored.file(location), int(entries.get("offset", 0)), int(entries["length"])
+    return stored.file(location), offset, length
 
 
 def _read(place: _Place) -> bytes:

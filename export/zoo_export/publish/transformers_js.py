@@ -32,7 +32,7 @@ _SUFFIXES = {"": "", "float16": "_fp16", "int8": "_quantized", "int4": "_q4"}
 
 @dataclass(frozen=True)
 class Published:
-    """What was written."""
+    """The model type, files and precisions of a published model."""
 
     model_type: str
     """The model type in config.json, from which transformers.js chooses its classes."""
@@ -70,8 +70,8 @@ def write_transformers_js(
     if len(stored.spec.graphs) > 1:
         names = ", ".join(graph.name for graph in stored.spec.graphs)
         raise UsageError(f"this layout holds one graph, but the model has {names}", stored.path, "--layout standalone")
-    found = {export.variant: export for export in find_exports(stored)}
-    exports = [found.get(variant) or Export(stored) for variant in NAMES if variant in found or not variant]
+    found = {"": Export(stored), **{export.variant: export for export in find_exports(stored)}}
+    exports = [found[variant] for variant in NAMES if variant in found]
     for export in exports:
         export.check()
         export.check_verified()

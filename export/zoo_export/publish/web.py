@@ -22,7 +22,7 @@ from zoo.artifact import CARD, PRECISIONS, TARGET_TOKENIZER, TOKENIZER, Export, 
 from zoo.artifact.outputs import new_output
 from zoo.errors import UsageError, argument
 from zoo.models.count import parameter_count
-from zoo_export.graph.file import external_tensors, parse
+from zoo_export.graph.file import external_tensors, parse, place_of
 from zoo_export.publish.description import SCHEMA, describe_task
 from zoo_export.web.install import WEB_RUNTIMES, Package, WebRuntime, find_package, find_tokenizers
 from zoo_export.web.verify import web_record
@@ -57,7 +57,7 @@ _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True)
 class WebPage:
-    """What was written."""
+    """The files of a page, and the evidence for its runtimes."""
 
     files: list[str]
     """Relative to the folder."""
@@ -227,9 +227,8 @@ def _places(graph: bytes) -> dict[str, list[tuple[int, int]]]:
     """Return the bytes that a graph reads, (start, stop), by the name of the file."""
     found: dict[str, list[tuple[int, int]]] = {}
     for tensor in external_tensors(parse(graph)):
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        start = int(entries.get("offset", 0))
-        found.setdefault(entries["location"], []).append((start, start + int(entries["length"])))
+        location, start, length = place_of(tensor)
+        found.setdefault(location, []).append((start, start + length))
     return found
 
 

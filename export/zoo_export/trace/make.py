@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -133,7 +133,9 @@ def tracing_apart(stored: ModelDirectory, options: Options = Options()) -> Itera
     """
 
     def trace() -> bytes:
-        return pickle.dumps((unlinked_graphs(stored.spec, stored.dtype, options), cache.was_helped()))
+        made = unlinked_graphs(stored.spec, stored.dtype, options)
+        texts = {name: base64.b64encode(graph).decode() for name, graph in made.items()}
+        return json.dumps({"graphs": texts, "helped": cache.was_helped()}).encode()
 
     if _imported():
         yield lambda: make_graphs(stored, options)
@@ -144,8 +146,9 @@ def tracing_apart(stored: ModelDirectory, options: Options = Options()) -> Itera
             data = result()
             if data is None:
                 return make_graphs(stored, options)
-            made, helped = pickle.loads(data)
-            cache.note_help(helped)
+            found = json.loads(data)
+            cache.note_help(found["helped"])
+            made = {name: base64.b64decode(text) for name, text in found["graphs"].items()}
             return _linked(made, stored.dtype, stored.layout, options)
 
         yield graphs

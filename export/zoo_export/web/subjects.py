@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from zoo.artifact import HALVES, ModelDirectory
 from zoo.contract import Graph
@@ -16,7 +15,7 @@ from zoo.errors import ParityError
 from zoo.probe.dtypes import numpy_dtype
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, Executor, typed_feeds
-from zoo_export.graph.file import external_tensors, names_read, parse, serialize, without_functions
+from zoo_export.graph.file import external_tensors, names_read, parse, place_of, serialize, set_place, without_functions
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.precision.parity import QuantizedSubject
 from zoo_export.precision.quantize import Place, Variant, weights_of_graph
@@ -184,7 +183,7 @@ class WebQuantizedSubject(_InBrowser, QuantizedSubject):
 
 def _with_files(graph: bytes, folder: Path, others: Mapping[str, Path] | None = None) -> WebGraph:
     """Return an unchanged graph, with its weights in a folder and in other files, by name."""
-    names = {_location(tensor) for tensor in external_tensors(parse(graph))}
+    names = {place_of(tensor)[0] for tensor in external_tensors(parse(graph))}
     return WebGraph(graph, {name: (others or {}).get(name, folder / name) for name in sorted(names)})
 
 
@@ -202,12 +201,6 @@ def _with_values(graph: bytes, values: Mapping[str, np.ndarray[Any, Any]]) -> We
             continue
         content = np.asarray(values[tensor.name]).tobytes()
         data.extend(bytes(-len(data) % _ALIGNMENT))
-        del tensor.external_data[:]
-        for key, value in (("location", _VALUES), ("offset", len(data)), ("length", len(content))):
-            tensor.external_data.add(key=key, value=str(value))
+        set_place(tensor, _VALUES, len(data), len(content))
         data.extend(content)
     return WebGraph(serialize(model), {_VALUES: bytes(data)})
-
-
-def _location(tensor: onnx.TensorProto) -> str:
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.exported import LIVELY
 from zoo.artifact import Export, ModelDirectory
-from zoo_export.parity.answers import Answers, compare_answers
+from zoo_export.parity.answers import Answers, Questions
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.generation import text as pieces
 from zoo_runtime.tasks import candidates, classification, entities, generate, images, likelihood, questions, text
@@ -35,7 +35,7 @@ def answers_of(folder: Path) -> Answers:
     """Compare the answers of an exported model."""
     stored = ModelDirectory.open(folder)
     subject = OnnxSubject(stored, Export(stored).read(), "cpu")
-    return compare_answers(subject, subject.open())
+    return Questions(subject, subject.open()).compare()
 
 
 # Planted faults, each in a function of the runtime.

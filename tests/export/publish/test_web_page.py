@@ -220,7 +220,7 @@ def test_image_classification(exported_model: Exported, publish: Any, serve: Any
 
 
 def test_page_writes_a_text(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
-    """What visitors see: the evidence, the download in bytes, the text; all of it with the keyboard."""
+    """The page shows the evidence, the bytes downloaded and the text, and is operated with the keyboard alone."""
     folder = publish(lively)
     with load_session(lively) as session:
         (wanted,) = session.run(["hello"], max_new_tokens=20)
@@ -349,7 +349,7 @@ def test_files_are_kept_in_the_cache(small: Path, publish: Any, serve: Any, tab:
 
 @pytest.mark.slow
 def test_download_can_be_cancelled(small: Path, publish: Any, serve: Any, tab: Any) -> None:
-    """It is shown in bytes; what was complete is kept."""
+    """Progress is shown in bytes, and files that were complete when the download was cancelled are kept."""
     page = shows(tab(serve(publish(small)).url))
     url = page.url
     found = page.evaluate(

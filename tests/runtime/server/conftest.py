@@ -15,19 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.exported import LIVELY
+from tests.exported import CHAT_TEMPLATE, LIVELY
 from zoo.checkpoints.exporting import export_checkpoint
 from zoo.checkpoints.importing import import_checkpoint
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 
 Exported = Callable[..., Path]
-TEMPLATE = """\
-{{ bos_token }}{% for message in messages %}
-{% if message.role not in ('user', 'assistant') %}{{ raise_exception('no role ' + message.role) }}{% endif %}
-{{ message.role[0] }}:{{ message.content | trim }}
-{% endfor %}
-{% if add_generation_prompt %}a:{% endif %}"""
 POSITIONS = 96
 ROWS = 4
 SECONDS = 400
@@ -39,7 +33,7 @@ def writer(exported_build: Exported, tmp_path_factory: pytest.TempPathFactory) -
     """A decoder with a chat template, exported for serving with few rows and short chunks."""
     folder = tmp_path_factory.mktemp("writer")
     export_checkpoint(exported_build("llama-tiny", f"max_seq_len={POSITIONS}", **LIVELY["llama-tiny"]), folder / "hub")
-    (folder / "hub" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "hub" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     import_checkpoint(folder / "hub", folder / "writer", verify=False)
     export_graphs_only(folder / "writer", options=Options(profile="serving", fix=(f"batch={ROWS}", "sequence=7")))
     return folder / "writer"
