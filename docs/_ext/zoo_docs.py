@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -50,6 +51,7 @@ class Run(SphinxDirective):
     """Runs a shell command in the page's own directory, and shows the command and its output.
 
     The build fails if the exit status is not ``:status:`` (default 0). ``:hide:`` runs the command without showing it.
+    With ``-D run_part=K/N``, only the commands of one of N parts of the pages are run, and others have no output.
     """
 
     required_arguments = 1
@@ -60,14 +62,22 @@ class Run(SphinxDirective):
         """Return a console block."""
         self.env.note_reread()  # the output depends on more than the page's source
         command = " ".join(self.arguments[0].split())
-        status, printed = run_command(command, page_folder(self.env.docname))
-        if status != self.options.get("status", 0):
-            raise self.error(f"{command}: status {status}\n{printed}")
+        printed = ""
+        if in_part(self.env.docname, self.config.run_part):
+            status, printed = run_command(command, page_folder(self.env.docname))
+            if status != self.options.get("status", 0):
+                raise self.error(f"{command}: status {status}\n{printed}")
         if "hide" in self.options:
             return []
         block = nodes.literal_block(text := f"$ {command}\n{printed}".rstrip(), text, language="console")
         self.set_source_info(block)
         return [block]
+
+
+def in_part(page: str, part: str) -> bool:
+    """Whether the page belongs to part K of N, written ``K/N``; any does if no part is given."""
+    number, _, count = part.partition("/")
+    return not part or zlib.crc32(page.encode()) % int(count) == int(number) % int(count)
 
 
 def page_folder(page: str) -> Path:
@@ -269,6 +279,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "run": Run, "models": Models, "public": Public, "hooks": Hooks, "commands": Commands, "checks": Checks,
     }.items():  # fmt: skip
         app.add_directive(name, directive)
+    app.add_config_value("run_part", "", "env", str)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("missing-reference", find_short)
     app.connect("source-read", name_directories)
