@@ -173,7 +173,7 @@ class TensorSpec:
 
     name: str
     dims: tuple[Dim, ...]
-    dtype: Literal["float", "float32", "int64", "int32", "bool"] = "float"
+    dtype: Literal["float", "float32", "int64", "int32", "int8", "bool"] = "float"
     """``float`` follows the model's own dtype. ``float32`` is at least that: a model in half precision reads float32,
     and the float64 model float64."""
     upper: int | None = None
@@ -257,6 +257,9 @@ class KeyValues:
     windows: tuple[int | None, ...] = (None,)
     """For each layer of a past, the largest number of keys that a query sees, its own included: at least 2, or None for
     all keys. The pattern repeats over the layers."""
+    in_int8: bool = False
+    """Whether keys and values are stored as int8, each followed by a tensor of scales, (batch, heads, length, 1) in
+    float32: ``NAME.N.key`` and ``NAME.N.key_scale``. For exports: see :meth:`Graph.with_int8_cache`."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a malformed length or window."""
@@ -281,7 +284,7 @@ class KeyValues:
         return replace(self, windows=(None,))
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """Return two tensors per layer, key before value."""
+        """Return the tensors of every layer, key before value, each followed by its scales if there are any."""
         return _key_value_tensors(self)
 
     def present_tensors(self) -> tuple[TensorSpec, ...]:
@@ -459,6 +462,18 @@ class Graph:
         pasts = tuple(item.without_windows() if isinstance(item, KeyValues) else item for item in self.pasts)
         return replace(self, past=pasts if isinstance(self.past, tuple) else pasts[0])
 
+    def with_int8_cache(self) -> Graph:
+        """Return the graph with the keys and values of its past in int8, and without windows."""
+        return self.without_windows()._stored(in_int8=True)
+
+    def without_int8_cache(self) -> Graph:
+        """Return the graph of the model itself, whose keys and values have its dtype."""
+        return self._stored(in_int8=False)
+
+    def _stored(self, *, in_int8: bool) -> Graph:
+        pasts = tuple(replace(item, in_int8=in_int8) if isinstance(item, KeyValues) else item for item in self.pasts)
+        return replace(self, past=pasts if isinstance(self.past, tuple) else next(iter(pasts), None))
+
     def kept_lengths(self) -> dict[Dim, int]:
         """Return the length of each present with a window, and the number of last positions that it keeps at most."""
         return {
@@ -590,11 +605,17 @@ def causal_graph(
 # Called for each step of a generated text.
 @lru_cache(maxsize=256)
 def _key_value_tensors(item: KeyValues) -> tuple[TensorSpec, ...]:
-    sizes = (("key", item.head_dim), ("value", item.value_head_dim or item.head_dim))
+    parts: list[tuple[str, int, Literal["float", "float32", "int8"]]] = []
+    for part, size in (("key", item.head_dim), ("value", item.value_head_dim or item.head_dim)):
+        parts += [(part, size, "int8"), (f"{part}_scale", 1, "float32")] if item.in_int8 else [(part, size, "float")]
     return tuple(
-        floats(f"{item.name}.{layer}.{part}", "batch", item.num_heads, _kept(item.length, item.window(layer)), size)
+        TensorSpec(
+            name=f"{item.name}.{layer}.{part}",
+            dims=("batch", item.num_heads, _kept(item.length, item.window(layer)), size),
+            dtype=dtype,
+        )
         for layer in range(item.num_layers)
-        for part, size in sizes
+        for part, size, dtype in parts
     )
 
 
@@ -604,8 +625,9 @@ def _present_tensors(past: KeyValues) -> tuple[TensorSpec, ...]:
     return tuple(
         replace(
             tensor,
-            dims=(*tensor.dims[:2], _kept(f"{past.length} + sequence", past.window(number // 2)), tensor.dims[3]),
+            dims=(*tensor.dims[:2], _kept(f"{past.length} + sequence", past.window(number // count)), tensor.dims[3]),
         )
+        for count in [len(after.tensors()) // (past.num_layers or 1)]
         for number, tensor in enumerate(after.tensors())
     )
 

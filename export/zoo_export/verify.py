@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from zoo.artifact import ADAPTERS, ATTENTIONS, LOOP, PRECISIONS, PROFILES, SERVING, Export, ModelDirectory
+from zoo.artifact import ADAPTERS, ATTENTIONS, INT8_CACHES, LOOP, PRECISIONS, PROFILES, SERVING, Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
 from zoo.plots.plot import Plot
@@ -72,6 +72,10 @@ def verify_model(
         return verify_stored_variant(
             directory, cast(Any, variant), provider=provider, full_grid=full_grid, progress=progress
         )
+    if variant in INT8_CACHES:
+        from zoo_export.precision.cache import verify_stored_cache
+
+        return verify_stored_cache(directory, variant, provider=provider, full_grid=full_grid, progress=progress)
     if variant == ADAPTERS:
         from zoo_export.adapters.export import verify_adapters
 
@@ -128,7 +132,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     The graphs are the exported ones or, if there is no export, newly traced ones. Raises the errors of
     :func:`verify_model`, except :class:`ParityError`.
     """
-    if variant in (LOOP, ADAPTERS, SERVING, *PRECISIONS):
+    if variant in (LOOP, ADAPTERS, SERVING, *PRECISIONS, *INT8_CACHES):
         what = f"the variant {variant} cannot be compared by modules"
         raise UsageError(what, argument("variant"), "compare the plain export")
     stored = ModelDirectory.open(directory)

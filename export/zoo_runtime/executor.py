@@ -20,7 +20,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.values import run_lean, run_session
 
-__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "run_keeping"]
+__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_past", "run_keeping"]
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
@@ -107,3 +107,20 @@ def run_keeping(graph: Graph, run: Callable[[Arrays], Arrays], arrays: Arrays, *
         for keep in sorted({1, min(3, outputs["logits"].shape[1])}, reverse=True):
             outputs["logits"][:, -keep:] = run(arrays | {LOGITS_TO_KEEP: np.array(keep)})["logits"]
     return outputs
+
+
+def check_past(graph: Graph, feeds: Feeds) -> None:
+    """Raise :class:`UsageError` for a past with int8 that is incomplete, or of another type or shape than declared."""
+    tensors = graph.past_tensors()
+    first = next((tensor for tensor in tensors if tensor.dtype == "int8"), None)
+    if first is None or first.name not in feeds:
+        return
+    shape, where = np.shape(feeds[first.name]), f"graph {graph.name}"
+    sizes = {"batch": shape[0], str(graph.past_length): shape[2]} if len(shape) == len(first.dims) else {}
+    for tensor in tensors:
+        if tensor.name not in feeds:
+            raise UsageError(f"missing input {tensor.name}", where, "give all outputs of a call as its past")
+        value, kind = np.asarray(feeds[tensor.name]), "int8" if tensor.dtype == "int8" else "floats"
+        if (value.dtype == np.int8) != (kind == "int8") or not sizes or value.shape != tensor.shape(sizes):
+            what = f"{tensor.name} must be {kind} {tensor.dims}, got {value.dtype} {value.shape}"
+            raise UsageError(what, where, "give the outputs of a call with this export")

@@ -23,6 +23,7 @@ from zoo import plugins, system
 from zoo.artifact import (
     ADAPTERS,
     ATTENTIONS,
+    INT8_CACHES,
     LOOP,
     PRECISIONS,
     PREFILL,
@@ -47,7 +48,7 @@ from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.truncation import text_limit
 from zoo_runtime.adapters import number_of
 from zoo_runtime.batching import batches
-from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.executor import OnnxExecutor, check_past
 from zoo_runtime.generation.opening import open_stepper
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
@@ -189,6 +190,7 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
             *PROFILES,
             SERVING,
             *PRECISIONS,
+            *INT8_CACHES,
             *(export.variant for export in find_exports(stored)),
         }
         if variant and variant not in names:
@@ -213,6 +215,7 @@ def _check_sizes(graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Non
             declared = graph.sizes.get(str(dim))
             if declared is not None and not declared.allows(size):
                 raise ArtifactError(f"{dim} of {tensor.name} is {size}, but must be {declared}", f"graph {graph.name}")
+    check_past(graph, feeds)
 
 
 def _runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:

@@ -17,6 +17,7 @@ from zoo.artifact.layout import (
     ATTENTIONS,
     EVIDENCE_NAME,
     HALVES,
+    INT8_CACHES,
     LOOP,
     PRECISIONS,
     PREFILL,
@@ -174,6 +175,10 @@ class Export(Record):
         """The command that makes this export."""
         if self.variant in PRECISIONS:
             return f"zoo quantize {self.stored.path} --dtype {self.variant}"
+        if self.variant in INT8_CACHES:
+            base = INT8_CACHES[self.variant]
+            option = f" --profile {base}" if base in PROFILES else f" --dtype {base}" if base else ""
+            return f"zoo quantize {self.stored.path} --cache int8{option}"
         options = {LOOP: "--generate", ATTENTIONS: "--attentions", ADAPTERS: "--adapter DIR"} | {
             name: f"--profile {name}" for name in (*PROFILES, SERVING)
         }
@@ -217,6 +222,8 @@ def declared_graphs(spec: ModelSpec, variant: str = "", *, windows: bool = False
 
     Raises :class:`UsageError` for the attention weights of a model that declares none.
     """
+    if variant in INT8_CACHES:
+        return tuple(graph.with_int8_cache() for graph in spec.graphs)
     if variant != ATTENTIONS:
         return spec.windowed_graphs if windows else spec.graphs
     if not any(graph.attentions for graph in spec.graphs):

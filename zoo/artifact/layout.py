@@ -20,6 +20,8 @@ __all__ = [
     "EVIDENCE_NAME",
     "GENERATION",
     "HALVES",
+    "INT8_CACHE",
+    "INT8_CACHES",
     "LOOP",
     "MANIFEST",
     "PRECISIONS",
@@ -89,6 +91,10 @@ HALVES = ("float16", "bfloat16")
 """The variants in a half-precision dtype, named after it."""
 PRECISIONS = (*HALVES, "int8", "int4")
 """The variants with their own weights, such as model.int8.safetensors."""
+INT8_CACHE = "int8-cache"
+"""The variant with keys and values in int8, and the last part of the names of :data:`INT8_CACHES`."""
+INT8_CACHES = {INT8_CACHE: "", **{f"{base}-{INT8_CACHE}": base for base in ("cpu", "int8", "int4")}}
+"""The variants with keys and values in int8, each with the variant whose graphs it changes."""
 SCHEMA = 1
 
 

@@ -6,7 +6,7 @@ B rows of N tokens each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +39,10 @@ class Case:
     phase: Literal["encode", "prefill", "decode"]
     batch: int
     length: int
+
+    def of_model(self) -> Case:
+        """Return the case for the model itself, whose keys and values have its dtype."""
+        return replace(self, graph=self.graph.without_int8_cache())
 
     def __str__(self) -> str:
         return f"{self.graph.name} {self.phase} {self.batch} x {self.length}"

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from zoo.contract import KeyValues
 from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case
 from zoo_export.graph.file import inline, parse
 from zoo_runtime import Session
 from zoo_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.generation.memory import past_bytes
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import Provider, device_of, open_session
 from zoo_runtime.values import to_value
@@ -133,11 +133,9 @@ def _call(
 def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
     """Return the minimum bytes that a call reads: weights, caches and encoder outputs."""
     graph = case.graph
-    past = case.batch * sum(
-        item.elements(case.past) if isinstance(item, KeyValues) else item.elements() for item in graph.pasts
-    )
+    past = case.batch * past_bytes(graph, session.dtype, case.past)
     handed = sum(value.nbytes for value in feeds.values() if value.dtype != np.int64)
-    return weight_bytes(session.export.read()[graph.name]) + handed + past * session.dtype.itemsize
+    return weight_bytes(session.export.read()[graph.name]) + handed + past
 
 
 def weight_bytes(graph: bytes) -> int:

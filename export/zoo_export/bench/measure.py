@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.artifact import INT8_CACHES
 from zoo.errors import ParityError
 from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
@@ -21,6 +22,7 @@ from zoo_export.bench.limits import Count, Limits, closed_form
 from zoo_export.parity.evidence import versions
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.decoder import Array
+from zoo_runtime.generation.memory import past_bytes
 from zoo_runtime.providers import Provider
 
 __all__ = ["Times", "bench_model", "check_outputs", "cpu_name", "in_turns", "thread_times"]
@@ -31,6 +33,8 @@ _PAUSE = 0.01
 """Pause before each turn in seconds, for the previous backend's threads to stop spinning."""
 _TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1, "int8": 0.3, "int4": 0.6}
 """Tolerance per precision: root mean square of the difference from torch, relative to torch's outputs."""
+_CACHE_TOLERANCE = 0.1
+"""Tolerance at least, if keys and values are stored as int8."""
 
 
 def bench_model(
@@ -127,7 +131,10 @@ def _prepare(
             left_out[name] = f"{case}: {error}"
             del backends[name]
     outputs = {name: [np.array(value, np.float64) for value in call()] for name, call in calls.items()}
-    tolerance = _TOLERANCE.get(session.export.variant, _TOLERANCE[session.stored.dtype])
+    variant, own = session.export.variant, _TOLERANCE[session.stored.dtype]
+    tolerance = _TOLERANCE.get(variant, own)
+    if variant in INT8_CACHES:
+        tolerance = max(_CACHE_TOLERANCE, _TOLERANCE.get(INT8_CACHES[variant], own))
     for name in outputs.keys() - {"torch"} if "torch" in outputs else ():
         check_outputs(f"{name}, {case}", outputs[name], outputs["torch"], tolerance)
     return calls
@@ -158,6 +165,7 @@ def _measure(
         "phase": case.phase,
         "batch": case.batch,
         "length": case.length,
+        "past_bytes": case.batch * past_bytes(case.graph, session.dtype, case.past) if case.past else None,
         "waited": waited / (ran + waited) if ran else None,
         "limit": limit,
         "backends": {

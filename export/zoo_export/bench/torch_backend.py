@@ -53,6 +53,7 @@ class TorchBackend:
 
     def __call__(self, case: Case, feeds: Arrays) -> Call:
         """Prepare an eager call."""
+        case = case.of_model()
         return _call(GraphModule(self.model, case.graph), case, self._inputs(case, feeds))
 
     def compiled(self, case: Case, feeds: Arrays) -> Call:
@@ -60,6 +61,7 @@ class TorchBackend:
 
         Raises :class:`zoo_export.bench.cases.CompileError`.
         """
+        case = case.of_model()
         torch.compiler.reset()
         module = torch.compile(GraphModule(self.model, case.graph), fullgraph=True, dynamic=False)
         call = _call(module, case, self._inputs(case, feeds))
@@ -110,7 +112,7 @@ def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
 
 def count_flops(spec: ModelSpec, case: Case) -> int:
     """Count the FLOPs of a case's matrix products with torch's counter, on the meta device."""
-    graph = case.graph
+    graph = case.of_model().graph
     sizes = dict.fromkeys(graph.dim_names(), case.length) | row_sizes([graph], case.batch) | {"sequence": case.new}
     sizes[str(graph.past_length)] = case.past
     feeds = {

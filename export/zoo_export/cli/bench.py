@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from zoo.cli.options import BYTES, THREADS, check_figure_option, figure_option, json_option
-from zoo.cli.report import columns, emit_json
+from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.errors import UsageError
 from zoo_export.cli.curves import BUSY, show_curves
 from zoo_export.cli.options import refuse_options
@@ -129,6 +129,10 @@ def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, *
     rows = [row for case in result["cases"] for row in _rows(case)]
     titles = ("GRAPH", "PHASE", "B x N", "", "MS", "BEST", "TOKENS/S", "ROWS/S", "VS TORCH", "OF LIMIT")
     columns([titles, *rows], right=range(4, 10))
+    pasts = [(case, case["past_bytes"]) for case in result["cases"] if case["past_bytes"]]
+    sizes = [f"{bytes_text(size)} for {case['batch']} x {case['length']}" for case, size in pasts]
+    if sizes:
+        click.echo(f"\npast: {', '.join(sizes)}")
 
 
 def _rows(case: dict[str, Any]) -> list[tuple[str, ...]]:

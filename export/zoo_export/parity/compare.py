@@ -16,7 +16,7 @@ from zoo.probe.module import declared_tensors, not_perturbed
 from zoo.system import release_memory
 from zoo_export.graph.file import referenced_tensors
 from zoo_export.graph.widen import widen
-from zoo_export.parity.answers import Questions
+from zoo_export.parity.answers import Answers, Questions
 from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.reference import SEED
@@ -83,13 +83,13 @@ def check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, b
         )
 
 
-def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None) -> Report:
-    """Run a sweep and the model's tasks, and report what they found."""
+def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None, run_tasks: bool = True) -> Report:
+    """Run a sweep and, unless ``run_tasks`` is false, the model's tasks, and report what they found."""
     subject = sweep.subject
     try:
-        questions = Questions(subject, sweep.runtimes)
+        questions = Questions(subject, sweep.runtimes) if run_tasks else None
         sweep.prepare(full_grid)
-        answers = questions.compare()  # before the sweep, which leaves the weights perturbed
+        answers = questions.compare() if questions else Answers()  # before the sweep, which leaves weights perturbed
         sweep.run(full_grid, progress)
         failures = [*sweep.failures(), *answers.failures]
     finally:

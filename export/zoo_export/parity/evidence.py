@@ -132,8 +132,11 @@ def restore(export: Export, evidence: Mapping[str, Any]) -> None:
 
 
 def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
-    """Write graphs and their evidence to a staged model directory. The evidence covers files staged earlier."""
-    others = {path.name: digest_file(path) for path in stage.iterdir()}
+    """Write graphs and their evidence to a staged model directory.
+
+    The evidence covers files staged earlier, and those that it lists already.
+    """
+    others = dict(evidence.get("files", {})) | {path.name: digest_file(path) for path in stage.iterdir()}
     tied = {export.graph_files[name]: annotate(graph, metadata_of(export.stored)) for name, graph in graphs.items()}
     stage_graphs(stage, tied, export.evidence_file, {**evidence, "files": others})
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
-from torch import nn
-
 from zoo.contract import Graph
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.lockstep import copies, is_wide, run_together
@@ -29,13 +27,13 @@ class References:
     same weight are computed in one call, in float64.
 
     Args:
-        model: the model in float64.
+        reference: runs the graphs in float64. One that changes what modules compute is not run for several points.
         graphs: the declared graphs.
     """
 
-    def __init__(self, model: nn.Module, graphs: Sequence[Graph]) -> None:
-        self._model, self._graphs = model, graphs
-        self._has_wide = is_wide(model)
+    def __init__(self, reference: TorchExecutor, graphs: Sequence[Graph]) -> None:
+        self._model, self._graphs = reference.model, graphs
+        self._has_wide = type(reference) is TorchExecutor and is_wide(reference.model)
         self._known: dict[Point, tuple[_Results, _Results | None]] = {}
 
     def evaluate(

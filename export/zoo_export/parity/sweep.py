@@ -87,7 +87,7 @@ class Sweep:
         self._splits: set[tuple[int, int]] = set()
         self._ahead, self._decoded = Ahead(), dict[str, Any]()
         self._planned: list[Point] | None = None
-        self._references = References(subject.models.reference.model, subject.graphs)
+        self._references = References(subject.models.reference, subject.graphs)
         self.graph_facts: dict[str, dict[str, Any]] = {}
         """Evidence about each graph, apart from its errors."""
         self.left_out = 0

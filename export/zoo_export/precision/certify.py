@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from zoo.exporters import Progress
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point, longest_length, make_feeds
 from zoo.probe.module import TorchExecutor
-from zoo.probe.pipeline import run_pipeline, token_input
+from zoo.probe.pipeline import Executor, run_pipeline, token_input
 from zoo.tokenizers.tokenizer import load_tokenizer
 from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
 from zoo_export.parity.laws import check_laws
@@ -48,8 +48,10 @@ __all__ = [
     "Likeness",
     "Sample",
     "certify",
+    "check_max_kl",
     "choose",
     "export_variant",
+    "measure",
     "sample",
     "verify_stored_variant",
     "window_feeds",
@@ -280,17 +282,38 @@ def certify(
     Raises:
         UsageError: ``max_kl`` is given, but the model has no logits.
     """
-    graphs = stored.spec.graphs
     runtime = open_variant(variant, provider=provider)
     reference = TorchExecutor(persist.load_directory(stored))
     bound = BOUNDS[variant.precision]
+    check_max_kl(stored, max_kl)
+    bound = bound if max_kl is None else replace(bound, kl=max_kl)
+    measured, failures = measure(stored.spec.graphs, tokens, reference, runtime, bound)
+    evidence = {
+        "precision": variant.precision,
+        "reference": "the module in float32, by torch",
+        "bytes": variant.footprint(),
+        "float32_bytes": sum(tensor.length for tensor in stored.layout.values()),
+        "kept_float32": dict(variant.kept),
+        "sample": tokens.to_dict(),
+        **measured,
+    }
+    return Certificate(evidence, failures)
+
+
+def measure(
+    graphs: Sequence[Graph], tokens: Sample, reference: Executor, runtime: Executor, bound: Bound
+) -> tuple[dict[str, Any], list[str]]:
+    """Compare the outputs of two executors of a model's graphs, but for the past, on a sample.
+
+    Returns:
+        The evidence, and one line for each output whose error exceeds its bound.
+    """
     found: dict[str, Divergence | Likeness] = {
         f"{graph.name} {tensor.name}": Divergence() if tensor.name == "logits" else Likeness()
         for graph in graphs
         for tensor in graph.output_tensors()[: len(graph.output_tensors()) - len(graph.present_tensors())]
         if tensor.dtype == "float"
     }
-    _check_max_kl(stored, max_kl)
     for number, window in enumerate(tokens.windows):
         point = Point(1, len(window), 0, "none")
         feeds = window_feeds(graphs, point, window, SEED + number)
@@ -307,24 +330,18 @@ def certify(
                     ids = token_input(graph) if graph.pasts else None
                     follows = feeds[ids][0, 1:] if ids else None
                     item.add(one.reshape(-1, one.shape[-1]), other.reshape(-1, other.shape[-1]), follows)
-    limit = bound.kl if max_kl is None else max_kl
-    failures = [line for name, item in found.items() if (line := _judge(name, item, limit, bound.cosine)) is not None]
+    failures = [line for name, item in found.items() if (line := _judge(name, item, bound)) is not None]
     evidence = {
-        "precision": variant.precision,
-        "reference": "the module in float32, by torch",
-        "bytes": variant.footprint(),
-        "float32_bytes": sum(tensor.length for tensor in stored.layout.values()),
-        "kept_float32": dict(variant.kept),
-        "sample": tokens.to_dict(),
-        "max_mean_kl_divergence": limit,
+        "max_mean_kl_divergence": bound.kl,
         "min_mean_cosine": bound.cosine,
         "outputs": {name: item.to_dict() for name, item in found.items()},
         "passed": not failures,
     }
-    return Certificate(evidence, failures)
+    return evidence, failures
 
 
-def _check_max_kl(stored: ModelDirectory, max_kl: float | None) -> None:
+def check_max_kl(stored: ModelDirectory, max_kl: float | None) -> None:
+    """Raise :class:`UsageError` for a negative divergence, or one for a model without logits."""
     if max_kl is None:
         return
     if not max_kl >= 0:
@@ -333,16 +350,16 @@ def _check_max_kl(stored: ModelDirectory, max_kl: float | None) -> None:
         raise UsageError("the model has no logits to compare", stored.path, argument("max_kl", text="leave {} out"))
 
 
-def _judge(name: str, item: Divergence | Likeness, kl: float, cosine: float) -> str | None:
+def _judge(name: str, item: Divergence | Likeness, bound: Bound) -> str | None:
     """Return a message if an output's error exceeds its bound or is NaN."""
     if isinstance(item, Divergence):
-        return None if item.mean_kl <= kl else f"{name} diverges by {item.mean_kl:.3g} nats, allowed {kl:g}"
-    if item.mean_cosine >= cosine:
+        return None if item.mean_kl <= bound.kl else f"{name} diverges by {item.mean_kl:.3g} nats, allowed {bound.kl:g}"
+    if item.mean_cosine >= bound.cosine:
         return None
-    return f"{name} has a mean cosine of {item.mean_cosine:.4f} with float32, required {cosine:g}"
+    return f"{name} has a mean cosine of {item.mean_cosine:.4f} with float32, required {bound.cosine:g}"
 
 
-def window_feeds(graphs: tuple[Graph, ...], point: Point, window: list[int], seed: int) -> Feeds:
+def window_feeds(graphs: Sequence[Graph], point: Point, window: list[int], seed: int) -> Feeds:
     """Build inputs: the window for every graph's first token id input, zeros for other tokens, noise for the rest."""
     feeds = make_feeds(graphs, point, seed, point.length + 1)
     for graph in graphs:
@@ -384,7 +401,7 @@ def choose(
     Returns:
         The variant, or None if nothing smaller than float32 qualifies, and the evidence for each variant tried.
     """
-    _check_max_kl(stored, max_kl)
+    check_max_kl(stored, max_kl)
     tried: list[dict[str, Any]] = []
     made: list[Variant] = []
     for precision in candidates:

@@ -10,18 +10,23 @@ import numpy as np
 from zoo import system
 from zoo.contract import Graph
 from zoo.errors import UsageError, argument
+from zoo.probe.dtypes import dtype_of
 
-__all__ = ["beam_bytes", "require_beam_memory"]
+__all__ = ["beam_bytes", "past_bytes", "require_beam_memory"]
 
 _COPIES = 5
 """Arrays of a float64 or an int64 for each extension of a beam by a token: scores, totals, their order."""
 
 
+def past_bytes(graph: Graph, dtype: np.dtype[Any], tokens: int) -> int:
+    """Return the memory of the past of one text of a number of tokens, in a model of a dtype."""
+    sizes = {"batch": 1, str(graph.past_length): tokens}
+    return sum(math.prod(tensor.shape(sizes)) * dtype_of(tensor, dtype).itemsize for tensor in graph.past_tensors())
+
+
 def beam_bytes(graph: Graph, dtype: np.dtype[Any], tokens: int, vocabulary: int) -> int:
     """Return the memory of one beam with a past of a number of tokens: twice the past, which moves, and candidates."""
-    sizes = {"batch": 1, str(graph.past_length): tokens}
-    past = sum(math.prod(tensor.shape(sizes)) for tensor in graph.past_tensors()) * dtype.itemsize
-    return 2 * past + vocabulary * (dtype.itemsize + 8 * _COPIES)
+    return 2 * past_bytes(graph, dtype, tokens) + vocabulary * (dtype.itemsize + 8 * _COPIES)
 
 
 def require_beam_memory(rows: int, beams: int, size: int) -> None:

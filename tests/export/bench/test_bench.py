@@ -289,9 +289,10 @@ def test_table_has_a_line_per_backend_and_limit(exported_model: Exported, zoo: C
         "bench", exported_model("gpt-tiny"), "--lengths", "4,5", "--batch", "2", "--seconds", 0.005, "--no-compile"
     )
     assert done.status == 0
-    title, empty, header, *rows = done.out.splitlines()
+    title, empty, header, *rows, end, past = done.out.splitlines()
     assert title.startswith("gpt-tiny: float32 on cpu")
-    assert empty == ""
+    assert empty == end == ""
+    assert past == "past: 8.2 kB for 2 x 4, 10.2 kB for 2 x 5"  # 2 layers, 64 keys and 64 values of 4 bytes
     assert header.split()[:2] == ["GRAPH", "PHASE"]
     assert len(rows) == 3 * 4
     assert sum("1.00x" in row and " torch " in row for row in rows) == 4

@@ -35,6 +35,7 @@ from zoo_export.precision.certify import (
     IMAGES,
     NOISE,
     RANDOM,
+    Bound,
     Divergence,
     Likeness,
     certify,
@@ -501,7 +502,7 @@ def test_likeness_equals_torch() -> None:
 @pytest.mark.parametrize("bad", [Divergence(), Likeness()])
 def test_nan_is_never_within_bounds(bad: Any) -> None:
     bad.add(np.ones((2, 3)), np.full((2, 3), np.nan))
-    assert certifying._judge("logits", bad, 1e9, -1.0) is not None
+    assert certifying._judge("logits", bad, Bound(kl=1e9, cosine=-1.0)) is not None
 
 
 def test_certificate_equals_torch_on_the_text(make: Maker, tmp_path: Path) -> None:
