@@ -24,6 +24,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "checkpoints": 8,
         "commands": 3,
         "datasets": 3,
+        "deploy": 8,
         "exporters": 7,
         "exports": 16,
         "figures": 11,

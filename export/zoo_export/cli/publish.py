@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,17 +16,35 @@ from zoo.errors import UsageError
 from zoo_export.cli.options import sleep_when_idle
 from zoo_export.cli.results import comparing
 
+Result = tuple[dict[str, Any], list[str]]
+"""Fields of the JSON output, and lines of text with the same content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The arguments of the command."""
+
+    directory: Path
+    target: Path
+    model_type: str | None
+    max_shard_size: int | None
+    variant: str | None
+    storage_uri: str | None
+    force: bool
+
 
 @click.command("publish", cls=Command)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @option(
     "--layout",
-    type=click.Choice(["hub", "standalone", "transformers-js", "web"]),
+    type=click.Choice(["hub", "standalone", "transformers-js", "web", "genai", "triton", "kserve"]),
     required=True,
     section="Layout",
     help="'hub' writes a checkpoint for other libraries, 'standalone' a self-contained ONNX model, 'transformers-js' "
-    "one for each verified precision with what transformers.js reads beside it, 'web' a page that runs the model.",
+    "one for each verified precision with what transformers.js reads beside it, 'web' a page that runs the model, "
+    "'genai' what onnxruntime-genai loads, 'triton' a model repository of Triton Inference Server, 'kserve' the same "
+    "with an InferenceService.",
 )
 @option(
     "--model-type",
@@ -42,65 +62,132 @@ from zoo_export.cli.results import comparing
 @option(
     "--variant",
     metavar="NAME",
-    section="Layout web",
+    section="Layouts web, genai, triton and kserve",
     help="Variant of the export, such as int8.  [default: the plain one]",
+)
+@option(
+    "--storage-uri",
+    metavar="URI",
+    section="Layout kserve",
+    help="Where the cluster finds the folder 'models' of OUT, such as pvc://CLAIM/PATH.",
 )
 @force_option("Replace what an earlier publish wrote to OUT.")
 @json_option
 @quiet_option
 def command(
     directory: Path, target: Path, layout: str, model_type: str | None, max_shard_size: int | None,
-    variant: str | None, force: bool, as_json: bool,
+    variant: str | None, storage_uri: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the model in DIRECTORY to OUT in a layout that other tools read, and verify the result."""
     check_output_target(target, f"publish --layout {layout}", force=force)
     for name, value, layouts in (
         ("--model-type", model_type, ["hub", "transformers-js"]),
         ("--max-shard-size", max_shard_size, ["hub", "web"]),
-        ("--variant", variant, ["web"]),
+        ("--variant", variant, ["web", "genai", "triton", "kserve"]),
+        ("--storage-uri", storage_uri, ["kserve"]),
     ):
         if value is not None and layout not in layouts:
             what = f"{name} is for {' and '.join(f'--layout {known}' for known in layouts)}"
             raise UsageError(what, f"--layout {layout}", "leave it out")
-    if layout == "standalone":
-        from zoo_export.publish.standalone import write_standalone
-
-        files = write_standalone(directory, target, force=force)
-        if as_json:
-            emit_json("publish", {"directory": str(target), "layout": layout, "files": files})
-        else:
-            say(f"{target}: {', '.join(files)}")
-        return
-    if layout == "transformers-js":
-        from zoo_export.publish.transformers_js import write_transformers_js
-
-        sleep_when_idle()
-        with comparing() as progress:
-            published = write_transformers_js(directory, target, model_type=model_type, force=force, progress=progress)
-        if as_json:
-            emit_json("publish", {"directory": str(target), "layout": layout, **asdict(published)})
-        else:
-            say(f"{target}: {published.model_type}, dtype {' or '.join(published.dtypes)}")
-        return
-    if layout == "web":
-        from zoo_export.publish.web import write_web
-
-        page = write_web(directory, target, variant=variant or "", max_shard_bytes=max_shard_size, force=force)
-        if as_json:
-            facts = {"files": page.files, "doubts": dict(page.doubts)}
-            emit_json("publish", {"directory": str(target), "layout": layout, **facts})
-            return
-        say(f"{target}: index.html and {len(page.files) - 1} more files")
-        for runtime, doubt in page.doubts.items():
-            said = "verified" if doubt is None else f"not verified ({doubt}), so visitors must agree before it runs"
-            say(f"{runtime}: {said}")
-        return
-    from zoo.checkpoints import export_checkpoint
-
-    made = export_checkpoint(directory, target, model_type=model_type, max_shard_bytes=max_shard_size, force=force)
+    job = Job(
+        directory=directory, target=target, model_type=model_type, max_shard_size=max_shard_size, variant=variant,
+        storage_uri=storage_uri, force=force,
+    )  # fmt: skip
+    facts, lines = _LAYOUTS[layout](job)
     if as_json:
-        facts = {"model_type": made.model_type, "files": made.files, "comparison": made.comparison.to_dict()}
         emit_json("publish", {"directory": str(target), "layout": layout, **facts})
         return
-    say(f"{target}: {made.model_type} checkpoint, {', '.join(made.files)}")
-    say(made.comparison)
+    for line in lines:
+        say(line)
+
+
+def _hub(job: Job) -> Result:
+    from zoo.checkpoints import export_checkpoint
+
+    made = export_checkpoint(
+        job.directory,
+        job.target,
+        model_type=job.model_type,
+        max_shard_bytes=job.max_shard_size,
+        force=job.force,
+    )
+    facts = {"model_type": made.model_type, "files": made.files, "comparison": made.comparison.to_dict()}
+    return facts, [f"{job.target}: {made.model_type} checkpoint, {', '.join(made.files)}", str(made.comparison)]
+
+
+def _standalone(job: Job) -> Result:
+    from zoo_export.publish.standalone import write_standalone
+
+    files = write_standalone(job.directory, job.target, force=job.force)
+    return {"files": files}, [f"{job.target}: {', '.join(files)}"]
+
+
+def _transformers_js(job: Job) -> Result:
+    from zoo_export.publish.transformers_js import write_transformers_js
+
+    sleep_when_idle()
+    with comparing() as progress:
+        made = write_transformers_js(
+            job.directory, job.target, model_type=job.model_type, force=job.force, progress=progress
+        )
+    return asdict(made), [f"{job.target}: {made.model_type}, dtype {' or '.join(made.dtypes)}"]
+
+
+def _web(job: Job) -> Result:
+    from zoo_export.publish.web import write_web
+
+    page = write_web(
+        job.directory, job.target, variant=job.variant or "", max_shard_bytes=job.max_shard_size, force=job.force
+    )
+    lines = [f"{job.target}: index.html and {len(page.files) - 1} more files"]
+    for runtime, doubt in page.doubts.items():
+        said = "verified" if doubt is None else f"not verified ({doubt}), so visitors must agree before it runs"
+        lines.append(f"{runtime}: {said}")
+    return {"files": page.files, "doubts": dict(page.doubts)}, lines
+
+
+def _genai(job: Job) -> Result:
+    from zoo_export.publish.genai import write_genai
+
+    sleep_when_idle()
+    with comparing() as progress:
+        made = write_genai(job.directory, job.target, variant=job.variant or "", force=job.force, progress=progress)
+    lines = [f"{job.target}: {', '.join(made.files)}", str(made.comparison)]
+    if (problem := made.comparison.tokenizer_problem) is not None:
+        lines.append(f"no tokenizer ({problem}): give it token ids")
+    return asdict(made), lines
+
+
+def _triton(job: Job) -> Result:
+    from zoo_export.publish.triton import write_triton
+
+    sleep_when_idle()
+    with comparing() as progress:
+        made = write_triton(job.directory, job.target, variant=job.variant or "", force=job.force, progress=progress)
+    return asdict(made), [f"{job.target}: {', '.join(made.models)}"]
+
+
+def _kserve(job: Job) -> Result:
+    from zoo_export.publish.kserve import write_kserve
+
+    if job.storage_uri is None:
+        raise UsageError("--layout kserve needs --storage-uri", None, "such as --storage-uri pvc://CLAIM/PATH")
+    sleep_when_idle()
+    with comparing() as progress:
+        made = write_kserve(
+            job.directory, job.target, storage_uri=job.storage_uri, variant=job.variant or "", force=job.force,
+            progress=progress,
+        )  # fmt: skip
+    lines = [f"{job.target}: InferenceService {made.service}, {', '.join(made.models)}"]
+    return asdict(made), lines
+
+
+_LAYOUTS: dict[str, Callable[[Job], Result]] = {
+    "hub": _hub,
+    "standalone": _standalone,
+    "transformers-js": _transformers_js,
+    "web": _web,
+    "genai": _genai,
+    "triton": _triton,
+    "kserve": _kserve,
+}

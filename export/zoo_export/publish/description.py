@@ -23,7 +23,7 @@ from zoo_runtime.tasks.images import ImageRunner
 from zoo_runtime.tasks.text import Embed, mask_token
 from zoo_runtime.tasks.vocabulary import vocabulary_of
 
-__all__ = ["SCHEMA", "TASKS", "describe_task", "web_task"]
+__all__ = ["SAMPLES", "SCHEMA", "TASKS", "describe_task", "web_task"]
 
 SCHEMA = 1
 TASKS = {
@@ -43,8 +43,8 @@ _OPTIONS = (
     "top_p", "min_p", "stop", "stop_token_ids",
 )  # fmt: skip
 """Options of generation that pages support."""
-_SAMPLES = ("Tea?", "Où est-il ? 🙂", "Дождь идёт", "今日は雨です", "The rain has\nstopped  by now: 1,234.50!")
-"""Texts whose tokens a page compares with those of Python."""
+SAMPLES = ("Tea?", "Où est-il ? 🙂", "Дождь идёт", "今日は雨です", "The rain has\nstopped  by now: 1,234.50!")
+"""Texts whose tokens are compared with those of another implementation of a tokenizer."""
 
 
 def web_task(task: str, where: object) -> str:
@@ -145,7 +145,7 @@ def _generation(session: Session, runner: Generate) -> dict[str, Any]:
 
 def _samples(session: Session, runner: TextRunner) -> list[dict[str, Any]]:
     tokenizer = runner.tokenizer
-    ids = [(text, tokenizer.encode(text).ids) for text in _SAMPLES]
+    ids = [(text, tokenizer.encode(text).ids) for text in SAMPLES]
     return [{"text": text, "ids": found, "decoded": tokenizer.decode(found)} for text, found in ids]
 
 

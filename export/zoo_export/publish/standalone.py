@@ -82,7 +82,7 @@ def copy_graphs(
         graphs: its graphs, which read weights of its directory.
         dtype: dtype of their inputs and outputs.
         folder: an existing folder.
-        names: the name of each graph's file, without a suffix.
+        names: the name of each graph's file, without a suffix; it may begin with existing folders.
 
     Returns the file names. Weights of more than 1.9 GB are in a file next to the graph.
     """
@@ -109,7 +109,7 @@ def _copy(stored: ModelDirectory, graph: bytes, folder: Path, name: str) -> list
                 data.write(bytes(-data.tell() % _ALIGNMENT))
                 written[place] = data.tell()
                 data.write(_read(place))
-            set_place(tensor, f"{name}.onnx_data", written[place], place[2])
+            set_place(tensor, f"{Path(name).name}.onnx_data", written[place], place[2])
     (folder / f"{name}.onnx").write_bytes(serialize(model))
     if inside:
         (folder / f"{name}.onnx_data").unlink()

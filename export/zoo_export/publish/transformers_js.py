@@ -6,21 +6,18 @@ weights, which transformers.js selects by ``dtype``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zoo.artifact import Export, ModelDirectory, write_json
 from zoo.artifact.exports import find_exports
 from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import load_json
 from zoo.checkpoints.exporting import choose_layout
-from zoo.errors import ParityError, UsageError
+from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo_export.precision.parity import verify_variant
-from zoo_export.precision.quantize import portable_variant
+from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.standalone import FOLDER, copy_graphs
 
 __all__ = ["Published", "write_transformers_js"]
@@ -81,7 +78,7 @@ def write_transformers_js(
         (stage / FOLDER).mkdir()
         files = []
         for export in exports:
-            graphs, evidence = _graphs(export, progress)
+            graphs, evidence = declared_inputs(export, "transformers.js", progress)
             copies = dict.fromkeys(graphs, f"model{_SUFFIXES[export.variant]}")
             files += copy_graphs(stored, graphs, export.dtype, stage / FOLDER, copies)
             write_json(stage / export.evidence_file, evidence)
@@ -91,18 +88,3 @@ def write_transformers_js(
             write_json(stage / "config.json", {**load_json(stage / "config.json"), "transformers.js_config": settings})
         files = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
     return Published(model_type, files, [NAMES[export.variant] for export in exports])
-
-
-def _graphs(export: Export, progress: Progress | None) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
-    """Return graphs with the declared inputs, and the evidence for them."""
-    stored, precision = export.stored, export.variant
-    if export.graphs[0].has_windows:
-        what = "layers with windows keep a shorter past than others, and transformers.js expects one length"
-        raise UsageError(what, stored.path, "export it again with --option windows=false --force")
-    if precision not in ("int8", "int4") or not stored.spec.graphs[0].pasts:
-        return export.read(), export.evidence
-    variant = portable_variant(stored, precision)  # type: ignore[arg-type]
-    report = verify_variant(stored, variant, progress=progress)
-    if not report.passed:
-        raise ParityError(report.verdict(), stored.path, "nothing was written")
-    return variant.files(), report.evidence

@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 from zoo_export.precision.quantize import portable_variant
-from zoo_export.publish import standalone, transformers_js
+from zoo_export.publish import graphs, standalone
 from zoo_runtime import load_session
 
 Exported = Callable[..., Path]
@@ -115,7 +115,7 @@ def test_wrong_graph_of_a_precision_is_refused(
         node.attributes.clear()
         return variant
 
-    monkeypatch.setattr(transformers_js, "portable_variant", wrong)
+    monkeypatch.setattr(graphs, "portable_variant", wrong)
     zoo("publish", model, "js", "--layout", "transformers-js").failed(
         4, "not equal to the model", "nothing was written"
     )

@@ -1,0 +1,41 @@
+"""Graphs that a tool can call which passes the declared inputs and stores the past itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.artifact import Export
+from zoo.errors import ParityError, UsageError
+from zoo.exporters import Progress
+from zoo_export.precision.parity import verify_variant
+from zoo_export.precision.quantize import portable_variant
+
+__all__ = ["declared_inputs"]
+
+
+def declared_inputs(
+    export: Export, tool: str | None, progress: Progress | None
+) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
+    """Return graphs with the declared inputs by name, and the evidence for them.
+
+    ``tool`` is the name of one that keeps a past of one length for all layers, or None.
+
+    The graphs of a quantised decoder write to the caller's buffers. Others are made for the same weights, and compared
+    with the model.
+
+    Raises:
+        UsageError: the layers of the past have different lengths, which ``tool`` does not support.
+        ParityError: a graph made here is not equal to the model.
+    """
+    stored, precision = export.stored, export.variant
+    if tool is not None and any(graph.has_windows for graph in export.graphs):
+        what = f"layers with windows keep a shorter past than others, and {tool} expects one length"
+        raise UsageError(what, stored.path, "export it again with --option windows=false --force")
+    if precision not in ("int8", "int4") or not any(graph.pasts for graph in stored.spec.graphs):
+        return export.read(), export.evidence
+    variant = portable_variant(stored, precision)  # type: ignore[arg-type]
+    report = verify_variant(stored, variant, progress=progress)
+    if not report.passed:
+        raise ParityError(report.verdict(), stored.path, "nothing was written")
+    return variant.files(), report.evidence
