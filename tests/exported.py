@@ -144,11 +144,12 @@ def showing(exported_build: Builder) -> Builder:
     """Export a model with non-trivial weights, only with its attentions."""
     made: dict[object, Path] = {}
 
-    def export(name: str, *settings: str) -> Path:
-        if (name, settings) not in made:
-            folder = made[name, settings] = exported_build(name, *settings, noise=True, gain=3.0)
-            export_model(folder, options=Options(attentions=True))
-        return made[name, settings]
+    def export(name: str, *settings: str, queries_keys: bool = False) -> Path:
+        key = name, settings, queries_keys
+        if key not in made:
+            folder = made[key] = exported_build(name, *settings, noise=True, gain=3.0)
+            export_model(folder, options=Options(attentions=True, queries_keys=queries_keys))
+        return made[key]
 
     return export
 

@@ -34,7 +34,7 @@ from zoo.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from zoo.checkpoints.published import create_model
-    from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep
+    from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep, AttentionVectors
     from zoo.figures.attention_page import AttentionPage, attention_page
     from zoo.models.adapt import adapt
     from zoo.models.create import list_models
@@ -51,6 +51,7 @@ __all__ = [
     "AttentionPage",
     "AttentionRecord",
     "AttentionStep",
+    "AttentionVectors",
     "ClassifierConfig",
     "Command",
     "Config",
@@ -101,6 +102,7 @@ _HOMES = {
     "AttentionPage": "zoo.figures.attention_page",
     "AttentionRecord": "zoo.figures.attention",
     "AttentionStep": "zoo.figures.attention",
+    "AttentionVectors": "zoo.figures.attention",
     "Tokenizer": "zoo.tokenizers.tokenizer",
     "adapt": "zoo.models.adapt",
     "attention_page": "zoo.figures.attention_page",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 __all__ = [
     "RESERVED_COMMANDS",
     "Architecture",
+    "AttentionInputs",
     "Command",
     "Dataset",
     "Dim",
@@ -234,6 +235,56 @@ def attentions(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionInputs:
+    """What the attention weights of one layer are computed from: outputs of a graph, and constants.
+
+    The weights are softmax(scores) over the keys that a query sees, with scores = cap(scale query key^T) + bias.
+    """
+
+    weights: TensorSpec
+    """(batch, heads, queries, keys)"""
+    head_size: int
+    num_kv_heads: int
+    scale: float
+    softcap: float | None = None
+    """Limit of the scaled products, :func:`zoo.nn.soft_cap`; None for none."""
+    bias_heads: int | None = None
+    """The heads of ``NAME.bias``: all, or 1 if they share it; None if nothing is added."""
+    seen_heads: int | None = None
+    """The heads of ``NAME.seen``; None if every query sees all keys."""
+
+    @property
+    def query(self) -> TensorSpec:
+        """``NAME.query``, (batch, heads, queries, head size), after norms and rotation."""
+        rows, heads, queries, _ = self.weights.dims
+        return floats(f"{self.weights.name}.query", rows, heads, queries, self.head_size)
+
+    @property
+    def key(self) -> TensorSpec:
+        """``NAME.key``, (batch, key-value heads, keys, head size), after norms and rotation."""
+        rows, _, _, keys = self.weights.dims
+        return floats(f"{self.weights.name}.key", rows, self.num_kv_heads, keys, self.head_size)
+
+    @property
+    def bias(self) -> TensorSpec | None:
+        """``NAME.bias``, (batch, bias heads, queries, keys), 0 where a key is hidden."""
+        return self._like_weights("bias", self.bias_heads)
+
+    @property
+    def seen(self) -> TensorSpec | None:
+        """``NAME.seen``, (batch, seen heads, queries, keys), 1 for a key that the query sees and 0 for a hidden one."""
+        return self._like_weights("seen", self.seen_heads)
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Return the outputs, in the order of the exported signature."""
+        return tuple(tensor for tensor in (self.query, self.key, self.bias, self.seen) if tensor is not None)
+
+    def _like_weights(self, name: str, heads: int | None) -> TensorSpec | None:
+        rows, _, queries, keys = self.weights.dims
+        return None if heads is None else floats(f"{self.weights.name}.{name}", rows, heads, queries, keys)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KeyValues:
     """Keys and values of every layer: tensors ``NAME.N.key`` and ``NAME.N.value``, (batch, heads, length, dim).
 
@@ -388,6 +439,8 @@ class Graph:
     attentions: tuple[TensorSpec, ...] = ()
     """The attention weights, in the order in which the method computes them: :func:`attentions` for self-attention,
     ``cross_attentions`` for cross-attention. They are outputs only after :meth:`with_attentions`."""
+    attention_inputs: tuple[AttentionInputs, ...] = ()
+    """What attention weights are computed from, where that is an output too. Added by :meth:`with_attentions`."""
     rows: tuple[str, ...] = ("batch",)
     """The dimensions along which items are independent. The first dimension of each input and output is one of them. A
     graph that compares images with texts has two, ``("images", "texts")``. A graph with a past has ``batch``."""
@@ -518,10 +571,14 @@ class Graph:
         """Return the keys and values of :meth:`past_pairs` without a window, which grow by the tokens of a call."""
         return tuple(pair for pair in self.past_pairs() if self.past_length in pair[0].dims)
 
-    def with_attentions(self) -> Graph:
-        """Return the graph with its attention weights added as last outputs, and without windows."""
-        graph = self.without_windows()
-        return replace(graph, outputs=(*graph.outputs, *graph.attentions))
+    def with_attentions(self, inputs: Sequence[AttentionInputs] = ()) -> Graph:
+        """Return the graph with its attention weights, and then the tensors of ``inputs``, as last outputs.
+
+        It has no windows.
+        """
+        graph, more = self.without_windows(), (tensor for item in inputs for tensor in item.tensors())
+        outputs = (*graph.outputs, *graph.attentions, *more)
+        return replace(graph, outputs=outputs, attention_inputs=tuple(inputs))
 
     def recorded(self) -> tuple[TensorSpec, ...]:
         """Return the attention weights that are outputs: all of them or none."""

@@ -19,7 +19,6 @@ from zoo.artifact import (
     TOKENIZER,
     Export,
     ModelDirectory,
-    declared_graphs,
     describe,
     export_file,
     new_model,
@@ -45,7 +44,15 @@ if TYPE_CHECKING:
     from zoo_runtime.providers import Provider
 
 from zoo_export.trace.cache import repeat_if_stale
-from zoo_export.trace.make import Options, link_graphs, make_graphs, planned_layout, tracing_apart
+from zoo_export.trace.make import (
+    Options,
+    attention_facts,
+    graphs_of,
+    link_graphs,
+    make_graphs,
+    planned_layout,
+    tracing_apart,
+)
 
 __all__ = [
     "Request",
@@ -128,14 +135,15 @@ def _verified_graphs(job: Job) -> tuple[dict[str, bytes], dict[str, Any]]:
     report = compare(
         stored,
         graphs,
-        declared=declared_graphs(stored.spec, job.variant, windows=request.limits_past),
+        declared=graphs_of(stored.spec, stored.dtype, request),
         provider=request.compared_on,
         full_grid=request.grid == "full",
         progress=job.progress,
     )
     if not report.passed:
         raise ParityError(report.verdict(), stored.path, "nothing was written")
-    return graphs, {**report.evidence, "laws": laws, "options": request.facts()}
+    facts = attention_facts(stored.spec, stored.dtype, request)
+    return graphs, {**report.evidence, "laws": laws, "options": request.facts(), **facts}
 
 
 def export_loop(directory: Path, *, force: bool = False, provider: Provider = "cpu") -> Report:
@@ -183,7 +191,8 @@ def export_graphs_only(directory: Path, *, options: Options = Options(), force: 
     stored = export.stored
     layout = stored.layout if stored.weight_files() else planned_layout(stored.spec, stored.dtype)
     graphs = link_graphs(stored.spec, stored.dtype, layout, options)
-    write_export(export, graphs, unverified("exported without a comparison", options))
+    evidence = unverified("exported without a comparison", options)
+    write_export(export, graphs, evidence | attention_facts(stored.spec, stored.dtype, options))
     return list(export.graph_files.values())
 
 
@@ -200,7 +209,8 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
     files = {export_file(name, options.variant, "onnx"): graph for name, graph in graphs.items()}
     with new_model(directory, description, force=force) as stage:
         evidence_file = export_file("parity", options.variant, "json")
-        stage_graphs(stage, files, evidence_file, unverified("exported without weights", options))
+        evidence = unverified("exported without weights", options) | attention_facts(spec, dtype, options)
+        stage_graphs(stage, files, evidence_file, evidence)
         if spec.tokenizer is not None:
             from zoo.tokenizers.load import write_tokenizer
 

@@ -6,7 +6,18 @@ import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from zoo.artifact import ADAPTERS, ATTENTIONS, INT8_CACHES, LOOP, PRECISIONS, PROFILES, SERVING, Export, ModelDirectory
+from zoo.artifact import (
+    ADAPTERS,
+    ATTENTION_INPUTS,
+    ATTENTIONS,
+    INT8_CACHES,
+    LOOP,
+    PRECISIONS,
+    PROFILES,
+    SERVING,
+    Export,
+    ModelDirectory,
+)
 from zoo.errors import ParityError, UsageError, argument
 from zoo.exporters import Job, Progress
 from zoo.plots.plot import Plot
@@ -109,7 +120,7 @@ def verify_model(
             report.evidence["laws"] = laws
             _passed(report, directory)
     if not export.is_verified():
-        options = {"options": export.evidence["options"]} if "options" in export.evidence else {}
+        options = {key: export.evidence[key] for key in ("options", ATTENTION_INPUTS) if key in export.evidence}
         write_export(export, graphs, report.evidence | options, action="verified")
     return report
 

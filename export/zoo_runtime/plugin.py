@@ -76,6 +76,12 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             serves=(*encoders, *pairs),
             formula=f"{formulas}:embedding",
         ),
+        zoo.Task(
+            name="sound-attentions",
+            run=f"{home}.sound_attention:SoundAttentions",
+            serves=("speech-recognition",),
+            attention=f"{home}.sound_attention:record_sound",
+        ),
         zoo.Task(name="speech-recognition", run=f"{home}.speech:SpeechRecognition", formula=f"{formulas}:transcript"),
         zoo.Task(
             name="text-classification", run=f"{home}.classification:TextClassification", formula=f"{formulas}:classes"

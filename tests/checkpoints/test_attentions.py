@@ -11,12 +11,13 @@ import torch
 import transformers
 from torch import Tensor
 from torch.testing import assert_close
+from transformers.models.llama import modeling_llama
 
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints.exporting import export_checkpoint
 from zoo.checkpoints.original import Exact
 from zoo.models import persist
-from zoo.nn import call_graph
+from zoo.nn import call_graph, recorded_scores
 
 BART = ("positions=learned", "position_offset=2", "embedding_norm=true", "attention_bias=true")
 PERCEIVER = ("decoder_num_heads=8", "decoder_head_dim=none")
@@ -112,6 +113,48 @@ def test_attentions_of_encoder_decoders(
     check(read, wanted.encoder_attentions, "attentions", mask.bool())
     check(written, wanted.decoder_attentions, "attentions", target_mask.bool())
     check(written, wanted.cross_attentions, "cross_attentions", target_mask.bool())
+
+
+def test_queries_and_keys_after_rotation(both: Callable[..., tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that transformers multiplies, with fewer heads of keys than of queries."""
+    ours, theirs = both("llama-tiny", ("num_kv_heads=2",), "AutoModelForCausalLM")
+    rotate, rotated = modeling_llama.apply_rotary_pos_emb, []
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        rotated.append(rotate(*arguments, **named))
+        return rotated[-1]
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", noting)
+    ids, mask = texts(7, 0)
+    with torch.no_grad(), Exact(theirs), recorded_scores() as scores:
+        ours(ids, attention_mask=mask)
+        theirs(input_ids=ids, attention_mask=mask)
+    assert len(scores) == len(rotated) == ours.config.num_layers
+    for found, (query, key) in zip(scores, rotated, strict=True):
+        for own, wanted in ((found.query, query), (found.key, key)):
+            assert own is not None
+            pair = (vectors.transpose(1, 2)[mask.bool()] for vectors in (own, wanted))  # (tokens, heads, D)
+            assert_close(*pair, atol=1e-12, rtol=0)
+        assert (found.bias, found.scale) == (None, query.shape[-1] ** -0.5)
+        assert found.seen is not None
+        visible = torch.ones(7, 7).tril() * mask[:, None, None]
+        assert_close(found.seen[mask.bool()[:, None]], visible.to(found.seen)[mask.bool()[:, None]])
+
+
+def test_biases_of_relative_positions(both: Callable[..., tuple[Any, Any]]) -> None:
+    ours, theirs = both("t5-tiny", ("task=feature-extraction",), "T5EncoderModel")
+    ids, mask = texts(7, 0)
+    with torch.no_grad(), recorded_scores() as scores:
+        ours(ids, attention_mask=mask)
+    with torch.no_grad():
+        wanted = theirs.encoder.block[0].layer[0].SelfAttention.compute_bias(7, 7)  # (1, H, T, S)
+    assert len(scores) == ours.config.num_layers
+    for found in scores:
+        assert found.bias is not None
+        assert found.seen is not None
+        assert (found.scale, found.softcap) == (1.0, None)
+        assert_close(found.bias, (wanted * mask[:, None, None]).to(found.bias), atol=1e-12, rtol=0)
+        assert_close(found.seen, mask[:, None, None].expand_as(found.seen).to(found.seen))
 
 
 def test_attentions_of_perceiver(both: Callable[..., tuple[Any, Any]]) -> None:

@@ -95,6 +95,19 @@ def test_each_edit_fails_only_its_check(check: str, install: Callable[..., Path]
         ),
         ("causality", ("model", "causal=True", "causal=False"), "an earlier output changes"),
         ("causality", ("model", "causal=True", "causal=True, window=1"), "none does: tokens are independent"),
+        (
+            "attention-weights",
+            (
+                "model",
+                "        x = x + self.attention(self.norm(x), mask=mask, cache=past_key_values[0])\n",
+                "        from dataclasses import replace\n"
+                "        from zoo.nn import record_attention, recorded_scores\n"
+                "        with recorded_scores() as kept:\n"
+                "            x = x + self.attention(self.norm(x), mask=mask, cache=past_key_values[0])\n"
+                "        record_attention(lambda: kept[0].weights, lambda: replace(kept[0], scale=2.0))\n",
+            ),
+            "those of attention 0 are off by",
+        ),
         ("cache", ("model", "length, total, padding=attention_mask)", "length, length)"), "cut after"),
         ("gradients", ("model", "x = x + self.attention(", "x = x + 0 * self.attention("), "is 0 everywhere"),
         ("half-precision", ("model", "return self.head(x)", "return self.head(x).float()"), "logits is float32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,16 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
 
 import zoo as package
-from tests.figures.test_attention_page import FOREIGN, FakeExport, record_of
-from zoo import AttentionPage
+from tests.figures.test_attention_page import FOREIGN, FakeExport, record_of, softmaxed, vectors_record
+from zoo import AttentionAxis, AttentionMap, AttentionPage, AttentionRecord
 from zoo.artifact import ATTENTIONS, ModelDirectory
+from zoo.errors import ArtifactError, UsageError
 from zoo.figures.page.build import build_page, rollout
+from zoo.models import persist
+from zoo.nn import recorded_attentions
 from zoo_runtime import Pair, load_session
 
 VIEWS = ("overview", "lines", "matrix", "text")
@@ -89,6 +94,18 @@ def random_page(built: Callable[..., Path]) -> Callable[..., AttentionPage]:
     return build
 
 
+@pytest.fixture
+def vectors_page(built: Callable[..., Path]) -> Callable[..., tuple[AttentionRecord, AttentionPage]]:
+    """Return a record with queries and keys, and its page."""
+
+    def build(labels: tuple[str, ...], **options: Any) -> tuple[AttentionRecord, AttentionPage]:
+        stored, record = ModelDirectory.open(built("bert-tiny")), vectors_record(labels, **options)
+        text, facts = build_page(stored, FakeExport(stored, ATTENTIONS), record, 10**9)
+        return record, AttentionPage(text, facts["title"], facts)
+
+    return build
+
+
 def test_page_shows_the_weights_of_onnx_runtime(showing: Callable[..., Path], open_page: Opener) -> None:
     folder = showing("bert-tiny")
     page = package.attention_page(folder, "time", "flies")
@@ -117,6 +134,211 @@ def test_page_shows_the_weights_of_onnx_runtime(showing: Callable[..., Path], op
     line = tab.inner_text("#readout p")
     shown_weight, _, shown_error = line.rpartition(": ")[2].partition(" ± ")
     assert abs(float(shown_weight) - layers[1][2, 0, 3]) <= float(shown_error)
+
+
+def test_neurons_give_the_weights(vectors_page: Callable[..., Any], open_page: Opener) -> None:
+    """The numbers of the page are those of the record within the stated error, and add up to its weights."""
+    record, page = vectors_page(tuple("abcdef"))
+    tab = open_page(page, "view=neurons&layer=1&head=2&query=4&key=3")
+    error, off = (page.facts["vectors"][name] for name in ("error", "weight_error"))
+    for item in record.maps[:2]:
+        vectors = item.vectors
+        for head, query in ((0, 0), (1, 3), (3, 5)):
+            found = tab.evaluate("given => attentionPage.neurons(...given)", [item.name, head, query])
+            assert np.abs(np.array(found["query"]) - vectors.queries[head, query]).max() <= error
+            for place, key in enumerate(found["keys"]):
+                assert np.abs(np.array(key["key"]) - vectors.keys[head // 2, place]).max() <= error
+                np.testing.assert_allclose(key["products"], np.multiply(found["query"], key["key"]))
+                assert abs(key["sum"] - sum(key["products"])) < 1e-9
+                assert abs(key["scaled"] - key["sum"] * vectors.scale) < 1e-9
+                assert abs(key["capped"] - vectors.softcap * np.tanh(key["scaled"] / vectors.softcap)) < 1e-9
+                assert abs(key["bias"] - vectors.bias[head, query, place]) <= error
+                assert key["seen"] is (place <= query)
+                assert key["score"] is None if place > query else abs(key["score"] - key["capped"] - key["bias"]) < 1e-9
+            weights = np.array([key["weight"] for key in found["keys"]])
+            shares = np.exp([-np.inf if key["score"] is None else key["score"] for key in found["keys"]])
+            np.testing.assert_allclose(weights, shares / shares.sum(), atol=1e-12)
+            assert np.abs(weights - item.weights[head, query]).max() <= off < 1e-4
+    assert tab.evaluate("attentionPage.neurons('attentions.2', 0, 0)") is None
+
+    rows = tab.eval_on_selector_all(
+        ".neurons tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    assert [row[0] for row in rows] == list("abcdef")
+    shown = [float(text.replace("\u2212", "-")) for text in rows[3][3:]]
+    numbers = tab.evaluate("attentionPage.neurons('attentions.1', 2, 4)")["keys"][3]
+    names = ("sum", "scaled", "capped", "bias", "score", "weight")
+    np.testing.assert_allclose(shown[:-1], [numbers[name] for name in names], rtol=1e-3)
+    assert abs(shown[-1] - record.maps[1].weights[2, 4, 3]) <= page.facts["maps"][1]["error"] + 1e-4
+    assert rows[5][-2:] == ["hidden", "0"]
+    stated = tab.inner_text("#legend")
+    assert float(stated.partition("off by at most ")[2].partition(";")[0]) >= error
+    assert float(stated.partition("is within ")[2].partition(" ")[0]) >= off
+
+
+def test_neuron_view_follows_the_selection(vectors_page: Callable[..., Any], open_page: Opener) -> None:
+    _, page = vectors_page(tuple("abcdef"), parts=(0, 0, 0, 1, 1, 1), part_names=("A", "B"))
+    tab = open_page(page, "view=neurons")
+    state = lambda *names: tuple(tab.evaluate("attentionPage.state")[name] for name in names)  # noqa: E731
+    assert "query 5" in tab.inner_text(".query")
+    assert tab.locator("#stage svg").count() == 0
+    tab.click(".neurons tbody tr:nth-child(3) button")
+    ready(tab)
+    assert state("query", "key") == ("5", "2")
+    assert tab.eval_on_selector_all("#stage svg rect", "items => items.length") == 3 * 8
+    products = tab.evaluate("attentionPage.neurons('attentions.0', 0, 5)")["keys"][2]["products"]
+    best = tab.inner_text("#readout .dimensions tbody tr:first-child td:first-child")
+    assert int(best) == np.abs(products).argmax()
+    tab.focus("#stage")
+    for key in ("ArrowUp", "Shift+ArrowDown", "ArrowRight", "PageDown"):
+        tab.keyboard.press(key)
+        ready(tab)
+    assert state("query", "key", "head", "layer", "view") == ("4", "3", "1", "1", "neurons")
+    tab.select_option("#scope", "1-0")
+    ready(tab)
+    assert tab.locator(".neurons tbody tr").count() == 3
+    tab.select_option("#head", "mean")
+    ready(tab)
+    assert "Choose a head" in tab.inner_text("#stage")
+    change(tab, view="neurons", layer="2", head="1")
+    assert "no queries and keys" in tab.inner_text("#stage")
+    change(tab, view="neurons", layer="1", head="1", key="2")
+    with downloaded(tab, "#save-svg") as svg:
+        texts = "".join(ET.fromstring(svg).itertext())
+        assert "softmax" in texts
+        assert "hidden" not in texts  # the last query sees all
+    with downloaded(tab, "#save-png") as data:
+        assert data.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("silence", [False, True])
+def test_text_over_the_sound(silence: bool, built: Callable[..., Path], open_page: Opener) -> None:
+    """The curve and the ticks lie where the positions of the sound do."""
+    parts: dict[str, Any] = {"parts": [0] * 6 + [1] * 4, "part_names": ("sound", "silence")} if silence else {}
+    heard = AttentionAxis(
+        labels=[f"{place * 0.5:.2f} s" for place in range(10)], seconds=0.5, peaks=np.linspace(0, 1, 10), **parts
+    )
+    words = AttentionAxis(labels=tuple("abc"), parts=(0, 0, 0), part_names=("text",))
+    weights = softmaxed((2, 3, 10))
+    item = AttentionMap(name="decoder.cross_attentions.0", weights=weights, heads=(0, 1), queries=words, keys=heard)
+    stored = ModelDirectory.open(built("bert-tiny"))
+    text, facts = build_page(stored, FakeExport(stored, ATTENTIONS), AttentionRecord(maps=[item]), 10**9)
+    tab = open_page(AttentionPage(text, facts["title"], facts))
+    tab.click(".grid button:nth-child(6)")
+    ready(tab)
+    assert tab.evaluate("attentionPage.state.view") == "sound"
+    assert tab.input_value("#head") == "0"
+
+    def curve() -> list[float]:
+        """Return the height of each step of the curve, relative to the highest."""
+        paths = tab.eval_on_selector_all("#stage svg path", "items => items.map(item => item.getAttribute('d'))")
+        heights = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)H", paths[-1])]
+        bottom = float(re.findall(r"V([\d.]+)Z", paths[-1])[0])
+        return [(bottom - height) / (bottom - min(heights)) for height in heights]
+
+    for query in (0, 2):
+        change(tab, view="sound", query=str(query), head="1")
+        np.testing.assert_allclose(curve(), weights[1, query] / weights[1, query].max(), atol=0.01)
+    ticks = tab.eval_on_selector_all("#stage svg text", "items => items.map(item => item.textContent)")
+    assert {"0", "1", "4", "5", "seconds", "sound"} <= set(ticks)
+    box = tab.locator("#stage svg").bounding_box()
+    canvas = tab.locator("#stage canvas").bounding_box()
+    tab.mouse.click(canvas["x"] + canvas["width"] * 0.75, canvas["y"] + canvas["height"] * 0.5)
+    ready(tab)
+    assert tab.evaluate("[attentionPage.state.query, attentionPage.state.key]") == ["1", "7"]
+    assert box["x"] + box["width"] <= 1280
+    assert "0.50" not in tab.inner_text("#readout p")
+    assert "3.50 s" in tab.inner_text("#readout p")
+    with downloaded(tab, "#save-svg") as svg:
+        assert "seconds" in "".join(ET.fromstring(svg).itertext())
+    if silence:
+        tab.select_option("#scope", "0-1")
+        ready(tab)
+        assert len(curve()) == 4
+        ticks = tab.eval_on_selector_all("#stage svg text", "items => items.map(item => item.textContent)")
+        assert {"3", "4", "5"} <= set(ticks)
+
+
+@pytest.mark.slow
+def test_steps_of_a_transcript_over_the_sound(
+    showing: Callable[..., Path], open_page: Opener, axe: Callable[..., list[str]]
+) -> None:
+    """Weights of the page against those of the model in PyTorch, in float64, on the padded sound."""
+    folder, samples = showing("whisper-test", queries_keys=True), np.zeros(9600, np.float32)
+    samples[:] = np.sin(np.arange(9600) / 9) * np.linspace(0, 0.5, 9600)
+    page = package.attention_page(folder, samples, generate=4, queries_keys=True)
+    stored = ModelDirectory.open(folder)
+    model = persist.load_directory(stored).double()
+    encoder = model.encode(torch.as_tensor(np.pad(samples, (0, 6400)))[None].double())
+    target = next(axis for axis in page.facts["axes"] if axis["steps"])
+    with load_session(folder, task="sound-attentions") as session:
+        runner = session.runner("speech-recognition", max_new_tokens=4, temperature=0.0, num_beams=1)
+        ids = [*runner.speech.tokens(), *session.run(samples, task="speech-recognition", max_new_tokens=4,
+                                                     temperature=0.0, num_beams=1)["generated_ids"]]  # fmt: skip
+    with torch.no_grad(), recorded_attentions() as heard:
+        model.encode(torch.as_tensor(np.pad(samples, (0, 6400)))[None].double())
+    with torch.no_grad(), recorded_attentions() as read:
+        model.decode(torch.tensor([ids]), encoder["cross_key_values"], None)
+    wanted = {f"encoder.attentions.{layer}": weights[0, :, :30] for layer, weights in enumerate(heard)}
+    for layer in range(len(read) // 2):
+        wanted[f"decoder.attentions.{layer}"] = read[2 * layer][0]
+        wanted[f"decoder.cross_attentions.{layer}"] = read[2 * layer + 1][0]
+    assert {item["name"] for item in page.facts["maps"]} == wanted.keys()
+    tab = open_page(page, "view=sound&attention=decoder.cross_attentions")
+    for item in page.facts["maps"]:
+        shown = tab.evaluate("name => attentionPage.weights(name, 1)", item["name"])
+        exact = wanted[item["name"]][1].numpy()
+        assert np.abs(np.array(shown).reshape(exact.shape) - exact).max() <= item["error"] + 2e-6
+    assert [step["query"] for step in target["steps"]] == [len(ids) - 5 + place for place in range(4)]
+    assert (page.facts["axes"][0]["seconds"], page.facts["axes"][0]["labels"][29]) == (0.02, "0.58 s")
+    change(tab, view="sound", attention="decoder.cross_attentions", query=str(len(ids) - 2))
+    assert axe(tab) == []
+    change(tab, view="neurons", attention="decoder.cross_attentions", query="1", key="20")
+    assert axe(tab) == []
+    with pytest.raises(UsageError, match="a text is given"):
+        package.attention_page(folder, samples, "a", generate=1)
+    with pytest.raises(ArtifactError, match="exceed"):
+        package.attention_page(folder, np.zeros(16001, np.float32))
+    with pytest.raises(ArtifactError, match="token ids must lie in"):
+        package.attention_page(folder, samples, [9999])
+    assert {item["group"] for item in package.attention_page(folder, samples).facts["maps"]} == {0}
+    given = package.attention_page(folder, samples, ids[-4:]).facts
+    assert [item["name"] for item in given["maps"]] == [item["name"] for item in page.facts["maps"]]
+
+
+def test_pages_without_vectors_have_no_neuron_view(
+    random_page: Callable[..., AttentionPage], open_page: Opener
+) -> None:
+    tab = open_page(random_page(tuple("abc")), "view=neurons")
+    assert tab.evaluate("attentionPage.state.view") == "overview"
+    assert not tab.is_visible("text=Neurons")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "inputs"),
+    [("llama-tiny", ("time flies",)), ("t5-tiny", ("time flies", "like")), ("gemma-tiny", ("time flies",))],
+)
+def test_neurons_of_onnx_runtime(
+    preset: str, inputs: tuple[str, ...], showing: Callable[..., Path], open_page: Opener
+) -> None:
+    """Rotated queries and keys, biases of relative positions, and capped scores."""
+    folder = showing(preset, queries_keys=True)
+    page = package.attention_page(folder, *inputs, queries_keys=True, layers=[1], heads=[1, 3])
+    with load_session(folder, task="attentions") as session:
+        found = session.run(Pair(*inputs) if len(inputs) == 2 else inputs[0], queries_keys=True)
+    assert len(page.facts["maps"]) == len(found["vectors"]) / 2
+    tab = open_page(page)
+    for item in page.facts["maps"]:
+        vectors, weights = found["vectors"][item["name"]], found["attentions"][f"{item['name']}.3"]
+        group, error = 4 // len(vectors.keys), item["vectors"]["error"]
+        for query in (0, 2):
+            numbers = tab.evaluate("given => attentionPage.neurons(...given)", [item["name"], 3, query])
+            keys = np.array([key["key"] for key in numbers["keys"]])
+            assert 0 < np.abs(keys - vectors.keys[3 // group]).max() <= error
+            assert np.abs(np.array(numbers["query"]) - vectors.queries[3, query]).max() <= error
+            given = np.array([key["weight"] for key in numbers["keys"]])
+            assert np.abs(given - weights[query]).max() <= item["vectors"]["weight_error"] + 1e-9 < 1e-3
 
 
 def test_foreign_text_is_shown_and_not_run(random_page: Callable[..., AttentionPage], open_page: Opener) -> None:
@@ -244,14 +466,22 @@ def test_patches_are_lit_and_chosen(showing: Callable[..., Path], open_page: Ope
     assert tab.evaluate("attentionPage.state.query") == "8"  # row 1, column 3, after the class token
 
 
+@pytest.fixture
+def axe() -> Callable[..., list[str]]:
+    """Return a function that lists what axe finds on a page."""
+    found = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
+    checker = found.Axe()
+    return lambda tab: [item["id"] for item in checker.run(tab).response["violations"]]
+
+
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), pytest.param(390, "dark", marks=pytest.mark.slow)])
-def test_accessibility(width: int, theme: str, random_page: Callable[..., AttentionPage], open_page: Opener) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
-    tab = open_page(random_page(tuple("abcdef"), parts=(0, 0, 0, 1, 1, 1)), width=width, theme=theme)
-    for view in VIEWS:
+def test_accessibility(width: int, theme: str, vectors_page: Callable[..., Any], open_page: Opener, axe: Any) -> None:
+    _, page = vectors_page(tuple("abcdef"), parts=(0, 0, 0, 1, 1, 1))
+    tab = open_page(page, width=width, theme=theme)
+    for view in (*VIEWS, "neurons"):
         change(tab, view=view, query="2", key="3")
         tab.evaluate("document.getElementById('evidence').open = true")
-        assert [item["id"] for item in axe.run(tab).response["violations"]] == [], view
+        assert axe(tab) == [], view
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
     assert tab.evaluate("document.documentElement.dataset.theme") == theme
     tab.click("#theme")

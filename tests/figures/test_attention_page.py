@@ -7,10 +7,12 @@ import hashlib
 import html
 import io
 import json
+import math
 import re
 import shutil
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,11 @@ from hypothesis.extra import numpy as hnp
 
 import zoo as package
 from tests.conftest import Result
-from zoo import AttentionAxis, AttentionMap, AttentionRecord
+from zoo import AttentionAxis, AttentionMap, AttentionRecord, AttentionVectors
 from zoo.artifact import ATTENTIONS, Export, ModelDirectory
 from zoo.errors import ArtifactError, ParityError, PluginError, UsageError
 from zoo.figures.page.build import build_page, png, quantise, rollout
+from zoo.figures.page.vectors import pack_numbers
 from zoo_runtime import Pair, load_session
 
 Zoo = Callable[..., Result]
@@ -73,6 +76,29 @@ def softmaxed(shape: tuple[int, ...], seed: int = 0) -> Array:
     """Return random attention weights, float32."""
     scores = np.exp(np.random.default_rng(seed).normal(size=shape))
     return np.asarray(scores / scores.sum(-1, keepdims=True), np.float32)
+
+
+def vectors_of(size: int, seed: int) -> AttentionVectors:
+    """Return random vectors of four heads, two of which share keys, with biases, a cap and hidden keys."""
+    rng = np.random.default_rng(seed)
+    queries, keys, bias = (
+        rng.normal(size=shape).astype(np.float32) for shape in ((4, size, 8), (2, size, 8), (4, size, size))
+    )
+    seen = np.tril(np.ones((1, size, size), bool))
+    return AttentionVectors(
+        queries=queries, keys=keys, key_heads=(0, 0, 1, 1), scale=0.8, softcap=3.0, bias=bias, seen=seen
+    )
+
+
+def vectors_record(labels: tuple[str, ...], **options: Any) -> AttentionRecord:
+    """Return the weights of random vectors in layers 0 and 1, and random weights in layer 2."""
+    axis, maps = AttentionAxis(labels=labels, **options), []
+    for layer in range(3):
+        vectors = vectors_of(len(labels), layer) if layer < 2 else None
+        weights = softmaxed((4, len(labels), len(labels))) if vectors is None else vectors.weights().astype(np.float32)
+        name = f"attentions.{layer}"
+        maps.append(AttentionMap(name=name, weights=weights, heads=range(4), queries=axis, keys=axis, vectors=vectors))
+    return AttentionRecord(maps=maps)
 
 
 def record_of(labels: tuple[str, ...], layers: int = 2, heads: int = 3, **options: Any) -> AttentionRecord:
@@ -185,6 +211,79 @@ def test_page_makes_no_request_and_allows_its_own_script_only(page_of: Callable[
     assert policy[1].endswith(f"script-src 'sha256-{digest}'")
     assert scripts.addresses == []
     assert set(re.findall(r"https?://[\w./]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+
+
+def test_vectors_give_the_weights() -> None:
+    """Written out for single numbers."""
+    vectors = vectors_of(5, 0)
+    assert vectors.bias is not None
+    assert vectors.softcap is not None
+    found = vectors.weights()
+    for head in range(4):
+        for query in range(5):
+            scores = []
+            for key in range(query + 1):
+                product = sum(
+                    vectors.queries[head, query, d] * float(vectors.keys[head // 2, key, d]) for d in range(8)
+                )
+                capped = vectors.softcap * math.tanh(product * vectors.scale / vectors.softcap)
+                scores.append(math.exp(capped + vectors.bias[head, query, key]))
+            wanted = [*(score / sum(scores) for score in scores), *[0] * (4 - query)]
+            np.testing.assert_allclose(found[head, query], wanted, rtol=1e-6)
+    hidden = replace(vectors, seen=np.zeros((1, 5, 5), bool))
+    assert not hidden.weights().any()
+
+
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(min_dims=3, max_dims=3, max_side=5), elements=st.floats(-9, 9, width=32)),
+    st.sampled_from(["float32", "int16", "int8"]),
+)
+def test_a_stored_number_is_within_half_a_level_of_its_row(values: Array, kind: Any) -> None:
+    data, read = pack_numbers(values, kind)
+    levels = {"float32": math.inf, "int16": 32767, "int8": 127}[kind]
+    assert (np.abs(read - values) <= np.abs(values).max(-1, keepdims=True) / levels * 0.5001 + 1e-38).all()
+    rows, width = values.size // values.shape[-1], {"float32": 4, "int16": 2, "int8": 1}[kind]
+    assert len(data) == values.size * width + (0 if kind == "float32" else 4 * rows)
+
+
+def test_vectors_are_stored_once_and_coarser_if_the_page_would_be_too_large(page_of: Callable[..., Any]) -> None:
+    record = vectors_record(tuple(map(str, range(24))))
+    first, second, third = record.maps
+    shared = replace(second, vectors=first.vectors, weights=first.weights)
+    text, facts = page_of(AttentionRecord(maps=[first, shared, third]))
+    stored = [item["vectors"] for item in facts["maps"]]
+    assert stored[2] is None
+    assert [stored[0][part]["block"] for part in ("queries", "keys", "bias", "seen")] == [
+        stored[1][part]["block"] for part in ("queries", "keys", "bias", "seen")
+    ]
+    kinds = lambda facts: [facts["maps"][0]["vectors"][part]["kind"] for part in ("queries", "bias")]  # noqa: E731
+    assert kinds(facts) == ["int16", "float32"]
+    assert 0 < facts["vectors"]["error"] < 1e-4
+    sizes, errors = [len(page_of(record)[0].encode())], []
+    for wanted, levels in ((["int16", "int16"], 255), (["int8", "int16"], 255), (["int8", "int16"], 63)):
+        text, facts = page_of(record, sizes[-1] - 1)
+        assert (kinds(facts), facts["levels"]) == (wanted, levels)
+        sizes.append(len(text.encode()))
+        errors.append(facts["vectors"]["error"])
+    assert errors == sorted(errors)
+    with pytest.raises(UsageError, match="leave out queries and keys"):
+        page_of(record, 1000)
+
+
+def test_vectors_must_give_the_weights() -> None:
+    record = vectors_record(tuple("abcde"))
+    item = record.maps[0]
+    assert item.vectors is not None
+    for wrong, message in (
+        ({"keys": item.vectors.keys * 2}, "weights differ by"),
+        ({"keys": item.vectors.keys[:, :4]}, "keys have shape"),
+        ({"key_heads": (0, 0, 1, 2)}, "key_heads are"),
+        ({"queries": item.vectors.queries[:2]}, "queries have shape"),
+        ({"bias": np.full((4, 5, 5), np.nan)}, "not finite"),
+        ({"seen": np.ones((2, 5, 5), bool)}, "seen has shape"),
+    ):
+        with pytest.raises(ArtifactError, match=message):
+            AttentionRecord(maps=[replace(item, vectors=replace(item.vectors, **wrong))])
 
 
 def test_weights_are_coarser_if_the_page_would_be_too_large(page_of: Callable[..., Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections.abc import Callable
 
@@ -22,6 +24,7 @@ from zoo.nn import (
     call_graph,
     cropped_attentions,
     recorded_attentions,
+    recorded_scores,
     scaled_dot_product_attention,
     unrecorded_attentions,
 )
@@ -170,3 +173,62 @@ def test_graph_must_declare_all_recorded_weights(declared: int) -> None:
         Twice(), Graph(inputs=(x,), outputs=graph.outputs, attentions=attentions(2, HEADS)).with_attentions(), feeds
     )
     assert list(found) == ["y", "attentions.0", "attentions.1"]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_scores_give_the_weights(masked: bool, biased: bool, softcap: float | None) -> None:
+    """Written out for single numbers; a bias of -inf hides a key, as a mask does."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 4, 3, 5).double(), torch.randn(2, 2, 6, 5).double()
+    mask = torch.rand(2, 1, 3, 6) < 0.7 if masked else None
+    bias = torch.randn(1, 4, 3, 6).double() if biased else None
+    if mask is not None:
+        mask[0, 0, 1] = False
+    if bias is not None:
+        bias[0, 1, 2, 3] = -math.inf
+    with recorded_scores() as recorded:
+        scaled_dot_product_attention(query, key, key, mask=mask, bias=bias, scale=0.3, softcap=softcap)
+    (found,) = recorded
+    assert found.query is not None and found.key is not None
+    assert (found.bias is None, found.seen is None) == (not biased, not (masked or biased))
+    assert all(part is None or part.isfinite().all() for part in (found.query, found.key, found.bias))
+    for row, head, t in itertools.product(range(2), range(4), range(3)):
+        shares = []
+        for s in range(6):
+            score = found.scale * sum((found.query[row, head, t] * found.key[row, head // 2, s]).tolist())
+            score = score if softcap is None else softcap * math.tanh(score / softcap)
+            if found.bias is not None:
+                score += found.bias[row, head, t, s].item()
+            at = 0 if found.seen is None or found.seen.shape[1] == 1 else head
+            shares.append(math.exp(score) if found.seen is None or found.seen[row, at, t, s] else 0.0)
+        wanted = torch.tensor(shares, dtype=torch.float64) / (sum(shares) or 1)
+        assert_close(found.weights[row, head, t], wanted)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_attention_of_another_kind_has_weights_alone(name: str) -> None:
+    layer, x = LAYERS[name](), torch.randn(1, 2 * CHUNK, HIDDEN)
+    options = {} if name in ("longformer", "performer") else {"tokens": torch.ones(1, 2 * CHUNK, dtype=torch.bool)}
+    with recorded_scores() as found, recorded_attentions() as inner:
+        layer(x, **options)
+    assert (len(inner), len(found)) == (1, 0)  # a recording inside another has its own list
+    with recorded_scores() as found:
+        layer(x, **options)
+    assert [(item.query, item.weights.shape) for item in found] == [(None, inner[0].shape)]
+
+
+def test_cropped_scores() -> None:
+    attention = MultiHeadAttention(HIDDEN, HEADS)
+    x, mask = torch.randn(2, 6, HIDDEN), torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    with recorded_scores() as whole:
+        attention(x, mask=mask)
+    with recorded_scores() as found, cropped_attentions(4):
+        attention(x, mask=mask)
+    (item,) = found
+    for part, shape in (("weights", (2, HEADS, 4, 4)), ("seen", (2, 1, 4, 4)), ("query", (2, HEADS, 4, 4))):
+        short = getattr(item, part)
+        assert short.shape == shape
+        assert_close(short, getattr(whole[0], part)[tuple(map(slice, shape))])
+    assert item.bias is None

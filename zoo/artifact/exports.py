@@ -14,6 +14,7 @@ from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
 from zoo.artifact.layout import (
     ADAPTERS,
+    ATTENTION_INPUTS,
     ATTENTIONS,
     EVIDENCE_NAME,
     HALVES,
@@ -30,7 +31,7 @@ from zoo.artifact.layout import (
 )
 from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.artifact.weights import load_json
-from zoo.contract import Graph
+from zoo.contract import AttentionInputs, Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, Wording, ZooError
 from zoo.registry import ModelSpec
 
@@ -146,7 +147,12 @@ class Export(Record):
         """The declared graphs, with the outputs of this variant, and with windows if it was exported with them."""
         options = self.evidence.get("options") if self.exists else None
         windows = isinstance(options, dict) and options.get("windows") is True
-        return declared_graphs(self.stored.spec, self.variant, windows=windows)
+        computed = self.evidence.get(ATTENTION_INPUTS) if self.exists else None
+        try:
+            return declared_graphs(self.stored.spec, self.variant, windows=windows, attention_inputs=computed)
+        except (AttributeError, TypeError) as error:
+            what = f"{ATTENTION_INPUTS} is malformed ({error})"
+            raise ArtifactError(what, self.stored.path / self.evidence_file, "export again with --force") from error
 
     @property
     def graph_files(self) -> dict[str, str]:
@@ -217,8 +223,17 @@ def find_records(stored: ModelDirectory) -> list[Record]:
     ]
 
 
-def declared_graphs(spec: ModelSpec, variant: str = "", *, windows: bool = False) -> tuple[Graph, ...]:
+def declared_graphs(
+    spec: ModelSpec,
+    variant: str = "",
+    *,
+    windows: bool = False,
+    attention_inputs: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+) -> tuple[Graph, ...]:
     """Return the graphs of a model with the outputs of a variant. With ``windows``, the declared ones limit its past.
+
+    ``attention_inputs`` holds the fields of :class:`zoo.contract.AttentionInputs` for attention weights, by graph and
+    name. What these weights are computed from is then an output, too.
 
     Raises :class:`UsageError` for the attention weights of a model that declares none.
     """
@@ -229,7 +244,17 @@ def declared_graphs(spec: ModelSpec, variant: str = "", *, windows: bool = False
     if not any(graph.attentions for graph in spec.graphs):
         what = f"{spec.plugin}: {spec.architecture.name} declares no attention weights"
         raise UsageError(what, spec.name, "declare them as attentions of its zoo.Graph")
-    return tuple(graph.with_attentions() for graph in spec.graphs)
+    given = attention_inputs or {}
+    return tuple(
+        graph.with_attentions(
+            [
+                AttentionInputs(weights=tensor, **given[graph.name][tensor.name])
+                for tensor in graph.attentions
+                if tensor.name in given.get(graph.name, {})
+            ]
+        )
+        for graph in spec.graphs
+    )
 
 
 def copy_model(source: Path, target: Path, *, force: bool) -> None:

@@ -13,6 +13,7 @@ __all__ = [
     "ADAPTERS",
     "ADAPTER_CONFIG",
     "ATTENTIONS",
+    "ATTENTION_INPUTS",
     "CARD",
     "CHAT_TEMPLATE",
     "COMPANIONS",
@@ -79,6 +80,8 @@ LOOP = "generate"
 """The variant with a single graph for the whole generation loop, and the name of that graph."""
 ATTENTIONS = "attentions"
 """The variant whose graphs also return their attention weights."""
+ATTENTION_INPUTS = "attention_inputs"
+"""The entry of its evidence that says what the weights are computed from, if the graphs return that too."""
 ADAPTERS = "adapters"
 """The variant whose graphs contain low-rank adapters and choose one for each row."""
 PROFILES = ("cpu", "cuda")

@@ -155,10 +155,10 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
 )
 @click.option("--variant", metavar="NAME", help="Variant of the export to plot.  [default: the plain one]")
 @click.option(
-    "--layer", type=click.IntRange(min=0), metavar="N", multiple=True, help="Layer to plot, from 0. May be repeated."
+    "--layer", type=click.IntRange(min=0), metavar="N", multiple=True, help="Layer to show, from 0. May be repeated."
 )
 @click.option(
-    "--head", type=click.IntRange(min=0), metavar="N", multiple=True, help="Head to plot, from 0. May be repeated."
+    "--head", type=click.IntRange(min=0), metavar="N", multiple=True, help="Head to show, from 0. May be repeated."
 )
 @click.option("--token", type=int, metavar="N", help="Token of TEXT to plot, from 0, or from the end if negative.")
 @click.option(
@@ -168,6 +168,7 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
 @click.option(
     "--generate", type=click.IntRange(min=1), metavar="N", help="Generate N tokens first, and show each step."
 )
+@click.option("--queries-keys", is_flag=True, help="Also put the queries and keys on the page, if they were exported.")
 @click.option("--unverified", is_flag=True, help="Show the attention of an export that is not verified.")
 @click.option("--force", is_flag=True, help="Replace an existing figure or page.")
 @json_option
@@ -184,6 +185,7 @@ def command(
     attention: bool,
     output: Path | None,
     generate: int | None,
+    queries_keys: bool,
     unverified: bool,
     force: bool,
     as_json: bool,
@@ -196,15 +198,20 @@ def command(
     if attention and figure is not None:
         raise UsageError("both --attention and --figure", None, "choose one of them")
     if figure is None:
-        plotting = {"--of": kind, "--variant": variant, "--layer": layer, "--head": head, "--token": token}
-        for option, given in plotting.items():
-            if given not in (None, ()):
+        for option, given in {"--of": kind, "--variant": variant, "--token": token}.items():
+            if given is not None:
                 raise UsageError(f"{option} applies to --figure only", None, "name a file with --figure")
     if not attention:
+        for option, chosen in {"--layer": layer, "--head": head}.items():
+            if chosen and figure is None:
+                raise UsageError(
+                    f"{option} applies to --figure and --attention only", None, "name a file with --figure"
+                )
         for name, value in (
             (f"the argument {texts[0]!r}" if texts else "", texts if figure is None else ()),
             ("--output", output),
             ("--generate", generate),
+            ("--queries-keys", queries_keys),
             ("--unverified", unverified and figure is None),
         ):
             if value:
@@ -215,7 +222,10 @@ def command(
             raise UsageError("attention is shown for a model directory as it is", model, f"zoo build {model}")
         if output is None:
             raise UsageError("no file for the page", "--attention", "name one with -o FILE.html")
-        _write_page(stored, texts, output, force, as_json, generate=generate or 0, unverified=unverified)
+        _write_page(
+            stored, texts, output, force, as_json, generate=generate or 0, unverified=unverified, layers=layer,
+            heads=head, queries_keys=queries_keys,
+        )  # fmt: skip
         return
     if figure is not None:
         figures.write(

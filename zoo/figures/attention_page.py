@@ -67,6 +67,7 @@ def attention_page(
     layers: Sequence[int] = (),
     heads: Sequence[int] = (),
     unverified: bool = False,
+    queries_keys: bool = False,
     max_bytes: int = MAX_BYTES,
 ) -> AttentionPage:
     """Return a page with the attention weights of one input, read from the verified ONNX graph.
@@ -79,8 +80,10 @@ def attention_page(
         layers: indices of layers; all by default.
         heads: indices of heads; all by default.
         unverified: allow an export that is not verified. The page says so.
-        max_bytes: size that the page should not exceed. Weights have 8 bits, or fewer if necessary; the page states
-            the largest error.
+        queries_keys: also show the queries and keys that the weights are computed from, dimension by dimension. The
+            model must be exported with them: ``zoo export --attentions --queries-keys``.
+        max_bytes: size that the page should not exceed. Weights have 8 bits, queries and keys 16, or fewer if
+            necessary; the page states the largest errors.
 
     Raises:
         UsageError: no task shows the attention of such models, or an option does not fit the model.
@@ -88,7 +91,15 @@ def attention_page(
         ParityError: the export is not verified.
     """
     stored = ModelDirectory.open(Path(directory))
-    record = read_attention(stored, inputs, generate=generate, layers=layers, heads=heads, unverified=unverified)
+    record = read_attention(
+        stored,
+        inputs,
+        generate=generate,
+        layers=layers,
+        heads=heads,
+        unverified=unverified,
+        queries_keys=queries_keys,
+    )
     text, facts = build_page(stored, Export(stored, ATTENTIONS), record, max_bytes)
     return AttentionPage(text, facts["title"], facts)
 
@@ -101,6 +112,7 @@ def read_attention(
     layers: Sequence[int] = (),
     heads: Sequence[int] = (),
     unverified: bool = False,
+    queries_keys: bool = False,
 ) -> AttentionRecord:
     """Return the attention weights of one input. Arguments and errors are those of :func:`attention_page`."""
     if len(inputs) not in (1, 2):
@@ -114,6 +126,7 @@ def read_attention(
             layers=tuple(layers),
             heads=tuple(heads),
             unverified=unverified,
+            **({"queries_keys": True} if queries_keys else {}),
         )
     if not isinstance(record, AttentionRecord):
         raise PluginError(f"{plugin}: expected a zoo.AttentionRecord, got {type(record).__name__}")

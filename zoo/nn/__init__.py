@@ -40,11 +40,13 @@ from zoo.nn.positions import (
 )
 from zoo.nn.product_key_memory import ProductKeyMemory
 from zoo.nn.recording import (
+    AttentionScores,
     cropped_attentions,
     is_recording,
     mix_values,
     record_attention,
     recorded_attentions,
+    recorded_scores,
     unrecorded_attentions,
 )
 from zoo.nn.recurrent import RecurrentState, run_packed, run_padded, scan_steps
@@ -59,6 +61,7 @@ __all__ = [
     "AdaptiveSpan",
     "AdditiveAttention",
     "AnnotatedLayerNorm",
+    "AttentionScores",
     "Cache",
     "CausalConvolution",
     "EmbeddingHead",
@@ -117,6 +120,7 @@ __all__ = [
     "record_attention",
     "recorded_attentions",
     "recorded_routes",
+    "recorded_scores",
     "relative_buckets",
     "resize_grid",
     "run_packed",

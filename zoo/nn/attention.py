@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.nn.cache import LayerCache
 from zoo.nn.positions import Rotation, apply_rotary
-from zoo.nn.recording import is_recording, record_attention, recorded_attentions
+from zoo.nn.recording import AttentionScores, is_recording, record_attention, recorded_attentions
 
 __all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention", "soft_cap"]
 
@@ -57,7 +57,10 @@ def scaled_dot_product_attention(
     grouped = query.shape[1] != key.shape[1]
     if is_recording() or softcap is not None:
         weights = attention_weights(query, key, mask=mask, bias=bias, scale=scale, softcap=softcap)
-        record_attention(lambda: weights)
+        record_attention(
+            lambda: weights,
+            lambda: _scores(weights, query, key, mask=mask, bias=bias, scale=scale, softcap=softcap),
+        )
         dropped = F.dropout(weights, dropout) if dropout else weights
         return dropped @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     if bias is not None:
@@ -88,6 +91,33 @@ def attention_weights(
         scores = scores.masked_fill(~mask, -math.inf)
     weights = torch.softmax(scores, dim=-1)
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+def _scores(
+    weights: Tensor,
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+) -> AttentionScores:
+    """Return weights with what :func:`attention_weights` computed them from."""
+    if bias is not None:
+        seen = bias > -math.inf
+        mask = seen if mask is None else mask & seen
+        bias = torch.where(mask, bias, 0.0)
+    rows = weights.shape[0], -1, *weights.shape[2:]
+    return AttentionScores(
+        weights=weights,
+        query=query,
+        key=key,
+        bias=None if bias is None else bias.expand(rows),
+        seen=None if mask is None else mask.to(weights.dtype).expand(rows),
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        softcap=softcap,
+    )
 
 
 class MultiHeadAttention(nn.Module):

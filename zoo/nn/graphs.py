@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.contract import Graph, KeyValues, States, TensorSpec
+from zoo.contract import AttentionInputs, Graph, KeyValues, States, TensorSpec
 from zoo.nn.cache import Cache, LayerStates
-from zoo.nn.recording import recorded_attentions
+from zoo.nn.recording import AttentionScores, recorded_attentions, recorded_scores
 
 __all__ = ["GraphModule", "call_graph"]
 
@@ -50,20 +50,38 @@ def _call(
     pasts = {item.name: arguments[item.name] for item in graph.pasts}
     recorded = graph.recorded()
     with ExitStack() as stack:
-        weights = stack.enter_context(recorded_attentions()) if recorded else []
+        scores = stack.enter_context(recorded_scores()) if graph.attention_inputs else []
+        weights = stack.enter_context(recorded_attentions()) if recorded and not graph.attention_inputs else []
         function = model if hooks and graph.method == "forward" else getattr(model, graph.method)
         result = function(**arguments)
     if isinstance(result, Tensor):
         result = {graph.outputs[0].name: result}
+    weights = weights or [item.weights for item in scores]
     if len(weights) != len(recorded):
         raise ValueError(f"graph {graph.name!r} declares {len(recorded)} attention outputs but computes {len(weights)}")
     result = {**result, **{tensor.name: weight for tensor, weight in zip(recorded, weights, strict=True)}}
+    computed = dict(zip([tensor.name for tensor in recorded], scores, strict=False))
+    for inputs in graph.attention_inputs:
+        result |= _attention_inputs(graph, inputs, computed[inputs.weights.name])
     outputs: dict[str, Tensor] = {}
     for item in graph.outputs:
         outputs |= _scatter(item, names.tensors.get(item.name, [item.name]), result[item.name])
     for past in graph.pasts:
         outputs |= _scatter(past, names.presents[past.name], pasts[past.name])
     return outputs
+
+
+def _attention_inputs(graph: Graph, declared: AttentionInputs, scores: AttentionScores) -> dict[str, Tensor]:
+    """Return the tensors that attention weights are computed from, by name."""
+    result = {}
+    for part in ("query", "key", "bias", "seen"):
+        tensor, value = getattr(declared, part), getattr(scores, part)
+        if (tensor is None) != (value is None):
+            what = "computes" if tensor is None else "does not compute"
+            raise ValueError(f"graph {graph.name!r} {what} the {part} of {declared.weights.name}")
+        if tensor is not None:
+            result[tensor.name] = value.clone()  # keys of a memory may be an input of the graph
+    return result
 
 
 def _past_length(graph: Graph, feeds: Mapping[str, Tensor]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from zoo.contract import TensorSpec, dim_names, is_quotient
@@ -15,10 +17,11 @@ def attention_weights(subject: Subject) -> None:
     """The declared attention weights are valid, and recording them does not change outputs.
 
     Weights have the declared shape and are not negative, those of a query sum to 1, or to 0 if it sees no key, and
-    padding has weight 0. People inspect attention weights to understand a model's outputs.
+    padding has weight 0. Recorded queries, keys and biases give the weights. People inspect attention weights to
+    understand a model's outputs.
 
-    Compute attention with ``zoo.nn``, which records it, or pass your own weights to ``zoo.nn.record_attention``;
-    declare ``zoo.attentions`` in the order of computation.
+    Compute attention with ``zoo.nn``, which records it, or pass your own weights to ``zoo.nn.record_attention``, with
+    ``zoo.nn.AttentionScores`` if they are scaled dot products; declare ``zoo.attentions`` in the order of computation.
     """
     import numpy as np
 
@@ -46,6 +49,27 @@ def attention_weights(subject: Subject) -> None:
             for tensor in graph.recorded():
                 tokens = np.ones((1, 1)) if mask is None else inputs[mask.name]
                 _check_rows(tensor, length, tokens, results[graph.name][tensor.name], situation)
+        _check_scores(partial(run, execute, subject.graphs, inputs), situation)
+
+
+def _check_scores(compute: Callable[[], object], situation: str) -> None:
+    """Check that the scores that are recorded during a computation give the weights."""
+    from zoo.nn import attention_weights, recorded_scores
+    from zoo.testing.compute import TOLERANCE
+
+    with recorded_scores() as recorded:
+        compute()
+    for number, item in enumerate(recorded):
+        if item.query is None or item.key is None:
+            continue
+        seen = None if item.seen is None else item.seen.bool()
+        weights = attention_weights(
+            item.query, item.key, mask=seen, bias=item.bias, scale=item.scale, softcap=item.softcap
+        )
+        off = float((weights - item.weights).abs().max())
+        if not off <= TOLERANCE:
+            happened = f"{situation}, those of attention {number} are off by {off:.3g}"
+            fail("recorded queries, keys and biases give the weights", happened)
 
 
 def _check_rows(tensor: TensorSpec, length: str, tokens: Any, weights: Any, situation: str) -> None:

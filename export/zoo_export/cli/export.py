@@ -57,6 +57,9 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
 )
 @option("--attentions", is_flag=True, section=_GRAPHS, help="Write graphs that also return attention weights.")
 @option(
+    "--queries-keys", is_flag=True, section=_GRAPHS, help="With --attentions, also return the queries, keys and biases."
+)
+@option(
     "--adapter",
     "adapters",
     metavar="[NAME=]DIR",
@@ -100,6 +103,7 @@ def command(
     fix: tuple[str, ...],
     profile: str | None,
     attentions: bool,
+    queries_keys: bool,
     adapters: tuple[str, ...],
     lora_files: bool,
     generate: bool,
@@ -131,7 +135,7 @@ def command(
     chosen = {}
     if format_name == "onnx":
         given = {"opset": opset, "profile": profile, "attentions": attentions or None, "fix": fix or None}
-        given |= {"provider": provider, "grid": grid}
+        given |= {"queries_keys": queries_keys or None, "provider": provider, "grid": grid}
         chosen = {key: value for key, value in given.items() if value is not None}
     else:
         refuse_onnx_options(
@@ -194,7 +198,8 @@ def _export_adapters(
     as_json: bool,
 ) -> None:
     """Export a model directory with low-rank adapters."""
-    others = {"texts", "opset", "fix", "profile", "attentions", "generate", "graph_only", "settings", "output"}
+    graphs = {"opset", "fix", "profile", "attentions", "queries_keys", "generate", "graph_only"}
+    others = {"texts", "settings", "output"} | graphs
     refuse_options("cannot be combined with --adapter", others)
     if format_name != "onnx":
         raise UsageError("--adapter is only for ONNX", f"--format {format_name}", "leave it out")

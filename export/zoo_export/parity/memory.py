@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from zoo.artifact import HALVES, ModelDirectory
 from zoo.config import Config
-from zoo.contract import Graph, row_sizes
+from zoo.contract import Graph, TensorSpec, row_sizes
 from zoo.errors import IncomparableError
 from zoo.probe.inputs import Point, longest_length
 from zoo.system import free_memory
@@ -48,9 +48,14 @@ def output_count(graphs: Sequence[Graph], point: Point, *, attentions: bool = Fa
         tensor.shape(dict.fromkeys(graph.dim_names(), total) | row_sizes(graphs, point.batch) | {"past_sequence": 0})
         for graph in graphs
         for tensor in graph.output_tensors()
-        if (tensor in graph.recorded()) == attentions
+        if (tensor in _attentions(graph)) == attentions
     )
     return sum(math.prod(shape) for shape in shapes)
+
+
+def _attentions(graph: Graph) -> set[TensorSpec]:
+    """Return the attention weights that are outputs, and what they are computed from."""
+    return {*graph.recorded(), *(tensor for inputs in graph.attention_inputs for tensor in inputs.tensors())}
 
 
 def check_memory(stored: ModelDirectory, graphs: Sequence[Graph] | None = None) -> None:

@@ -47,7 +47,7 @@ from zoo_export.trace.outline import Outline
 from zoo_export.trace.recurrent import RecurrentLayers
 from zoo_export.trace.translation import TRANSLATIONS, prepare, reused_registry
 
-__all__ = ["trace_graph"]
+__all__ = ["example_sizes", "trace_graph"]
 
 IR_VERSION = 10
 
@@ -101,7 +101,7 @@ class _UntraceableError(PluginError):
 def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: bool) -> tuple[ir.Model, str | None]:
     """Trace a graph; return it, and the reason if repeated modules did not become functions."""
     inputs, outputs = graph.input_tensors(), graph.output_tensors()
-    sizes = _example_sizes(graph, sizes_of(spec.graphs), getattr(spec.config, "max_seq_len", None))
+    sizes = example_sizes(graph, sizes_of(spec.graphs), getattr(spec.config, "max_seq_len", None))
     real = dtypes.torch_dtype(dtype)
     model_on_meta = create.build_on_meta(spec, dtype)
     stored_names = {name: first for first, (_, names) in tensor_groups(model_on_meta).items() for name in names}
@@ -177,7 +177,7 @@ def _shapes(program: torch.export.ExportedProgram, tensors: Sequence[TensorSpec]
     return [(tensor, nodes[name].meta["val"].shape) for tensor, name in zip(tensors, names, strict=False)]
 
 
-def _example_sizes(graph: Graph, declared: Mapping[str, Size], longest: int | None) -> dict[str, int]:
+def example_sizes(graph: Graph, declared: Mapping[str, Size], longest: int | None) -> dict[str, int]:
     """Return sizes of the named dimensions, multiples of odd primes, so that the tracer takes no two for the same.
 
     Lengths fill several chunks of a model that cuts texts into chunks, because the tracer takes a number of 1 for a

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, Self
 
-from zoo.artifact import ATTENTIONS, PREFILL, PROFILES, SERVING, ModelDirectory, declared_graphs
+from zoo.artifact import ATTENTION_INPUTS, ATTENTIONS, PREFILL, PROFILES, SERVING, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
 from zoo.contract import Graph, Size, rows_of, sizes_of
@@ -23,8 +23,19 @@ from zoo_export.trace import cache
 from zoo_export.trace import key as traces
 from zoo_export.trace.sizes import serving_sizes
 
-__all__ = ["OPSETS", "PORTABLE", "TRACED", "Options", "link_graphs", "make_graphs", "planned_layout", "tracing_apart",
-           "unlinked_graphs"]  # fmt: skip
+__all__ = [
+    "OPSETS",
+    "PORTABLE",
+    "TRACED",
+    "Options",
+    "attention_facts",
+    "graphs_of",
+    "link_graphs",
+    "make_graphs",
+    "planned_layout",
+    "tracing_apart",
+    "unlinked_graphs",
+]
 
 OPSETS = tuple(range(18, 25))
 """Supported opset versions. torch does not export newer ones."""
@@ -44,6 +55,8 @@ class Options(Settings):
     """Whether repeated modules become ONNX functions, in portable graphs from opset 23 on."""
     attentions: bool = False
     """Whether the graphs also return attention weights."""
+    queries_keys: bool = False
+    """Whether they also return what attention weights are computed from: queries, keys, biases and hidden keys."""
     windows: bool = True
     """Whether a layer with a window keeps the keys and values of its last positions alone, in portable graphs. Without,
     and in graphs of other profiles and those with attention weights, it keeps those of all positions."""
@@ -57,6 +70,8 @@ class Options(Settings):
     def __post_init__(self) -> None:
         if self.attentions and self.profile != PORTABLE:
             raise UsageError("only portable graphs return attention weights", argument("profile", self.profile))
+        if self.queries_keys and not self.attentions:
+            raise UsageError("queries and keys are returned with attention weights", argument("queries_keys"))
         if self.profile not in _NAMES:
             raise UsageError(f"no profile {self.profile!r}", argument("profile"), nearest(self.profile, _NAMES))
         for name, size in self.fixed.items():
@@ -114,9 +129,27 @@ class Options(Settings):
             "functions": self.functions,
             "attentions": self.attentions,
             "profile": self.profile,
+            **({"queries_keys": True} if self.queries_keys else {}),
             **({"fix": list(self.fix)} if self.fix else {}),
             **({"windows": True} if self.limits_past else {}),
         }
+
+
+def attention_facts(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, Any]:
+    """Return the entry of the evidence about what attention weights are computed from, if the graphs return that."""
+    if not options.queries_keys:
+        return {}
+    from zoo_export.trace.attentions import find_attention_inputs
+
+    return {ATTENTION_INPUTS: find_attention_inputs(spec, dtype, cached=cached)}
+
+
+def graphs_of(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> tuple[Graph, ...]:
+    """Return the graphs of a model with the outputs that the options ask for."""
+    facts = attention_facts(spec, dtype, options, cached=cached)
+    return declared_graphs(
+        spec, options.variant, windows=options.limits_past, attention_inputs=facts.get(ATTENTION_INPUTS)
+    )
 
 
 def make_graphs(stored: ModelDirectory, options: Options = Options(), *, cached: bool = True) -> dict[str, bytes]:
@@ -182,7 +215,7 @@ def _joined(graph: bytes, layout: Mapping[str, StoredTensor]) -> bytes:
 
 def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bool = True) -> dict[str, bytes]:
     """Create all declared graphs by name, from the cache or by tracing, without links to weights."""
-    graphs = declared_graphs(spec, options.variant, windows=options.limits_past)
+    graphs = graphs_of(spec, dtype, options, cached=cached)
     if options.profile == SERVING:
         return _serving_graphs(spec, graphs, dtype, options, cached)
     _check_fixed(spec, options.fixed)
@@ -244,7 +277,7 @@ def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cache
         elif options.operators < TRACED:
             from zoo_export.graph.opset import lower
 
-            plain = Options(functions=False, attentions=options.attentions, windows=options.windows)
+            plain = replace(options, opset=None, functions=False)
             data = lower(_unlinked(spec, graph, dtype, plain, cached), options.operators)
         else:
             from zoo_export.trace.graph import trace_graph

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zoo import AttentionVectors
 from zoo.artifact import ATTENTIONS
 from zoo.config import Settings
 from zoo.contract import TensorSpec, dim_size
@@ -20,7 +21,7 @@ from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, is_pair, label
 from zoo_runtime.tasks.images import ImageRunner, Pixels
 
-__all__ = ["Attentions", "ImageAttentions"]
+__all__ = ["AttentionOptions", "Attentions", "ChosenAttentions", "ImageAttentions", "checked", "strongest"]
 
 Array = np.ndarray[Any, Any]
 Weights = dict[str, Array]
@@ -31,12 +32,14 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions(Settings):
-    """Selects layers and heads."""
+    """Selects layers and heads, and what is returned of them."""
 
     layers: tuple[int, ...] = ()
     """Indices of layers, from 0; all by default."""
     heads: tuple[int, ...] = ()
     """Indices of heads, from 0; all by default."""
+    queries_keys: bool = False
+    """Whether to return queries, keys, biases and hidden keys, too, which the export must contain."""
 
     def choose(self, tensors: Sequence[TensorSpec], where: object) -> dict[str, Sequence[int]]:
         """Map each selected output to its selected heads. Unknown layers or heads raise :class:`UsageError`."""
@@ -56,7 +59,7 @@ class AttentionOptions(Settings):
         }
 
 
-class _Chosen:
+class ChosenAttentions:
     """The selected attention weights of a session's graphs, and their names."""
 
     def __init__(self, session: Context, options: AttentionOptions) -> None:
@@ -64,6 +67,12 @@ class _Chosen:
         several = len(session.graphs) > 1
         self.prefixes = {graph.name: f"{graph.name}." if several else "" for graph in session.graphs}
         self.heads = options.choose(list(self.specs.values()), session.path)
+        self.inputs = {
+            (graph.name, item.weights.name): item for graph in session.graphs for item in graph.attention_inputs
+        }
+        if options.queries_keys and not self.inputs:
+            command = f"zoo export {session.path} --onnx --attentions --queries-keys --force"
+            raise UsageError("this export returns no queries and keys", session.path, command)
         self.dims = {
             f"{self.prefixes[graph]}{name}.{head}": spec.dims
             for (graph, name), spec in self.specs.items()
@@ -80,14 +89,47 @@ class _Chosen:
                     picked[f"{self.prefixes[graph]}{name}.{head}"] = outputs[graph][name][row, head, :queries, :keys]
         return picked
 
+    def pick_vectors(
+        self, outputs: Mapping[str, Mapping[str, Array]], row: int, sizes: Mapping[str, int]
+    ) -> dict[str, AttentionVectors]:
+        """Return what the weights of one row are computed from, without padding, by layer (and graph, if several)."""
+        picked = {}
+        for (graph, name), item in self.inputs.items():
+            if name in self.heads and graph in outputs:
+                heads = list(self.heads[name])
+                lengths = [dim_size(dim, sizes) for dim in item.weights.dims[2:]]
+                group = int(item.weights.dims[1]) // item.num_kv_heads
+                own = sorted({head // group for head in heads})
+                given = outputs[graph]
+                bias, seen = (
+                    None if tensor is None else _of_heads(given[tensor.name][row], heads, *lengths)
+                    for tensor in (item.bias, item.seen)
+                )
+                picked[f"{self.prefixes[graph]}{name}"] = AttentionVectors(
+                    queries=given[item.query.name][row][heads, : lengths[0]],
+                    keys=given[item.key.name][row][own, : lengths[1]],
+                    key_heads=[own.index(head // group) for head in heads],
+                    scale=item.scale,
+                    softcap=item.softcap,
+                    bias=bias,
+                    seen=None if seen is None else seen != 0,
+                )
+        return picked
 
-def _checked(items: Sequence[Any], results: Sequence[dict[str, Any]]) -> list[Any]:
+
+def _of_heads(array: Array, heads: Sequence[int], queries: int, keys: int) -> Array:
+    """Return the part of some heads and positions of an array, (1 or all heads, T, S); of one head if all are equal."""
+    chosen = (array if len(array) == 1 else array[heads])[:, :queries, :keys]
+    return chosen[:1] if (chosen == chosen[:1]).all() else chosen
+
+
+def checked(items: Sequence[Any], results: Sequence[dict[str, Any]]) -> list[Any]:
     """Replace each result with NaN or infinite weights by an error."""
     sums = np.array([sum(weights.sum() for weights in result["attentions"].values()) for result in results])
     return finite(items, sums, results)
 
 
-def _strongest(answer: Answer, texts: Callable[[str, int], Sequence[Any]] | None = None) -> Iterator[str]:
+def strongest(answer: Answer, texts: Callable[[str, int], Sequence[Any]] | None = None) -> Iterator[str]:
     """Yield a line per head with the strongest key of each of the first queries.
 
     Args:
@@ -125,7 +167,7 @@ class Attentions(TextRunner):
 
     def __init__(self, session: Context, chosen: AttentionOptions) -> None:
         super().__init__(session, chosen)
-        self.weights = _Chosen(session, chosen)
+        self.weights = ChosenAttentions(session, chosen)
 
     def read(self, value: Any, number: int) -> Tokens:
         if len(self.session.graphs) == 1:
@@ -158,8 +200,11 @@ class Attentions(TextRunner):
                 sizes["sequence"] = len(item.target)
                 outputs |= self._decode(item, feeds | outputs[self.graph.name])
                 found |= {"target_tokens": len(item.target), "target_texts": self._texts(item.target)}
-            results.append({**found, "attentions": self.weights.pick(outputs, 0, sizes)})
-        return _checked(items, results)
+            found["attentions"] = self.weights.pick(outputs, 0, sizes)
+            if self.chosen.queries_keys:
+                found["vectors"] = self.weights.pick_vectors(outputs, 0, sizes)
+            results.append(found)
+        return checked(items, results)
 
     def _decode(self, item: Translated, known: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
         """Run the decoder on a target; return its outputs by graph name."""
@@ -175,7 +220,7 @@ class Attentions(TextRunner):
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
-            yield from _strongest(answer, partial(self._along, answer.result))
+            yield from strongest(answer, partial(self._along, answer.result))
 
     def _along(self, result: Mapping[str, Any], name: str, axis: int) -> Sequence[Any]:
         """Label the positions along an axis: tokens by their texts, preceding non-token positions by numbers."""
@@ -205,13 +250,18 @@ class ImageAttentions(ImageRunner):
 
     def __init__(self, session: Context, chosen: AttentionOptions) -> None:
         super().__init__(session, chosen)
-        self.weights = _Chosen(session, chosen)
+        self.weights = ChosenAttentions(session, chosen)
 
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         outputs = {self.graph.name: self.compute(items)}
-        results = [{"attentions": self.weights.pick(outputs, row, {})} for row in range(len(items))]
-        return _checked(items, results)
+        results: list[dict[str, Any]] = [
+            {"attentions": self.weights.pick(outputs, row, {})} for row in range(len(items))
+        ]
+        if self.chosen.queries_keys:
+            for row, result in enumerate(results):
+                result["vectors"] = self.weights.pick_vectors(outputs, row, {})
+        return checked(items, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
-            yield from _strongest(answer)
+            yield from strongest(answer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -17,11 +17,12 @@ from zoo_runtime.runner import Pair, Runner, Tokens
 from zoo_runtime.session import Session, load_session
 from zoo_runtime.tasks.attention import Attentions, ImageAttentions
 
-__all__ = ["record_image", "record_text"]
+__all__ = ["CANDIDATES", "attention_maps", "only_answer", "record_image", "record_text", "step_of"]
 
 Array = np.ndarray[Any, Any]
+FindAxis = Callable[[str, int, int], AttentionAxis]
 
-_CANDIDATES = 5
+CANDIDATES = 5
 """Number of likeliest tokens per generated token."""
 _MOST_SPECIAL = 16
 """Most positions before the patches of an image: class, distillation and register tokens."""
@@ -45,6 +46,7 @@ def record_text(
     layers: Sequence[int],
     heads: Sequence[int],
     unverified: bool,
+    queries_keys: bool = False,
 ) -> AttentionRecord:
     """Return the attention weights of a text, a pair of texts, or a source and its target.
 
@@ -52,13 +54,13 @@ def record_text(
     weights of a token are those of the step that chose the next one.
     """
     with load_session(directory, task="attentions", unverified=unverified) as session:
-        runner = session.runner(layers=tuple(layers), heads=tuple(heads))
+        runner = session.runner(layers=tuple(layers), heads=tuple(heads), queries_keys=queries_keys)
         assert isinstance(runner, Attentions)
         several = len(session.graphs) > 1
         value = Pair(*inputs) if len(inputs) == 2 else inputs[0]
         generated = _generate(session, runner, value, generate) if generate else None
         item = runner.read(value if generated is None else generated.value, 1)
-        result = _only(runner, item)
+        result = only_answer(runner, item)
         source = _parts(item, generated if not several else None)
         targets = result.get("target_texts", ())
         tokens = {
@@ -79,7 +81,7 @@ def record_text(
                 axes[kind, size] = _extended(tokens[kind] if kind else AttentionAxis(labels=()), size)
             return axes[kind, size]
 
-        return _record(session, result["attentions"], axis)
+        return _record(session, result, axis)
 
 
 def record_image(
@@ -90,15 +92,16 @@ def record_image(
     layers: Sequence[int],
     heads: Sequence[int],
     unverified: bool,
+    queries_keys: bool = False,
 ) -> AttentionRecord:
     """Return the attention weights of an image: a file, its bytes, a Pillow image or an array."""
     if len(inputs) != 1 or generate:
         raise UsageError("an image has no second input and generates nothing", directory, "give one image")
     with load_session(directory, task="image-attentions", unverified=unverified) as session:
-        runner = session.runner(layers=tuple(layers), heads=tuple(heads))
+        runner = session.runner(layers=tuple(layers), heads=tuple(heads), queries_keys=queries_keys)
         assert isinstance(runner, ImageAttentions)
         pixels = runner.images.read(inputs[0], "input 1")
-        result = _only(runner, runner.read(pixels, 1))
+        result = only_answer(runner, runner.read(pixels, 1))
         axes: dict[int, AttentionAxis] = {}
 
         def axis(name: str, place: int, size: int) -> AttentionAxis:
@@ -106,11 +109,21 @@ def record_image(
                 axes[size] = _image_axis(session, size, pixels)
             return axes[size]
 
-        return _record(session, result["attentions"], axis)
+        return _record(session, result, axis)
 
 
-def _record(session: Session, weights: dict[str, Array], axis: Any) -> AttentionRecord:
-    """Group weights by layer. ``axis`` is called with a name, a place and a size."""
+def _record(session: Session, result: Mapping[str, Any], axis: FindAxis) -> AttentionRecord:
+    """Return the record of a result."""
+    maps = attention_maps(result, axis)
+    declared = {tensor.name: int(tensor.dims[1]) for graph in session.graphs for tensor in graph.recorded()}
+    complete = all(len(item.heads) == declared[".".join(item.name.split(".")[-2:])] for item in maps)
+    layers = session.option("num_layers") if len(session.graphs) == 1 else None
+    return AttentionRecord(maps=maps, rollout=complete and (layers is None or len(maps) >= layers))
+
+
+def attention_maps(result: Mapping[str, Any], axis: FindAxis) -> list[AttentionMap]:
+    """Group the weights of a result by layer. ``axis`` is called with a name, a place and a size."""
+    weights, vectors = result["attentions"], result.get("vectors", {})
     heads: dict[str, list[int]] = {}
     for name in weights:
         layer, _, head = name.rpartition(".")
@@ -120,14 +133,12 @@ def _record(session: Session, weights: dict[str, Array], axis: Any) -> Attention
         stacked = np.stack([weights[f"{layer}.{head}"] for head in numbers])
         first = f"{layer}.{numbers[0]}"
         queries, keys = (axis(first, place, stacked.shape[place]) for place in (-2, -1))
-        maps.append(AttentionMap(name=layer, weights=stacked, heads=numbers, queries=queries, keys=keys))
-    declared = {tensor.name: int(tensor.dims[1]) for graph in session.graphs for tensor in graph.recorded()}
-    complete = all(len(item.heads) == declared[".".join(item.name.split(".")[-2:])] for item in maps)
-    layers = session.option("num_layers") if len(session.graphs) == 1 else None
-    return AttentionRecord(maps=maps, rollout=complete and (layers is None or len(maps) >= layers))
+        own = vectors.get(layer)
+        maps.append(AttentionMap(name=layer, weights=stacked, heads=numbers, queries=queries, keys=keys, vectors=own))
+    return maps
 
 
-def _only(runner: Runner[Any], item: Any) -> dict[str, Any]:
+def only_answer(runner: Runner[Any], item: Any) -> dict[str, Any]:
     """Return the answer to one item, or raise its error."""
     (result,) = runner.answer([item])
     if isinstance(result, ZooError):
@@ -148,13 +159,10 @@ def _generate(session: Session, runner: Attentions, value: Any, count: int) -> _
         max_new_tokens=count,
         temperature=0.0,
         num_beams=1,
-        logprobs=_CANDIDATES,
+        logprobs=CANDIDATES,
     )
     first = 0 if several else len(item.ids) - 1
-    steps = tuple(
-        AttentionStep(query=first + number, token=_text(step), candidates=[_candidate(one) for one in step["top"]])
-        for number, step in enumerate(found["logprobs"])
-    )
+    steps = tuple(step_of(step, first + number) for number, step in enumerate(found["logprobs"]))
     new = list(found["generated_ids"])
     start = session.option("decoder_start_token_id")
     ids: Any = Pair(item.ids, new) if several else [*item.ids, *new]
@@ -163,12 +171,17 @@ def _generate(session: Session, runner: Attentions, value: Any, count: int) -> _
     return _Generated(ids, steps, len(item.ids))
 
 
-def _text(token: dict[str, Any]) -> str:
+def step_of(step: Mapping[str, Any], query: int) -> AttentionStep:
+    """Return the step that the output at ``query`` chose, given its entry in ``logprobs``."""
+    return AttentionStep(query=query, token=_text(step), candidates=[_candidate(one) for one in step["top"]])
+
+
+def _text(token: Mapping[str, Any]) -> str:
     """Return the text of a token, or its number."""
     return str(token["token"] if token["text"] is None else token["text"])
 
 
-def _candidate(token: dict[str, Any]) -> tuple[str, float]:
+def _candidate(token: Mapping[str, Any]) -> tuple[str, float]:
     return _text(token), exp(token["log_probability"])
 
 

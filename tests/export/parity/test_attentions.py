@@ -13,18 +13,22 @@ import onnx
 import pytest
 import torch
 
+from tests.conformance.plugin import install_edited
 from zoo.artifact import ATTENTIONS, Export, ModelDirectory
+from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
 from zoo.nn import call_graph
+from zoo.probe.inputs import Point, make_feeds
+from zoo.probe.pipeline import run_pipeline
 from zoo_export.export import export_model
 from zoo_export.graph.file import parse, serialize
 from zoo_export.parity.compare import compare, judge
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
-from zoo_export.trace.make import Options, make_graphs
+from zoo_export.trace.make import Options, graphs_of, make_graphs
 from zoo_export.verify import diff_model, verify_model
-from zoo_runtime import Pair, load_session
+from zoo_runtime import Pair, Session, load_session
 
 SHOWN = Options(attentions=True)
 Array = np.ndarray[Any, Any]
@@ -273,6 +277,112 @@ def test_altered_graph_is_not_run(showing: Callable[..., Path], tmp_path: Path) 
     with pytest.raises(ArtifactError, match="altered"):
         verify_model(folder, variant=ATTENTIONS)
     assert json.loads((folder / "parity.attentions.json").read_text())["verified"]
+
+
+DOTS = {
+    "bert-tiny": (),
+    "gpt-tiny": ("num_kv_heads=2",),
+    "llama-tiny": (),
+    "gemma-tiny": (),
+    "t5-tiny": (),
+    "transformer-tiny": (),
+    "all-attention-tiny": (),
+    "perceiver-tiny": (),
+    "vit-tiny": (),
+    "whisper-test": (),
+    "qwen3-next-tiny": (),
+    "adaptive-span-tiny": (),
+    "seq2seq-tiny": ("attention=dot",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", DOTS)
+def test_queries_keys_and_biases_give_the_weights(preset: str, showing: Callable[..., Path]) -> None:
+    """On ONNX Runtime, in numpy, for two rows of other lengths than those compared, with padding and a past."""
+    folder = showing(preset, *DOTS[preset], queries_keys=True)
+    export = Export(ModelDirectory.open(folder), ATTENTIONS)
+    assert export.is_verified()
+    assert export.evidence["options"]["queries_keys"] is True
+    longest = getattr(export.stored.spec.config, "max_seq_len", 8)
+    point = Point(2, min(9, longest - 3), 3 if export.graphs[-1].pasts else 0, "left")
+    with load_session(folder, variant=ATTENTIONS) as session:
+        feeds = make_feeds(session.graphs, point, 1, longest)
+        results = run_pipeline(_Session(session), session.graphs, feeds, point, split=True)
+    count = 0
+    for graph in export.graphs:
+        made = {tensor.name for tensor in graph.output_tensors()}
+        compared = export.evidence["graphs"][graph.name]["outputs"]
+        for item in graph.attention_inputs:
+            assert {tensor.name for tensor in item.tensors()} <= made & compared.keys()
+            given = {name: results[graph.name][f"{item.weights.name}.{name}"].astype(np.float64) for name in PARTS
+                     if getattr(item, name) is not None}  # fmt: skip
+            keys = given["key"].repeat(given["query"].shape[1] // given["key"].shape[1], axis=1)
+            scores = np.einsum("bhtd,bhsd->bhts", given["query"], keys) * item.scale
+            if item.softcap is not None:
+                scores = np.tanh(scores / item.softcap) * item.softcap
+            shares = np.exp(scores + given.get("bias", 0)) * given.get("seen", 1)
+            sums = shares.sum(-1, keepdims=True)
+            weights = results[graph.name][item.weights.name]
+            np.testing.assert_allclose(shares / np.where(sums > 0, sums, 1), weights, atol=2e-5)
+            assert np.ptp(weights) > 2e-3  # not uniform
+            count += 1
+    assert count == sum(len(graph.attentions) for graph in export.graphs)
+
+
+PARTS = ("query", "key", "bias", "seen")
+
+
+class _Session:
+    """Runs the graphs of a session as an executor."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __call__(self, graph: Graph, feeds: Any) -> dict[str, Array]:
+        return self.session.execute(graph, feeds)
+
+
+@pytest.mark.slow
+def test_wrong_queries_are_rejected(exported_build: Callable[..., Path]) -> None:
+    """The weights are right, but the queries of the two layers are exchanged."""
+    stored = ModelDirectory.open(exported_build("bert-tiny", "max_seq_len=8", noise=True, gain=3.0))
+    options = Options(attentions=True, queries_keys=True)
+    files, declared = make_graphs(stored, options), graphs_of(stored.spec, stored.dtype, options)
+    model = parse(files["model"])
+    swapped = {"attentions.0.query": "attentions.1.query", "attentions.1.query": "attentions.0.query"}
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                names[place] = swapped.get(name, name)
+    report = compare(stored, {"model": serialize(model)}, declared=declared)
+    assert not report.passed
+    assert "attentions.0.query of model" in report.verdict()
+
+
+@pytest.mark.slow
+def test_plugins_declare_nothing_for_queries_and_keys(install: Callable[..., Path], zoo: Zoo) -> None:
+    """They are found by a run on the meta device."""
+    preset = install_edited(install, "zoo-scored", []) + "-tiny"
+    assert zoo("build", preset).status == 0
+    result = zoo("export", preset, "--onnx", "--attentions", "--queries-keys")
+    assert (result.status, result.err) == (0, "")
+    export = Export(ModelDirectory.open(Path(preset)), ATTENTIONS)
+    (item,) = export.graphs[0].attention_inputs
+    assert (item.head_size, item.num_kv_heads, item.scale, item.bias, item.seen_heads) == (8, 2, 8**-0.5, None, 1)
+    assert export.is_verified()
+    assert zoo("verify", preset, "--variant", "attentions", "--retrace").status == 0
+    zoo("export", preset, "--onnx", "--attentions", "--graph-only", "--queries-keys", "--force")
+    assert Export(ModelDirectory.open(Path(preset)), ATTENTIONS).graphs[0].attention_inputs == (item,)
+
+
+def test_queries_of_other_attention_are_rejected(zoo: Zoo) -> None:
+    assert zoo("build", "performer-tiny").status == 0
+    result = zoo("export", "performer-tiny", "--onnx", "--attentions", "--queries-keys")
+    result.failed(5, "performer computes no attention weights as scaled dot products")
+    zoo("export", "performer-tiny", "--onnx", "--queries-keys").failed(2, "returned with attention weights")
 
 
 def test_profiles_have_no_attentions() -> None:

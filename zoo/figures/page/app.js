@@ -1,7 +1,7 @@
 // State, controls, keyboard and readout. The state is in the fragment of the address, so links keep it.
 
-const VIEWS = { overview, lines, matrix, text, image };
-const TITLES = { overview: "Overview", lines: "Lines", matrix: "Heat map", text: "Text", image: "Image" };
+const VIEWS = { overview, lines, matrix, text, image, sound, neurons };
+const TITLES = { overview: "Overview", lines: "Lines", matrix: "Heat map", text: "Text", image: "Image", sound: "Sound", neurons: "Neurons" };
 const DEFAULTS = {
   view: "overview", attention: FACTS.groups[0].name, layer: String(FACTS.maps[0].layer), head: String(FACTS.maps[0].heads[0]),
   query: "", key: "", tokens: "all", special: "1", colours: "map", lines: "0.1", theme: "",
@@ -29,6 +29,13 @@ function shown(axisIndex, side) {
     wanted !== null ? parts[place] === wanted : state.special === "1" || parts[place] !== null);
 }
 
+/** Return whether a view is defined for the axes of a map. */
+function hasView(view, map) {
+  if (view === "image") return Boolean(FACTS.axes[map.keys].grid);
+  if (view === "sound") return FACTS.axes[map.keys].seconds !== null;
+  return view !== "neurons" || FACTS.vectors !== null;
+}
+
 /** Replace settings that do not exist by ones that do. */
 function settle() {
   if (groupIndex() < 0) state.attention = DEFAULTS.attention;
@@ -42,7 +49,7 @@ function settle() {
   if (!scopes(map).some(([value]) => value === state.tokens)) state.tokens = "all";
   if (!isVisible(map.queries, 0, state.query)) state.query = "";
   if (!isVisible(map.keys, 1, state.key)) state.key = "";
-  if (!(state.view in VIEWS) || (state.view === "image" && !FACTS.axes[map.keys].grid)) state.view = "overview";
+  if (!(state.view in VIEWS) || !hasView(state.view, map)) state.view = "overview";
   if (!["map", "row", "one"].includes(state.colours)) state.colours = "map";
   if (!(Number(state.lines) >= 0 && Number(state.lines) <= 1)) state.lines = DEFAULTS.lines;
 }
@@ -66,7 +73,7 @@ function fillControls() {
   const group = groupIndex(), map = currentMap(), queries = FACTS.axes[map.queries], keys = FACTS.axes[map.keys];
   for (const button of $("views").children) {
     button.setAttribute("aria-pressed", button.value === state.view);
-    button.hidden = button.value === "image" && !keys.grid;
+    button.hidden = !hasView(button.value, map);
   }
   fill("group", FACTS.groups.map(({ name, title }) => [name, title]), state.attention);
   const layers = mapsOf(group).map((index) => String(FACTS.maps[index].layer)).map((layer) => [layer, layer]);
@@ -83,6 +90,7 @@ function fillControls() {
   $("special-label").hidden = state.tokens !== "all" || ![queries, keys].some((axis) => axis.parts.includes(null));
   $("threshold").value = state.lines;
   $("threshold-label").hidden = state.view !== "lines";
+  if (state.view === "neurons") $("scale").closest("label").hidden = true;
   if (state.view === "overview") for (const id of ["layer", "head", "query"]) $(id).closest("label").hidden = true;
 }
 
@@ -115,15 +123,18 @@ async function look(turn) {
   }
   const unit = (row) => (state.colours === "one" ? 1 : state.colours === "row" ? tops.get(row) : largest) || 1;
   const queries = FACTS.axes[map.queries], keys = FACTS.axes[map.keys];
+  const place = state.layer === "mean" ? -1 : map.heads.indexOf(Number(state.head));
+  const query = position(state.query, queries) ?? rows.at(-1);
+  const isComputed = state.view === "neurons" && map.vectors !== null && place >= 0 && query !== undefined;
   return {
-    ...base, values, queries, keys, rows, columns, at, largest, threshold: Number(state.lines), isUnscoped: state.tokens === "all",
+    ...base, map, neurons: isComputed ? { query, found: await neuronsOf(map, place, query) } : null, values, queries, keys, rows, columns, at, largest, threshold: Number(state.lines), isUnscoped: state.tokens === "all",
     fraction: (row, column) => at(row, column) / unit(row), point: pair,
     chosen: { ...base.chosen, query: position(state.query, queries), key: position(state.key, keys) },
   };
 }
 
 function open(layer, head) {
-  set({ layer, head, view: FACTS.axes[currentMap().keys].grid ? "image" : "lines" });
+  set({ layer, head, view: ["image", "sound"].find((view) => hasView(view, currentMap())) ?? "lines" });
   stage.focus();
 }
 
@@ -158,6 +169,10 @@ async function render() {
 }
 
 function legend() {
+  if (state.view === "neurons") {
+    $("legend").replaceChildren(...(seen.signs ? neuronLegend() : []));
+    return;
+  }
   const map = state.view === "overview" ? "the largest weight of each map" : number(seen.largest);
   const top = { map, row: "the largest weight of each query", one: "1" };
   const bar = heatMap(1, 60, (_, column) => column / 59);
@@ -193,6 +208,12 @@ function readout() {
     $("readout").append(make("table", {}, make("thead", {}, make("tr", {}, ...cells)), make("tbody", {}, ...rows)));
   };
   const name = (axis, place) => isolated(shortened(visible(axis.labels[place]), 24));
+  if (seen.neurons) {
+    if (key === null) return;
+    pair({ query: seen.neurons.query, key });
+    $("readout").append(neuronReadout(seen.neurons.found, key));
+    return;
+  }
   if (query !== null) table(`keys of ${name(seen.queries, query)}`, seen.keys, seen.columns, (place) => seen.at(query, place));
   if (key !== null) table(`queries to ${name(seen.keys, key)}`, seen.queries, seen.rows, (place) => seen.at(place, key));
   if (query !== null && key !== null) pair({ query, key });
@@ -258,6 +279,10 @@ function stateEvidence() {
   const rows = [["model", `${FACTS.model} (${FACTS.architecture}, ${dtype})`], ["evidence", file], ...Object.entries(digests).map(([name, digest]) => [name, `sha256 ${digest}`]),
     ["versions", Object.entries(versions).map((item) => item.join(" ")).join(", ")]];
   for (const { title, rollout } of FACTS.groups) if (rollout) rows.push([`rollout of ${title.toLowerCase()}`, `error at most ${bound(rollout.error)}`]);
+  if (FACTS.vectors) {
+    const { kind, error, weight_error: off } = FACTS.vectors;
+    rows.push(["queries and keys", `stored as ${kind}: error at most ${bound(error)}; their softmax is within ${bound(off)} of the weights`]);
+  }
   $("evidence").querySelector("dl").append(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 
@@ -276,5 +301,13 @@ window.attentionPage = {
   async weights(name, head) {
     const map = FACTS.maps.find((item) => item.name === name);
     return Array.from(await matrixOf(map.group, map.layer, String(head)));
+  },
+  /** Return what the weights of a query are computed from; null if the page does not have it. */
+  async neurons(name, head, query) {
+    const map = FACTS.maps.find((item) => item.name === name);
+    if (map.vectors === null) return null;
+    const found = await neuronsOf(map, map.heads.indexOf(Number(head)), query);
+    const plain = (item) => ({ ...item, key: Array.from(item.key), products: Array.from(item.products) });
+    return { query: Array.from(found.query), keys: found.keys.map(plain) };
   },
 };

@@ -1,8 +1,8 @@
 """Assemble the attention page: facts as JSON, weights as compressed bytes, style and scripts, in one file.
 
 A weight is an integer from 0 to ``levels`` times a scale per head and query. Scales and integers of a layer are
-compressed together and written in base64. The page's content security policy allows its own script, by digest, and no
-request.
+compressed together and written in base64. Blocks of queries and keys follow (:mod:`zoo.figures.page.vectors`). The
+page's content security policy allows its own script, by digest, and no request.
 
 H heads, T queries, S keys.
 """
@@ -17,6 +17,8 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import numpy as np
 from zoo.artifact import Export, ModelDirectory
 from zoo.errors import UsageError
 from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord
+from zoo.figures.page.vectors import FORMATS, store_vectors
 
 __all__ = ["build_page", "quantise", "rollout"]
 
@@ -32,7 +35,7 @@ Array = np.ndarray[Any, Any]
 
 LEVELS = (255, 63, 15)
 """Largest stored integer, from the finest on; coarser ones compress better."""
-SCRIPTS = ("data.js", "draw.js", "views.js", "app.js")
+SCRIPTS = ("data.js", "draw.js", "views.js", "sound.js", "neurons.js", "app.js")
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 _TITLES = {
     "attentions": "Self-attention",
@@ -49,25 +52,46 @@ def build_page(
 ) -> tuple[str, dict[str, Any]]:
     """Return the HTML of a page, and the facts that it states.
 
-    Raises :class:`UsageError` if even the coarsest weights do not fit into ``max_bytes``.
+    Raises :class:`UsageError` if even the coarsest numbers do not fit into ``max_bytes``.
     """
     names = list(dict.fromkeys(item.group for item in record.maps))
     rollouts = [_rollouts(name, record) for name in names]
     stacks = [item.weights for item in record.maps] + [item for item in rollouts if item is not None]
-    for levels in LEVELS:
-        blocks, errors = zip(*(_pack(weights, levels) for weights in stacks), strict=True)
+    has_vectors = any(item.vectors is not None for item in record.maps)
+    formats = FORMATS if has_vectors else FORMATS[-1:]
+    for levels, form in (*product(LEVELS[:1], formats), *product(LEVELS[1:], formats[-1:])):
+        packed, errors = zip(*(_pack(weights, levels) for weights in stacks), strict=True)
         facts = _facts(stored, export, record, levels, errors)
-        following = iter(range(len(record.maps), len(blocks)))
+        following = iter(range(len(record.maps), len(packed)))
         facts["groups"] = [
             {"name": name, "title": _TITLES.get(name, name), "rollout": None}
             | ({} if item is None else {"rollout": {"block": (block := next(following)), "error": errors[block]}})
             for name, item in zip(names, rollouts, strict=True)
         ]
+        blocks = list(packed)
+        _add_vectors(facts, store_vectors(record.maps, form, partial(_append, blocks)))
         text = _assemble(facts, blocks)
         if len(text.encode()) <= max_bytes:
             return text, facts
     size = f"{len(text.encode()):,} bytes"
-    raise UsageError(f"the page needs {size}, more than {max_bytes:,}", stored.path, "choose fewer layers or heads")
+    remedy = "choose fewer layers or heads" + (", or leave out queries and keys" if has_vectors else "")
+    raise UsageError(f"the page needs {size}, more than {max_bytes:,}", stored.path, remedy)
+
+
+def _append(blocks: list[str], block: str) -> int:
+    """Add a block; return its number."""
+    blocks.append(block)
+    return len(blocks) - 1
+
+
+def _add_vectors(facts: dict[str, Any], vectors: Sequence[dict[str, Any] | None]) -> None:
+    """Add the facts about queries and keys to those of maps, and their largest errors to those of the page."""
+    for item, own in zip(facts["maps"], vectors, strict=True):
+        item["vectors"] = own
+    facts["vectors"] = None
+    if found := [own for own in vectors if own is not None]:
+        errors = {name: max(own[name] for own in found) for name in ("error", "weight_error")}
+        facts["vectors"] = {"kind": found[0]["queries"]["kind"], **errors}
 
 
 def quantise(weights: Array, levels: int) -> tuple[Array, Array]:
@@ -138,6 +162,8 @@ def _axis(axis: AttentionAxis) -> dict[str, Any]:
         "part_names": list(axis.part_names),
         "grid": axis.grid,
         "image": None if axis.image is None else f"data:image/png;base64,{base64.b64encode(png(axis.image)).decode()}",
+        "seconds": axis.seconds,
+        "peaks": None if axis.peaks is None else np.rint(axis.peaks * 100).astype(int).tolist(),
         "steps": [
             {"query": step.query, "token": step.token, "candidates": [list(item) for item in step.candidates]}
             for step in axis.steps

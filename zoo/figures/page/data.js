@@ -20,11 +20,21 @@ function decodeBlock(block, map) {
   return decodedBlocks.get(block);
 }
 
-async function decompress(block, map) {
-  const rows = FACTS.axes[map.queries].labels.length, columns = FACTS.axes[map.keys].labels.length;
+/** Return the bytes of a block of numbers, decompressed on first use. */
+function cachedBlock(block) {
+  if (!decodedBlocks.has(block)) decodedBlocks.set(block, inflated(block));
+  return decodedBlocks.get(block);
+}
+
+function inflated(block) {
   const packed = bytesOf(document.getElementById(`block-${block}`).textContent);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const buffer = await new Response(stream).arrayBuffer();
+  return new Response(stream).arrayBuffer();
+}
+
+async function decompress(block, map) {
+  const rows = FACTS.axes[map.queries].labels.length, columns = FACTS.axes[map.keys].labels.length;
+  const buffer = await inflated(block);
   const count = buffer.byteLength / (columns + 4);  // a scale of 4 bytes, and an integer per column
   return { scales: new Float32Array(buffer, 0, count), integers: new Uint8Array(buffer, 4 * count), rows, columns };
 }
